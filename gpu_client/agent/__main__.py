@@ -9,7 +9,7 @@ def run() -> int:
     """Run the program. Returns the exit code."""
     try:
         # Here, for it takes long enough to be interrupted.
-        from gpu_client.agent.program import main
+        from gpu_client.agent.app.program import main
 
         return main()
     except KeyboardInterrupt:

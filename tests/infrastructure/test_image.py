@@ -23,7 +23,7 @@ from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from gpu_client.agent.settings import AgentSettings, variable_of
+from gpu_client.agent.app.settings import AgentSettings, variable_of
 from gpu_client.requirements import requirements_of
 from tests.waiting import until
 
@@ -143,7 +143,7 @@ def test_every_copied_file_exists_and_reaches_the_builder() -> None:
 )  # fmt: skip
 def test_nothing_else_reaches_the_builder(path: str) -> None:
     assert is_ignored(path)
-    assert not is_ignored("gpu_client/agent/loop.py") and not is_ignored("baton/contract/work.py")
+    assert not is_ignored("gpu_client/agent/app/worker_loop.py") and not is_ignored("baton/contract/work.py")
 
 
 def test_no_secret_and_no_unknown_setting_is_built_in() -> None:

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from baton.contract.jobs import Policy
-from gpu_client.agent.settings import AgentSettings, variable_of
-from gpu_client.agent.signals import LEAVE_MIN_S
+from gpu_client.agent.app.settings import AgentSettings, variable_of
+from gpu_client.agent.app.shutdown import LEAVE_MIN_S
 from tests.infrastructure.test_image import entrypoint, health_check, of
 
 PAGES = Path(__file__).parents[2] / "docs" / "providers"

@@ -40,6 +40,21 @@ MAY_IMPORT: dict[str, set[str]] = {
         "functions.storage",
         "functions.webhooks",
     },
+    # The emulator's environment holds ministack and nothing of the product.
+    "functions.local.emulated": set(),
+    "functions.local.gateway": {
+        "baton.contract",
+        "functions.api",
+        "functions.domain",
+        "functions.local.lambda_context",
+        "functions.local.lifecycle",
+    },
+    "functions.local.triggers": {
+        "functions.domain",
+        "functions.local.lambda_context",
+        "functions.local.lifecycle",
+        "functions.storage",
+    },
     "functions.local": {"baton.contract", "functions"},
     # Connections, answers of the object store, local files: knows neither limits nor the control plane.
     "gpu_client.transport.net": {"baton.contract", "gpu_client.transport.errors", "gpu_client.transport.retry"},
@@ -65,24 +80,122 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gpu_client.checkpoints": {"baton.contract", "gpu_client.transport"},
     # The example to copy imports what a user's script imports.
     "gpu_client.training.digits": {"baton"},
-    # What runs inside the training process: it knows neither the agent nor the network.
-    "gpu_client.training": {
+    # Code inside the training process knows neither the agent nor the network.
+    "gpu_client.training.errors": set(),
+    "gpu_client.training.protocol": set(),
+    "gpu_client.training.channel": {"gpu_client.training.protocol"},
+    # Agreement between ranks serves any training; therefore the package does not know the session.
+    "gpu_client.training.distributed": {"gpu_client.training.errors"},
+    "gpu_client.training.checkpoint": {
+        "baton.contract",
+        "gpu_client.training.channel",
+        "gpu_client.training.distributed",
+        "gpu_client.training.errors",
+        "gpu_client.training.protocol",
+    },
+    "gpu_client.training.session": {
         "baton.contract",
         "gpu_client.controller",
-        # What a mask has to be, as it was said before it was pushed, and nothing else of it.
-        "gpu_client.datasets.images",
+        "gpu_client.training.channel",
+        "gpu_client.training.checkpoint",
+        "gpu_client.training.distributed",
+        "gpu_client.training.errors",
+        "gpu_client.training.protocol",
     },
+    "gpu_client.training.integrations": {
+        "gpu_client.controller.knobs",
+        "gpu_client.training.checkpoint",
+        "gpu_client.training.errors",
+        "gpu_client.training.session",
+    },
+    "gpu_client.training.dreambooth.data": {
+        # The check of a mask, which the dataset validation shares.
+        "gpu_client.datasets.images",
+        "gpu_client.training.dreambooth.config",
+        "gpu_client.training.dreambooth.errors",
+        "gpu_client.training.errors",
+    },
+    "gpu_client.training.dreambooth.model": {
+        "gpu_client.training.checkpoint",
+        "gpu_client.training.dreambooth.config",
+        "gpu_client.training.dreambooth.data",
+        "gpu_client.training.dreambooth.errors",
+    },
+    "gpu_client.training.dreambooth.sampling": {
+        "baton.contract",
+        "gpu_client.training.dreambooth.config",
+        "gpu_client.training.dreambooth.data",
+        "gpu_client.training.dreambooth.model",
+        "gpu_client.training.errors",
+        "gpu_client.training.session",
+    },
+    # The parameters, their errors, and the comparison with the settings of a checkpoint.
+    "gpu_client.training.dreambooth": {
+        "gpu_client.training.checkpoint",
+        "gpu_client.training.dreambooth.data",
+        "gpu_client.training.errors",
+    },
+    "gpu_client.training.dreambooth_lora": {"gpu_client.controller.knobs", "gpu_client.training"},
+    "gpu_client.training": set(),
     "gpu_client.controller": {"baton.contract"},
-    "gpu_client.agent": {
+    "gpu_client.agent.app.settings": {"baton.contract"},
+    "gpu_client.agent.app.shutdown": set(),
+    "gpu_client.agent.app": {
+        "baton.contract",
+        "gpu_client.transport",
+        "gpu_client.agent.attempt",
+        "gpu_client.agent.health",
+        "gpu_client.agent.retry",
+        "gpu_client.agent.workspace",
+    },
+    "gpu_client.agent.attempt": {
         "baton.contract",
         "gpu_client.transport",
         "gpu_client.checkpoints",
-        # The format of the messages between the two processes, and nothing else of it.
+        "gpu_client.agent.app.settings",
+        "gpu_client.agent.app.shutdown",
+        "gpu_client.agent.control",
+        "gpu_client.agent.io",
+        "gpu_client.agent.polled_event",
+        "gpu_client.agent.process",
+        "gpu_client.agent.retry",
+        "gpu_client.agent.workspace",
+    },
+    "gpu_client.agent.process": {
+        "baton.contract",
+        "gpu_client.transport",
+        "gpu_client.checkpoints",
+        # The exit codes that a trainer explains itself by.
         "gpu_client.training.protocol",
-        # How busy the GPUs are, and nothing else of it.
+        "gpu_client.agent.io",
+        "gpu_client.agent.workspace",
+    },
+    "gpu_client.agent.control": {
+        "baton.contract",
+        "gpu_client.checkpoints",
+        # The format of the messages between the two processes.
+        "gpu_client.training.protocol",
+        # The utilization of the GPUs.
         "gpu_client.controller.hardware_sampler",
     },
+    "gpu_client.agent.io": {
+        "baton.contract",
+        "gpu_client.transport",
+        "gpu_client.checkpoints",
+        "gpu_client.agent.polled_event",
+        "gpu_client.agent.retry",
+        "gpu_client.agent.workspace",
+    },
+    # The layout of the shared memory.
+    "gpu_client.agent.workspace": {"baton.contract", "gpu_client.checkpoints", "gpu_client.training.protocol"},
+    # The entry point, the health check, and what all rooms of the agent import.
+    "gpu_client.agent": {"baton.contract", "gpu_client.transport", "gpu_client.agent.app"},
     # The stack is made from the same tables and routes that the functions use.
+    "cdk.stage": {"functions"},
+    "cdk.bundling": {"cdk.stage"},
+    "cdk.resources": {"baton.contract", "functions", "cdk.bundling", "cdk.stage"},
+    # Runs without aws_cdk, whose import starts Node.
+    "cdk.tool": {"baton.contract", "functions", "cdk.NODE", "cdk.stage"},
     "cdk": {"baton.contract", "functions"},
     # Looks at files, wherever they are: on the machine that pushes them, and on the one that trains.
     "gpu_client.datasets": set(),
@@ -94,7 +207,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gpu_client.backtest": {"baton.contract"},
     # Translates rule files of other systems; the command line alone imports it, so Lambda does not load it.
     "gpu_client.importers": {"baton.contract"},
-    # As a job it tells a session how far it is.
+    # A generator that runs as a job reports its progress to a session.
     "gpu_client.ring.generate": {"gpu_client.ring", "gpu_client.training"},
     # Generators and trainings on any machine use a ring, with and without the rest of the product.
     "gpu_client.ring.errors": set(),
@@ -266,20 +379,39 @@ def test_imports_point_one_way(package: str) -> None:
         ("functions.api.working", "functions.storage.dynamo_jobs", False),
         ("functions.api.working", "functions.handlers.worker", False),
         ("functions.storage.dynamo_jobs", "functions.api.context", False),
-        ("functions.handlers.worker", "functions.local.front", False),
-        ("functions.local.front", "functions.handlers.worker", True),
-        ("functions.local.front", "gpu_client.transport.api.http", False),
-        ("gpu_client.agent.loop", "functions.domain.leases", False),
-        ("gpu_client.agent.loop", "gpu_client.training.protocol", True),
-        ("gpu_client.agent.loop", "gpu_client.training.protocol.Message", True),
-        ("gpu_client.agent.loop", "gpu_client.training.session", False),
-        ("gpu_client.transport.api.http", "gpu_client.agent.loop", False),
+        ("functions.handlers.worker", "functions.local.gateway.http_gateway", False),
+        ("functions.local.stack", "functions.handlers.worker", True),
+        ("functions.local.gateway.http_gateway", "gpu_client.transport.api.http", False),
+        ("functions.local.gateway.http_gateway", "functions.local.triggers.schedule", False),
+        ("functions.local.triggers.stream_feed", "functions.local.gateway.http_gateway", False),
+        ("functions.local.emulated.tables", "functions.storage.tables", False),
+        ("functions.local.stack", "functions.local.triggers.schedule", True),
+        ("cdk.stack", "cdk.resources.alarms", True),
+        ("cdk.resources.functions", "cdk.bundling.code", True),
+        ("cdk.resources.functions", "cdk.tool.command_line", False),
+        ("cdk.tool.command_line", "cdk.resources.access", False),
+        ("gpu_client.agent.app.worker_loop", "functions.domain.leases", False),
+        ("gpu_client.agent.control.channel_server", "gpu_client.training.protocol", True),
+        ("gpu_client.agent.control.channel_server", "gpu_client.training.protocol.Message", True),
+        ("gpu_client.agent.control.channel_server", "gpu_client.training.session.session", False),
+        ("gpu_client.agent.attempt.steps", "gpu_client.agent.io.committer", True),
+        ("gpu_client.agent.io.committer", "gpu_client.agent.attempt.lease", False),
+        ("gpu_client.agent.attempt.job_run", "gpu_client.agent.app.settings", True),
+        ("gpu_client.agent.attempt.job_run", "gpu_client.agent.app.worker_loop", False),
+        ("gpu_client.agent.workspace.slots", "gpu_client.agent.io.inputs", False),
+        ("gpu_client.transport.api.http", "gpu_client.agent.app.worker_loop", False),
         ("gpu_client.transport.api.objects", "gpu_client.transport.transfer.manager", True),
         ("gpu_client.transport.transfer.manager", "gpu_client.transport.api.http", False),
         ("gpu_client.transport.net.connections", "gpu_client.transport.limits.channel", False),
-        ("gpu_client.checkpoints.watch", "gpu_client.agent.loop", False),
+        ("gpu_client.checkpoints.watch", "gpu_client.agent.app.worker_loop", False),
         ("gpu_client.checkpoints.watch", "gpu_client.transport.api.http", True),
-        ("gpu_client.training.session", "gpu_client.transport.api.http", False),
+        ("gpu_client.training.session.session", "gpu_client.transport.api.http", False),
+        ("gpu_client.training.session.session", "gpu_client.training.distributed.process_group", True),
+        ("gpu_client.training.distributed.process_group", "gpu_client.training.session.session", False),
+        ("gpu_client.training.distributed.rank_consensus", "gpu_client.controller.steering", False),
+        ("gpu_client.training.checkpoint.checkpoint_writer", "gpu_client.training.session.session", False),
+        ("gpu_client.training.session.session", "gpu_client.training.integrations.hf_callback", False),
+        ("gpu_client.training.dreambooth.data.pictures", "gpu_client.training.dreambooth.model.lora", False),
         ("gpu_client.ring.generate", "gpu_client.training.Session", True),
         ("gpu_client.ring.generating.generation_loop", "gpu_client.training.Session", False),
         ("gpu_client.ring.format.objects", "gpu_client.ring.store.protocol", False),
@@ -292,7 +424,7 @@ def test_imports_point_one_way(package: str) -> None:
         ("baton.contract.jobs", "functions.domain.jobs", False),
         ("baton.contract.jobs", "baton.contract.base", True),
         ("baton.contract.rules.document.loader", "gpu_client.importers.ibm.trainer_controller", False),
-        ("gpu_client.agent.loop", "gpu_client.importers.ibm.trainer_controller", False),
+        ("gpu_client.agent.app.worker_loop", "gpu_client.importers.ibm.trainer_controller", False),
         ("gpu_client.cli.rules_recipes.rules", "gpu_client.importers.ibm.trainer_controller", True),
         ("gpu_client.cli.core.session", "gpu_client.cli.jobs.show", False),
         ("gpu_client.cli.jobs.watch", "gpu_client.cli.insight.report", False),
@@ -300,9 +432,9 @@ def test_imports_point_one_way(package: str) -> None:
         ("gpu_client.cli.ring.commands", "gpu_client.cli.main", False),
         ("gpu_client.cli.main", "gpu_client.cli.ring.commands", True),
         ("gpu_client", "gpu_client.agent", False),
-        ("baton", "gpu_client.training.session", True),
-        ("baton.contract.jobs", "gpu_client.training.session", False),
-        ("gpu_client.training.session", "baton.Session", False),
+        ("baton", "gpu_client.training.session.session", True),
+        ("baton.contract.jobs", "gpu_client.training.session.session", False),
+        ("gpu_client.training.session.session", "baton.Session", False),
         ("functions.api.working", "tests.factories", False),
         ("functions.storage.dynamo_jobs", "tests.twins.cloud", False),
     ],
@@ -342,7 +474,7 @@ def printed_by(program: str, **environment: str) -> list[str]:
 def test_recipes_cost_those_nothing_who_read_none() -> None:
     """Neither a cold start nor a GPU machine that runs a plan loads the template engine or YAML."""
     program = (
-        "import baton.contract.work, functions.api.routes, gpu_client.agent.steps, sys; "
+        "import baton.contract.work, functions.api.routes, gpu_client.agent.attempt.steps, sys; "
         "print({'jinja2', 'yaml', 'baton.contract.recipes.model'} & set(sys.modules)); "
         "import baton.contract.recipes.rendering, baton.contract.recipes.lint; "
         "print({'jinja2', 'yaml'} & set(sys.modules))"

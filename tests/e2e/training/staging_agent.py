@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from gpu_client.agent.arena import find_staged, give_back, make_arena, remove_arena
-from gpu_client.agent.channel_server import ChannelServer
-from gpu_client.agent.committer import Committer, Staged
+from gpu_client.agent.workspace.arena import find_staged, give_back, make_arena, remove_arena
+from gpu_client.agent.control.channel_server import ChannelServer
+from gpu_client.agent.io.committer import Committer, Staged
 from gpu_client.transport.net.cancellation import CancelEvent
 
 

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from gpu_client.agent.supervisor import start_trainer
+from gpu_client.agent.process.supervisor import start_trainer
 
 
 def main(directory: Path) -> None:

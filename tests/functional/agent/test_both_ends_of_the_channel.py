@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from gpu_client.agent.channel_messages import CheckpointNotice, Progress
-from gpu_client.agent.channel_server import ChannelServer
+from gpu_client.agent.control.channel_messages import CheckpointNotice, Progress
+from gpu_client.agent.control.channel_server import ChannelServer
 from gpu_client.training.channel import Channel
 from gpu_client.training.protocol import Directive
 from tests.waiting import until

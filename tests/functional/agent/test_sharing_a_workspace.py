@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.agent.workspace import Workspace
+from gpu_client.agent.workspace.slots import Workspace
 from tests.stack import ROOT, clean_environment, leashed
 from tests.waiting import until
 
@@ -20,7 +20,7 @@ JOB = "146683a1-cb76-4702-9fef-fcccd32594f1"
 HOLD = f"""
 import sys, time
 from pathlib import Path
-from gpu_client.agent.workspace import Workspace
+from gpu_client.agent.workspace.slots import Workspace
 
 arenas = Path(sys.argv[2]) if len(sys.argv) > 2 else None
 space = Workspace.open(Path(sys.argv[1]), "agent-1", arenas)
@@ -143,7 +143,7 @@ os.execv(sys.executable, [sys.executable, "-c", *sys.argv[1:]])
 PROTECTED = """
 import os, sys
 from pathlib import Path
-from gpu_client.agent.workspace import Workspace
+from gpu_client.agent.workspace.slots import Workspace
 
 root = Path(sys.argv[1])
 with Workspace.open(root, "a") as space:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from baton.contract.jobs import FailureClass
-from gpu_client.agent.failures import classify
-from gpu_client.agent.log_shipper import LogSpool
-from gpu_client.agent.supervisor import TrainerProcess, start_trainer
-from gpu_client.agent.trainer_output import TrainerOutput
+from gpu_client.agent.io.log_shipper import LogSpool
+from gpu_client.agent.process.failures import classify
+from gpu_client.agent.process.output import TrainerOutput
+from gpu_client.agent.process.supervisor import TrainerProcess, start_trainer
 from tests.waiting import alive, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")]

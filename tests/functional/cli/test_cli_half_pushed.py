@@ -1,4 +1,4 @@
-"""A push that was killed: no worker trains on what it had stored, and a repeat makes it whole."""
+"""Workers refuse the folder of a killed push, and a repeated push completes the folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from baton.contract.datasets import DATASET_MANIFEST, DatasetManifest, is_manifest
-from gpu_client.agent.inputs import InputsDiffer, fetch_inputs
+from gpu_client.agent.io.inputs import InputsDiffer, fetch_inputs
 from tests.emulator import unique
 from tests.functional.cli.people import Baton, Labour, submit
 from tests.stack import Stack
@@ -126,7 +126,7 @@ def test_what_was_removed_here_stays_and_is_told_until_delete_says_otherwise(
         (place / gone).unlink()
     extra = [f"{prefix}/{gone}" for gone in ("a/00", "a/01", "a/02", "b/2")]
     said = baton("data", "push", place, prefix).ok()
-    assert f"4 stored files below {prefix}/, not in {place} but still of the data set" in said.err
+    assert f"4 stored files below {prefix}/, not in {place} but still in the data set" in said.err
     assert "a/00, a/01, a/02, ...; --delete" in said.err
     told = baton("data", "push", place, prefix, "--json").ok().json
     assert (told["not_in_dir"], told["deleted"]) == (extra, [])

@@ -1,4 +1,4 @@
-"""More files than one page of a list holds: pushed, listed, pushed again, and fetched by a worker."""
+"""More files than one list page: push, list, push again, fetch by a worker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.contract.datasets import DATASET_MANIFEST
-from gpu_client.agent.inputs import InputsDiffer, fetch_inputs
+from gpu_client.agent.io.inputs import InputsDiffer, fetch_inputs
 from tests.emulator import unique
 from tests.functional.cli.people import Baton, Labour, submit
 from tests.stack import Stack

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from baton import Session
-from gpu_client.agent.arena import find_staged, give_back
-from gpu_client.agent.channel_server import ChannelServer
+from gpu_client.agent.workspace.arena import find_staged, give_back
+from gpu_client.agent.control.channel_server import ChannelServer
 from tests.performance.checkpoints.states import Transformer
 
 MEMORY_CHECKPOINTS = 8

@@ -14,15 +14,16 @@ import pytest
 
 from baton.contract.output import LogChunk
 from baton.contract.work import DeclaredArtifact, HeartbeatRequest, InputPage, WorkItem
-from gpu_client.agent import checks, harvest, job_run, trainer_run
-from gpu_client.agent.failures import ExitStatus
-from gpu_client.agent.job_run import JobRun
-from gpu_client.agent.last_word import Outcome
-from gpu_client.agent.leased_calls import LeasedCalls
-from gpu_client.agent.settings import AgentSettings
-from gpu_client.agent.signals import StopRequest
-from gpu_client.agent.trainer_output import TrainerOutput
-from gpu_client.agent.workspace import Workspace
+from gpu_client.agent.app.settings import AgentSettings
+from gpu_client.agent.app.shutdown import StopRequest
+from gpu_client.agent.attempt import job_run, required_outputs, trainer_run
+from gpu_client.agent.attempt.attempt_reporter import Outcome
+from gpu_client.agent.attempt.job_run import JobRun
+from gpu_client.agent.attempt.leased_calls import LeasedCalls
+from gpu_client.agent.io import checkpoint_collector
+from gpu_client.agent.process.failures import ExitStatus
+from gpu_client.agent.process.output import TrainerOutput
+from gpu_client.agent.workspace.slots import Workspace
 from gpu_client.training.channel import Channel
 from gpu_client.training.protocol import Directive
 from gpu_client.transport.net.cancellation import CancelEvent, stop_if_set
@@ -201,9 +202,9 @@ class Stage:
         monkeypatch.setattr(job_run, "start_trainer", start)
         monkeypatch.setattr(job_run, "restore", restore)
         monkeypatch.setattr(job_run, "upload_artifacts", upload)
-        monkeypatch.setattr(harvest, "commit_checkpoint", commit)
+        monkeypatch.setattr(checkpoint_collector, "commit_checkpoint", commit)
         monkeypatch.setattr(trainer_run, "POLL_S", 0.002)
-        monkeypatch.setattr(checks, "COMPLETE_RETRY_S", 0.0)
+        monkeypatch.setattr(required_outputs, "COMPLETE_RETRY_S", 0.0)
         monkeypatch.setattr(job_run, "LeasedCalls", partial(LeasedCalls, retry_s=0.0))
         write_state = self.workspace.write_state
 

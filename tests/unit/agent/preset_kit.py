@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from gpu_client.agent.channel_messages import Point, Progress
-from gpu_client.agent.presets import PresetWatch
+from gpu_client.agent.control.channel_messages import Point, Progress
+from gpu_client.agent.control.preset_monitor import PresetWatch
 from tests.unit.agent.agent_kit import Clock
 
 HOUR_S = 3600.0

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gpu_client.agent.pace import (
+from gpu_client.agent.attempt.checkpoint_scheduler import (
     FIRST_INTERVAL_S,
     MAX_INTERVAL_S,
     MIN_INTERVAL_S,

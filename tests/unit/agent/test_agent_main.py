@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.agent import program
-from gpu_client.agent.signals import StopRequest
+from gpu_client.agent.app import program
+from gpu_client.agent.app.shutdown import StopRequest
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.agent.arena import find_staged, give_back, make_arena, remove_arena, remove_dead_arenas
-from gpu_client.agent.workspace import Workspace
+from gpu_client.agent.workspace.arena import find_staged, give_back, make_arena, remove_arena, remove_dead_arenas
+from gpu_client.agent.workspace.slots import Workspace
 
 JOB = "146683a1-cb76-4702-9fef-fcccd32594f1"
 

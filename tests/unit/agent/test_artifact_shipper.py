@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from baton.contract.errors import ErrorCode
-from gpu_client.agent import artifact_shipper
-from gpu_client.agent.artifact_shipper import ArtifactShipper
+from gpu_client.agent.io import artifact_shipper
+from gpu_client.agent.io.artifact_shipper import ArtifactShipper
 from gpu_client.transport.errors import FileChanged, TransferCanceled, Unreachable
 from gpu_client.transport.net.cancellation import CancelEvent
 from tests.unit.agent.agent_kit import refusal

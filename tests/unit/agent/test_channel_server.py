@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_client.agent import channel_messages, channel_server
-from gpu_client.agent.channel_messages import CheckpointNotice, Hello, Progress
-from gpu_client.agent.channel_server import ChannelServer
+from gpu_client.agent.control import channel_messages, channel_server
+from gpu_client.agent.control.channel_messages import CheckpointNotice, Hello, Progress
+from gpu_client.agent.control.channel_server import ChannelServer
 from tests.waiting import soon
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from baton.contract.steering import MAX_RULES_BYTES
-from gpu_client.agent.channel_server import MAX_WAITING_STEERING, ChannelServer
+from gpu_client.agent.control.channel_server import MAX_WAITING_STEERING, ChannelServer
 from gpu_client.training.channel import Channel
 from tests.unit.agent.agent_kit import Clock
 from tests.waiting import soon

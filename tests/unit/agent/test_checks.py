@@ -11,7 +11,7 @@ import pytest
 from baton.contract.jobs import FailureClass
 from baton.contract.names import SHARED_DIR
 from baton.contract.recipes.plan import OutputCheck
-from gpu_client.agent.checks import changed_inputs, failed_outputs, look_at_inputs
+from gpu_client.agent.attempt.required_outputs import changed_inputs, failed_outputs, look_at_inputs
 
 HEADER = json.dumps({"__metadata__": {"a": "b"}, "w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
 SAFETENSORS = len(HEADER).to_bytes(8, "little") + HEADER + bytes(8)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.agent.committer import MAX_TRIES, Committer, Staged
+from gpu_client.agent.io.committer import MAX_TRIES, Committer, Staged
 from gpu_client.checkpoints.errors import BadDirectory, CommitFailed
 from gpu_client.transport.errors import (
     BatonError,

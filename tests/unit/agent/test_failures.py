@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from baton.contract.jobs import FailureClass
-from gpu_client.agent.failures import MAX_REASON_CHARS, ExitStatus, classify
+from gpu_client.agent.process.failures import MAX_REASON_CHARS, ExitStatus, classify
 from gpu_client.training.protocol import BAD_INPUT_EXIT_CODE, UNAVAILABLE_EXIT_CODE
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.contract.goodput import Goodput
-from gpu_client.agent.goodput import Activity, GoodputMeter
+from gpu_client.agent.attempt.goodput import Activity, GoodputMeter
 from tests.unit.agent.agent_kit import Clock
 
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from gpu_client.agent import harvest as module
-from gpu_client.agent.committer import Committer as RealCommitter
-from gpu_client.agent.committer import Staged
-from gpu_client.agent.harvest import MAX_TAKES, Harvest
-from gpu_client.agent.workspace import JobDirectories
+from gpu_client.agent.io import checkpoint_collector as module
+from gpu_client.agent.io.checkpoint_collector import MAX_TAKES, Harvest
+from gpu_client.agent.io.committer import Committer as RealCommitter
+from gpu_client.agent.io.committer import Staged
+from gpu_client.agent.workspace.slots import JobDirectories
 from gpu_client.checkpoints.staging import stage
 from gpu_client.checkpoints.store import LocalStore
 from gpu_client.checkpoints.watch import CheckpointWatcher, ReadyCheckpoint

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from gpu_client.agent.committer import Staged
-from gpu_client.agent.harvest import MAX_TAKES
-from gpu_client.agent.ledger import StepLedger
+from gpu_client.agent.io.checkpoint_collector import MAX_TAKES
+from gpu_client.agent.io.committer import Staged
+from gpu_client.agent.io.step_ledger import StepLedger
 from gpu_client.checkpoints.errors import BadDirectory
 from gpu_client.checkpoints.tree import files_of
 from gpu_client.transport.errors import FileChanged

@@ -14,9 +14,9 @@ import pytest
 from baton.contract.jobs import FailureClass
 from baton.contract.work import HeartbeatRequest, WorkItem, WorkQuery
 from gpu_client.agent import health
+from gpu_client.agent.app.worker_loop import CLAIM_BUDGET_S, EXIT_DONE
+from gpu_client.agent.attempt.lease import MAX_INTERVAL_S, LeaseKeeper
 from gpu_client.agent.health import SLACK_S, VARIABLE, Pulse, problem_of
-from gpu_client.agent.lease import MAX_INTERVAL_S, LeaseKeeper
-from gpu_client.agent.loop import CLAIM_BUDGET_S, EXIT_DONE
 from tests.unit.agent.agent_kit import Clock, Heart, make_answer, make_item
 from tests.unit.agent.test_loop import Client, Desk, Stop
 

@@ -11,9 +11,9 @@ import pytest
 from baton.contract.datasets import DatasetFile, DatasetManifest
 from baton.contract.jobs import FailureClass, InputRef
 from baton.contract.work import InputObject, InputPage, PushManifest, WorkItem
-from gpu_client.agent.failures import failure_of
-from gpu_client.agent.inputs import MAX_EXPIRED_ROUNDS, InputsDiffer, fetch_inputs
-from gpu_client.agent.workspace import DiskFullError
+from gpu_client.agent.io.inputs import MAX_EXPIRED_ROUNDS, InputsDiffer, fetch_inputs
+from gpu_client.agent.process.failures import failure_of
+from gpu_client.agent.workspace.slots import DiskFullError
 from gpu_client.transport.errors import (
     ChecksumMismatch,
     DiskFull,

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from baton.contract.jobs import FailureClass
-from gpu_client.agent import checks, harvest, job_run
-from gpu_client.agent.failures import ExitStatus
-from gpu_client.agent.last_word import Outcome
-from gpu_client.agent.workspace import DiskFullError, WorkspaceError
+from gpu_client.agent.attempt import job_run, required_outputs
+from gpu_client.agent.attempt.attempt_reporter import Outcome
+from gpu_client.agent.io import checkpoint_collector
+from gpu_client.agent.process.failures import ExitStatus
+from gpu_client.agent.workspace.slots import DiskFullError, WorkspaceError
 from gpu_client.checkpoints.errors import BadDirectory, RestoreFailed
 from gpu_client.checkpoints.restore import Restored
 from gpu_client.transport.errors import (
@@ -121,7 +122,7 @@ def test_a_last_checkpoint_is_committed_before_missing_outputs_are_reported(
         checkpoint(trainer, 7)
         trainer.ends(CLEAN)
 
-    monkeypatch.setattr(harvest, "commit_checkpoint", slowly)
+    monkeypatch.setattr(checkpoint_collector, "commit_checkpoint", slowly)
     stage.act = act
     assert stage.run(outputs=["model.bin"]) is Outcome.FAILED
     assert stage.committed == [7]
@@ -259,7 +260,7 @@ def test_the_report_waits_for_the_control_plane(stage: Stage) -> None:
 
 @pytest.mark.parametrize("code", ["not_stored_yet", "digest_mismatch"])
 def test_what_is_not_stored_is_uploaded_again_but_not_for_ever(stage: Stage, code: str) -> None:
-    stage.client.trouble["complete"] = [refusal(code)] * (checks.COMPLETE_TRIES - 1)
+    stage.client.trouble["complete"] = [refusal(code)] * (required_outputs.COMPLETE_TRIES - 1)
     assert stage.run() is Outcome.COMPLETE
 
     stage.client.said.clear()
@@ -267,7 +268,7 @@ def test_what_is_not_stored_is_uploaded_again_but_not_for_ever(stage: Stage, cod
     assert stage.run() is Outcome.FAILED
     assert stage.last_word().failure_class is FailureClass.TRANSFER_FAILED
     assert "the outputs are still refused" in stage.last_word().message
-    assert len(stage.client.trouble["complete"]) == 1000 - checks.COMPLETE_TRIES
+    assert len(stage.client.trouble["complete"]) == 1000 - required_outputs.COMPLETE_TRIES
 
 
 def test_an_upload_is_tried_until_the_store_is_back(stage: Stage) -> None:
@@ -275,10 +276,10 @@ def test_an_upload_is_tried_until_the_store_is_back(stage: Stage) -> None:
     stage.uploads = [Unreachable("the store"), Unreachable("the store"), None]
     assert stage.run() is Outcome.COMPLETE
     stage.client.said.clear()
-    stage.uploads = [TransferError("403 of a proxy")] * (checks.COMPLETE_TRIES - 1)
+    stage.uploads = [TransferError("403 of a proxy")] * (required_outputs.COMPLETE_TRIES - 1)
     assert stage.run() is Outcome.COMPLETE, "hours of training are not given up for one refusal"
     stage.client.said.clear()
-    stage.uploads = [TransferError("403")] * checks.COMPLETE_TRIES
+    stage.uploads = [TransferError("403")] * required_outputs.COMPLETE_TRIES
     assert stage.run() is Outcome.FAILED
     assert "complete" not in stage.client.kinds()
     assert stage.last_word().failure_class is FailureClass.TRANSFER_FAILED

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from baton.contract.work import Directive
-from gpu_client.agent import job_run, trainer_run
-from gpu_client.agent.conditions import Condition
-from gpu_client.agent.failures import ExitStatus
-from gpu_client.agent.last_word import Outcome
-from gpu_client.agent.signals import StopLevel
+from gpu_client.agent.app.shutdown import StopLevel
+from gpu_client.agent.attempt import job_run, trainer_run
+from gpu_client.agent.attempt.attempt_reporter import Outcome
+from gpu_client.agent.polled_event import Condition
+from gpu_client.agent.process.failures import ExitStatus
 from gpu_client.transport.errors import (
     Unreachable,
 )

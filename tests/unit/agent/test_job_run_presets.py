@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gpu_client.agent import presets
-from gpu_client.agent.last_word import Outcome
-from gpu_client.agent.steering_relay import DEAF_AFTER_S, SteeringRelay
+from gpu_client.agent.attempt.attempt_reporter import Outcome
+from gpu_client.agent.control import preset_monitor
+from gpu_client.agent.control.control_relay import DEAF_AFTER_S, SteeringRelay
 from tests.unit.agent.agent_kit import Clock, make_answer
 from tests.unit.agent.job_kit import CLEAN, Stage, Trainer
 from tests.unit.agent.test_steering_relay import Channel as Quiet
@@ -82,7 +82,7 @@ def test_each_step_of_a_plan_is_a_training_of_its_own(stage: Stage) -> None:
 
 
 def test_a_script_that_says_nothing_is_told_nothing_of(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(presets, "TICK_S", 0.0)
+    monkeypatch.setattr(preset_monitor, "TICK_S", 0.0)
     stage.act = lambda trainer, looks: trainer.ends(CLEAN) if looks > 50 else None
     assert stage.run(control=NOTHING) is Outcome.COMPLETE
     assert told(stage) == []
@@ -92,14 +92,14 @@ def test_a_broken_preset_costs_an_attempt_nothing(stage: Stage, monkeypatch: pyt
     def broken(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(presets._Training, "look", broken)
+    monkeypatch.setattr(preset_monitor._Training, "look", broken)
     stage.act = reports(1.0, math.nan, decides=1)
     assert stage.run(control=NOTHING) is Outcome.COMPLETE
     assert [one[2] for one in told(stage)] == ["r"]
 
 
 def test_two_sources_are_numbered_without_a_gap_whatever_becomes_of_heartbeats() -> None:
-    from gpu_client.agent.channel_messages import Point, Progress
+    from gpu_client.agent.control.channel_messages import Point, Progress
 
     clock = Clock()
     relay, channel = SteeringRelay(None, now=lambda: 1_790_000_000, clock=clock), Quiet()

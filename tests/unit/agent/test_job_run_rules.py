@@ -8,7 +8,7 @@ import pytest
 
 from baton.contract.jobs import FailureClass
 from baton.contract.work import Directive
-from gpu_client.agent.last_word import Outcome
+from gpu_client.agent.attempt.attempt_reporter import Outcome
 from tests.unit.agent.agent_kit import make_answer, refusal
 from tests.unit.agent.job_kit import CLEAN, SIGTERMED, Stage, Trainer, checkpoint, exited
 

@@ -11,8 +11,8 @@ import pytest
 
 from baton.contract.leases import RETRY_PAUSES
 from baton.contract.work import Directive, HeartbeatRequest
-from gpu_client.agent import lease as lease_module
-from gpu_client.agent.lease import PROVEN_SHARE, RETRY_MIN_S, LeaseKeeper, Lost
+from gpu_client.agent.attempt import lease as lease_module
+from gpu_client.agent.attempt.lease import PROVEN_SHARE, RETRY_MIN_S, LeaseKeeper, Lost
 from gpu_client.transport.errors import UnexpectedAnswer, Unreachable
 from tests.unit.agent.agent_kit import Clock, Heart, foreign, make_answer, make_item, refusal
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpu_client.agent.lease import LeaseKeeper
-from gpu_client.agent.leased_calls import (
+from gpu_client.agent.attempt.lease import LeaseKeeper
+from gpu_client.agent.attempt.leased_calls import (
     CALL_BUDGET_S,
     HURRIED_BUDGET_S,
     MAX_FOREIGN,

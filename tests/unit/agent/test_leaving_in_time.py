@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_client.agent.last_word import Outcome
+from gpu_client.agent.attempt.attempt_reporter import Outcome
 from tests.unit.agent.job_kit import CLEAN, Stage, Trainer, checkpoint, exited
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from baton.contract.recipes.plan import StepOrder
-from gpu_client.agent.ledger import RECORD, StepLedger
-from gpu_client.agent.workspace import JobDirectories
+from gpu_client.agent.io.step_ledger import RECORD, StepLedger
+from gpu_client.agent.workspace.slots import JobDirectories
 from gpu_client.checkpoints.errors import BadDirectory, RestoreFailed
 from gpu_client.checkpoints.restore import Restored
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from baton.contract.output import LONGEST_LOG_WAIT_S, LogChunk, log_wait_s
-from gpu_client.agent.log_shipper import (
+from gpu_client.agent.io.log_shipper import (
     CHUNK_LINES,
     MAX_CALLS,
     MAX_FAREWELL_CALLS,
@@ -16,8 +16,8 @@ from gpu_client.agent.log_shipper import (
     LogShipper,
     LogSpool,
 )
-from gpu_client.agent.point_spool import PointSpool
-from gpu_client.agent.trainer_output import TrainerOutput
+from gpu_client.agent.io.metric_buffer import PointSpool
+from gpu_client.agent.process.output import TrainerOutput
 from gpu_client.transport.errors import Unreachable
 from tests.unit.agent.agent_kit import Clock, refusal
 from tests.waiting import until

@@ -10,9 +10,9 @@ import pytest
 
 from baton.contract.jobs import FailureClass
 from baton.contract.steering import RulesInForce
-from gpu_client.agent.channel_messages import Progress
-from gpu_client.agent.last_word import Outcome
-from gpu_client.agent.trainer_output import LogSignals, TrainerOutput
+from gpu_client.agent.attempt.attempt_reporter import Outcome
+from gpu_client.agent.control.channel_messages import Progress
+from gpu_client.agent.process.output import LogSignals, TrainerOutput
 from gpu_client.checkpoints.metrics import MAX_METRICS
 from tests.unit.agent.agent_kit import make_answer
 from tests.unit.agent.job_kit import Stage, Trainer, exited

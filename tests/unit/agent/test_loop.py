@@ -14,13 +14,13 @@ import pytest
 
 from baton.contract.jobs import FailureClass
 from baton.contract.work import ReleaseRequest, WorkItem, WorkQuery
-from gpu_client.agent import loop
-from gpu_client.agent.failures import Failure
-from gpu_client.agent.last_word import Outcome
-from gpu_client.agent.loop import EXIT_DONE, EXIT_KEY_REFUSED, FAULT_PAUSE_MAX_S, Agent
-from gpu_client.agent.settings import AgentSettings
-from gpu_client.agent.signals import StopRequest
-from gpu_client.agent.workspace import Workspace
+from gpu_client.agent.app import worker_loop
+from gpu_client.agent.app.settings import AgentSettings
+from gpu_client.agent.app.shutdown import StopRequest
+from gpu_client.agent.app.worker_loop import EXIT_DONE, EXIT_KEY_REFUSED, FAULT_PAUSE_MAX_S, Agent
+from gpu_client.agent.attempt.attempt_reporter import Outcome
+from gpu_client.agent.process.failures import Failure
+from gpu_client.agent.workspace.slots import Workspace
 from gpu_client.transport.errors import UnexpectedAnswer, Unreachable
 from gpu_client.transport.limits.stats import CallStats, TransferStats
 from tests.unit.agent.agent_kit import JOB_ID, Clock, make_item, refusal
@@ -101,7 +101,7 @@ class Desk:
                 self.failure = Failure(kind, "why")
                 return Outcome.FAILED
 
-        monkeypatch.setattr(loop, "JobRun", Run)
+        monkeypatch.setattr(worker_loop, "JobRun", Run)
 
     def agent(self, **fields: Any) -> Agent:
         settings = AgentSettings(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.agent.supervisor import oom_kill_count
+from gpu_client.agent.process.supervisor import oom_kill_count
 
 V2 = "low 0\nhigh 0\nmax 71\noom 3\noom_kill 2\noom_group_kill 0\n"
 

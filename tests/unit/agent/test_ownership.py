@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.agent import program
-from gpu_client.agent.ownership import MARK, belongs_to, owner_of, write_mark
-from gpu_client.agent.workspace import Workspace, WorkspaceError
+from gpu_client.agent.app import program
+from gpu_client.agent.workspace.ownership import MARK, belongs_to, owner_of, write_mark
+from gpu_client.agent.workspace.slots import Workspace, WorkspaceError
 from gpu_client.checkpoints.store import LocalStore
 from tests.unit.agent.agent_kit import make_manifest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from baton.contract.output import MAX_POINTS
-from gpu_client.agent.point_spool import MAX_POINTS_BYTES, PointSpool
+from gpu_client.agent.io.metric_buffer import MAX_POINTS_BYTES, PointSpool
 
 
 class Now:

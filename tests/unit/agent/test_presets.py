@@ -12,9 +12,9 @@ import pytest
 
 from baton.contract.rules.document.loader import load
 from baton.contract.rules.document.presets import NAMES
-from gpu_client.agent import presets as module
-from gpu_client.agent.channel_messages import Point, Progress, parse
-from gpu_client.agent.presets import MAX_TOLD, QUIET_AFTER_ATTEMPTS
+from gpu_client.agent.control import preset_monitor as module
+from gpu_client.agent.control.channel_messages import Point, Progress, parse
+from gpu_client.agent.control.preset_monitor import MAX_TOLD, QUIET_AFTER_ATTEMPTS
 from tests.unit.agent.preset_kit import HOUR_S, Training
 from tests.unit.agent.preset_streams import DIVERGING, HEALTHY
 

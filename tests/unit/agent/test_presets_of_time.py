@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpu_client.agent.channel_messages import CheckpointNotice
+from gpu_client.agent.control.channel_messages import CheckpointNotice
 from tests.unit.agent.preset_kit import HOUR_S, Training
 
 # Stuck

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from baton.contract.steering import MAX_PLACE_CHARS, Decision
-from gpu_client.agent import steering_relay
-from gpu_client.agent.steering_relay import MAX_QUARANTINED_TOLD, SteeringRelay
+from gpu_client.agent.control import control_relay
+from gpu_client.agent.control.control_relay import MAX_QUARANTINED_TOLD, SteeringRelay
 from tests.unit.agent.agent_kit import make_answer
 from tests.unit.agent.test_steering_relay import decision, relay_of, say
 
@@ -72,7 +72,7 @@ def test_of_many_it_is_told_how_many_there_are() -> None:
 
 
 def test_so_many_are_counted_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steering_relay, "MAX_QUARANTINED", 30)
+    monkeypatch.setattr(control_relay, "MAX_QUARANTINED", 30)
     relay, channel = relay_of()
     for number in range(1, 100):
         say(relay, channel, quarantined(number))

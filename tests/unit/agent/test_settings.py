@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gpu_client.agent import settings as module
-from gpu_client.agent.settings import AgentSettings, problems_of, variable_of
+from gpu_client.agent.app import settings as module
+from gpu_client.agent.app.settings import AgentSettings, problems_of, variable_of
 
 NEEDED = {"BATON_API_URL": "https://api.example/stage", "BATON_API_KEY": "baton_0123_secret"}
 

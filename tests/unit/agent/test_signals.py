@@ -3,7 +3,7 @@
 import signal
 from types import FrameType
 
-from gpu_client.agent.signals import Handler, StopLevel, StopRequest, stop_on_signals
+from gpu_client.agent.app.shutdown import Handler, StopLevel, StopRequest, stop_on_signals
 
 
 class Clock:

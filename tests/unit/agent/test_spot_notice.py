@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import requests
 
-from gpu_client.agent.signals import StopLevel, StopRequest
-from gpu_client.agent.spot_notice import Ec2Notices, SpotWatch, on_ec2
+from gpu_client.agent.app.preemption import Ec2Notices, SpotWatch, on_ec2
+from gpu_client.agent.app.shutdown import StopLevel, StopRequest
 from tests.metadata import MetadataService
 
 NOTICE = '{"action": "terminate", "time": "2026-11-21T08:22:00Z"}'

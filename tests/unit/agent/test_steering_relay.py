@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from baton.contract.steering import MAX_DECISIONS, MAX_RESULTS, MAX_STATUSES, Control, ControlReport
 from baton.contract.work import HeartbeatRequest
-from gpu_client.agent import steering_relay
-from gpu_client.agent.channel_messages import Progress
-from gpu_client.agent.steering_relay import DEAF, DEAF_AFTER_S, SteeringRelay, leave_by_rule
+from gpu_client.agent.control import control_relay
+from gpu_client.agent.control.channel_messages import Progress
+from gpu_client.agent.control.control_relay import DEAF, DEAF_AFTER_S, SteeringRelay, leave_by_rule
 from tests.unit.agent.agent_kit import Clock, make_answer
 
 
@@ -210,7 +210,7 @@ def test_a_training_without_a_session_is_told_to_be_deaf_until_it_speaks() -> No
 def test_decisions_that_nobody_takes_do_not_pile_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(steering_relay, "MAX_WAITING", 20)
+    monkeypatch.setattr(control_relay, "MAX_WAITING", 20)
     relay, channel = relay_of()
     say(relay, channel, *(decision(step) for step in range(1, 1000)))
     assert len(relay._decisions) == 20 and caplog.text.count("left out") == 1

@@ -12,11 +12,12 @@ import pytest
 from baton.contract.base import MAX_STEP
 from baton.contract.jobs import FailureClass
 from baton.contract.recipes.plan import RunPlan
-from gpu_client.agent import artifact_shipper, job_run
-from gpu_client.agent import steps as steps_module
-from gpu_client.agent.failures import ExitStatus
-from gpu_client.agent.harvest import Harvest
-from gpu_client.agent.last_word import Outcome
+from gpu_client.agent.attempt import job_run
+from gpu_client.agent.attempt import steps as steps_module
+from gpu_client.agent.attempt.attempt_reporter import Outcome
+from gpu_client.agent.io import artifact_shipper
+from gpu_client.agent.io.checkpoint_collector import Harvest
+from gpu_client.agent.process.failures import ExitStatus
 from gpu_client.checkpoints.restore import Restored
 from gpu_client.transport.errors import Unreachable
 from tests.unit.agent.job_kit import CLEAN, Stage, Trainer, checkpoint, exited

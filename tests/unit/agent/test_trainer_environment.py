@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from baton.contract.names import ring_token
-from gpu_client.agent.trainer_environment import expanded, trainer_environment
-from gpu_client.agent.workspace import JobDirectories
+from gpu_client.agent.process.environment import expanded, trainer_environment
+from gpu_client.agent.workspace.slots import JobDirectories
 from tests.unit.agent.agent_kit import JOB_ID, make_item
 
 ROOT = Path("/w/jobs/x.3")

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from gpu_client.agent.log_shipper import LogSpool
-from gpu_client.agent.trainer_output import LineAssembler, TrainerOutput
+from gpu_client.agent.io.log_shipper import LogSpool
+from gpu_client.agent.process.output import LineAssembler, TrainerOutput
 
 
 class Clock:

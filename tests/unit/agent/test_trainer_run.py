@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gpu_client.agent.channel_messages import CheckpointNotice, Progress
-from gpu_client.agent.channel_server import StopReason
-from gpu_client.agent.failures import ExitStatus
-from gpu_client.agent.pace import Pace
-from gpu_client.agent.signals import StopRequest
-from gpu_client.agent.trainer_run import TrainerRun
+from gpu_client.agent.app.shutdown import StopRequest
+from gpu_client.agent.attempt.checkpoint_scheduler import Pace
+from gpu_client.agent.attempt.trainer_run import TrainerRun
+from gpu_client.agent.control.channel_messages import CheckpointNotice, Progress
+from gpu_client.agent.control.channel_server import StopReason
+from gpu_client.agent.process.failures import ExitStatus
 from tests.unit.agent.agent_kit import Clock, make_item
 from tests.unit.agent.test_pace import committed
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.agent import workspace as module
-from gpu_client.agent.workspace import AgentState, DiskFullError, Workspace, WorkspaceError, disk_errors
+from gpu_client.agent.workspace import slots as module
+from gpu_client.agent.workspace.slots import AgentState, DiskFullError, Workspace, WorkspaceError, disk_errors
 from gpu_client.checkpoints.store import LocalStore
 from tests.unit.agent.agent_kit import make_manifest
 

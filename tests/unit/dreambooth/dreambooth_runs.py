@@ -12,10 +12,10 @@ import pytest
 
 from baton import Session
 from baton.contract.jobs import FailureClass
-from gpu_client.agent.failures import ExitStatus, Failure, classify
+from gpu_client.agent.process.failures import ExitStatus, Failure, classify
 from gpu_client.training import dreambooth_lora
-from gpu_client.training.dreambooth import class_images, validation
 from gpu_client.training.dreambooth.config import DreamboothConfig
+from gpu_client.training.dreambooth.sampling import class_images, validation
 
 RESOLUTION = 64
 Run = Callable[..., Path]

@@ -14,7 +14,7 @@ import pytest
 from dreambooth_runs import Run, outputs
 
 from gpu_client.training import dreambooth_lora
-from gpu_client.training.dreambooth.lora import WEIGHTS_FILE
+from gpu_client.training.dreambooth.model.lora import WEIGHTS_FILE
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -90,7 +90,7 @@ def test_folders_may_be_named_and_lie_elsewhere(
 def test_the_rest_of_the_house_starts_without_diffusers() -> None:
     """An agent's image has none of it."""
     probe = (
-        "import sys, gpu_client.training, gpu_client.training.session, gpu_client.agent.loop, gpu_client.cli.main; "
+        "import sys, gpu_client.training.session.session, gpu_client.agent.app.worker_loop, gpu_client.cli.main; "
         "print(sorted({'diffusers', 'peft', 'transformers', 'accelerate'} & sys.modules.keys()))"
     )
     found = subprocess.run(

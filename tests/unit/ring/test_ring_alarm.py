@@ -139,7 +139,7 @@ def test_an_agent_that_is_gone_stops_nobody(tmp_path: Path, path: str, caplog: p
 
 
 def test_an_agent_that_does_not_answer_stops_nobody_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alarm, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(damage_report, "PATIENCE_S", 0.05)
     with socket.socket(socket.AF_UNIX) as deaf, socket.socket(socket.AF_UNIX) as first:
         deaf.bind(str(tmp_path / "deaf"))
         deaf.listen(0)

@@ -16,7 +16,7 @@ from session_helpers import Calls, Counter, give_back
 from torch import nn
 
 from baton import Session
-from gpu_client.agent.arena import find_staged
+from gpu_client.agent.workspace.arena import find_staged
 
 # Newer Pythons warn about forking a process that has threads; nothing is done in the child that needs them.
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")

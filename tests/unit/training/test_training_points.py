@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from gpu_client.agent.channel_messages import Point, Progress, parse
-from gpu_client.training.channel import PROGRESS_INTERVAL_S, Channel
-from gpu_client.training.points import MAX_CARRIED
+from gpu_client.agent.control.channel_messages import Point, Progress, parse
+from gpu_client.training.channel import MAX_CARRIED, PROGRESS_INTERVAL_S, Channel
 from tests.unit.agent.agent_kit import Clock
 from tests.waiting import until
 

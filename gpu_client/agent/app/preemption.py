@@ -1,0 +1,133 @@
+"""The notice that a spot machine is about to be taken away, where the cloud gives one in advance.
+
+EC2 does, two minutes ahead, in its instance metadata (docs.aws.amazon.com, "Spot Instance interruption notices"; asked
+every five seconds as recommended there). Salad and Vast.ai give none but SIGTERM.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Literal
+
+import requests
+
+from gpu_client.agent.app.shutdown import StopRequest
+
+logger = logging.getLogger("baton.spot")
+
+EC2_METADATA = "http://169.254.169.254"
+POLL_S = 5.0
+TIMEOUT_S = 2.0
+TOKEN_LIFE_S = 21_600
+_VENDOR = Path("/sys/class/dmi/id/sys_vendor")
+
+
+def on_ec2(vendor: Path = _VENDOR) -> bool:
+    """Whether this machine says that it is one of EC2's. No network is asked."""
+    try:
+        return vendor.read_text(encoding="utf-8", errors="replace").strip() == "Amazon EC2"
+    except OSError:
+        return False
+
+
+class Ec2Notices:
+    """Asks the metadata service. Raises requests.RequestException if it cannot be asked."""
+
+    def __init__(self, endpoint: str = EC2_METADATA) -> None:
+        self._endpoint = endpoint.rstrip("/")
+        self._session = requests.Session()
+        self._session.trust_env = False  # a proxy would answer for another machine
+        self._token: str | None = None
+
+    def leave_within_s(self) -> float | None:
+        """Seconds until this machine is stopped or terminated; None while nothing is announced."""
+        answer = self._ask()
+        if answer.status_code == requests.codes.unauthorized:
+            self._token = None
+            answer = self._ask()
+        if answer.status_code == requests.codes.not_found:
+            return None
+        answer.raise_for_status()
+        try:
+            notice = answer.json()
+            at = datetime.strptime(notice["time"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+            # Compared with the service's own clock: this machine's may be wrong.
+            now = parsedate_to_datetime(answer.headers["Date"])
+            return max((at - now).total_seconds(), 0.0)
+        except (ValueError, KeyError, TypeError) as error:
+            logger.warning("a spot notice that cannot be read (%s): leaving at once", error)
+            return 0.0
+
+    def _ask(self) -> requests.Response:
+        if self._token is None:
+            answer = self._session.put(
+                f"{self._endpoint}/latest/api/token",
+                headers={"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_LIFE_S)},
+                timeout=TIMEOUT_S,
+            )
+            answer.raise_for_status()
+            self._token = answer.text
+        return self._session.get(
+            f"{self._endpoint}/latest/meta-data/spot/instance-action",
+            headers={"X-aws-ec2-metadata-token": self._token},
+            timeout=TIMEOUT_S,
+        )
+
+
+def watching(mode: Literal["auto", "ec2", "off"], stop: StopRequest) -> AbstractContextManager[object]:
+    """Pass the cloud's notice on to `stop`, where there can be one."""
+    if mode == "off" or (mode == "auto" and not on_ec2()):
+        return nullcontext()
+    # The variable that AWS's own clients know.
+    notices = Ec2Notices(os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or EC2_METADATA)
+    return SpotWatch(notices.leave_within_s, lambda within_s: stop.announce("spot notice", within_s))
+
+
+class SpotWatch:
+    """A thread that asks until there is a notice, which it passes on once. Use as a context manager."""
+
+    def __init__(
+        self, ask: Callable[[], float | None], on_notice: Callable[[float], object], poll_s: float = POLL_S
+    ) -> None:
+        self._ask = ask
+        self._on_notice = on_notice
+        self._poll_s = poll_s
+        self._closed = threading.Event()
+        self._silent = False
+        self._thread = threading.Thread(target=self._watch, name="spot-notice", daemon=True)
+
+    def __enter__(self) -> SpotWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._closed.set()
+        self._thread.join(TIMEOUT_S)
+
+    def _watch(self) -> None:
+        while True:
+            within_s = self._look()
+            if within_s is not None:
+                logger.warning("this machine is taken away in %.0f s", within_s)
+                self._on_notice(within_s)
+                return
+            if self._closed.wait(self._poll_s):
+                return
+
+    def _look(self) -> float | None:
+        try:
+            within_s = self._ask()
+        except requests.RequestException as error:
+            if not self._silent:
+                logger.info("the metadata service cannot be asked for spot notices: %s", error)
+            self._silent = True
+            return None
+        self._silent = False
+        return within_s

@@ -1,0 +1,88 @@
+"""The worker from its settings to its exit code. Settings: see gpu_client/agent/app/settings.py."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+
+from pydantic import ValidationError
+
+from gpu_client.agent.app.preemption import watching
+from gpu_client.agent.app.settings import AgentSettings, bytes_per_s, problems_of
+from gpu_client.agent.app.shutdown import StopRequest, stop_on_signals
+from gpu_client.agent.app.worker_loop import Agent
+from gpu_client.agent.health import VARIABLE, Pulse
+from gpu_client.agent.workspace.ownership import owner_of
+from gpu_client.agent.workspace.slots import Workspace, WorkspaceError
+from gpu_client.transport.api.client import BatonClient
+from gpu_client.transport.transfer.manager import Transfer
+
+EXIT_BAD_SETTINGS = 2
+EXIT_WORKSPACE = 3
+EXIT_HURRIED = 4
+
+HURRY_S = 5.0
+"""After a second signal, what hangs is left hanging after this long. The trainer dies with the agent."""
+
+logger = logging.getLogger("baton.agent")
+
+
+def main() -> int:
+    """Run an agent until it is done or told to stop. Returns the exit code."""
+    try:
+        settings = AgentSettings()
+        transfer = Transfer(
+            workers=settings.transfers,
+            max_upload_bytes_per_s=bytes_per_s(settings.max_upload_mbit_s),
+            max_download_bytes_per_s=bytes_per_s(settings.max_download_mbit_s),
+        )
+        client = BatonClient(settings.api_url, settings.api_key.get_secret_value(), transfer=transfer)
+    except ValidationError as error:
+        sys.stderr.writelines(f"{problem}\n" for problem in problems_of(error))
+        return EXIT_BAD_SETTINGS
+    except ValueError as error:
+        sys.stderr.write(f"BATON_API_URL, BATON_API_KEY: {error}\n")
+        return EXIT_BAD_SETTINGS
+    logging.basicConfig(
+        level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    # At DEBUG it would log every URL, queries included.
+    logging.getLogger("urllib3").setLevel(logging.INFO)
+    stop = StopRequest(shutdown_grace_s=settings.shutdown_grace_s)
+    threading.Thread(target=_leave_at_once, args=(stop,), name="hurry", daemon=True).start()
+    try:
+        owner = owner_of(settings.api_url, settings.api_key.get_secret_value())
+        workspace = Workspace.open(settings.workspace, settings.worker_id, settings.arena_dir, owner=owner)
+    except (WorkspaceError, OSError) as error:
+        return _unusable(settings, error)
+    try:
+        pulse = Pulse(settings.health_file)
+    except OSError as error:
+        workspace.close()
+        sys.stderr.write(f"{VARIABLE}={settings.health_file}: {error}\n")
+        return EXIT_BAD_SETTINGS
+    with pulse, workspace, stop_on_signals(stop), watching(settings.spot_notices, stop):
+        agent = Agent(settings, client=client, transfer=transfer, workspace=workspace, stop=stop, pulse=pulse)
+        try:
+            return agent.run()
+        except WorkspaceError as error:
+            return _unusable(settings, error)
+        finally:
+            transfer.close()
+            client.close()
+
+
+def _unusable(settings: AgentSettings, error: Exception) -> int:
+    sys.stderr.write(f"BATON_WORKSPACE={settings.workspace}: {error}\n")
+    return EXIT_WORKSPACE
+
+
+def _leave_at_once(stop: StopRequest) -> None:
+    """The backstop behind every wait that does not look at the second signal."""
+    stop.wait_now()
+    time.sleep(HURRY_S)
+    logger.error("something hangs: leaving without it")
+    os._exit(EXIT_HURRIED)

@@ -1,0 +1,191 @@
+"""The agent's life: ask for work, do it, ask again."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from baton.contract.work import AGENT_CRASHED, ReleaseRequest, WorkItem, WorkQuery
+from gpu_client.agent.app.settings import AgentSettings
+from gpu_client.agent.app.shutdown import StopRequest
+from gpu_client.agent.attempt.attempt_reporter import Outcome
+from gpu_client.agent.attempt.job_run import JobRun
+from gpu_client.agent.attempt.lease import key_is_refused
+from gpu_client.agent.health import Pulse
+from gpu_client.agent.retry import backoff_s
+from gpu_client.agent.workspace.slots import Workspace
+from gpu_client.transport.api.client import BatonClient
+from gpu_client.transport.errors import BatonError, Unauthorized
+from gpu_client.transport.transfer.manager import Transfer
+
+logger = logging.getLogger("baton.agent")
+
+EXIT_DONE = 0
+EXIT_KEY_REFUSED = 2
+FAULT_PAUSE_S = 10.0
+FAULT_PAUSE_MAX_S = 600.0
+"""Pauses before the next claim after several jobs in a row that failed because of this machine."""
+
+CLEARING_S = 600.0
+"""Without a heartbeat at the end of a job: the workspace is cleared, which may take its time."""
+
+CLAIM_BUDGET_S = 30.0
+"""Time for one claim: between two of them the agent looks whether it is to leave."""
+
+
+class Agent:
+    """Claims and runs jobs, one at a time, until asked to stop or out of work for long enough."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        *,
+        client: BatonClient,
+        transfer: Transfer,
+        workspace: Workspace,
+        stop: StopRequest,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+        pulse: Pulse | None = None,
+    ) -> None:
+        self._settings = settings
+        self._client = client
+        self._transfer = transfer
+        self._workspace = workspace
+        self._stop = stop
+        self._clock = clock
+        self._claims = client.within(CLAIM_BUDGET_S)
+        self._writing_stats = threading.Lock()
+        self._pulse = pulse or Pulse(None)
+        self._rng = rng or random.Random()  # noqa: S311 - jitter
+        self._introduced = False
+        self.outcomes: list[Outcome] = []
+
+    def run(self) -> int:
+        """Until there is a reason to end. Returns the exit code."""
+        self._pulse.beat(CLAIM_BUDGET_S)
+        self._recover()
+        empty_polls = faults = 0
+        idle_since = self._clock()
+        while not self._stop.is_set():
+            claimed_at = self._clock()
+            self._pulse.beat(CLAIM_BUDGET_S + self._settings.poll_max_s)
+            try:
+                item = self._claim(idle_since)
+            except Unauthorized as error:
+                logger.error("the API key is refused: %s", error)
+                return EXIT_KEY_REFUSED
+            if item is None:
+                if self._idle_for_too_long(idle_since):
+                    return EXIT_DONE
+                self._stop.wait(self.pause_s(empty_polls))
+                empty_polls += 1
+                continue
+            run = JobRun(
+                item,
+                client=self._client,
+                transfer=self._transfer,
+                settings=self._settings,
+                workspace=self._workspace,
+                stop=self._stop,
+                claimed_at=claimed_at,
+                on_progress=self._write_stats,
+                on_alive=lambda within_s: self._pulse.beat(max(within_s, CLEARING_S)),
+            )
+            self.outcomes.append(run.run())
+            self._write_stats()
+            if self._settings.max_jobs is not None and len(self.outcomes) >= self._settings.max_jobs:
+                return EXIT_DONE
+            faults = faults + 1 if run.failure and run.failure.failure_class.node_fault else 0
+            if faults > 1:
+                # One may be the job's doing. A full disk or a broken driver would fail every job of the queue in turn.
+                pause_s = backoff_s(FAULT_PAUSE_S, faults - 1, FAULT_PAUSE_MAX_S)
+                logger.warning("this machine failed %d jobs in a row: no claim for %.0f s", faults, pause_s)
+                self._pulse.beat(pause_s)
+                self._stop.wait(pause_s)
+            empty_polls = 0
+            idle_since = self._clock()
+        return EXIT_DONE
+
+    def _claim(self, idle_since: float) -> WorkItem | None:
+        """A job; None if there is none, or the control plane cannot be asked. Raises Unauthorized for a bad key."""
+        try:
+            query = self._settings.work_query()
+            if not self._introduced:
+                self._introduced = True
+                self._introduce(query)
+            return self._claims.claim(query)
+        except (BatonError, OSError) as error:
+            if isinstance(error, Unauthorized) and key_is_refused(error):
+                raise
+            self._report_silence(error, idle_since)
+            return None
+
+    def _introduce(self, query: WorkQuery) -> None:
+        """Say what is asked for, and with what: while there is no fitting job, nothing else is logged."""
+        gpus = query.gpus or 0
+        memory = f" with {query.vram_gib:g} GiB{' each' if gpus > 1 else ''}" if query.vram_gib else ""
+        logger.info(
+            "worker %s asks %s for jobs of queue %s: %d GPU%s%s, %g GiB of disk",
+            query.worker_id,
+            self._settings.api_url,
+            query.queue,
+            gpus,
+            "" if gpus == 1 else "s",
+            memory,
+            query.disk_gib or 0,
+        )
+
+    def pause_s(self, empty_polls: int) -> float:
+        """How long to wait after so many polls without work: exponential with full jitter."""
+        ceiling_s = backoff_s(self._settings.poll_min_s, empty_polls, self._settings.poll_max_s)
+        return self._rng.uniform(self._settings.poll_min_s / 2, ceiling_s)
+
+    def _idle_for_too_long(self, idle_since: float) -> bool:
+        limit_s = self._settings.exit_when_idle_s
+        if limit_s is None or self._clock() - idle_since < limit_s:
+            return False
+        logger.info("no work for %g s: leaving", limit_s)
+        return True
+
+    def _report_silence(self, error: Exception, idle_since: float) -> None:
+        patient = self._clock() - idle_since < self._settings.startup_grace_s
+        logger.log(logging.INFO if patient else logging.WARNING, "no work from the control plane: %s", error)
+
+    def _recover(self) -> None:
+        """If an agent of this name crashed in the middle of a job, hand that job back now: its trainer died too."""
+        previous = self._workspace.take_previous_state()
+        if previous is None:
+            return
+        logger.warning(
+            "job %s, attempt %d was interrupted while %s: this agent had crashed",
+            previous.job_id,
+            previous.epoch,
+            previous.phase,
+        )
+        if not previous.lease_token or previous.agent_id != self._settings.worker_id:
+            return
+        request = ReleaseRequest(**self._settings.identity().model_dump(), job_id=previous.job_id, reason=AGENT_CRASHED)
+        try:
+            self._claims.release(previous.lease_token, request)
+        except BatonError as error:
+            logger.info("the job of the crashed agent could not be handed back: %s", error)
+
+    def _write_stats(self) -> None:
+        """Calls and bytes so far, for reports; survives a SIGKILL as of the last heartbeat."""
+        path = self._settings.stats_file
+        if path is None:
+            return
+        stats = {"calls": self._client.stats.as_dict(), "transfer": self._transfer.stats.as_dict()}
+        temporary = Path(f"{path}.tmp")
+        with self._writing_stats:
+            try:
+                temporary.write_text(json.dumps(stats), encoding="utf-8")
+                temporary.replace(path)
+            except OSError as error:
+                logger.warning("BATON_STATS_FILE=%s cannot be written: %s", path, error)

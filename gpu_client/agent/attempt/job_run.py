@@ -1,0 +1,390 @@
+"""One attempt at one job: restore, fetch, train, commit, report.
+
+Whoever ends it early (a lost lease, a cancel, a pause, a SIGTERM) only leaves a note; this thread acts on it, in every
+phase. Nothing is reported as done before it is stored, and the heartbeats go on until the report is accepted.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from baton.contract.jobs import FailureClass
+from baton.contract.leases import heartbeat_budget_s
+from baton.contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
+from gpu_client.agent.app.settings import AgentSettings
+from gpu_client.agent.app.shutdown import StopLevel, StopRequest
+from gpu_client.agent.attempt.attempt_reporter import LastWord, Outcome
+from gpu_client.agent.attempt.checkpoint_scheduler import Pace
+from gpu_client.agent.attempt.goodput import Activity
+from gpu_client.agent.attempt.lease import LeaseKeeper, Lost, key_is_refused
+from gpu_client.agent.attempt.leased_calls import LeasedCalls
+from gpu_client.agent.attempt.required_outputs import failed_outputs, outputs_of, until_stored
+from gpu_client.agent.attempt.steps import Steps, StepsEnd, Surroundings
+from gpu_client.agent.control.channel_messages import Progress
+from gpu_client.agent.control.channel_server import StopReason
+from gpu_client.agent.control.control_relay import Leaving, SteeringRelay
+from gpu_client.agent.io.artifact_shipper import ArtifactShipper
+from gpu_client.agent.io.checkpoint_collector import Harvest
+from gpu_client.agent.io.committer import Committer
+from gpu_client.agent.io.inputs import fetch_inputs
+from gpu_client.agent.io.log_shipper import LogShipper
+from gpu_client.agent.io.metric_buffer import PointSpool
+from gpu_client.agent.io.step_ledger import StepLedger, plan_of
+from gpu_client.agent.polled_event import Condition
+from gpu_client.agent.process.failures import ExitStatus, Failure, expected, failure_of
+from gpu_client.agent.process.output import TrainerOutput
+from gpu_client.agent.process.supervisor import start_trainer
+from gpu_client.agent.workspace.slots import JobDirectories, Workspace, WorkspaceError
+from gpu_client.checkpoints.artifacts import upload_artifacts
+from gpu_client.checkpoints.restore import restore
+from gpu_client.checkpoints.store import LocalStore
+from gpu_client.transport.api.client import BatonClient
+from gpu_client.transport.errors import BatonError, LeaseLost, RollbackRefused, TransferCanceled, Unauthorized
+from gpu_client.transport.transfer.manager import Transfer
+
+logger = logging.getLogger("baton.job")
+
+PATIENCE_S = 600.0
+"""Where the machine stays, the last checkpoint may take so long to be stored: after a pause, a failure, the end."""
+SHOW_PATIENCE_S = 20.0
+"""So long at most what was shown last may take to be stored."""
+LOG_BUDGET_S = 10.0
+_ACTIVITIES = {"training": Activity.TRAINING}
+"""In all other phases the training waits for bytes."""
+
+
+class JobRun:
+    """One attempt. `run` does it all and returns when nothing of it is left on the machine."""
+
+    def __init__(
+        self,
+        item: WorkItem,
+        *,
+        client: BatonClient,
+        transfer: Transfer,
+        settings: AgentSettings,
+        workspace: Workspace,
+        stop: StopRequest,
+        claimed_at: float,
+        on_progress: Callable[[], None] = lambda: None,
+        on_alive: Callable[[float], None] = lambda within_s: None,
+    ) -> None:
+        self._item = item
+        self._client = client
+        self._transfer = transfer
+        self._settings = settings
+        self._workspace = workspace
+        self._stop = stop
+        self._on_progress = on_progress
+        self._phase = "claimed"
+        self._started_at = int(time.time())
+        self._ended = threading.Event()
+        """The lease is gone: every transfer and wait ends."""
+        self._lost: Lost | None = None
+        self.failure: Failure | None = None
+        """Why it failed, if it did."""
+        self._pause_reason = ""
+        self._checkpoint_asked = False
+        self._pace = Pace(item)
+        self._steps: Steps | None = None
+        self._tail: list[str] = []
+        """What the last step printed last."""
+        points = PointSpool(lambda: item.server_time + time.monotonic() - claimed_at)
+        self._output = TrainerOutput(echo=lambda line: logger.debug("| %s", line), points=points)
+        self._output.signals.follow(item.control.rules if item.control else None)
+        self._shipper: LogShipper | None = None
+        self._steering = SteeringRelay(item.control, attempt=item.epoch)
+        heart = client.within(heartbeat_budget_s(item.heartbeat_interval_s))
+        self._keeper = LeaseKeeper(
+            item,
+            lambda request: heart.heartbeat(item.id, item.lease_token, request),
+            self._status,
+            on_directive=self._directed,
+            on_lost=self._lease_lost,
+            on_pause=on_alive,
+            on_answer=self._answered,
+            claimed_at=claimed_at,
+        )
+        self._calls = LeasedCalls(client, self._keeper, given_up=self._out_of_time)
+        self._last_word = LastWord(item, settings.identity(), self._calls, self._before_last_word, self._steering)
+
+    def run(self) -> Outcome:
+        """Do the attempt. Raises WorkspaceError if the disk cannot be cleared for the next one."""
+        item = self._item
+        logger.info("job %s, attempt %d: claimed", item.id, item.epoch)
+        self._keeper.start()
+        try:
+            outcome = self._settled()
+        finally:
+            self._ended.set()
+            self._keeper.close()
+        self._workspace.clear_state()
+        logger.info("job %s, attempt %d: %s", item.id, item.epoch, outcome)
+        self._workspace.purge(finished=item.id if outcome in (Outcome.COMPLETE, Outcome.CANCELED) else None)
+        return outcome
+
+    def _settled(self) -> Outcome:
+        """The top boundary of an attempt: whatever happens in it ends in a report, not in a dead agent.
+
+        An error that kills the agent would be met again by the next one that is handed this job, and by no budget.
+        """
+        try:
+            return self._attempt()
+        except LeaseLost as error:
+            self._lease_lost(Lost(error.code, error.message))
+            return self._lost_outcome()
+        except TransferCanceled:
+            return self._lost_outcome() if self._ended.is_set() else self._release()
+        except Exception as error:
+            if isinstance(error, Unauthorized) and key_is_refused(error):
+                self._lease_lost(Lost(error.code, error.message))
+                return self._lost_outcome()
+            if not expected(error):
+                logger.exception("job %s: error in the agent while %s", self._item.id, self._phase)
+            return self._fail(failure_of(error))
+
+    # What others leave notes about
+
+    def _status(self) -> HeartbeatRequest:
+        progress = self._progress()
+        self._on_progress()
+        metrics = self._output.signals.beside(progress.metrics if progress else {})
+        return HeartbeatRequest(
+            **self._settings.identity().model_dump(),
+            phase=self._phase,
+            step=progress.step if progress else self._pace.step_in_silence(needed=metrics is not None),
+            total_steps=progress.total if progress else self._pace.total,
+            metrics=metrics,
+            goodput=self._pace.goodput(),
+            control=self._steering.report(progress),
+        )
+
+    def _answered(self, request: HeartbeatRequest, answer: HeartbeatAnswer) -> None:
+        if request.control is not None:
+            self._steering.heard(request.control, answer)
+            self._output.signals.follow(answer.rules)
+        self._output.signals.heard(request.metrics)
+
+    def _directed(self, directive: Directive, reason: str) -> None:
+        if directive is Directive.PAUSE:
+            self._pause_reason = reason or "paused"
+        elif directive is Directive.CHECKPOINT and self._steps and not self._checkpoint_asked:
+            # Before the trainer has connected nobody hears it: then the next heartbeat says it again.
+            self._checkpoint_asked = self._steps.request_checkpoint()
+
+    def _lease_lost(self, lost: Lost) -> None:
+        if self._lost is None:
+            self._lost = lost
+            logger.warning("job %s: %s (%s)", self._item.id, lost.message, lost.code)
+        self._ended.set()
+
+    def _leaving(self) -> StopReason | None:
+        """Why the job is to be handed back, if it is."""
+        if self._stop.is_set():
+            return "release"
+        return "pause" if self._pause_reason else None
+
+    def _interrupted(self) -> bool:
+        return self._ended.is_set() or self._leaving() is not None
+
+    def _out_of_time(self) -> bool:
+        return self._stop.out_of_time(float(self._item.stop_grace_s))
+
+    def _progress(self) -> Progress | None:
+        return self._steps.progress() if self._steps else None
+
+    def _enter(self, phase: str) -> None:
+        self._phase = phase
+        self._pace.enter(_ACTIVITIES.get(phase, Activity.TRANSFERRING))
+        item = self._item
+        try:
+            self._workspace.write_state(item.id, item.epoch, phase, self._started_at, lease_token=item.lease_token)
+        except (WorkspaceError, OSError) as error:
+            # Without the note a crash costs a wait until the lease has run out, no more.
+            logger.warning("job %s: %s", item.id, error)
+        logger.info("job %s: %s", item.id, phase)
+
+    # The phases
+
+    def _attempt(self) -> Outcome:
+        item = self._item
+        # First, because the claim's URLs of the checkpoints do not live as long as many inputs may take.
+        self._enter("restoring")
+        directories = self._workspace.prepare(item.id, item.epoch)
+        directories.write_params(item.parameters)
+        store = LocalStore(self._workspace.stores, item.id)
+        leave = Condition(self._interrupted)
+        calls = LeasedCalls(self._client, self._keeper, given_up=self._interrupted)
+        ledger = StepLedger(plan_of(item).steps, directories)
+        resume_from = ledger.take(restore(calls, self._transfer, item, directories.output, store=store, cancel=leave))
+        self._enter("fetching")
+        fetch_inputs(
+            calls, self._transfer, item, directories.data, require_free=self._workspace.require_free, cancel=leave
+        )
+        if self._interrupted():
+            raise TransferCanceled("not worth starting")
+        self._enter("training")
+        logs = self._client.within(LOG_BUDGET_S)
+        ship = partial(logs.send_logs, item.id, item.lease_token)
+        self._shipper = LogShipper(self._output.spool, ship, points=self._output.points)
+        harvest = Harvest(
+            directories,
+            item,
+            self._settings.stable_s,
+            store,
+            on_committed=self._pace.committed,
+            on_total=self._pace.of_total,
+            ledger=ledger,
+            say=self._output.spool.append,
+        )
+        committer = Committer(
+            lambda staged, cancel: harvest.commit(self._client, self._transfer, staged, cancel),
+            self._keeper.prove,
+            on_lost=lambda error: self._lease_lost(Lost(error.code, error.message)),
+            over=self._ended,
+            on_skipped=self._pace.skipped,
+        )
+        around = Surroundings(
+            start=start_trainer,
+            pace=self._pace,
+            stop=self._stop,
+            over=self._ended,
+            canceled=lambda: self._lost_outcome() is Outcome.CANCELED,
+            leaving=self._leaving,
+            steering=self._steering,
+            api_url=self._settings.api_url,
+        )
+        early = ArtifactShipper(
+            directories.output,
+            lambda files, cancel: upload_artifacts(logs, self._transfer, item, files, cancel=cancel),
+            self._keeper.prove,
+            over=self._ended,
+        )
+        self._steps = Steps(
+            item,
+            directories,
+            ledger,
+            harvest=harvest,
+            committer=committer,
+            store=store,
+            output=self._output,
+            around=around,
+            show=early.offer,
+        )
+        try:
+            end = self._steps.run(resume_from)
+            if end.done:
+                early.close()  # what it has not sent is among the outputs
+            self._tail = self._steps.output.last_lines()
+            self._steps.clean_up()
+            return self._conclude(end, committer, early, directories)
+        finally:
+            early.close()
+            committer.close()
+            self._shipper.close()
+
+    # The end
+
+    def _conclude(
+        self, end: StepsEnd, committer: Committer, early: ArtifactShipper, directories: JobDirectories
+    ) -> Outcome:
+        if self._ended.is_set():
+            return self._lost_outcome()
+        if end.done:
+            plan = plan_of(self._item)
+            failure = failed_outputs(directories.output, plan.outputs, plan.optional_outputs)
+            if failure is None:
+                self._enter("uploading")
+                return self._complete(committer, directories)
+            end = end._replace(failure=failure)
+        self._enter("committing")
+        self._drain(committer)
+        # The next attempt may go on from parts of a shared file that this one has just shown.
+        until = time.monotonic() + SHOW_PATIENCE_S
+        early.drain(lambda: self._out_of_time() or time.monotonic() > until)
+        if end.failure is not None:
+            return self._fail(end.failure, end.status)
+        by_rule = self._steering.leaving
+        if by_rule is None or by_rule.kind == "stop":
+            return self._release()
+        return self._hand_back(by_rule)
+
+    def _drain(self, committer: Committer) -> None:
+        """Let the last checkpoint be committed, for as long as that makes sense."""
+        until = time.monotonic() + PATIENCE_S
+        committer.drain(lambda: self._out_of_time() or time.monotonic() > until)
+
+    def _complete(self, committer: Committer, directories: JobDirectories) -> Outcome:
+        """Upload the outputs, then report."""
+        try:
+            files = outputs_of(self._item, directories, on_left_out=self._note)
+        except BatonError:
+            self._drain(committer)
+            raise
+        cancel = Condition(lambda: self._ended.is_set() or self._out_of_time())
+
+        def deliver() -> None:
+            artifacts = self._calls.insist(
+                "artifacts",
+                lambda _client: upload_artifacts(self._calls, self._transfer, self._item, files, cancel=cancel),
+            )
+            # While the lease lasts: a job that is run again or branched off begins at its last checkpoint.
+            self._drain(committer)
+            self._last_word.complete(artifacts, self._progress(), self._pace.goodput())
+
+        failure = until_stored(self._item, deliver, self._ended.wait)
+        return Outcome.COMPLETE if failure is None else self._fail(failure)
+
+    def _note(self, text: str) -> None:
+        """In the job's log, too."""
+        logger.warning("job %s: %s", self._item.id, text)
+        self._output.spool.append(f"[baton] {text}")
+
+    def _fail(self, failure: Failure, status: ExitStatus | None = None) -> Outcome:
+        self.failure = failure
+        logger.warning("job %s failed: %s: %s", self._item.id, failure.failure_class, failure.reason)
+        tail = self._tail or (self._steps.output.last_lines() if self._steps else [])
+        return self._report(lambda: self._last_word.fail(failure, status, tail, self._pace.goodput()), Outcome.FAILED)
+
+    def _release(self) -> Outcome:
+        pause = self._leaving() == "pause"
+        reason, message = ("pause", self._pause_reason) if pause else ("sigterm", self._stop.reason)
+        skipped = self._steps.last_checkpoint_skipped if self._steps else ""
+        if skipped:
+            message = f"{message}; no last checkpoint: {skipped}"
+        return self._report(lambda: self._last_word.release(reason, message, self._pace.goodput()), Outcome.RELEASED)
+
+    def _hand_back(self, by_rule: Leaving) -> Outcome:
+        """A rule wants the job to go on elsewhere, later, or from an earlier checkpoint."""
+        try:
+            return self._report(lambda: self._last_word.leave(by_rule, self._pace.goodput()), Outcome.RELEASED)
+        except RollbackRefused as error:
+            return self._fail(Failure(FailureClass.STOPPED_BY_RULE, f"{by_rule.reason}; {error.message}"))
+
+    def _lost_outcome(self) -> Outcome:
+        return Outcome.CANCELED if self._lost and self._lost.canceled else Outcome.LOST
+
+    def _report(self, say: Callable[[], None], outcome: Outcome) -> Outcome:
+        try:
+            say()
+        except LeaseLost as error:
+            self._lease_lost(Lost(error.code, error.message))
+            return self._lost_outcome()
+        except RollbackRefused:
+            raise
+        except BatonError as error:
+            # Nobody is left to tell: the lease runs out, and the job goes to another worker.
+            logger.error("job %s: the end of the attempt could not be reported: %s", self._item.id, error)
+            return self._lost_outcome()
+        return outcome
+
+    def _before_last_word(self) -> None:
+        """What a heartbeat has no room for in the last word, and what the training printed last."""
+        while (self._steering.behind or self._output.signals.unheard) and self._keeper.beat():
+            pass
+        if self._shipper is not None and self._stop.level is not StopLevel.NOW:
+            self._shipper.flush()

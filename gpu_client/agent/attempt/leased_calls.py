@@ -1,0 +1,110 @@
+"""Control-plane calls of one attempt: made on a proven lease only, again and again while the control plane is away.
+
+What a phase needs of the client (see `InputsApi`, `RestoreApi`, `ArtifactsApi`) is here under the client's names, so
+that an outage in the middle of a phase is waited for instead of failing the job.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from baton.contract.checkpoints import BlobUrls
+from baton.contract.work import ArtifactsAnswer, DeclaredArtifact, InputPage
+from gpu_client.agent.attempt.lease import LeaseKeeper
+from gpu_client.agent.polled_event import Condition
+from gpu_client.agent.retry import backoff_s, may_pass
+from gpu_client.transport.api.client import BatonClient
+from gpu_client.transport.errors import ApiError, LeaseExpired, TransferCanceled, UnexpectedAnswer, Unreachable
+
+logger = logging.getLogger("baton.job")
+
+T = TypeVar("T")
+
+CALL_BUDGET_S = 35.0
+"""Time for one call with the client's own retries; then the lease is looked at again."""
+
+HURRIED_BUDGET_S = 2.0
+"""The same when there is no time left: one last try."""
+
+RETRY_S = 2.0
+MAX_UNEXPECTED = 5
+"""Answers that this version does not understand, before that counts as final."""
+
+MAX_FOREIGN = 20
+"""The same of refusals by something in between: eight minutes, enough for a deployment or a proxy's bad moment."""
+
+
+class LeasedCalls:
+    """Calls that must arrive. All methods raise ApiError (refused), UnexpectedAnswer, and TransferCanceled once the
+    lease is gone or `given_up` says that waiting is over; each call is tried at least once on a lease that holds.
+    """
+
+    def __init__(
+        self,
+        client: BatonClient,
+        keeper: LeaseKeeper,
+        *,
+        given_up: Callable[[], bool],
+        retry_s: float = RETRY_S,
+    ) -> None:
+        self._client = client.within(CALL_BUDGET_S)
+        self._hurried = client.within(HURRIED_BUDGET_S)
+        self._keeper = keeper
+        self._given_up = given_up
+        self._retry_s = retry_s
+
+    def insist(self, what: str, call: Callable[[BatonClient], T]) -> T:
+        """The call's result, however long the control plane (or, for calls that move bytes, the store) is away."""
+        unexpected = foreign = rounds = 0
+        while True:
+            if self._keeper.lost is not None:
+                raise TransferCanceled("the lease is gone")
+            try:
+                if self._keeper.prove():
+                    return call(self._hurried if self._given_up() else self._client)
+                trouble = "the lease cannot be proved at the moment"
+            except LeaseExpired as error:
+                # Ours is older than we thought, or the control plane's clock went on: prove it anew before anything.
+                self._keeper.beat()
+                trouble = str(error)
+            except Unreachable as error:
+                trouble = str(error)
+            except UnexpectedAnswer as error:
+                unexpected += 1
+                if unexpected >= MAX_UNEXPECTED:
+                    raise
+                trouble = str(error)
+            except ApiError as error:
+                foreign += 1
+                if not may_pass(error) or foreign >= MAX_FOREIGN:
+                    raise
+                trouble = str(error)
+            if self._given_up():
+                raise TransferCanceled(f"{what}: not waiting any longer ({trouble})")
+            logger.warning("%s: %s; trying again", what, trouble)
+            over = Condition(lambda: self._keeper.lost is not None or self._given_up())
+            over.wait(backoff_s(self._retry_s, rounds))
+            rounds += 1
+
+    def inputs_page(self, job_id: str, lease_token: str, *, cursor: str | None = None) -> InputPage:
+        """See WorkerCalls."""
+        return self.insist("inputs", lambda client: client.inputs_page(job_id, lease_token, cursor=cursor))
+
+    def blob_urls(self, job_id: str, step: int, blake3: Sequence[str], *, lease_token: str | None = None) -> BlobUrls:
+        """See WorkerCalls."""
+        return self.insist("blob_urls", lambda client: client.blob_urls(job_id, step, blake3, lease_token=lease_token))
+
+    def report_damaged(self, job_id: str, step: int, lease_token: str, *, epoch: int, message: str) -> None:
+        """See WorkerCalls."""
+        self.insist(
+            "report_damaged",
+            lambda client: client.report_damaged(job_id, step, lease_token, epoch=epoch, message=message),
+        )
+
+    def declare_artifacts(
+        self, job_id: str, lease_token: str, artifacts: Sequence[DeclaredArtifact]
+    ) -> ArtifactsAnswer:
+        """See WorkerCalls."""
+        return self.insist("declare_artifacts", lambda client: client.declare_artifacts(job_id, lease_token, artifacts))

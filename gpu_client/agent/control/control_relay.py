@@ -1,0 +1,358 @@
+"""Rules and commands on their way through the agent: from heartbeats to the training, and what it answers back.
+
+What the job's processes say of damaged objects of a ring goes the same way, as decisions do.
+
+What the training says is kept until the control plane has accepted it. The agent itself decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from baton.contract.base import MAX_STEP
+from baton.contract.steering import (
+    MAX_DECISIONS,
+    MAX_RESULTS,
+    MAX_STATUSES,
+    Command,
+    CommandResult,
+    Control,
+    ControlReport,
+    Decision,
+    EndedBy,
+    LeaveByRule,
+    Rollback,
+    RuleStatus,
+)
+from baton.contract.work import HeartbeatAnswer
+from gpu_client.agent.control.channel_messages import Progress
+from gpu_client.agent.control.channel_server import ChannelServer
+from gpu_client.agent.control.preset_monitor import PresetWatch
+
+logger = logging.getLogger("baton.job")
+
+MAX_WAITING = 2000
+"""Decisions that have not been accepted yet; what comes then is counted and left out."""
+MAX_REASON_CHARS = 1024
+MAX_QUARANTINED_TOLD = 20
+"""Damaged objects of an attempt that are told one by one; of more it is told whenever they have doubled, and at the
+end, how many there are."""
+MAX_QUARANTINED = 100_000
+"""That are counted."""
+DEAF_AFTER_S = 60.0
+"""So long after its start a training that has not connected will not: rules cannot act in it."""
+DEAF = "the training does not use Baton's session, so nothing in it can go by rules"
+
+
+class Leaving(NamedTuple):
+    """How a rule or command wants the training's end to be reported."""
+
+    kind: str
+    """`stop`, `rollback`, `pause` or `requeue`."""
+    ended_by: EndedBy
+    arguments: Mapping[str, Any]
+
+    @property
+    def failed(self) -> bool:
+        """Whether the job has failed by it."""
+        return self.kind == "stop" and self.arguments.get("outcome") == "failed"
+
+    @property
+    def reason(self) -> str:
+        """In words."""
+        who = f"rule {self.ended_by.rule}" if self.ended_by.rule else f"command {self.ended_by.command}"
+        return f"{who} at step {self.ended_by.step}: {self.ended_by.message}".rstrip(": ")
+
+
+class SteeringRelay:
+    """Of one attempt. Heartbeats call `report` and `heard` in their thread, the attempt all else in its own."""
+
+    def __init__(
+        self,
+        control: Control | None,
+        *,
+        attempt: int = 1,
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`attempt`: its number. `now`: seconds since 1970, for the record only. `clock`: monotonic seconds."""
+        self._control = control or Control()
+        self._now = now
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._channel: ChannelServer | None = None
+        self._base = 0
+        """Added to what the training calls a step: a recipe's later steps count from 0 again, the job goes on."""
+        self._started_at: float | None = None
+        self._rules = self._control.rules
+        self._watched = 0
+        """The revision that presets go by."""
+        self._any_rule = True
+        """Whether that has a rule of its own."""
+        self._presets = PresetWatch(self._preset_decided, attempt=attempt, clock=clock)
+        self._commands: dict[int, Command] = {command.seq: command for command in self._control.commands}
+        self._known_since: dict[int, tuple[float, float]] = {
+            seq: (clock(), command.expires_at - command.issued_at) for seq, command in self._commands.items()
+        }
+        """Of a command that waits: when it came, and how long it had to live then, in seconds."""
+        self._received = self._control.commands_seq
+        self._in_force = 0
+        self._in_force_step: int | None = None
+        self._rejected: int | None = None
+        self._reason = ""
+        self._results: list[CommandResult] = []
+        self._decisions: list[Decision] = []
+        self._number = 0
+        self._statuses: list[RuleStatus] | None = None
+        self._left_out = 0
+        self._quarantined: set[tuple[str, str]] = set()
+        """Damaged objects that the attempt has met, by their rings and keys."""
+        self._quarantined_told = 0
+        self._untold: dict[str, Any] | None = None
+        """The newest of them, where there are more than was told."""
+        self._may_leave = True
+        self.leaving: Leaving | None = None
+        """None: the training ends as any does."""
+
+    # The attempt's side
+
+    def write_start(self, path: Path) -> None:
+        """What a training process begins with (BATON_CONTROL). Raises OSError."""
+        with self._lock:
+            start = self._control.model_dump(mode="json")
+            if "ends" not in self._control.model_fields_set:
+                del start["ends"]  # the control plane has not counted: 0 would be a claim
+            start["rules"] = self._rules.model_dump(mode="json") if self._rules else None
+            start["commands"] = [self._sendable(one) for one in self._commands.values() if self._is_of_now(one)]
+            # The checkpoint that such a step begins with has the number before its first one.
+            start["rollbacks"] = [one for one in start["rollbacks"] if one["to_step"] >= self._base - 1]
+        path.write_text(json.dumps(start), encoding="utf-8")
+
+    def attach(
+        self,
+        channel: ChannelServer,
+        *,
+        base: int = 0,
+        storing: Callable[[], bool] = lambda: False,
+        say: Callable[[str], object] = lambda line: None,
+        missed: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """A training process is about to start; it will be told through this channel, before `write_start`.
+
+        base: added to its steps to count them within the job. The rest is for the presets.
+        """
+        self._presets.attach(channel, base=base, storing=storing, say=say, missed=missed)
+        with self._lock:
+            self._channel, self._base = channel, base
+            self._started_at = self._clock()
+            self._in_force = 0
+            # A job's next step, or the next try of the same, may end otherwise than the process before it.
+            self.leaving, self._may_leave = None, True
+
+    def detach(self) -> None:
+        """It has ended, and all that it said was taken."""
+        self._presets.detach()
+        with self._lock:
+            self._tell_quarantined()
+
+    def take(self) -> None:
+        """Note what the training has said since the last call."""
+        self._look_at_presets()
+        channel = self._channel
+        for message in channel.take_steering() if channel else ():
+            try:
+                with self._lock:
+                    self._note(message)
+            except (ValidationError, KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+                logger.warning("ignored what the training says of rules: %s: %s", message.get("type"), error)
+
+    # The heartbeats' side
+
+    def report(self, progress: Progress | None = None) -> ControlReport:
+        """What is new, and what is in force. `progress`: what else the heartbeat tells, which has room for finite
+        numbers only."""
+        more = {"nonfinite": dict(progress.nonfinite)} if progress and progress.nonfinite else {}
+        with self._lock:
+            self._look_for_deafness()
+            return ControlReport(
+                rules_revision=self._rules.revision if self._rules else 0,
+                commands_seq=self._received,
+                step=self._in_force_step if self._rules and self._in_force == self._rules.revision else None,
+                rejected=self._rejected,
+                reason=self._reason,
+                results=self._results[:MAX_RESULTS],
+                decisions=self._decisions[:MAX_DECISIONS],
+                statuses=self._statuses,
+                **more,
+            )
+
+    @property
+    def behind(self) -> bool:
+        """Whether more is to be said than one report holds."""
+        return len(self._decisions) > MAX_DECISIONS or len(self._results) > MAX_RESULTS
+
+    def heard(self, report: ControlReport, answer: HeartbeatAnswer | None) -> None:
+        """The control plane has accepted that report; its answer may have news for the training."""
+        with self._lock:
+            self._results = [one for one in self._results if one not in report.results]
+            told = max((one.number for one in report.decisions), default=0)
+            self._decisions = [one for one in self._decisions if one.number > told]
+            if self._statuses is report.statuses or self._statuses == report.statuses:
+                self._statuses = None
+            if answer is None:
+                return
+            rules = answer.rules
+            if rules is not None and rules.revision > (self._rules.revision if self._rules else 0):
+                self._rules = rules
+                if self._channel is not None:
+                    self._channel.send_steering({"type": "rules", "revision": rules.revision, "text": rules.text})
+            for command in answer.commands:
+                if command.seq > self._received and command.seq not in self._known_since:
+                    self._commands[command.seq] = command
+                    self._known_since[command.seq] = self._clock(), command.expires_at - answer.server_time
+                    if self._channel is not None:
+                        self._channel.send_steering({"type": "command", **self._sendable(command)})
+            if answer.commands_seq is not None:
+                self._received = max(self._received, answer.commands_seq)
+
+    # Inside, with the lock held
+
+    def _is_of_now(self, command: Command) -> bool:
+        """Whether it is not done yet, or was in this step of the recipe: another one trains something else."""
+        return command.status == "waiting" or command.step is None or command.step >= self._base
+
+    def _of_job(self, step: Any) -> Any:
+        """A step that the training has named, as the job counts; what is none is left to who checks it."""
+        return min(step + self._base, MAX_STEP) if self._base and type(step) is int else step
+
+    def _sendable(self, command: Command) -> dict[str, Any]:
+        told = command.model_dump(mode="json", include={"seq", "kind", "arguments", "status", "step"})
+        if command.step is not None:
+            told["step"] = command.step - self._base
+        if command.status == "waiting":
+            since, life_s = self._known_since[command.seq]
+            told["expires_in_s"] = life_s - (self._clock() - since)
+        return told
+
+    def _note(self, message: Mapping[str, Any]) -> None:
+        kind = message["type"]
+        if kind == "rules_in_force":
+            # Read as what the report is made of: what does not fit there would break every heartbeat from now on.
+            told = ControlReport(
+                rules_revision=message["revision"],
+                commands_seq=0,
+                step=self._of_job(message["step"]),
+                rejected=message.get("rejected"),
+                reason=str(message.get("reason", ""))[:MAX_REASON_CHARS],
+            )
+            self._in_force, self._in_force_step = told.rules_revision, told.step
+            self._rejected, self._reason = told.rejected, told.reason
+        elif kind == "rule_statuses":
+            self._statuses = [RuleStatus.model_validate(one) for one in message["statuses"][:MAX_STATUSES]]
+        elif kind == "decision":
+            self._decide({**message, "step": self._of_job(message["step"])})
+        elif kind == "quarantined":
+            self._note_quarantined(message)
+        elif kind == "command_result":
+            fields = {name: message[name] for name in CommandResult.model_fields}
+            result = CommandResult.model_validate({**fields, "step": self._of_job(fields["step"])})
+            self._results.append(result)
+            known = self._commands.get(result.seq)
+            if known is not None and result.status == "applied" and known.kind == "set":
+                self._commands[result.seq] = known.model_copy(update={"status": "applied", "step": result.step})
+            else:
+                self._commands.pop(result.seq, None)
+        elif kind == "leaving" and self._may_leave:
+            said, arguments = dict(message["ended_by"]), dict(message["arguments"])
+            if "before_step" in arguments:
+                arguments["before_step"] = self._of_job(arguments["before_step"])
+            ended_by = EndedBy.model_validate({**said, "step": self._of_job(said["step"])})
+            leaving = Leaving(str(message["kind"]), ended_by, arguments)
+            if leaving.kind != "stop":
+                leave_by_rule(leaving)  # what cannot be said in the end is not begun
+            self.leaving, self._may_leave = leaving, False
+
+    def _look_at_presets(self) -> None:
+        """In the attempt's thread, without the lock: heartbeats do not wait for it."""
+        rules = self._rules
+        if rules is not None and rules.revision != self._watched:
+            self._watched = rules.revision
+            self._any_rule = self._presets.follow(rules.text)
+        self._presets.look()
+
+    def _preset_decided(self, message: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._decide(message)
+
+    def _decide(self, message: Mapping[str, Any]) -> None:
+        if len(self._decisions) >= MAX_WAITING:
+            if not self._left_out:
+                logger.warning("more than %d decisions of rules wait to be reported: the rest is left out", MAX_WAITING)
+            self._left_out += 1
+            return
+        fields = {name: message[name] for name in Decision.model_fields if name in message}
+        fields |= {"number": self._number + 1, "type": message["decision"], "at": int(self._now())}
+        self._decisions.append(Decision.model_validate(fields))
+        self._number += 1
+
+    def _note_quarantined(self, message: Mapping[str, Any]) -> None:
+        """Several processes may say it of the same object. It is told of the step that was reported last."""
+        progress = self._channel.progress() if self._channel is not None else None
+        count = len(self._quarantined) + 1
+        told = Decision(
+            number=1,
+            type="ring.quarantined",
+            step=self._of_job(progress.step if progress is not None else 0),
+            rank=message.get("rank", 0),
+            at=int(self._now()),
+            ring=message["ring"],
+            object=message["object"],
+            objects=count,
+            message=str(message.get("message", ""))[:MAX_REASON_CHARS],
+        )
+        which = message["ring"], message["object"]
+        if which in self._quarantined or count > MAX_QUARANTINED:
+            return
+        self._quarantined.add(which)
+        self._untold = {**told.model_dump(exclude={"type"}), "decision": told.type}
+        if count <= MAX_QUARANTINED_TOLD or count >= 2 * self._quarantined_told:
+            self._tell_quarantined()
+
+    def _tell_quarantined(self) -> None:
+        untold, self._untold = self._untold, None
+        if untold is not None:
+            self._decide(untold)
+            self._quarantined_told = len(self._quarantined)
+
+    def _look_for_deafness(self) -> None:
+        """A training without a session never answers: that is said, instead of nothing."""
+        if not self._any_rule:
+            return
+        if self._rules is None or self._in_force or self._rejected or self._channel is None or self._started_at is None:
+            return
+        if self._clock() - self._started_at > DEAF_AFTER_S and not self._channel.steers():
+            self._rejected, self._reason = self._rules.revision, DEAF
+
+
+def leave_by_rule(leaving: Leaving) -> LeaveByRule:
+    """As the control plane is told. Raises ValidationError for what is not known there."""
+    arguments = leaving.arguments
+    rollback = None
+    if leaving.kind == "rollback":
+        rollback = Rollback.model_validate(
+            {name: arguments[name] for name in Rollback.model_fields if name in arguments}
+        )
+    return LeaveByRule(
+        kind=leaving.kind,
+        ended_by=leaving.ended_by,
+        rollback=rollback,
+        exclude_host=leaving.kind == "requeue" and bool(arguments.get("exclude_host")),
+    )

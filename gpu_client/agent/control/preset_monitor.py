@@ -1,0 +1,404 @@
+"""The presets of a training, looked after by the agent: it alone can tell that a loop stands still.
+
+They read what the training reports anyway, and tell; they never touch the training.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from statistics import median
+from typing import Any, Protocol
+
+from baton.contract.base import MAX_STEP
+from baton.contract.rules.document.actions import Alert
+from baton.contract.rules.document.loader import load
+from baton.contract.rules.document.presets import DOCUMENT, NAMES
+from baton.contract.rules.document.rule import RuleSet
+from baton.contract.rules.engine.evaluator import Evaluator
+from baton.contract.rules.engine.verdicts import State, Verdict
+from baton.contract.rules.language.messages import Message
+from baton.contract.rules.metrics import Kind, canonical_name
+from baton.contract.rules.numbers import encode
+from gpu_client.agent.control.channel_messages import CheckpointNotice, Progress
+from gpu_client.controller.hardware_sampler import Probe
+
+logger = logging.getLogger("baton.job")
+
+TICK_S = 10.0
+MAX_TOLD = 3
+"""Of each preset in one attempt."""
+QUIET_AFTER_ATTEMPTS = 10
+"""From then on each preset tells once in an attempt, and not that it is over: a job's history has an end."""
+USUAL_OF, USUAL_FROM = 50, 20
+"""Gaps between reports of new steps that the usual one is the median of, and how many there have to be."""
+_LOSSES = ("loss", "train_loss", "train.loss", "training_loss")
+_EVALUATIONS = ("eval.loss", "eval_loss", "val_loss", "val.loss", "validation_loss")
+
+_MEASURED = ("step.time", "data.wait")
+
+TREND_POINTS = 20
+"""Of one level: their median. Spikes of up to ten reports are not in it."""
+TREND_NEWEST = 4
+"""So many of the newest levels have to be high: what comes down within 80 reports was a spike."""
+TREND_LAG = 8
+"""They are compared with the level before as many."""
+TREND_MIN_LEVELS = 16
+"""Levels before anything is said: 320 reports."""
+TREND_CHANGES = 500
+"""Changes from which the usual one, their median, is worked out: 10,000 reports."""
+TREND_MIN_CHANGE = 1e-3
+TREND_MIN_PROGRESS = 0.1
+"""Of the loss's magnitude; where it is constant, there would be neither."""
+
+Decide = Callable[[dict[str, Any]], object]
+
+
+class Channel(Protocol):
+    """Of the channel to the training what is needed here."""
+
+    def take_reports(self) -> list[tuple[float, Progress | CheckpointNotice]]: ...
+
+
+@cache
+def preset_rules() -> RuleSet:
+    """All presets."""
+    rules = load(DOCUMENT, presets=True).rules
+    assert rules is not None
+    return rules
+
+
+class PresetWatch:
+    """Of one attempt, in one thread. Nothing in it raises. `clock`: monotonic seconds, the same as the channel's."""
+
+    def __init__(
+        self,
+        decide: Decide,
+        *,
+        attempt: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+        make_probe: Callable[[], Probe] = lambda: Probe(TICK_S, gpus_only=True),
+    ) -> None:
+        """`decide` takes what is decided, as a training tells it. `attempt`: which one of the job it is."""
+        self._decide = decide
+        self._attempt = attempt
+        self._clock = clock
+        self._make_probe = make_probe
+        self._off: frozenset[str] = frozenset()
+        self._told: Counter[str] = Counter()
+        self._standing: set[str] = set()
+        """Those that have told, and not that it is over."""
+        self._training: _Training | None = None
+        self._probe: Probe | None = None
+        self._broken = False
+
+    def follow(self, text: str) -> bool:
+        """These are the job's rules now; whether it has any of its own. What cannot be read is passed over."""
+        try:
+            rules = load(text).rules if text.strip() else RuleSet()
+        except Exception:
+            # `load` tells faults and does not raise; but YAML may be missing, and presets must not cost an attempt.
+            logger.exception("whether presets are switched off cannot be read")
+            return True
+        if rules is None:
+            return True
+        self._off = rules.presets_off
+        return bool(rules.rules)
+
+    def attach(
+        self,
+        channel: Channel,
+        *,
+        base: int,
+        storing: Callable[[], bool],
+        say: Callable[[str], object],
+        missed: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """A training process is about to start: what it reports is looked at from nothing.
+
+        base: added to its steps to count them within the job. storing: whether a checkpoint is being stored, for which
+        it may have to wait. say: puts a line into the job's log. missed: how many checkpoints the training deleted
+        before they could be taken over.
+        """
+        self.detach()
+        self._standing.clear()
+        try:
+            self._training = _Training(channel, base, storing, say, self._clock, missed=missed)
+        except Exception:
+            # As below: nothing is looked at then, and the training starts all the same.
+            logger.exception("presets cannot be looked at")
+
+    def detach(self) -> None:
+        """It has ended."""
+        self._training = None
+        if self._probe is not None:
+            self._probe.stop()
+            self._probe = None
+
+    def look(self) -> None:
+        """Take what the training has reported since the last look, and look at the clock. Cheap: for every poll."""
+        training = self._training
+        if training is None or self._broken or len(self._off) == len(NAMES):
+            return
+        try:
+            for verdict in training.look(self._sample):
+                self._note(verdict, training)
+        except Exception:
+            # The top of what is only told: a bug in it must not cost the attempt that it is about.
+            self._broken = True
+            logger.exception("presets are not looked at any more in this attempt")
+
+    def _sample(self) -> Mapping[str, float]:
+        if "preset-gpu-idle" in self._off:
+            return {}
+        if self._probe is None:
+            probe = self._make_probe()
+            try:
+                probe.start()
+            except RuntimeError as error:  # no more threads
+                logger.warning("gpu.util is not measured: %s", error)
+                return {}
+            self._probe = probe
+        return self._probe.take()
+
+    def _note(self, verdict: Verdict, training: _Training) -> None:
+        name = verdict.rule
+        if name in self._off:
+            return
+        quiet = self._attempt > QUIET_AFTER_ATTEMPTS
+        if verdict.state is State.FIRED and self._told[name] < (1 if quiet else MAX_TOLD):
+            self._told[name] += 1
+            self._standing.add(name)
+            message = "; ".join(training.said(one.text) for one in verdict.actions if isinstance(one, Alert))
+            logger.warning("%s: %s", name, message)
+            training.say(f"[baton] {name}: {message}")
+            self._tell("rule.fired", verdict, training, actions=["alert"], message=message)
+        elif verdict.state is State.CLEARED and name in self._standing:
+            self._standing.discard(name)
+            if not quiet:
+                self._tell("rule.cleared", verdict, training)
+        elif verdict.state is State.ERROR:
+            logger.error("%s cannot be checked: %s", name, verdict.reason)
+
+    def _tell(self, what: str, verdict: Verdict, training: _Training, **more: Any) -> None:
+        operands = {one.text: encode(one.value) for one in verdict.operands}
+        said = {"rule": verdict.rule, "step": training.step, "severity": verdict.severity, "operands": operands}
+        said |= {} if training.epoch is None else {"training_epoch": training.epoch}
+        self._decide({"type": "decision", "decision": what, **said, **more})
+
+
+class _Training:
+    """One training process, as far as it is heard of."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        base: int,
+        storing: Callable[[], bool],
+        say: Callable[[str], object],
+        clock: Callable[[], float],
+        *,
+        missed: Callable[[], int],
+    ) -> None:
+        self._channel = channel
+        self._base = base
+        self._storing = storing
+        self.say = say
+        self._missed = missed
+        self._clock = clock
+        rules = preset_rules()
+        self._kinds = {metric.name: metric.kind for metric in rules.metrics().values()}
+        self._evaluator = Evaluator(rules)
+        self._ticked_at = clock()
+        self._trend = LossTrend()
+        self._newest: dict[str, float] = {}
+        """Of the losses, by the names that the training uses: a number that is told again is nothing new."""
+        self._trend_of = len(_LOSSES)
+        """Place in `_LOSSES` of the name whose values are the trend's: another one's would be jumps."""
+        self._gaps: deque[float] = deque(maxlen=USUAL_OF)
+        self._names: dict[str, str] = {}
+        self.step = base
+        self.epoch: float | None = None
+        """Pass over the data, if the training says so."""
+        self._step: int | None = None
+        self._stepped_at = 0.0
+        self._moved_at = 0.0
+        """When a step, a phase or a checkpoint last made an end to doubt."""
+        self._phase: tuple[str, int] | None = None
+        self._storing_since: float | None = None
+        self._last = False
+
+    def look(self, sample: Callable[[], Mapping[str, float]]) -> Iterator[Verdict]:
+        """What is decided, each at the moment at which the values are those that it was decided by."""
+        for at, report in self._channel.take_reports():
+            if isinstance(report, CheckpointNotice):
+                self._moved_at = max(self._moved_at, at)
+                continue
+            for point in report.points:
+                # Also NaN is a number there, and in a decision it is none.
+                if math.isfinite(epoch := float(point.metrics.get("epoch", math.nan))):
+                    self.epoch = epoch
+            if metrics := self._news(report, at):
+                yield from self._evaluator.observe(metrics, step=self.step, now=at)
+        now = self._clock()
+        if now - self._ticked_at >= TICK_S:
+            self._ticked_at = now
+            yield from self._evaluator.observe({**self._ages(now), **sample()}, step=self.step, now=now)
+
+    def said(self, message: Message) -> str:
+        """A preset's text, with times as people say them."""
+        values = self._evaluator.values()
+        parts = []
+        for part in message.parts:
+            if isinstance(part, str):
+                parts.append(part)
+            elif self._kinds.get(part.metric) is Kind.DURATION and values.get(part.metric) is not None:
+                parts.append(_lasting(values[part.metric] or 0.0))
+            else:
+                parts.append(Message("", (part,)).render(values))
+        return "".join(parts)
+
+    def _news(self, report: Progress, at: float) -> dict[str, float]:
+        found = self._losses(report)
+        if report.step != self._step:
+            found |= self._times_of(report, at)
+            self._step, self._stepped_at, self._moved_at = report.step, at, at
+            self.step = min(report.step + self._base, MAX_STEP)
+            # A step of the script that reports its total is done: what comes then may take as long as it likes.
+            self._last = report.total is not None and report.step >= report.total
+            self._phase = None
+        if report.phase is not None and report.phase != self._phase:
+            self._moved_at = at
+            name, done = report.phase
+            complete = done >= report.metrics.get(f"{name}_total", math.inf)
+            self._phase = None if complete else report.phase
+        return found
+
+    def _losses(self, report: Progress) -> dict[str, float]:
+        """What is new in it; of several by one name of ours the one that is not finite, else the first."""
+        found: dict[str, float] = {}
+        trend: float | None = None
+        for told, number in (one for point in report.points for one in point.metrics.items()):
+            name = self._names.get(told) or self._named(told)
+            if name == "-":
+                continue
+            value, before = float(number), self._newest.get(told)
+            if value == before or (before is not None and math.isnan(value) and math.isnan(before)):
+                continue
+            self._newest[told] = value
+            if name == "loss" and (place := _LOSSES.index(canonical_name(told))) <= self._trend_of:
+                self._trend_of, trend = place, value
+            if name not in found or not math.isfinite(value):
+                found[name] = value
+        if trend is not None:
+            found.update(self._trend.push(trend) or {})
+        return found
+
+    def _named(self, told: str) -> str:
+        """What presets call it; "-" if they do not read it."""
+        if len(self._names) >= 4096:
+            self._names.clear()
+            self._newest.clear()
+        name = canonical_name(told)
+        known = "loss" if name in _LOSSES else "eval.loss" if name in _EVALUATIONS else "-"
+        self._names[told] = known
+        return known
+
+    def _times_of(self, report: Progress, at: float) -> dict[str, float]:
+        """By the session, else by the clock here."""
+        measured = {name: value for name, value in report.signals.items() if name in _MEASURED}
+        if self._step is not None:
+            gap = measured["step.gap"] = at - self._stepped_at
+            self._gaps.append(gap)
+            if "step.time" not in measured and report.step > self._step:
+                measured["step.time"] = gap / (report.step - self._step)
+        return measured
+
+    def _ages(self, now: float) -> dict[str, float | None]:
+        """How long nothing has moved, and of what kind that nothing is."""
+        if self._storing():
+            self._storing_since = self._storing_since or now
+        elif self._storing_since is not None:
+            self._storing_since, self._moved_at = None, now  # what waited for it may go on from here
+        since = self._moved_at
+        if self._step is None:
+            still = 0.0
+        elif self._phase is not None:
+            still = now - since
+        elif self._storing_since is not None:
+            still = now - max(since, self._storing_since)
+        else:
+            still = 0.0 if self._last else now - since
+        explained = self._phase is not None or self._storing_since is not None
+        return {
+            "step.age": 0.0 if explained else still,
+            "phase.age": still if explained else 0.0,
+            "still": still,
+            "checkpoints.missed": float(self._missed()),
+            "step.usual": median(self._gaps) if len(self._gaps) >= USUAL_FROM else None,
+        }
+
+
+def _lasting(seconds: float) -> str:
+    """`14 min`, `0.4 s`."""
+    if seconds >= 5400:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+class LossTrend:
+    """Fed with each new value. Constant time and memory, but for a look at 500 numbers once in 20 values."""
+
+    def __init__(self) -> None:
+        self._points: list[float] = []
+        self._newest: deque[float] = deque(maxlen=TREND_LAG + 1)
+        self._changes: deque[float] = deque(maxlen=TREND_CHANGES)
+        self._late: deque[float] = deque(maxlen=TREND_LAG)
+        """Changes that are too new to be usual ones."""
+        self._levels = 0
+        self._best = math.inf
+        self._worst = -math.inf
+        """Of the levels up to `TREND_LAG` ago."""
+
+    def push(self, value: float) -> dict[str, float] | None:
+        """Return the new levels once in `TREND_POINTS` finite values, else None.
+
+        loss.level: the lowest of the newest levels. loss.before: the one to compare it with. loss.jump: the difference
+        in usual changes. loss.lost: share of the way from the worst to the best level that is lost again.
+        """
+        if not math.isfinite(value):
+            return None
+        self._points.append(value)
+        if len(self._points) < TREND_POINTS:
+            return None
+        level = median(self._points)
+        self._points.clear()
+        return self._leveled(level)
+
+    def _leveled(self, level: float) -> dict[str, float] | None:
+        newest, late = self._newest, self._late
+        if newest:
+            if len(late) == TREND_LAG:
+                self._changes.append(late[0])
+            late.append(abs(level - newest[-1]))
+        newest.append(level)
+        self._best = min(self._best, level)
+        if len(newest) == TREND_LAG + 1:
+            self._worst = max(self._worst, newest[0])
+        self._levels += 1
+        if self._levels < TREND_MIN_LEVELS:
+            return None
+        now, before = min(list(newest)[-TREND_NEWEST:]), newest[0]
+        magnitude = max(abs(self._best), abs(self._worst))
+        usual = max(median(self._changes), TREND_MIN_CHANGE * magnitude)
+        progress = max(self._worst - self._best, TREND_MIN_PROGRESS * magnitude)
+        return {
+            "loss.level": now,
+            "loss.before": before,
+            "loss.jump": (now - before) / usual if usual else 0.0,
+            "loss.lost": (now - self._best) / progress if progress else 0.0,
+        }

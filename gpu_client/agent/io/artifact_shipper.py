@@ -1,0 +1,194 @@
+"""Uploads files that the training says are finished, so that they can be seen before the end.
+
+No output depends on it. What is not stored by then is uploaded with all outputs at the end, and what is stored is not
+sent again. Only `complete` makes outputs of what lies in the store. The next attempt may be given some of it: what lies
+in the directory of a shared file's parts.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from baton.contract.base import MAX_PATH_BYTES, path_problem
+from gpu_client.agent.polled_event import Condition
+from gpu_client.agent.retry import backoff_s, may_pass
+from gpu_client.transport.errors import (
+    ApiError,
+    BatonError,
+    LeaseExpired,
+    LeaseLost,
+    TransferCanceled,
+    Unreachable,
+)
+from gpu_client.transport.net.cancellation import CancelEvent
+
+logger = logging.getLogger("baton.artifacts")
+
+MAX_FILE_BYTES = 64 * 1024**2
+"""What is larger is no picture, and would hold up checkpoints on a slow line."""
+MAX_FILES = 1000
+"""Of one attempt. A job has at most 500 outputs: what is beyond this was never looked at."""
+BATCH_FILES = 50
+GATHER_S = 1.0
+"""Pictures of one step come within moments of each other: they share a call of the API."""
+RETRY_S = 2.0
+MAX_TRIES = 3
+"""Of a file that cannot be uploaded though control plane and store can be reached."""
+POLL_S = 0.5
+IDLE_POLL_S = 0.05
+CLOSE_WAIT_S = 5.0
+"""How long `close` waits for a call that hangs; its thread is a daemon."""
+
+
+class ArtifactShipper:
+    """A thread that uploads what was offered, until closed, or until `over` is set.
+
+    `upload` stores files, given by path below the output directory, and ends early when the event it is handed is set;
+    `prove` says whether the lease holds at this moment.
+    """
+
+    def __init__(
+        self,
+        output_dir: Path,
+        upload: Callable[[Mapping[str, Path], CancelEvent], object],
+        prove: Callable[[], bool],
+        *,
+        over: CancelEvent,
+        gather_s: float | None = None,
+        retry_s: float = RETRY_S,
+    ) -> None:
+        self._root = output_dir.resolve()
+        self._upload = upload
+        self._prove = prove
+        self._gather_s = GATHER_S if gather_s is None else gather_s
+        self._retry_s = retry_s
+        self._lock = threading.Lock()
+        self._waiting: dict[str, Path] = {}
+        self._busy = False
+        self._tries: Counter[str] = Counter()
+        self._offered = 0
+        self._closing = False
+        self._lost = False
+        self._over = Condition(lambda: self._closing or self._lost or over.is_set())
+        self._news = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="artifacts", daemon=True)
+        self._thread.start()
+
+    def offer(self, path: Path) -> str | None:
+        """Take a finished file below the output directory; why it is not shown before the end, if so.
+
+        Never waits. The same path again is the same file, rewritten.
+        """
+        with self._lock:
+            self._offered += 1
+            if self._offered > MAX_FILES:
+                return f"more than {MAX_FILES} files to show" if self._offered == MAX_FILES + 1 else None
+        problem = self._problem(path)
+        if problem is not None:
+            return problem
+        with self._lock:
+            self._waiting[path.relative_to(self._root).as_posix()] = path
+        self._news.set()
+        return None
+
+    def drain(self, give_up: Callable[[], bool]) -> bool:
+        """Wait until all that was offered is stored or given up; False if `give_up` says so, or nothing may be sent."""
+        while not self._over.is_set():
+            with self._lock:
+                if not self._waiting and not self._busy:
+                    return True
+            if give_up():
+                return False
+            self._over.wait(IDLE_POLL_S)
+        return False
+
+    def close(self) -> None:
+        """End what is under way, and the thread. May be called twice."""
+        self._closing = True
+        self._news.set()
+        self._thread.join(CLOSE_WAIT_S)
+
+    def _problem(self, path: Path) -> str | None:
+        if not path.is_relative_to(self._root):
+            return "is not inside the output directory"
+        problem = path_problem(path.relative_to(self._root).as_posix(), max_bytes=MAX_PATH_BYTES)
+        if problem is not None:
+            return problem
+        try:
+            if not path.is_file():
+                return "is not a file" if path.exists() else "does not exist"
+            with path.open("rb"):
+                size_bytes = path.stat().st_size
+        except OSError as error:
+            return f"cannot be read: {error.strerror}"
+        if size_bytes > MAX_FILE_BYTES:
+            return f"has {size_bytes} bytes; at most {MAX_FILE_BYTES} are sent before the end"
+        return None
+
+    def _run(self) -> None:
+        fruitless = 0
+        while not self._over.is_set():
+            if not self._waiting:
+                self._news.wait(POLL_S)
+                self._news.clear()
+                continue
+            if self._over.wait(backoff_s(self._retry_s, fruitless - 1) if fruitless else self._gather_s):
+                return
+            fruitless = 0 if self._ship() else fruitless + 1
+
+    def _ship(self) -> bool:
+        """Upload some of what waits; False if that has to wait."""
+        batch = self._taken()
+        again = True
+        try:
+            if not self._prove():
+                return False
+            self._upload(batch, self._over)
+            again = False
+        except LeaseLost:
+            self._lost = True
+        except (Unreachable, LeaseExpired) as error:
+            logger.warning("%d artifacts are kept for later: %s", len(batch), error)
+            return False
+        except TransferCanceled:
+            return False
+        except ApiError as error:
+            again = may_pass(error) or len(batch) > 1
+            return self._noted(batch, error)
+        except (BatonError, OSError) as error:
+            return self._noted(batch, error)
+        except Exception:
+            # The top of this thread: whatever it is, the files behind these have their chance.
+            again = False
+            logger.exception("%s: not uploaded before the end", ", ".join(batch))
+        else:
+            logger.info("%d artifacts can be seen: %s", len(batch), ", ".join(batch))
+        finally:
+            if again:
+                self._put_back(batch)
+            self._busy = False
+        return True
+
+    def _noted(self, batch: Mapping[str, Path], error: Exception) -> bool:
+        """One of them is at fault: from now on they are tried one by one, and not for ever."""
+        self._tries.update(list(batch))
+        logger.warning("%s: not uploaded before the end: %s", ", ".join(batch), error)
+        return False
+
+    def _taken(self) -> dict[str, Path]:
+        """What is tried next. Files that failed go alone: one of a batch may be at fault."""
+        with self._lock:
+            tried = next((path for path in self._waiting if self._tries[path]), None)
+            paths = [tried] if tried is not None else list(self._waiting)[:BATCH_FILES]
+            self._busy = True
+            return {path: self._waiting.pop(path) for path in paths}
+
+    def _put_back(self, batch: Mapping[str, Path]) -> None:
+        """What was offered again meanwhile is newer."""
+        with self._lock:
+            kept = {path: file for path, file in batch.items() if self._tries[path] < MAX_TRIES}
+            self._waiting = {**kept, **self._waiting}

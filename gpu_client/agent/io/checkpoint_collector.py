@@ -1,0 +1,308 @@
+"""From the trainer's output directory to the committer: finished checkpoints are found and taken over."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from baton.contract.base import MAX_STEP
+from baton.contract.checkpoints import CommitAnswer
+from baton.contract.manifest import Manifest
+from baton.contract.work import WorkItem
+from gpu_client.agent.io.committer import Committer, Staged
+from gpu_client.agent.io.step_ledger import StepLedger
+from gpu_client.agent.workspace.arena import find_staged, give_back
+from gpu_client.agent.workspace.slots import JobDirectories
+from gpu_client.checkpoints.errors import BadDirectory
+from gpu_client.checkpoints.known import Known
+from gpu_client.checkpoints.staging import StageError, added_since, require_unchanged, stage
+from gpu_client.checkpoints.store import LocalStore
+from gpu_client.checkpoints.upload import CommitApi, Committed, bookkeeping, commit_checkpoint
+from gpu_client.checkpoints.watch import CheckpointWatcher, FileSeen, ReadyCheckpoint, list_files
+from gpu_client.transport.errors import FileChanged
+from gpu_client.transport.net.cancellation import CancelEvent
+from gpu_client.transport.transfer.manager import Transfer
+
+logger = logging.getLogger("baton.job")
+
+COPY_BELOW_BYTES_PER_S = 100e6
+"""A checkpoint in memory is copied into the local store where uploads are slower: copying takes a tenth of their time
+then, and deltas against it save most of the next one. Elsewhere nothing is encoded, and it would only cost."""
+
+LOOK_EVERY_S = 0.5
+HURRY_S = 0.1
+"""The same once a checkpoint was removed before it could be taken over."""
+MAX_TAKES = 5
+"""How often one directory is tried that cannot be taken over."""
+
+
+class FileOpener(Protocol):
+    """The processes of a trainer."""
+
+    def files_open_for_writing(self) -> set[Path]:
+        """Return the files that a process of the trainer holds open for writing."""
+        ...
+
+
+class Harvest:
+    """The checkpoints of one attempt. One thread gathers; `commit` is the committer's."""
+
+    def __init__(
+        self,
+        directories: JobDirectories,
+        item: WorkItem,
+        stable_s: float,
+        store: LocalStore,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        on_committed: Callable[[Committed], object] = lambda result: None,
+        ledger: StepLedger | None = None,
+        on_total: Callable[[int], object] = lambda total: None,
+        say: Callable[[str], object] = lambda line: None,
+    ) -> None:
+        """`on_total` is told the job's last step, where the script's own files tell it; `say` puts a line into the
+        job's log."""
+        self._directories = directories
+        self._item = item
+        self._clock = clock
+        self._looked_at = float("-inf")
+        self._takes: Counter[str] = Counter()
+        self._trainer: FileOpener | None = None
+        self._staged_version: tuple[int, int] | None = None
+        self._store = store
+        self._on_committed = on_committed
+        self._known = Known.of(store.manifests, store)
+        self._speed: tuple[Staged, float | None] | None = None
+        self._stable_s = stable_s
+        self._grown: deque[ReadyCheckpoint] = deque()
+        """Checkpoints that turned out to be incomplete when they were about to be committed."""
+        self._uncommitted: Staged | None = None
+        """The newest checkpoint that was taken over, until it is committed."""
+        self._missed = 0
+        self._say = say
+        self._on_total = on_total
+        self._ledger = ledger or StepLedger([], directories)
+        self.highest = 0
+        """The largest step that was taken over, as the job counts."""
+        self._watcher = self._new_watcher()
+
+    def begin(self, resume_from: Path | None) -> None:
+        """A step begins: what is in the output directory now, but for what it resumes from, is its own."""
+        self._watcher.close()
+        self._missed += len(self._watcher.missed)
+        self._watcher = self._new_watcher()
+        self._trainer = None
+        self._takes.clear()
+        self._grown.clear()
+        self._uncommitted = None
+        if resume_from is not None:
+            self._watcher.mark_seen(resume_from)
+            self._tell_total(resume_from)
+
+    @property
+    def missed(self) -> int:
+        """How many checkpoints the script removed before they could be taken over."""
+        return self._missed + len(self._watcher.missed)
+
+    def gather(self, trainer: FileOpener, committer: Committer, *, now: bool = False) -> None:
+        """Take over what has become complete, looking at most twice a second unless there is news (`now`)."""
+        every_s = HURRY_S if self.missed else LOOK_EVERY_S
+        if not now and self._clock() - self._looked_at < every_s:
+            return
+        self._looked_at = self._clock()
+        self._trainer = trainer
+        self._take_staged(committer)
+        self._take_all(self._watcher.poll, committer)
+
+    def gather_rest(self, committer: Committer, *, clean_exit: bool) -> None:
+        """The same once all processes of the trainer are gone."""
+        self._take_staged(committer)
+        # The commit refuses a checkpoint that has grown, and no look follows this one.
+        if (newest := self._uncommitted) is not None and newest.origin is not None and _has_grown(newest):
+            self._watcher.look_again(newest.origin)
+        self._take_all(lambda: self._watcher.final_poll(clean_exit=clean_exit), committer, tries=1)
+
+    def commit(self, client: CommitApi, transfer: Transfer, staged: Staged, cancel: CancelEvent) -> None:
+        """Commit one checkpoint that was taken over. Raises what `commit_checkpoint` raises, and nothing once it is
+        committed."""
+        if self._speed is None or self._speed[0] is not staged:
+            # Of a commit that is repeated, the codecs must choose as they did.
+            self._speed = staged, transfer.speed.upload_bytes_per_s()
+        upload_bytes_per_s = self._speed[1]
+        try:
+            result = commit_checkpoint(
+                _Unchanged(client, staged),
+                transfer,
+                self._item,
+                staged.path,
+                staged.step,
+                metrics=staged.metrics,
+                tag=staged.tag,
+                created_by="session" if staged.created_by == "session" else "script",
+                known=self._known,
+                upload_bytes_per_s=upload_bytes_per_s,
+                spool=self._directories.root / "spool",
+                cancel=cancel,
+            )
+        except (BadDirectory, FileChanged) as error:
+            if staged.origin is not None and _has_grown(staged):
+                self._grown.append(staged.origin)
+            else:
+                self._say(f"[baton] the checkpoint of step {staged.step} is not stored: {error}")
+            raise
+        if self._uncommitted is staged:
+            self._uncommitted = None
+        in_memory = staged.give_back is not None
+        if not in_memory or upload_bytes_per_s is None or upload_bytes_per_s < COPY_BELOW_BYTES_PER_S:
+            with bookkeeping("keeping it on this machine"):
+                self._store.committed(result.manifest, staged.path, copy=in_memory)
+        with bookkeeping("reporting it"):
+            self._on_committed(result)
+        logger.info(
+            "job %s: checkpoint of step %d committed: %d bytes, of which %d were sent, in %.1f s",
+            self._item.id,
+            staged.step,
+            result.raw_bytes,
+            result.uploaded_bytes,
+            result.seconds,
+        )
+
+    def _new_watcher(self) -> CheckpointWatcher:
+        output, staging = self._directories.output, self._directories.staging
+        return CheckpointWatcher(output, self._clock, self._files_open, self._stable_s, staging, say=self._say)
+
+    def _files_open(self) -> set[Path]:
+        return self._trainer.files_open_for_writing() if self._trainer else set()
+
+    def _take_staged(self, committer: Committer) -> None:
+        """What lies complete in the arena is committed from where it is: it stays untouched until it is given back."""
+        arena = self._directories.arena
+        staged = find_staged(arena) if arena else None
+        if arena is None or staged is None or staged.version == self._staged_version:
+            return
+        self._staged_version = staged.version
+        step = self._counted(staged.step)
+        committer.offer(
+            Staged(step, staged.path, staged.metrics, "session", give_back=lambda: give_back(arena), tag=staged.tag)
+        )
+
+    def _counted(self, step: int) -> int:
+        """The step's number within the whole job."""
+        counted = self._ledger.counted(step)
+        self.highest = max(self.highest, counted)
+        return counted
+
+    def _take_all(
+        self, find: Callable[[], Iterable[ReadyCheckpoint]], committer: Committer, tries: int = MAX_TAKES
+    ) -> None:
+        """Out of the trainer's reach, so that its own rotation cannot pull a checkpoint from under an upload."""
+        while self._grown:
+            self._watcher.look_again(self._grown.popleft())
+        missed = self.missed
+        try:
+            found = find()
+        except OSError as error:
+            logger.warning("job %s: the output directory cannot be looked at: %s", self._item.id, error)
+            return
+        if self.missed > missed:
+            self._tell_missed(self._watcher.missed[-1])
+        for ready in found:
+            try:
+                taken, files = self._take(ready)
+            except (StageError, OSError) as error:
+                self._not_taken(ready, error, tries)
+                continue
+            step = self._counted(taken.step)
+            self._tell_total(taken.path)
+            # Of one whose directory is there still a second look is taken before its commit.
+            origin = replace(ready, links=None) if ready.created_by == "foreign" else None
+            offered = Staged(step, taken.path, taken.metrics, taken.created_by, files, tag=taken.tag, origin=origin)
+            self._uncommitted = offered
+            committer.offer(offered)
+
+    def _take(self, ready: ReadyCheckpoint) -> tuple[ReadyCheckpoint, tuple[FileSeen, ...]]:
+        """Take one over, with the record of finished steps. Raises StageError, OSError."""
+        taken = stage(ready, self._directories.staging)
+        try:
+            if not self._ledger.attach(taken.path):
+                return taken, taken.files
+            files = list_files(taken.path)
+            if changed := set(taken.files) - set(files):
+                raise StageError(f"{min(file.path for file in changed)} was written to meanwhile")
+        except (StageError, OSError):
+            if ready.links is None:
+                shutil.rmtree(taken.path, ignore_errors=True)
+            raise
+        return taken, files
+
+    def _not_taken(self, ready: ReadyCheckpoint, error: Exception, tries: int) -> None:
+        """It changed at that moment, or the disk was full: what is a checkpoint a second later is not lost."""
+        logger.warning("job %s: step %d cannot be taken over: %s", self._item.id, ready.step, error)
+        if not (ready.links or ready.path).exists():
+            self._missed += 1
+            self._tell_missed(ready.step)
+            return
+        self._takes[ready.path.name] += 1
+        if self._takes[ready.path.name] < tries:
+            self._watcher.look_again(ready)
+        else:
+            self._watcher.give_up(ready)
+            self._say(f"[baton] {ready.path.name} is not stored, for it could not be taken over: {error}")
+
+    def _tell_total(self, checkpoint: Path) -> None:
+        if (total := _total_in(checkpoint)) is not None:
+            self._on_total(self._ledger.counted(total))
+
+    def _tell_missed(self, step: int) -> None:
+        """In the job's log, at each power of two."""
+        if self.missed & (self.missed - 1) == 0:
+            self._say(
+                f"[baton] checkpoint-{step} was removed by the script before it could be taken over ({self.missed} so "
+                "far): keep one checkpoint more (save_total_limit, checkpoints_total_limit), or save less often"
+            )
+
+
+class _Unchanged:
+    """Posts a manifest only while the files of the staged checkpoint are as they were when it was taken over."""
+
+    def __init__(self, client: CommitApi, staged: Staged) -> None:
+        self._client = client
+        self._staged = staged
+
+    def commit(self, lease_token: str, manifest: Manifest) -> CommitAnswer:
+        if self._staged.files is not None:
+            require_unchanged(self._staged.path, self._staged.files)
+        origin = self._staged.origin
+        if origin is not None and (new := added_since(origin)):
+            raise FileChanged(f"{new} was added to {origin.path} after it looked complete")
+        return self._client.commit(lease_token, manifest)
+
+
+def _has_grown(staged: Staged) -> bool:
+    """Return True if files were added to the script's directory, or replaced, since its checkpoint was taken over.
+
+    False if one of the files that were taken over was written to: the script may be making its next checkpoint of them,
+    and a second look would find a mixture of two.
+    """
+    try:
+        require_unchanged(staged.path, staged.files or ())
+    except FileChanged:
+        return False
+    return staged.origin is not None and bool(added_since(staged.origin))
+
+
+def _total_in(checkpoint: Path) -> int | None:
+    """Read `max_steps` of the Hugging Face Trainer's state; None where there is none."""
+    try:
+        state = json.loads((checkpoint / "trainer_state.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    total = state.get("max_steps") if isinstance(state, dict) else None
+    return total if type(total) is int and 0 < total <= MAX_STEP else None

@@ -1,0 +1,242 @@
+"""Ships the trainer's output and what it reports to the job, behind it. Losing a log line never costs training."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from baton.contract.output import LogChunk, ReportedPoint, log_wait_s
+from gpu_client.agent.io.metric_buffer import PointSpool
+from gpu_client.transport.errors import BatonError, InvalidRequest, LeaseLost
+
+logger = logging.getLogger("baton.logs")
+
+SHIP_EVERY_S = 5.0
+"""How often full chunks are sent, and during the first minutes whatever there is; later on that waits (`log_wait_s`).
+Each is a call of the API and a PUT; one every 5 s would cost twenty times as much as all heartbeats (docs/costs.md)."""
+# A chunk is sent by one call.
+CHUNK_BYTES = 64 * 1024
+CHUNK_LINES = 500
+SPOOL_BYTES = 4 * 1024 * 1024
+
+MAX_LINE_CHARS = 4000
+MAX_CALLS = 4
+"""In one round. A script that prints faster than this loses its oldest lines: the spool counts them."""
+
+MAX_FAREWELL_CALLS = 20
+MAX_SHIP_S = 20.0
+"""After this long no further call is begun, so that a slow control plane does not hold up the report of the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledChunk:
+    """Some lines of the log. ``sequence`` counts from 0 without gaps; ``dropped_bytes`` were lost just before this."""
+
+    sequence: int
+    data: bytes
+    dropped_bytes: int
+
+
+class LogSpool:
+    """Lines waiting to be shipped, in chunks, at most ``max_bytes`` of them: the oldest go first, and are counted.
+
+    One consumer takes a chunk, ships it, and acknowledges it; an unacknowledged chunk is given again.
+    """
+
+    def __init__(
+        self, max_bytes: int = SPOOL_BYTES, chunk_bytes: int = CHUNK_BYTES, chunk_lines: int = CHUNK_LINES
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._chunk_bytes = chunk_bytes
+        self._chunk_lines = chunk_lines
+        self._lock = threading.Lock()
+        self._sealed: deque[bytes] = deque()
+        self._open = bytearray()
+        self._open_lines = 0
+        self._size_bytes = 0  # Of sealed and open; the chunk in flight is the consumer's.
+        self._in_flight: SpooledChunk | None = None
+        self._next_sequence = 0
+        self._dropped_bytes = 0
+        self._dropped_total_bytes = 0
+
+    @property
+    def dropped_total_bytes(self) -> int:
+        """All that was ever dropped here."""
+        return self._dropped_total_bytes
+
+    def append(self, line: str) -> None:
+        """Add one line. Never blocks on the consumer."""
+        data = line.encode("utf-8", "replace") + b"\n"
+        with self._lock:
+            full = self._open_lines >= self._chunk_lines or len(self._open) + len(data) > self._chunk_bytes
+            if self._open and full:
+                self._seal()
+            self._open += data
+            self._open_lines += 1
+            self._size_bytes += len(data)
+            while self._size_bytes > self._max_bytes and (self._sealed or self._open):
+                if not self._sealed:
+                    self._seal()
+                lost_bytes = len(self._sealed.popleft())
+                self._size_bytes -= lost_bytes
+                self._dropped_bytes += lost_bytes
+                self._dropped_total_bytes += lost_bytes
+
+    def next_chunk(self, flush: bool = False) -> SpooledChunk | None:
+        """The oldest full chunk, with ``flush`` also an unfull one; None if there is none. The same until ``ack``."""
+        with self._lock:
+            if self._in_flight is None:
+                if not self._sealed and flush and self._open:
+                    self._seal()
+                if not self._sealed:
+                    return None
+                data = self._sealed.popleft()
+                self._size_bytes -= len(data)
+                self._in_flight = SpooledChunk(self._next_sequence, data, self._dropped_bytes)
+                self._next_sequence += 1
+                self._dropped_bytes = 0
+            return self._in_flight
+
+    def ack(self, sequence: int) -> None:
+        """The chunk with this number is stored: forget it. Another number is a caller's mistake: ValueError."""
+        with self._lock:
+            if self._in_flight is None or self._in_flight.sequence != sequence:
+                raise ValueError(f"log chunk {sequence} is not the one in flight")
+            self._in_flight = None
+
+    def _seal(self) -> None:
+        self._sealed.append(bytes(self._open))
+        self._open.clear()
+        self._open_lines = 0
+
+
+class _Parcel(NamedTuple):
+    """What one call takes. `sequence`: of the spool's chunk that the lines are; None without lines."""
+
+    sequence: int | None
+    lines: list[str]
+    dropped_bytes: int
+    points: list[ReportedPoint]
+
+
+class LogShipper:
+    """A thread that sends what is in the spool, every few seconds and later on less often, until closed.
+
+    One chunk of the spool is one call, and takes along the points that wait. Only where no line waits, and an unfull
+    chunk would be sent, points make a call of their own: a training that prints costs no more for reporting.
+
+    A job takes no lines after its attempt has ended: call `flush` just before reporting the end.
+    """
+
+    def __init__(
+        self,
+        spool: LogSpool,
+        send: Callable[[LogChunk], object],
+        *,
+        points: PointSpool | None = None,
+        every_s: float = SHIP_EVERY_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._spool = spool
+        self._points = points
+        self._send = send
+        self._every_s = every_s
+        self._clock = clock
+        self._next_line = 0
+        self._next_point = 0
+        self._in_flight: _Parcel | None = None
+        self._lost = False
+        self._shipping = threading.Lock()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="log-shipper", daemon=True)
+        self._thread.start()
+
+    def flush(self) -> None:
+        """Send what is left, within reason: up to 20 chunks or 20 s, until one cannot be sent."""
+        self._ship(max_calls=MAX_FAREWELL_CALLS, unfull=True, farewell=True)
+
+    def close(self) -> None:
+        """End the thread; what was not sent is sent by a last `flush`, if at all."""
+        self._closing.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        began_at = swept_at = self._clock()
+        while not self._closing.wait(self._every_s):
+            now = self._clock()
+            unfull = now - swept_at >= log_wait_s(now - began_at)
+            swept_at = now if unfull else swept_at
+            try:
+                self._ship(max_calls=MAX_CALLS, unfull=unfull)
+            except Exception:
+                # The top of this thread. Everything expected is dealt with in `_ship`; were a bug to end the thread,
+                # the job's log would end here without a word. The chunk stays in the spool and is tried again.
+                logger.exception("log lines could not be sent")
+
+    def _ship(self, *, max_calls: int, unfull: bool, farewell: bool = False) -> None:
+        """Send full chunks, with `unfull` also the one that is being filled, or where there is none just points.
+
+        Until there are none, one fails, or there were enough; a failed one is sent again later. Points that come while
+        lines are being sent wait for the next round, unless there is none.
+        """
+        with self._shipping:
+            until = self._clock() + MAX_SHIP_S
+            for call in range(max_calls):
+                parcel = None if self._lost else self._next_parcel(unfull, alone=unfull and (farewell or call == 0))
+                if parcel is None or self._clock() >= until:
+                    return
+                try:
+                    self._deliver(parcel)
+                except LeaseLost:
+                    self._lost = True
+                    return
+                except BatonError as error:
+                    logger.warning("log lines are kept for later: %s", error)
+                    return
+                self._in_flight = None
+                self._next_line += len(parcel.lines)
+                if parcel.sequence is not None:
+                    self._spool.ack(parcel.sequence)
+
+    def _next_parcel(self, unfull: bool, *, alone: bool) -> _Parcel | None:
+        """What the next call takes; `alone`: points even without lines.
+
+        The same until it is delivered: it may be stored, and only its answer lost.
+        """
+        if self._in_flight is None:
+            chunk = self._spool.next_chunk(flush=unfull)
+            points = self._points.take() if self._points is not None and (chunk is not None or alone) else []
+            if chunk is not None:
+                lines = chunk.data.decode("utf-8", "replace").removesuffix("\n").split("\n")
+                short = [line[:MAX_LINE_CHARS] for line in lines]
+                self._in_flight = _Parcel(chunk.sequence, short, chunk.dropped_bytes, points)
+            elif points:
+                self._in_flight = _Parcel(None, [], 0, points)
+        return self._in_flight
+
+    def _deliver(self, parcel: _Parcel) -> None:
+        """Send it. What is refused is dropped: it would be refused for ever, and all that comes later with it."""
+        fields: dict[str, Any] = {
+            "first_line": self._next_line,
+            "lines": parcel.lines,
+            "dropped_bytes": parcel.dropped_bytes,
+            "first_point": self._next_point,
+        }
+        if parcel.points:
+            try:
+                self._send(LogChunk(**fields, points=parcel.points))
+                self._next_point += len(parcel.points)
+                return
+            except InvalidRequest as error:
+                logger.warning("what the training reports is not kept: %s", error)
+                self._points, parcel.points[:] = None, []
+        if parcel.lines:
+            try:
+                self._send(LogChunk(**fields))
+            except InvalidRequest as error:
+                logger.warning("%d log lines are dropped: %s", len(parcel.lines), error)

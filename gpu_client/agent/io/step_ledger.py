@@ -1,0 +1,163 @@
+"""Which steps of a job are finished, and what they left: recorded in its checkpoints.
+
+```
+checkpoint-<step>/...         what the script wrote
+checkpoint-<step>/.baton/     added by the agent once a step is finished
+    steps.json                {"format": 1, "finished": ["prepare"], "base": 101}
+    kept/...                  what the finished steps left in the output directory
+```
+
+When a step ends, a checkpoint of `.baton` alone says so. Every later one says it again, so that any checkpoint is the
+whole state of the job. Checkpoints of a job are numbered through: those of a step begin at `base`, which lies beyond
+all of the steps before. The script never sees `.baton`, and its own numbers begin at 0.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from baton.contract.base import MAX_STEP
+from baton.contract.recipes.plan import RunPlan, StepOrder
+from baton.contract.work import WorkItem
+from gpu_client.agent.workspace.slots import JobDirectories, disk_errors
+from gpu_client.checkpoints.errors import RestoreFailed
+from gpu_client.checkpoints.restore import Restored
+from gpu_client.checkpoints.tree import files_of
+
+RECORD = ".baton"
+_STEPS = "steps.json"
+_KEPT = "kept"
+_FORMAT = 1
+_CHECKPOINT = re.compile(r"checkpoint-[0-9]{1,15}")
+
+
+def plan_of(item: WorkItem) -> RunPlan:
+    """The job's plan; a bare command is one of one step."""
+    return item.plan or RunPlan(steps=[StepOrder(name="command", command=item.command)])
+
+
+class StepLedger:
+    """The steps of one attempt. `base` is added to the numbers of the present step."""
+
+    def __init__(self, steps: Sequence[StepOrder], directories: JobDirectories) -> None:
+        self._steps = list(steps)
+        self._directories = directories
+        self._kept: Path | None = None
+        self.finished: list[str] = []
+        self.base = 0
+
+    def counted(self, step: int) -> int:
+        """A step of the present training as the job counts it; no larger than any can be."""
+        return min(step + self.base, MAX_STEP)
+
+    def left(self) -> list[StepOrder]:
+        """The steps still to run. The last one's end is that of the job, and never recorded."""
+        return self._steps[len(self.finished) :]
+
+    def place(self, order: StepOrder) -> str:
+        """`step prepare (1 of 2)`."""
+        return f"step {order.name} ({self._steps.index(order) + 1} of {len(self._steps)})"
+
+    def take(self, restored: Restored | None) -> Path | None:
+        """Go on from a restored checkpoint; where the present step is to resume, None if at its beginning.
+
+        Raises RestoreFailed for a record that does not fit the job, DiskFullError.
+        """
+        if restored is None:
+            return None
+        record = restored.path / RECORD
+        if len(self._steps) == 1 or not (record / _STEPS).is_file():
+            return restored.path
+        self._read(record / _STEPS, restored.step)
+        with disk_errors(self._directories.root):
+            kept = self._directories.root / f"{_KEPT}-{len(self.finished)}"
+            if (record / _KEPT).is_dir():
+                (record / _KEPT).rename(kept)
+            else:
+                kept.mkdir()
+            self._kept = kept
+            # Copied: what a step writes to is not what the next checkpoint says it began with.
+            shutil.copytree(kept, self._directories.output, dirs_exist_ok=True)
+            shutil.rmtree(record)
+            if not any(restored.path.iterdir()):
+                restored.path.rmdir()
+                return None
+            return restored.path.rename(restored.path.with_name(f"checkpoint-{restored.step - self.base}"))
+
+    def finish(self, order: StepOrder, last_step: int) -> tuple[int, Path]:
+        """The step is done; `last_step` is the largest number known of the job. The checkpoint to commit, and its step.
+
+        What the step left is copied, and its checkpoints are removed. Raises BadDirectory for links out of the output
+        directory, DiskFullError.
+        """
+        number = len(self.finished) + 1
+        with disk_errors(self._directories.root):
+            kept = self._directories.root / f"{_KEPT}-{number}"
+            kept.mkdir()
+            if order.keeps is not None and self._kept is not None:
+                shutil.copytree(self._kept, kept, dirs_exist_ok=True)
+            for name, source in files_of(self._directories.output).items():
+                if _is_kept(name, order.keeps):
+                    (kept / name).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(source, kept / name)
+            for path in self._directories.output.iterdir():
+                if _CHECKPOINT.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+            self._kept = kept
+            self.finished.append(order.name)
+            step = max(self.base, last_step) + 1
+            self.base = step + 1
+            directory = self._directories.staging / f"finished-{number}"
+            directory.mkdir()
+            self.attach(directory)
+        return step, directory
+
+    def attach(self, checkpoint: Path) -> bool:
+        """Add the record to a checkpoint that was taken over; False if there is nothing to record. Raises OSError."""
+        if self._kept is None:
+            return False
+        record = checkpoint / RECORD
+        if record.is_symlink() or record.is_file():
+            record.unlink()
+        shutil.rmtree(record, ignore_errors=True)
+        record.mkdir()
+        said = {"format": _FORMAT, "finished": self.finished, "base": self.base}
+        (record / _STEPS).write_text(json.dumps(said), encoding="utf-8")
+        for name, source in files_of(self._kept).items():
+            target = record / _KEPT / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _link(source, target)
+        return True
+
+    def _read(self, path: Path, step: int) -> None:
+        try:
+            said = json.loads(path.read_text(encoding="utf-8"))
+            finished, base = [str(name) for name in said["finished"]], int(said["base"])
+            fits = said["format"] == _FORMAT and 0 <= base <= step + 1
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise RestoreFailed(f"{RECORD}/{_STEPS} of the checkpoint of step {step} is damaged: {error}") from error
+        names = [order.name for order in self._steps]
+        if not fits or finished != names[: len(finished)] or len(finished) >= len(names):
+            raise RestoreFailed(f"the checkpoint of step {step} is of other steps ({', '.join(finished)[:200]})")
+        self.finished, self.base = finished, base
+
+
+def _is_kept(name: str, keeps: Iterable[str] | None) -> bool:
+    """Whether a file of the output directory is. Checkpoints are not, nor what begins with a dot at the top."""
+    top = name.partition("/")[0]
+    if top.startswith(".") or _CHECKPOINT.fullmatch(top):
+        return False
+    return keeps is None or any(name == kept or name.startswith(f"{kept}/") for kept in keeps)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        # Too many links, or a file system without them; what is really wrong shows when copying.
+        shutil.copy2(source, target)

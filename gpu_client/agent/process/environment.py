@@ -1,0 +1,72 @@
+"""What the training command sees: its environment and its arguments."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from baton.contract.names import RING_TOKEN_VARIABLE, ring_token
+from baton.contract.substitution import substituted, substituted_arguments
+from baton.contract.work import WorkItem
+from gpu_client.agent.workspace.slots import JobDirectories
+
+
+def trainer_environment(
+    item: WorkItem,
+    directories: JobDirectories,
+    channel: str,
+    resume_from: str,
+    base: Mapping[str, str] = os.environ,
+    *,
+    own: Mapping[str, str] | None = None,
+    use_arena: bool = True,
+    api_url: str = "",
+) -> dict[str, str]:
+    """The agent's environment without its settings and secrets, `own` (the step's), the job's, the BATON_ variables.
+
+    Where the job names rings: also `api_url` and a token that opens these rings and nothing else.
+
+    The agent's interpreter comes first in PATH, so that `python` in a command is the one that has our packages.
+    """
+    inherited = {name: value for name, value in base.items() if not name.startswith("BATON_")}
+    path = os.pathsep.join([str(Path(sys.executable).parent), inherited.get("PATH", os.defpath)])
+    ours = {
+        "BATON_JOB_ID": item.id,
+        "BATON_EPOCH": str(item.epoch),
+        "BATON_RECIPE": item.recipe or "",
+        "BATON_DATA_DIR": str(directories.data),
+        "BATON_OUTPUT_DIR": str(directories.output),
+        "BATON_RESUME_FROM": resume_from,
+        "BATON_PARAMS": str(directories.params),
+        "BATON_CONTROL": str(directories.control) if channel else "",
+        "BATON_CHANNEL": channel,
+        "BATON_ARENA": str(directories.arena or "") if use_arena else "",
+    }
+    if item.rings and api_url:
+        ours |= {"BATON_API_URL": api_url, RING_TOKEN_VARIABLE: ring_token(item.id, item.lease_token)}
+    shown = _shown(ours)
+    filled = {name: substituted(value, shown) for name, value in (own or {}).items()}
+    return {
+        **inherited,
+        "PATH": path,
+        "PYTHONUNBUFFERED": "1",
+        "WANDB_RUN_ID": item.id,
+        "WANDB_RESUME": "allow",
+        **filled,
+        **item.environment,
+        **ours,
+    }
+
+
+def expanded(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The command with its `BATON_` variables replaced (`baton.contract.substitution`).
+
+    The token for rings is not: everybody on a machine can read arguments.
+    """
+    return substituted_arguments(command, _shown(environment))
+
+
+def _shown(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name != RING_TOKEN_VARIABLE}

@@ -1,0 +1,315 @@
+"""Why a trainer ended: from its exit status and its last lines to a failure class and a sentence.
+
+Pure. The class decides whose fault it is (the job's or the machine's), so evidence is weighed, not grepped: only the
+last exception of each process counts (with what it was chained to), launchers' wrapper exceptions are looked through,
+and a collective that failed because a peer had died is not taken for the cause.
+"""
+
+import errno
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.contract.jobs import FailureClass
+from gpu_client.agent.io.inputs import InputsDiffer
+from gpu_client.agent.workspace.slots import DiskFullError
+from gpu_client.checkpoints.errors import BadDirectory, MissingOutput, RestoreFailed
+from gpu_client.training.protocol import BAD_INPUT_EXIT_CODE, UNAVAILABLE_EXIT_CODE
+from gpu_client.transport.errors import (
+    ApiError,
+    BatonError,
+    DiskFull,
+    ObjectMissing,
+    TransferError,
+    UnexpectedAnswer,
+    Unreachable,
+    UnsafePath,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """How a trainer ended. Either ``code`` or ``signal`` is set.
+
+    ``stopped_by_us``: the agent had sent it a signal while it lived. ``start_error``: it never ran.
+    ``unkillable_pids``: processes that SIGKILL did not end (a hung driver).
+    """
+
+    code: int | None
+    signal: int | None
+    oom_suspected: bool
+    stopped_by_us: bool
+    start_error: str | None = None
+    unkillable_pids: tuple[int, ...] = ()
+
+    @property
+    def clean(self) -> bool:
+        """It ended by itself with exit code 0 and left nothing that cannot be ended."""
+        return self.code == 0 and not self.unkillable_pids
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A class and the sentence for people."""
+
+    failure_class: FailureClass
+    reason: str
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile(text, re.IGNORECASE)
+
+
+# Tried in this order on one line; the first match is the line's meaning. A device-side assert is an index error of the
+# script that happens to be found by the GPU.
+_MEANINGS: tuple[tuple[FailureClass, re.Pattern[str]], ...] = (
+    (FailureClass.SCRIPT_ERROR, _pattern(r"device-side assert")),
+    (FailureClass.DISK_FULL, _pattern(r"no space left on device|\bENOSPC\b|errno 28\b|disk quota exceeded|\bEDQUOT\b")),
+    (
+        FailureClass.DISK_FULL,
+        _pattern(r"PytorchStreamWriter failed writing file|inline_container.*unexpected pos \d+ vs \d+"),
+    ),
+    (
+        FailureClass.OUT_OF_MEMORY,
+        _pattern(r"MemoryError\b|CUDA out of memory|CUDA error: out of memory"),
+    ),
+    (FailureClass.OUT_OF_MEMORY, _pattern(r"HIP out of memory|MPS backend out of memory|CUBLAS_STATUS_ALLOC_FAILED")),
+    (
+        FailureClass.OUT_OF_MEMORY,
+        _pattern(r"can't allocate memory|cannot allocate memory|\bENOMEM\b|\bstd::bad_alloc\b"),
+    ),
+    (FailureClass.OUT_OF_MEMORY, _pattern(r"out of shared memory|killed by signal: killed")),
+    (FailureClass.NODE_FAULT, _pattern(r"no CUDA-capable device|CUDA-capable device\(s\) is/are busy or unavailable")),
+    (
+        FailureClass.NODE_FAULT,
+        _pattern(r"CUDA error: (unspecified launch failure|uncorrectable ECC|hardware|unknown error)"),
+    ),
+    (FailureClass.NODE_FAULT, _pattern(r"uncorrectable (nvlink|ecc) error|double[- ]bit ecc|\bECC error\b")),
+    (FailureClass.NODE_FAULT, _pattern(r"NVRM: Xid|\bXid\b.{0,40}\b\d{2,3}\b|GPU has fallen off the bus|GPU is lost")),
+    (FailureClass.NODE_FAULT, _pattern(r"driver/library version mismatch|failed to initialize NVML|NVML_ERROR")),
+    (FailureClass.NODE_FAULT, _pattern(r"CUDA driver version is insufficient|CUDA driver initialization failed")),
+    (FailureClass.NODE_FAULT, _pattern(r"No CUDA GPUs are available|Found no NVIDIA driver")),
+    (
+        FailureClass.NODE_FAULT,
+        _pattern(r"ncclSystemError|ncclUnhandledCudaError|NCCL.{0,200}unhandled (system|cuda) error"),
+    ),
+    (FailureClass.SEGFAULT, _pattern(r"segmentation fault|killed by signal: (segmentation fault|bus error)")),
+)
+_COLLECTIVE = re.compile(r"\bNCCL\b|\bnccl[A-Z]\w+|\bgloo\b", re.IGNORECASE)
+
+# "[rank0]: ", "[default1]:" (torchrun), "0: " is too common to be taken for one.
+_RANK = re.compile(r"^\[(?:rank|default)(\d+)\]:\s?")
+_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Fault)\b(?::|$)")
+_WRAPPER = re.compile(r"CalledProcessError|ChildFailedError|ProcessRaisedException|ProcessExitedException|SystemExit")
+_CHAIN = re.compile(r"^(During handling of the above exception|The above exception was the direct cause)")
+# Lines that are evidence without being an exception: shells, C++ termination, the kernel, tools.
+_CRASH = re.compile(
+    r"^\s*what\(\):|^terminate called|^fatal error|^fatal python error|segmentation fault|killed by signal"
+    r"|no space left|NVRM: Xid|\bXid\b|NVML|out of memory|NCCL WARN|cannot allocate memory|bad_alloc|no CUDA",
+    re.IGNORECASE,
+)
+# How launchers tell that a process of theirs died by a signal.
+_LAUNCHER_SIGNAL = re.compile(
+    r"exitcode\s*:\s*-(\d+)\b|died with <Signals\.SIG\w+: (\d+)>|Signal (\d+) \(SIG\w+\) received by PID"
+    r"|terminated with signal SIG\w+ \((\d+)\)"
+)
+# Shells answer 128 + signal; other codes above 128 are a script's own choice.
+_SHELL_SIGNALS = {128 + n for n in (2, 3, 4, 6, 7, 8, 9, 11, 13, 15)}
+_MEMORY_FAULTS = {signal.SIGSEGV, signal.SIGBUS}
+MAX_REASON_CHARS = 400
+
+
+def classify(exit_status: ExitStatus, last_lines: Sequence[str], no_progress_s: int | None = None) -> Failure:
+    """Say why a trainer that did not succeed ended.
+
+    ``last_lines`` oldest first. ``no_progress_s``: the agent stopped it because no step had come for so many seconds.
+    """
+    if exit_status.start_error is not None:
+        return _failure(FailureClass.COMMAND_NOT_FOUND, f"the command could not be started: {exit_status.start_error}")
+    if no_progress_s is not None:
+        return _failure(FailureClass.NO_PROGRESS, f"stopped: no progress for {no_progress_s} s")
+    if exit_status.unkillable_pids:
+        pids = ", ".join(str(pid) for pid in exit_status.unkillable_pids)
+        return _failure(FailureClass.NODE_FAULT, f"processes did not end on SIGKILL (driver or disk hangs): {pids}")
+    number = _signal_of(exit_status)
+    if number == signal.SIGKILL and not exit_status.stopped_by_us:
+        return _failure(
+            FailureClass.OUT_OF_MEMORY, "killed by SIGKILL that the agent did not send: most often out of memory"
+        )
+    evidence = _strongest(last_lines)
+    if number is not None:
+        return _by_signal(number, evidence, exit_status)
+    return _by_exit_code(evidence, exit_status, last_lines)
+
+
+def _failure(failure_class: FailureClass, reason: str) -> Failure:
+    return Failure(failure_class, reason[:MAX_REASON_CHARS])
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _tail(lines: Sequence[str]) -> str:
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+
+
+def _refusal(lines: Sequence[str]) -> str:
+    """What a trainer said last; before that, what it calls an error: libraries like to talk at the end."""
+    said = next((line for line in reversed(lines) if line.startswith("error: ")), _tail(lines))
+    return said.removeprefix("error: ").strip()
+
+
+def _signal_of(exit_status: ExitStatus) -> int | None:
+    if exit_status.signal is not None:
+        return exit_status.signal
+    if exit_status.code in _SHELL_SIGNALS:
+        return exit_status.code - 128
+    return None
+
+
+def _by_signal(number: int, evidence: Failure | None, exit_status: ExitStatus) -> Failure:
+    """Death by a signal: what was printed before may say more than the signal does (an abort after a CUDA error)."""
+    if evidence and evidence.failure_class in (
+        FailureClass.OUT_OF_MEMORY,
+        FailureClass.DISK_FULL,
+        FailureClass.NODE_FAULT,
+    ):
+        return evidence
+    if number in _MEMORY_FAULTS:
+        return _failure(FailureClass.SEGFAULT, f"died by {_name(number)}")
+    if exit_status.oom_suspected and not exit_status.stopped_by_us:
+        return _failure(FailureClass.OUT_OF_MEMORY, f"died by {_name(number)} after the kernel had run out of memory")
+    sender = " sent by the agent" if exit_status.stopped_by_us else ""
+    return _failure(FailureClass.KILLED_BY_SIGNAL, f"died by {_name(number)}{sender}")
+
+
+def _by_exit_code(evidence: Failure | None, exit_status: ExitStatus, last_lines: Sequence[str]) -> Failure:
+    """It ended by itself, or by a launcher that passes on how its processes died."""
+    if evidence and evidence.failure_class != FailureClass.SCRIPT_ERROR:
+        return evidence
+    if exit_status.code == BAD_INPUT_EXIT_CODE:
+        return _failure(FailureClass.BAD_INPUT, _refusal(last_lines))
+    if exit_status.code == UNAVAILABLE_EXIT_CODE:
+        return _failure(FailureClass.TRANSFER_FAILED, _refusal(last_lines))
+    if exit_status.code in (126, 127):
+        what = "not found" if exit_status.code == 127 else "not executable"
+        return _failure(
+            FailureClass.COMMAND_NOT_FOUND, f"a command was {what} (exit code {exit_status.code}): {_tail(last_lines)}"
+        )
+    if exit_status.oom_suspected:
+        return _failure(
+            FailureClass.OUT_OF_MEMORY, "the kernel killed one of the trainer's processes for lack of memory"
+        )
+    launched = _launcher_signal(last_lines)
+    if launched == signal.SIGKILL and not exit_status.stopped_by_us:
+        return _failure(
+            FailureClass.OUT_OF_MEMORY, "a worker process of the launcher was killed: most often out of memory"
+        )
+    if launched in _MEMORY_FAULTS:
+        return _failure(FailureClass.SEGFAULT, "a worker process of the launcher died by SIGSEGV or SIGBUS")
+    return evidence or _failure(FailureClass.SCRIPT_ERROR, f"exit code {exit_status.code}: {_tail(last_lines)}")
+
+
+def _launcher_signal(last_lines: Sequence[str]) -> int | None:
+    """The signal that a launcher says one of its processes died by. The first told: the others were ended by it."""
+    for line in last_lines:
+        if found := _LAUNCHER_SIGNAL.search(line):
+            return int(next(group for group in found.groups() if group))
+    return None
+
+
+def _meaning(line: str) -> FailureClass | None:
+    return next((failure_class for failure_class, pattern in _MEANINGS if pattern.search(line)), None)
+
+
+# Whose evidence is the cause when several processes report at once. A collective's error comes last: it is what the
+# others see when one dies.
+_RANKING: tuple[tuple[FailureClass, bool], ...] = (
+    (FailureClass.DISK_FULL, False),
+    (FailureClass.OUT_OF_MEMORY, False),
+    (FailureClass.NODE_FAULT, False),
+    (FailureClass.SEGFAULT, False),
+    (FailureClass.SCRIPT_ERROR, False),
+    (FailureClass.NODE_FAULT, True),
+    (FailureClass.SCRIPT_ERROR, True),
+)
+
+
+def _strongest(last_lines: Sequence[str]) -> Failure | None:
+    by_rank: dict[str, list[str]] = {}
+    for line in last_lines:
+        rank = _RANK.match(line)
+        by_rank.setdefault(rank.group(1) if rank else "", []).append(line[rank.end() :] if rank else line)
+    found: list[tuple[int, Failure]] = []
+    for lines in by_rank.values():
+        for failure in _final_evidence(lines):
+            collective = bool(_COLLECTIVE.search(failure.reason)) and failure.failure_class in (
+                FailureClass.NODE_FAULT,
+                FailureClass.SCRIPT_ERROR,
+            )
+            found.append((_RANKING.index((failure.failure_class, collective)), failure))
+    return min(found, key=lambda item: item[0])[1] if found else None
+
+
+def _final_evidence(lines: Sequence[str]) -> list[Failure]:
+    """What one process printed last that means something: its final exception, and those it was chained to."""
+    found: list[Failure] = []
+    chained = False
+    for line in reversed(lines):
+        if _CHAIN.match(line):
+            chained = True
+        elif _EXCEPTION.match(line):
+            if _WRAPPER.search(line):
+                continue
+            if found and not chained:
+                break
+            chained = False
+            found.append(_failure(_meaning(line) or FailureClass.SCRIPT_ERROR, line.strip()))
+        elif not found and _CRASH.search(line) and (meaning := _meaning(line)):
+            # An exception above a crash line is the same event, or an older one.
+            return [_failure(meaning, line.strip())]
+    return found
+
+
+MAX_ERROR_CHARS = 1024
+
+# The first that fits. Whose fault it is decides which budget pays: transfers, disks and the agent itself are the
+# machine's, everything that would happen anywhere is the job's.
+_CLASSES: tuple[tuple[tuple[type[BaseException], ...], FailureClass], ...] = (
+    ((MissingOutput, BadDirectory), FailureClass.MISSING_OUTPUT),
+    ((DiskFull, DiskFullError), FailureClass.DISK_FULL),
+    ((ObjectMissing, UnsafePath, InputsDiffer), FailureClass.BAD_INPUT),
+    ((RestoreFailed,), FailureClass.RESTORE_FAILED),
+    ((TransferError, Unreachable, UnexpectedAnswer), FailureClass.TRANSFER_FAILED),
+    ((ApiError,), FailureClass.BAD_INPUT),
+)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+def failure_of(error: Exception) -> Failure:
+    """The failure that `error`, raised between claim and report, stands for."""
+    if isinstance(error, ApiError) and error.foreign:
+        return Failure(FailureClass.TRANSFER_FAILED, f"not the control plane's answer: {error}"[:MAX_ERROR_CHARS])
+    for kinds, failure_class in _CLASSES:
+        if isinstance(error, kinds):
+            return Failure(failure_class, str(error)[:MAX_ERROR_CHARS])
+    if isinstance(error, OSError) and error.errno in _NO_SPACE:
+        return Failure(FailureClass.DISK_FULL, str(error)[:MAX_ERROR_CHARS])
+    return Failure(FailureClass.NODE_FAULT, f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS])
+
+
+def expected(error: Exception) -> bool:
+    """True for what is part of life out there; anything else deserves a traceback in the agent's log."""
+    return isinstance(error, BatonError | DiskFullError | OSError)
+
+
+def start_failure(error: OSError | ValueError) -> Failure:
+    """Why a command could not even be handed to the machine."""
+    if isinstance(error, ValueError) or error.errno == errno.E2BIG:
+        return Failure(FailureClass.COMMAND_NOT_FOUND, f"the command could not be started: {error}")
+    return failure_of(error)

@@ -1,0 +1,253 @@
+"""What the trainer prints: cut into lines, remembered for a failure report, spooled for shipping.
+
+Everything here is bounded, because a training script may print anything: progress bars redrawn with carriage returns,
+megabytes without a newline, binary garbage. A slow or absent consumer costs the oldest lines (counted), never time.
+"""
+
+from __future__ import annotations
+
+import codecs
+import logging
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from baton.contract.rules.document.rule import Signal
+from baton.contract.rules.metrics import name_in_rules
+from baton.contract.steering import RulesInForce
+from gpu_client.agent.io.log_shipper import LogSpool
+from gpu_client.agent.io.metric_buffer import PointSpool
+from gpu_client.checkpoints.metrics import MAX_METRICS
+
+logger = logging.getLogger("baton.job")
+
+LAST_LINES = 200
+# With the note of what was cut it fits into the 4,000 characters that a job's log takes.
+MAX_LINE_CHARS = 3900
+# A progress bar is redrawn many times a second: one state of it per this many seconds is kept.
+REDRAW_INTERVAL_S = 10.0
+
+# Terminal control sequences, and control characters other than the tab.
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+
+
+class LineAssembler:
+    """Turns the byte stream into clean lines of at most ``max_line_chars`` characters (and a note of what was cut)."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        max_line_chars: int = MAX_LINE_CHARS,
+        redraw_interval_s: float = REDRAW_INTERVAL_S,
+    ) -> None:
+        self._clock = clock
+        self._max_line_chars = max_line_chars
+        self._redraw_interval_s = redraw_interval_s
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._pending = ""
+        self._cut_chars = 0
+        self._redrawn_at = float("-inf")
+
+    def feed(self, data: bytes, final: bool = False) -> list[str]:
+        """Take bytes, give the lines that they complete; ``final`` also gives the unfinished last one."""
+        *whole, rest = (self._pending + self._decoder.decode(data, final)).split("\n")
+        lines: list[str] = []
+        for line in whole:
+            lines.append(self._finish(line))
+            self._cut_chars = 0
+        self._pending = self._hold(rest, lines)
+        if final and self._pending:
+            lines.append(self._finish(self._pending))
+            self._pending, self._cut_chars = "", 0
+        return lines
+
+    def _hold(self, rest: str, lines: list[str]) -> str:
+        """Shorten an unfinished line: only the last state of a redrawn one, only the head of an endless one."""
+        body = rest.rstrip("\r")
+        tail = "\r" if len(body) < len(rest) else ""
+        if "\r" in body:
+            earlier, body = body.rsplit("\r", 1)
+            # What was cut belonged to a state that has been drawn over.
+            superseded_cut, self._cut_chars = self._cut_chars, 0
+            now = self._clock()
+            if now - self._redrawn_at >= self._redraw_interval_s:
+                self._redrawn_at = now
+                lines.append(self._finish(earlier, superseded_cut))
+        if len(body) > self._max_line_chars:
+            self._cut_chars += len(body) - self._max_line_chars
+            body = body[: self._max_line_chars]
+        return body + tail
+
+    def _finish(self, line: str, cut_chars: int | None = None) -> str:
+        cut = self._cut_chars if cut_chars is None else cut_chars
+        line = line.rstrip("\r")
+        if "\r" in line:
+            line = line.rsplit("\r", 1)[1]
+            cut = 0
+        line = _CONTROL.sub("", line)
+        cut += max(0, len(line) - self._max_line_chars)
+        return f"{line[: self._max_line_chars]} ...[{cut} characters cut]" if cut else line
+
+
+class TrainerOutput:
+    """The sink of one trainer: a ring of its last lines, a spool for shipping, and optionally an echo.
+
+    ``echo`` is called with each line on a thread of its own, behind a small spool: a blocked terminal loses lines, it
+    does not hold up the trainer. ``feed`` and ``finish`` are for the supervisor.
+    """
+
+    def __init__(
+        self,
+        echo: Callable[[str], None] | None = None,
+        last_lines: int = LAST_LINES,
+        spool: LogSpool | None = None,
+        *,
+        points: PointSpool | None = None,
+        signals: LogSignals | None = None,
+    ) -> None:
+        self.spool = spool or LogSpool()
+        self.points = points or PointSpool(time.time)
+        """What it reports, to be shipped with its lines."""
+        self.signals = signals or LogSignals()
+        self._assembler = LineAssembler()
+        self._lock = threading.Lock()
+        self._ring: deque[str] = deque(maxlen=last_lines)
+        self._write = echo
+        self._echo = _Echo(echo) if echo else None
+
+    def followed(self) -> TrainerOutput:
+        """The sink of the next process of the same job: the same log, its own last lines."""
+        return TrainerOutput(
+            self._write, self._ring.maxlen or LAST_LINES, self.spool, points=self.points, signals=self.signals
+        )
+
+    def last_lines(self) -> list[str]:
+        """The newest lines, oldest first."""
+        with self._lock:
+            return list(self._ring)
+
+    def feed(self, data: bytes, final: bool = False) -> None:
+        """Take what the trainer wrote."""
+        lines = self._assembler.feed(data, final)
+        with self._lock:
+            self._ring.extend(lines)
+        self.signals.count(lines)
+        for line in lines:
+            self.spool.append(line)
+            if self._echo:
+                self._echo.put(line)
+
+    def finish(self) -> None:
+        """The trainer is gone: give out the unfinished line and let the echo end."""
+        self.feed(b"", final=True)
+        if self._echo:
+            self._echo.close()
+
+
+class LogSignals:
+    """How many lines of an attempt had each of the texts. Without any, a line costs nothing.
+
+    Lines are counted in the thread that reads them, all else comes from the heartbeats'.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._revision = 0
+        self._counts: dict[Signal, int] = {}
+        self._heard: dict[str, float] = {}
+
+    def count(self, lines: Sequence[str]) -> None:
+        """Look through new lines."""
+        if not self._counts:
+            return
+        with self._lock:
+            for signal in self._counts:
+                self._counts[signal] += sum(signal.text in line for line in lines)
+
+    def follow(self, rules: RulesInForce | None) -> None:
+        """Count what these rules want, unless they are older than those before or cannot be used.
+
+        A signal that was there before with the same text goes on; others count from now.
+        """
+        if rules is None or rules.revision <= self._revision:
+            return
+        self._revision = rules.revision
+        wanted = _signals_of(rules)
+        if wanted is not None:
+            with self._lock:
+                self._counts = {signal: self._counts.get(signal, 0) for signal in wanted}
+
+    def beside(self, metrics: Mapping[str, float]) -> dict[str, float] | None:
+        """The counts as metrics, and those of the training, as many as a heartbeat takes; None if there are none."""
+        counts = self._metrics()
+        if not counts:
+            return dict(metrics) or None
+        others = [(name, value) for name, value in metrics.items() if name_in_rules(name) not in counts]
+        return {**dict(others[: MAX_METRICS - len(counts)]), **counts}
+
+    def heard(self, metrics: Mapping[str, float] | None) -> None:
+        """The control plane has these."""
+        if self._counts:
+            self._heard = dict(metrics or {})
+
+    @property
+    def unheard(self) -> bool:
+        """Whether a line has come that the control plane has not heard of: perhaps it is why the training ends."""
+        return any(self._heard.get(name, 0.0) != count for name, count in self._metrics().items())
+
+    def _metrics(self) -> dict[str, float]:
+        if not self._counts:
+            return {}
+        with self._lock:
+            return {signal.metric.name: float(count) for signal, count in self._counts.items()}
+
+
+def _signals_of(rules: RulesInForce) -> Sequence[Signal] | None:
+    """None: the rules cannot be used, and those before stay in force."""
+    if "signals" not in rules.text:
+        return ()
+    from baton.contract.rules.document.loader import load
+
+    try:
+        found = load(rules.text).rules
+    except ImportError as error:
+        logger.warning("signals of the rules are not counted: %s", error)
+        return ()
+    return found.signals if found is not None else None
+
+
+class _Echo:
+    """A daemon thread that hands lines to a function that may block."""
+
+    MAX_WAITING = 1000
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._lines: deque[str] = deque(maxlen=self.MAX_WAITING)
+        self._news = threading.Condition()
+        self._closed = False
+        threading.Thread(target=self._run, name="trainer-echo", daemon=True).start()
+
+    def put(self, line: str) -> None:
+        with self._news:
+            self._lines.append(line)
+            self._news.notify()
+
+    def close(self) -> None:
+        with self._news:
+            self._closed = True
+            self._news.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._lines or self._closed)
+                if not self._lines:
+                    return
+                line = self._lines.popleft()
+            try:
+                self._write(line)
+            except (OSError, ValueError):
+                return  # The agent's own output is closed: nothing is left to echo to, the log is still spooled.

@@ -1,0 +1,292 @@
+"""The warden: a small process between the agent and the training command, so that neither outlives the other.
+
+The supervisor runs ``python -I -S process_guardian.py CONTROL_FD STATUS_FD LEFTOVER_GRACE_S COMMAND...`` as the leader
+of its own session. Standard library only, because it has to start in milliseconds and to survive a broken training
+environment.
+
+* It is the *child subreaper* (Linux) of everything the command starts, so a grandchild that calls ``setsid`` or whose
+  parent dies is still found among its descendants.
+* The command gets a process group of its own. Polite signals go to that group; SIGKILL goes to every descendant. (If
+  the warden shared the group, the SIGKILL would take the only process that can check that all are gone.)
+* It holds the read end of the control pipe. End of file there means the agent died, however it died: everything is
+  SIGKILLed at once. Commands on it are lines: ``signal N`` and ``kill``.
+* It reports on the status pipe, one line each:
+  ``note TEXT``, ``started PID``, ``failed ERRNO TEXT``, ``exit CODE|- SIGNAL|- DELIVERED``,
+  ``done LEFTOVERS UNKILLABLE,...``.
+  DELIVERED is the last signal that it sent to the group while the command lived, 0 if none.
+* When the command's main process ends, what it left behind gets SIGTERM, a grace, and SIGKILL.
+
+On systems without /proc and subreapers (macOS) it reaches the process group only.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+# A process in uninterruptible sleep (a hung GPU driver) cannot be killed: after this long it is reported instead.
+KILL_PATIENCE_S = 10.0
+LEFTOVER_POLL_S = 0.05
+# Added to the command's badness, so that the kernel's OOM killer takes the command and not the agent that reports it.
+OOM_SCORE_RAISE = 300
+OOM_SCORE_MAX = 1000
+
+IS_LINUX = sys.platform.startswith("linux")
+IGNORED_SIGNALS = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+)
+# Python itself ignores these two; an ignored signal stays ignored across exec, which would surprise the command.
+PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
+
+
+def _prctl(option: int, value: int) -> bool:
+    """Call prctl; False where it does not exist or refuses."""
+    if not IS_LINUX:
+        return False
+    try:
+        return bool(ctypes.CDLL(None).prctl(option, value, 0, 0, 0) == 0)
+    except (AttributeError, OSError):
+        return False
+
+
+def descendants_of(ancestor_pid: int) -> list[int]:
+    """Living (not zombie) descendants of a process, from /proc. Linux only; empty elsewhere."""
+    children: dict[int, list[int]] = {}
+    zombies: set[int] = set()
+    try:
+        names = os.listdir("/proc")  # noqa: PTH208 (pathlib would triple the start-up time)
+    except OSError:
+        return []
+    for name in names:
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as stat:  # noqa: PTH123
+                fields = stat.read().rpartition(b")")[2].split()
+        except OSError:
+            continue  # It ended while we looked.
+        children.setdefault(int(fields[1]), []).append(int(name))
+        if fields[0] in (b"Z", b"X"):
+            zombies.add(int(name))
+    found: list[int] = []
+    frontier = [ancestor_pid]
+    while frontier:
+        for pid in children.get(frontier.pop(), ()):
+            frontier.append(pid)
+            if pid not in zombies:
+                found.append(pid)
+    return found
+
+
+def _send(pid: int, signal_number: int) -> bool:
+    """Signal a process (or, negative, a group); False if it is gone or not ours."""
+    try:
+        os.kill(pid, signal_number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _become_command(command: list[str], warden_pid: int, error_fd: int) -> None:
+    """In the forked child: own group, clean signal state, then exec. Never returns."""
+    try:
+        os.setpgid(0, 0)
+        # If the warden itself is SIGKILLed, the kernel kills the command.
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != warden_pid:
+            os._exit(127)
+        try:
+            with open("/proc/self/oom_score_adj", "r+") as score:  # noqa: PTH123
+                raised = min(int(score.read()) + OOM_SCORE_RAISE, OOM_SCORE_MAX)
+                score.seek(0)
+                score.write(str(raised))
+        except OSError:
+            pass  # Not Linux, or forbidden here: it is a preference only.
+        signal.set_wakeup_fd(-1)
+        for number in (*IGNORED_SIGNALS, *PYTHON_IGNORES):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.execvp(command[0], command)  # noqa: S606 (no shell is the point)
+    except OSError as error:
+        os.write(error_fd, f"{error.errno} {error.strerror}".encode())
+    finally:
+        os._exit(127)
+
+
+class Warden:
+    """The event loop: control pipe, dying children, deadlines."""
+
+    def __init__(self, control_fd: int, status_fd: int, leftover_grace_s: float) -> None:
+        self._control_fd = control_fd
+        self._status_fd = status_fd
+        self._leftover_grace_s = leftover_grace_s
+        self._command_pid = 0
+        self._command_alive = False
+        self._delivered = 0
+        self._control = b""
+        self._agent_alive = True
+        self._leftovers = 0
+        self._leftover_deadline: float | None = None
+        self._kill_deadline: float | None = None
+
+    def run(self, command: list[str]) -> int:
+        """Start the command and stay until it and everything it started is gone."""
+        wake_fd, wake_write_fd = os.pipe()
+        for fd in (wake_fd, wake_write_fd):
+            os.set_blocking(fd, False)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        signal.set_wakeup_fd(wake_write_fd, warn_on_full_buffer=False)
+        if not _prctl(PR_SET_CHILD_SUBREAPER, 1):
+            self._report("note no child subreaper here: only the command's process group can be ended")
+        if not self._start(command):
+            return 127
+        poller = select.poll()
+        poller.register(self._control_fd, select.POLLIN)
+        poller.register(wake_fd, select.POLLIN)
+        try:
+            while not self._finished():
+                for fd, _events in poller.poll(self._pause_ms()):
+                    if fd == wake_fd:
+                        os.read(wake_fd, 4096)
+                    elif not self._read_control():
+                        poller.unregister(self._control_fd)
+                self._reap()
+        finally:
+            self._kill_all()
+        return 0
+
+    def _start(self, command: list[str]) -> bool:
+        warden_pid = os.getpid()
+        error_fd, error_write_fd = os.pipe()  # Closed by a successful exec.
+        pid = os.fork()
+        if pid == 0:
+            _become_command(command, warden_pid, error_write_fd)
+        os.close(error_write_fd)
+        # The output belongs to the command: its end must be visible to the agent.
+        null_fd = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null_fd, 1)
+        os.dup2(null_fd, 2)
+        # Returns when the child has exec'ed, or could not: its group exists by then.
+        failure = os.read(error_fd, 4096)
+        os.close(error_fd)
+        if failure:
+            os.waitpid(pid, 0)
+            self._report("failed " + failure.decode(errors="replace"))
+            return False
+        self._command_pid = pid
+        self._command_alive = True
+        self._report(f"started {pid}")
+        return True
+
+    def _report(self, line: str) -> None:
+        try:
+            os.write(self._status_fd, line.encode() + b"\n")
+        except BrokenPipeError:
+            self._agent_alive = False
+
+    def _read_control(self) -> bool:
+        """Obey what is in the control pipe; False at its end."""
+        data = os.read(self._control_fd, 4096)
+        if not data:
+            self._agent_alive = False
+            self._begin_kill()
+            return False
+        *lines, self._control = (self._control + data).split(b"\n")
+        for line in lines:
+            if line == b"kill":
+                self._begin_kill()
+            elif line.startswith(b"signal "):
+                self._signal_group(int(line[7:]))
+        return True
+
+    def _signal_group(self, signal_number: int) -> None:
+        # Once the command is reaped its number may belong to somebody else.
+        if self._command_alive and _send(-self._command_pid, signal_number):
+            self._delivered = signal_number
+
+    def _begin_kill(self) -> None:
+        if self._kill_deadline is None:
+            self._kill_deadline = time.monotonic() + KILL_PATIENCE_S
+            if self._command_alive:
+                self._delivered = signal.SIGKILL
+        self._kill_all()
+
+    def _alive(self) -> list[int]:
+        """What still lives: pids, or without /proc the group as one negative number."""
+        if IS_LINUX:
+            return descendants_of(os.getpid())
+        return [-self._command_pid] if self._command_pid and _send(-self._command_pid, 0) else []
+
+    def _kill_all(self) -> None:
+        if self._command_alive:
+            _send(-self._command_pid, signal.SIGKILL)
+        for pid in self._alive():
+            _send(pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._command_pid and self._command_alive:
+                self._command_alive = False
+                code = str(os.WEXITSTATUS(status)) if os.WIFEXITED(status) else "-"
+                number = str(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else "-"
+                self._report(f"exit {code} {number} {int(self._delivered)}")
+
+    def _pause_ms(self) -> float | None:
+        """How long to sleep when nothing happens; None while the command simply runs."""
+        waiting = self._kill_deadline is not None or not self._command_alive
+        return LEFTOVER_POLL_S * 1000 if waiting else None
+
+    def _finished(self) -> bool:
+        """Move on towards the end; True when nothing is left, or what is left cannot be killed."""
+        if self._command_alive and self._kill_deadline is None:
+            return False
+        alive = self._alive()
+        now = time.monotonic()
+        if not alive and not self._command_alive:
+            self._report(f"done {self._leftovers} -")
+            return True
+        if self._kill_deadline is not None:
+            if now >= self._kill_deadline:
+                self._report(f"done {self._leftovers} {','.join(str(pid) for pid in alive) or '-'}")
+                return True
+            self._kill_all()
+        elif self._leftover_deadline is None:
+            self._leftovers = len(alive)
+            self._leftover_deadline = now + self._leftover_grace_s
+            for pid in alive:
+                _send(pid, signal.SIGTERM)
+        elif now >= self._leftover_deadline:
+            self._begin_kill()
+        return False
+
+
+def main(arguments: list[str]) -> int:
+    """Entry point; the arguments are described at the top of this file."""
+    for number in IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    control_fd, status_fd = int(arguments[0]), int(arguments[1])
+    # Inherited by us on purpose, by the command never: it could hold the pipe open or write lies into it.
+    os.set_inheritable(control_fd, False)
+    os.set_inheritable(status_fd, False)
+    return Warden(control_fd, status_fd, float(arguments[2])).run(arguments[3:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,158 @@
+"""The agent's side of the shared memory in which a training process stages its checkpoints.
+
+`gpu_client/training/checkpoint/shared_memory.py` defines the layout and the turns of the two sides.
+An arena belongs to one attempt. The agent writes the arena's name into its slot before it makes the arena: whatever
+dies, the next agent in the slot removes the arena.
+
+The agent holds a lock (flock) on the directory while the attempt lasts, and the kernel drops the lock when the agent
+dies. Every agent that starts removes the arenas that are not locked, whatever slot or workspace they belong to. A lock
+is visible to all containers that share the memory; a process id is not, and the kernel reuses it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import secrets
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_client.agent.workspace.safe_delete import empty
+from gpu_client.checkpoints.watch import MARKER, read_marker
+from gpu_client.training.protocol import ARENA_CHECKPOINT
+
+logger = logging.getLogger("baton.job")
+
+_NOTE = "arena"
+_NAME = "baton-arena-locked-"
+_TRIES = 3
+
+
+@dataclass(frozen=True)
+class StagedInArena:
+    """A complete checkpoint in the arena."""
+
+    step: int
+    path: Path
+    metrics: dict[str, float]
+    version: tuple[int, int]
+    """Tells it from any other that was there before."""
+    tag: str = ""
+
+
+@dataclass(frozen=True)
+class HeldArena:
+    """An arena, and the file descriptor whose lock shows that its agent lives."""
+
+    path: Path
+    lock_fd: int
+
+
+def make_arena(parent: Path, slot: Path) -> HeldArena | None:
+    """Make and lock a private directory below `parent`; None (logged) where there can be none."""
+    try:
+        for _ in range(_TRIES):
+            path = parent / f"{_NAME}{secrets.token_hex(8)}"
+            (slot / _NOTE).write_text(str(path), encoding="utf-8")
+            path.mkdir(mode=0o700)
+            lock_fd = _lock(path)
+            if lock_fd is not None:
+                return HeldArena(path, lock_fd)
+            # An agent that started between the two calls took the directory for a dead one's, and removes it.
+    except OSError as error:
+        logger.warning("no shared memory for staging checkpoints: %s", error)
+        return None
+    logger.warning("no shared memory for staging checkpoints: other agents removed it %d times", _TRIES)
+    return None
+
+
+def remove_dead_arenas(parent: Path) -> None:
+    """Remove the arenas below `parent` whose agents have died, in any slot or container; what stays is logged."""
+    for path in parent.glob(f"{_NAME}*"):
+        try:
+            # A job can make what it likes there: nothing but a directory of this user is touched.
+            lock_fd = _lock(path) if _is_own_directory(path) else None
+            if lock_fd is None:
+                continue
+            try:
+                empty(path)
+                path.rmdir()
+            finally:
+                os.close(lock_fd)
+            logger.info("removed %s, shared memory of an agent that has died", path)
+        except OSError as error:
+            logger.warning("shared memory of an agent that has died stays behind: %s", error)
+
+
+def remove_arena(slot: Path) -> bool:
+    """Remove what the note in this slot names, and the note; False (logged) if it stays behind, to be tried again."""
+    note = slot / _NOTE
+    try:
+        path = Path(note.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError) as error:
+        logger.warning("%s cannot be read: %s", note, error)
+        return True
+    try:
+        # A job can write what it likes into the note: nothing but a directory that looks like ours is touched.
+        if path.name.startswith(_NAME) and _is_own_directory(path):
+            empty(path)
+            path.rmdir()
+    except OSError as error:
+        logger.warning("shared memory stays behind: %s", error)
+        return False
+    note.unlink(missing_ok=True)
+    return True
+
+
+def find_staged(arena: Path) -> StagedInArena | None:
+    """The complete checkpoint that lies in the arena, if one does."""
+    directory = arena / ARENA_CHECKPOINT
+    try:
+        # First: once given back, it may be replaced at any moment, and then the old one's version is known already.
+        info = (directory / MARKER).lstat()
+        marker = read_marker(directory / MARKER)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        logger.warning("the arena has a %s that is not usable: %s", MARKER, error)
+        return None
+    if marker is None:
+        return None
+    return StagedInArena(marker.step, directory, marker.metrics, (info.st_ino, info.st_mtime_ns), marker.tag)
+
+
+def give_back(arena: Path) -> None:
+    """The training process may overwrite what lies in the arena."""
+    (arena / ARENA_CHECKPOINT / MARKER).unlink(missing_ok=True)
+
+
+def _is_own_directory(path: Path) -> bool:
+    try:
+        info = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid()
+
+
+def _lock(path: Path) -> int | None:
+    """Lock a directory without waiting: the descriptor, or None if another process holds it or has removed it."""
+    try:
+        lock_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The directory may have been removed before it was locked.
+        if os.path.samestat(os.fstat(lock_fd), path.lstat()):
+            return lock_fd
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
+        os.close(lock_fd)
+        raise
+    os.close(lock_fd)
+    return None

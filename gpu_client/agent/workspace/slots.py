@@ -1,0 +1,394 @@
+"""The agent's disk: one slot directory per agent, one directory per attempt in it, and a note of what it is doing.
+
+```
+<root>/slot-0.lock            flock'ed by the agent that owns slot-0 (the kernel unlocks it when that agent dies)
+<root>/slot-0/agent-state.json
+<root>/slot-0/owner.json      for whom all of it was made (`ownership.py`)
+<root>/slot-0/arena           where the shared memory of the attempt lies (`arena.py`)
+<root>/slot-0/jobs/<job id>.<epoch>/{data,output,staging}/, params.json
+<root>/slot-0/store/<job id>/  checkpoints that this machine has (`checkpoints/store.py`); outlives attempts
+<root>/slot-0/trash/          renamed away, being deleted
+```
+
+An attempt's directory is never used twice: a process that survived its job cannot write into the next one. Nothing
+outlives a change of the API key or of the control plane's address: the next tenant's jobs would find it.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from gpu_client.agent.workspace.arena import make_arena, remove_arena, remove_dead_arenas
+from gpu_client.agent.workspace.ownership import belongs_to, clear_slot, write_mark
+from gpu_client.agent.workspace.safe_delete import allow, emptied, real_directory, sync_directory
+from gpu_client.checkpoints.store import LocalStore, excess_stores
+
+_log = logging.getLogger(__name__)
+
+MAX_SLOTS = 256
+STATE_FILE = "agent-state.json"
+STORES = "store"
+STATE_MAX_BYTES = 64 * 1024
+_JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+
+
+class WorkspaceError(Exception):
+    """The workspace cannot be used: the text says what and why."""
+
+
+class DiskFullError(WorkspaceError):
+    """No space (or no quota) left. ``free_bytes`` is what the file system offered when it was noticed."""
+
+    def __init__(self, path: Path, free_bytes: int, needed_bytes: int | None = None) -> None:
+        needed = "" if needed_bytes is None else f", {needed_bytes} needed"
+        super().__init__(f"disk full at {path}: {free_bytes} bytes free{needed}")
+        self.path = path
+        self.free_bytes = free_bytes
+        self.needed_bytes = needed_bytes
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn "no space left" and "quota exceeded" into DiskFullError; everything else passes."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DiskFullError(path, _free_bytes(path)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class AgentState:
+    """What an agent was doing. ``started_at``: seconds since the epoch, this machine's clock (for people only)."""
+
+    agent_id: str
+    job_id: str
+    epoch: int
+    phase: str
+    started_at: int
+    lease_token: str = ""
+    """With it a restarted agent can hand the job back at once. The file is readable by its owner only."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobDirectories:
+    """Where one attempt keeps its things."""
+
+    root: Path
+    data: Path
+    output: Path
+    staging: Path
+    params: Path
+    arena: Path | None = None
+    """Shared memory for staging checkpoints, if there is any."""
+
+    @property
+    def control(self) -> Path:
+        """What the training begins with of rules and commands."""
+        return self.root / "control.json"
+
+    def write_params(self, parameters: Mapping[str, object]) -> None:
+        """The job's parameters, for the training to read. Raises DiskFullError."""
+        with disk_errors(self.params):
+            self.params.write_text(json.dumps(parameters), encoding="utf-8")
+
+
+class Workspace:
+    """An agent's slot. Made by ``open``; ``close`` (or ``with``) gives the slot back.
+
+    One agent, one thread.
+    """
+
+    def __init__(self, slot: Path, agent_id: str, lock_fd: int, arenas: Path | None = None) -> None:
+        self._slot = slot
+        self._arenas = arenas
+        self._agent_id = agent_id
+        self._lock_fd: int | None = lock_fd
+        self._arena_lock_fd: int | None = None
+        self._previous = _read_state(slot / STATE_FILE)
+
+    @classmethod
+    def open(cls, root: Path, agent_id: str, arenas: Path | None = None, *, owner: str = "") -> Self:
+        """Take a free slot under ``root`` (made if missing): the one that this agent crashed in, or the lowest.
+
+        ``arenas``: a directory in memory in which attempts get shared memory; None: they get none.
+        ``owner``: for whom the agent works, see `ownership.owner_of`.
+        What crashed agents left is removed, in this slot and in every other that nobody holds, and the shared memory of
+        all that have died on this machine; everything that was made for another owner. Raises WorkspaceError if all
+        slots are taken, or if another owner's things cannot be removed; DiskFullError, or OSError if ``root`` cannot be
+        used.
+        """
+        with disk_errors(root):
+            root.mkdir(parents=True, exist_ok=True)
+            root = root.resolve()
+            number, lock_fd = _take_slot(root, agent_id)
+            slot = root / f"slot-{number}"
+            try:
+                real_directory(slot)
+                if not belongs_to(slot, owner):
+                    _clear(slot)
+                    write_mark(slot, owner)
+                workspace = cls(slot, agent_id, lock_fd, arenas)
+                workspace.purge()
+                _purge_abandoned(root, number, owner)
+                if arenas is not None:
+                    remove_dead_arenas(arenas)
+            except BaseException:
+                os.close(lock_fd)
+                raise
+        return workspace
+
+    @property
+    def slot(self) -> Path:
+        """This agent's directory."""
+        return self._slot
+
+    @property
+    def stores(self) -> Path:
+        """Where jobs' local stores of checkpoints lie."""
+        return self._slot / STORES
+
+    def take_previous_state(self) -> AgentState | None:
+        """What the agent that crashed in this slot was doing; None if it ended properly, or on a second call.
+
+        Only an agent with the same id should speak for that job: compare ``agent_id``.
+        """
+        previous, self._previous = self._previous, None
+        if previous:
+            self.clear_state()
+        return previous
+
+    def write_state(self, job_id: str, epoch: int, phase: str, started_at: int, *, lease_token: str = "") -> None:
+        """Note, atomically and durably, what this agent is doing. Raises DiskFullError."""
+        state = AgentState(self._agent_id, job_id, epoch, phase, started_at, lease_token)
+        target = self._slot / STATE_FILE
+        with disk_errors(target):
+            fd, name = tempfile.mkstemp(prefix=".state-", dir=self._slot)
+            temporary = Path(name)
+            try:
+                with os.fdopen(fd, "w", encoding="utf-8") as file:
+                    json.dump(asdict(state), file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(target)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+            sync_directory(self._slot)
+
+    def clear_state(self) -> None:
+        """This agent is doing nothing that a crash could interrupt."""
+        (self._slot / STATE_FILE).unlink(missing_ok=True)
+
+    def prepare(self, job_id: str, epoch: int) -> JobDirectories:
+        """Make fresh directories for an attempt; what another job left is removed first.
+
+        Raises ValueError for an id that is not fit to be a directory's name, DiskFullError.
+        """
+        if not _JOB_ID.fullmatch(job_id):
+            raise ValueError(f"job id {job_id[:40]!r} is not letters, digits, '-' and '_'")
+        self._purge_own(keep_store=job_id)
+        root = self._slot / "jobs" / f"{job_id}.{epoch}"
+        held = make_arena(self._arenas, self._slot) if self._arenas else None
+        self._arena_lock_fd = held.lock_fd if held else None
+        arena = held.path if held else None
+        job = JobDirectories(root, root / "data", root / "output", root / "staging", root / "params.json", arena)
+        with disk_errors(root):
+            for directory in (job.data, job.output, job.staging):
+                directory.mkdir(parents=True)
+        return job
+
+    def purge(self, *, finished: str | None = None) -> tuple[Path, ...]:
+        """Remove every job's files; gives (and logs) what could not be removed, to be tried again next time.
+
+        Of the local stores those stay that fit their share of the disk, that of job ``finished`` in no case.
+
+        What is there is renamed away first, so a leftover is never found in a job's place. Symbolic links are removed,
+        never followed. Raises WorkspaceError if the jobs cannot even be renamed (something is mounted there).
+        """
+        if finished is not None and _JOB_ID.fullmatch(finished):
+            LocalStore(self.stores, finished).clear()
+        return self._purge_own()
+
+    def free_bytes(self) -> int:
+        """What the file system still offers us."""
+        return _free_bytes(self._slot)
+
+    def require_free(self, needed_bytes: int) -> None:
+        """Raise DiskFullError unless so many bytes are free. The local stores give way, and are made again."""
+        free_bytes = self.free_bytes()
+        if free_bytes < needed_bytes:
+            with contextlib.suppress(OSError):
+                self.stores.rename(self._slot / "trash" / uuid.uuid4().hex)
+                self.stores.mkdir(mode=0o700)
+            emptied(self._slot / "trash")
+            free_bytes = self.free_bytes()
+        if free_bytes < needed_bytes:
+            raise DiskFullError(self._slot, free_bytes, needed_bytes)
+
+    def close(self) -> None:
+        """Give the slot back. The state is left as it is: clear it first if nothing is under way."""
+        self._unlock_arena()
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def _purge_own(self, *, keep_store: str | None = None) -> tuple[Path, ...]:
+        try:
+            return _purge(self._slot, keep_store=keep_store)
+        finally:
+            self._unlock_arena()
+
+    def _unlock_arena(self) -> None:
+        if self._arena_lock_fd is not None:
+            os.close(self._arena_lock_fd)
+            self._arena_lock_fd = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+
+def _free_bytes(path: Path) -> int:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def _try_lock(path: Path) -> int | None:
+    """Lock a file without waiting: its descriptor, or None if another process holds it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _take_slot(root: Path, agent_id: str) -> tuple[int, int]:
+    """The number and the lock of the slot to use."""
+    # An agent that starts again looks first for the slot that it crashed in.
+    numbers = sorted(range(MAX_SLOTS), key=lambda number: _state_owner(root / f"slot-{number}") != agent_id)
+    for number in numbers:
+        fd = _try_lock(root / f"slot-{number}.lock")
+        if fd is not None:
+            return number, fd
+    raise WorkspaceError(f"all {MAX_SLOTS} slots under {root} are taken by running agents")
+
+
+def _state_owner(slot: Path) -> str | None:
+    state = _read_state(slot / STATE_FILE)
+    return state.agent_id if state else None
+
+
+def _purge_abandoned(root: Path, own_number: int, owner: str) -> None:
+    """Free the disk that other crashed agents hold. Their state stays, for them to find, unless they worked for another
+    owner: then nothing does."""
+    for lock_path in root.glob("slot-*.lock"):
+        slot = lock_path.with_suffix("")
+        if slot.name == f"slot-{own_number}" or not slot.is_dir() or slot.is_symlink():
+            continue
+        fd = _try_lock(lock_path)
+        same_owner = belongs_to(slot, owner)
+        if fd is None:
+            if not same_owner:
+                _log.warning("the agent in %s seems to have another API key: jobs of both can read each other", slot)
+            continue
+        try:
+            if not same_owner:
+                _clear(slot)
+                continue
+            _purge(slot)
+        except WorkspaceError as error:
+            if not same_owner:
+                raise
+            _log.warning("an abandoned slot cannot be cleaned: %s", error)
+        finally:
+            os.close(fd)
+
+
+def _clear(slot: Path) -> None:
+    """Remove another owner's things. Raises WorkspaceError if some stay: no job may run beside them."""
+    try:
+        leftovers = clear_slot(slot)
+    except OSError as error:
+        raise WorkspaceError(f"{slot} was made for another API key, and cannot be cleared: {error}") from error
+    if leftovers:
+        raise WorkspaceError(f"{leftovers[0]} was made for another API key, and cannot be removed")
+
+
+def _purge(slot: Path, *, keep_store: str | None = None) -> tuple[Path, ...]:
+    trash = slot / "trash"
+    jobs = slot / "jobs"
+    remove_arena(slot)
+    real_directory(trash)
+    try:
+        if not jobs.is_symlink():
+            allow(jobs)
+        jobs.rename(trash / uuid.uuid4().hex)
+    except FileNotFoundError:
+        pass  # Nothing has run here yet.
+    except OSError as error:
+        raise WorkspaceError(f"{jobs} cannot be cleared: {error}") from error
+    for left in slot.glob(".state-*"):
+        left.unlink(missing_ok=True)  # A crash came between writing and renaming it.
+    leftovers = emptied(trash)
+    if _trim_stores(slot, trash, keep_store):
+        leftovers = emptied(trash)
+    jobs.mkdir()  # Last: a full disk has room again.
+    return leftovers
+
+
+def _trim_stores(slot: Path, trash: Path, keep: str | None) -> bool:
+    """Put into the trash what is too much of the local stores; true if anything was."""
+    stores = slot / STORES
+    trimmed = False
+    try:
+        real_directory(stores)
+        allow(stores)
+        for path in excess_stores(stores, keep=keep):
+            _log.info("the local store of job %s is removed: the disk is too full", path.name)
+            allow(path)
+            path.rename(trash / uuid.uuid4().hex)
+            trimmed = True
+    except OSError as error:
+        _log.warning("the local stores cannot be looked through: %s", error)
+    return trimmed
+
+
+def _read_state(path: Path) -> AgentState | None:
+    """The state in a file; None if there is none, or (logged) if it is damaged."""
+    try:
+        with path.open("rb") as file:
+            raw = json.loads(file.read(STATE_MAX_BYTES))
+        return AgentState(
+            agent_id=str(raw["agent_id"]),
+            job_id=str(raw["job_id"]),
+            epoch=int(raw["epoch"]),
+            phase=str(raw["phase"]),
+            started_at=int(raw["started_at"]),
+            lease_token=str(raw.get("lease_token", "")),
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        _log.warning("%s is damaged and ignored: %s", path, error)
+        return None
