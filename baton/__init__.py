@@ -32,18 +32,18 @@ if TYPE_CHECKING:
         CheckpointWriteError,
         SessionError,
     )
-    from gpu_client.training.lightning_callback import LightningCallback
-    from gpu_client.training.sampler import BatchSampler, ResumableLoader
-    from gpu_client.training.session import Session
+    from gpu_client.training.integrations.lightning_callback import LightningCallback
+    from gpu_client.training.integrations.batch_sampler import BatchSampler, ResumableLoader
+    from gpu_client.training.session.session import Session
 
 _MODULES = {
     # Training scripts.
-    "Session": "gpu_client.training.session",
-    "BatchSampler": "gpu_client.training.sampler",
-    "ResumableLoader": "gpu_client.training.sampler",
+    "Session": "gpu_client.training.session.session",
+    "BatchSampler": "gpu_client.training.integrations.batch_sampler",
+    "ResumableLoader": "gpu_client.training.integrations.batch_sampler",
     "LearningRate": "gpu_client.controller.knobs",
-    "BatonCallback": "gpu_client.training.callback",
-    "LightningCallback": "gpu_client.training.lightning_callback",
+    "BatonCallback": "gpu_client.training.integrations.hf_callback",
+    "LightningCallback": "gpu_client.training.integrations.lightning_callback",
     "SessionError": "gpu_client.training.errors",
     "CheckpointDamagedError": "gpu_client.training.errors",
     "CheckpointMismatchError": "gpu_client.training.errors",

@@ -32,7 +32,7 @@ from gpu_client.ring.generating.generator_pool import Copies, shares
 from gpu_client.ring.settings import RingSettings
 
 if TYPE_CHECKING:
-    from gpu_client.training.session import Session
+    from gpu_client.training.session.session import Session
 
 logger = logging.getLogger("baton.ring")
 
@@ -179,7 +179,7 @@ def _session() -> Session | None:
     """The session of a job; None without Baton, where neither it nor torch is needed."""
     if not os.environ.get("BATON_JOB_ID"):
         return None
-    from gpu_client.training.session import Session
+    from gpu_client.training.session.session import Session
 
     return Session.start()
 

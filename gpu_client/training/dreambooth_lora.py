@@ -16,6 +16,7 @@ import argparse
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,22 +25,47 @@ import torch
 from diffusers.training_utils import compute_snr
 
 from gpu_client.controller.knobs import LearningRate
-from gpu_client.training.dreambooth.batches import Chosen, PictureBatches
-from gpu_client.training.dreambooth.class_images import ClassImages
 from gpu_client.training.dreambooth.config import DreamboothConfig, read_config_file
-from gpu_client.training.dreambooth.data import read_class_pictures, read_instance_pictures
-from gpu_client.training.dreambooth.encoding import Encoder
+from gpu_client.training.dreambooth.data.batches import Chosen, PictureBatches
+from gpu_client.training.dreambooth.data.pictures import read_class_pictures, read_instance_pictures
 from gpu_client.training.dreambooth.errors import DataError, DreamboothError, HubError
-from gpu_client.training.dreambooth.lora import WEIGHTS_FILE, Lora
-from gpu_client.training.dreambooth.machine import check_machine, make_reproducible, training_device
-from gpu_client.training.dreambooth.models import Models, check_base_model, load_models
-from gpu_client.training.dreambooth.optimization import Optimization
-from gpu_client.training.dreambooth.progress import ProgressLines
+from gpu_client.training.dreambooth.model.base_model import Models, check_base_model, load_models
+from gpu_client.training.dreambooth.model.encoding import Encoder
+from gpu_client.training.dreambooth.model.lora import WEIGHTS_FILE, Lora
+from gpu_client.training.dreambooth.model.machine import check_machine, make_reproducible, training_device
+from gpu_client.training.dreambooth.model.optimization import Optimization
+from gpu_client.training.dreambooth.sampling.class_images import ClassImages
+from gpu_client.training.dreambooth.sampling.validation import ValidationPictures
 from gpu_client.training.dreambooth.settings import Noted, Settings
-from gpu_client.training.dreambooth.validation import ValidationPictures
 from gpu_client.training.errors import CheckpointMismatchError, SessionError
 from gpu_client.training.protocol import BAD_INPUT_EXIT_CODE, UNAVAILABLE_EXIT_CODE
-from gpu_client.training.session import Session
+from gpu_client.training.session.session import Session
+
+EVERY_S = 30.0
+"""Between two lines. Each reads the loss, for which a GPU is waited for."""
+
+
+class ProgressLines:
+    """Says step, loss and time left after the first step of this run, then now and then, and after the last; and
+    where no step is left, that it is so."""
+
+    def __init__(self, done: int, total: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._done, self._total, self._clock = done, total, clock
+        self._began_at = clock()
+        self._said_at: float | None = None
+        if done >= total:
+            log.info("all %d steps are trained already: the training is complete, its files are written again", done)
+
+    def after(self, step: int, loss: torch.Tensor) -> None:
+        """To be called after every step."""
+        now = self._clock()
+        if self._said_at is not None and now - self._said_at < EVERY_S and step < self._total:
+            return
+        self._said_at = now
+        left_s = (now - self._began_at) / (step - self._done) * (self._total - step)
+        left = f", about {left_s / 60:.0f} min left" if left_s >= 60 else ""
+        log.info("step %d of %d, loss %.4f%s", step, self._total, loss.item(), left)
+
 
 log = logging.getLogger("baton.training")
 

@@ -25,8 +25,8 @@ from safetensors.torch import load, load_file
 
 from baton.contract.jobs import InputRef, JobState, JobSubmit, JobView, Policy, Requirements
 from baton.contract.names import SHARED_PARTS
-from gpu_client.training.dreambooth.lora import WEIGHTS_FILE
-from gpu_client.training.dreambooth.shared_images import SHARED_FILE
+from gpu_client.training.dreambooth.model.lora import WEIGHTS_FILE
+from gpu_client.training.dreambooth.sampling.shared_images import SHARED_FILE
 from tests.control_plane import TRAINERS
 from tests.photographs import save_crops
 from tests.stack import ROOT, AgentProcess, clean_environment

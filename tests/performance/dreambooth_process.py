@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gpu_client.training import dreambooth_lora
-from gpu_client.training.dreambooth.lora import Lora
+from gpu_client.training.dreambooth.model.lora import Lora
 from tests.performance.stopwatch import Stopwatch, run, session_of
 
 

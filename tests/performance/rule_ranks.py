@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from gpu_client.controller.steering import Steering
-from gpu_client.training.directives import Directives
-from gpu_client.training.ranks import Ranks
+from gpu_client.training.distributed.process_group import Ranks
+from gpu_client.training.session.stop_requests import Directives
 from tests.performance.figures import Figure
 from tests.performance.rules import CONDITIONS, document
 

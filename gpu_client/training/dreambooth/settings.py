@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpu_client.training.commit import step_of
-from gpu_client.training.dreambooth.batches import PictureBatches
+from gpu_client.training.checkpoint.checkpoint_directory import step_of
+from gpu_client.training.checkpoint.state_files import stored_structure
 from gpu_client.training.dreambooth.config import DreamboothConfig
+from gpu_client.training.dreambooth.data.batches import PictureBatches
 from gpu_client.training.errors import CheckpointMismatchError
-from gpu_client.training.states import stored_structure
 
 FREE = frozenset(
     {

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import gate
 
-from gpu_client.training import commit
 from gpu_client.training.channel import Channel
+from gpu_client.training.checkpoint import checkpoint_directory
 from gpu_client.training.protocol import Directive
 
 output = Path(os.environ["BATON_OUTPUT_DIR"])
@@ -24,7 +24,7 @@ channel = Channel(os.environ["BATON_CHANNEL"], wishes.append)
 done, digest = 0, hashlib.sha256(b"seed").hexdigest()
 if os.environ["BATON_RESUME_FROM"]:
     resumed = Path(os.environ["BATON_RESUME_FROM"])
-    done = commit.verify(resumed).step
+    done = checkpoint_directory.verify(resumed).step
     digest = (resumed / "state.txt").read_text()
     print(f"resumed at {done}")
     found = (resumed / "state.txt").read_bytes() + (resumed / "weights.bin").read_bytes()
@@ -32,14 +32,14 @@ if os.environ["BATON_RESUME_FROM"]:
 
 
 def save(step: int) -> None:
-    staged, final = commit.staging_path(output, step), commit.checkpoint_path(output, step)
+    staged, final = checkpoint_directory.staging_path(output, step), checkpoint_directory.checkpoint_path(output, step)
     staged.mkdir()
     (staged / "state.txt").write_text(digest)
     # Of this job alone: what another one has stored already would not be sent.
     own = hashlib.shake_128(f"{os.environ['BATON_JOB_ID']}{digest}".encode()).digest(32_000)
     (staged / "weights.bin").write_bytes(own)
-    commit.write_marker(staged, step, {"loss": 1 / step}, "session", {})
-    commit.publish(staged, final)
+    checkpoint_directory.write_marker(staged, step, {"loss": 1 / step}, "session", {})
+    checkpoint_directory.publish(staged, final)
     channel.checkpoint_written(step, str(final), {"loss": 1 / step})
 
 

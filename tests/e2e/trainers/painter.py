@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_client.training import dreambooth_lora
-from gpu_client.training.dreambooth import class_images, shared_images
+from gpu_client.training.dreambooth.sampling import class_images, shared_images
 
 allowed, arguments = Path(sys.argv[1]), sys.argv[2:]
 sample = class_images.sample

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import gate
 
-from gpu_client.training import commit
 from gpu_client.training.channel import Channel
+from gpu_client.training.checkpoint import checkpoint_directory
 
 name, before = sys.argv[1], sys.argv[2:]
 output = Path(os.environ["BATON_OUTPUT_DIR"])
@@ -31,7 +31,7 @@ done = 0
 if os.environ["BATON_RESUME_FROM"]:
     resumed = Path(os.environ["BATON_RESUME_FROM"])
     assert sorted(path.name for path in resumed.iterdir()) == ["baton.json", "state.txt"], "nothing was added to it"
-    done = commit.verify(resumed).step
+    done = checkpoint_directory.verify(resumed).step
     assert resumed.name == f"checkpoint-{done}", "its numbers are the step's own"
     digest = (resumed / "state.txt").read_text()
 assert [path.name for path in output.glob("checkpoint-*")] == [f"checkpoint-{done}"] * (done > 0), "no other part's"
@@ -43,11 +43,14 @@ for step in range(done + 1, params["steps"] + 1):
     digest = hashlib.sha256(f"{digest}{name}{step}".encode()).hexdigest()
     channel.report(step, params["steps"], {"loss": 1 / step})
     if step % 5 == 0:
-        staged, final = commit.staging_path(output, step), commit.checkpoint_path(output, step)
+        staged, final = (
+            checkpoint_directory.staging_path(output, step),
+            checkpoint_directory.checkpoint_path(output, step),
+        )
         staged.mkdir()
         (staged / "state.txt").write_text(digest)
-        commit.write_marker(staged, step, {}, "session", {})
-        commit.publish(staged, final)
+        checkpoint_directory.write_marker(staged, step, {}, "session", {})
+        checkpoint_directory.publish(staged, final)
         channel.checkpoint_written(step, str(final), {})
     gate.wait(earlier + step)
 (output / f"{name}.bin").write_text(digest)

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from training_runs import Run, flat, only_complete, run_ranks, same_bytes
 
-from gpu_client.training import commit
+from gpu_client.training.checkpoint import checkpoint_directory
 
 pytestmark = pytest.mark.processes
 
@@ -138,6 +138,6 @@ def test_the_trainer_stopped_and_killed_ends_with_the_same_bits(tmp_path: Path) 
     Run("trainer", stopped, {"kill_at": 8}).finish(-signal.SIGKILL)
     assert only_complete(stopped) == [3, 5]
     assert "left after step 12: None" in Run("trainer", stopped).finish()
-    assert commit.verify(stopped / "checkpoint-12").created_by == "script"
+    assert checkpoint_directory.verify(stopped / "checkpoint-12").created_by == "script"
     assert load_file(through / "final" / "model.safetensors")
     assert same_bytes(through / "final", stopped / "final", "model.safetensors")

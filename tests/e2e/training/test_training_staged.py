@@ -11,7 +11,7 @@ import torch
 from staging_agent import StagingAgent
 from training_runs import Run, flat, run_ranks, same_bytes
 
-from gpu_client.training import commit
+from gpu_client.training.checkpoint import checkpoint_directory
 
 pytestmark = pytest.mark.processes
 
@@ -37,7 +37,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path) -> 
             saved += agent.committer.committed_steps
             newest = agent.newest()
             if newest is not None:
-                assert commit.verify(newest).step == int(newest.name)
+                assert checkpoint_directory.verify(newest).step == int(newest.name)
         if not run.running and (killed / "model.safetensors").exists():
             break
     run.finish()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import training_scripts
 
-from gpu_client.training import commit
+from gpu_client.training.checkpoint import checkpoint_directory
 from tests.ports import free_port
 
 forkserver = multiprocessing.get_context("forkserver")
@@ -87,7 +87,7 @@ def run_ranks(
 
 def only_complete(output: Path) -> list[int]:
     """The steps of all checkpoints; fails if one that is visible is not whole."""
-    return sorted(commit.verify(path).step for path in output.glob("checkpoint-*"))
+    return sorted(checkpoint_directory.verify(path).step for path in output.glob("checkpoint-*"))
 
 
 def same_bytes(one: Path, other: Path, name: str) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from gpu_client.checkpoints import listing, watch
 from gpu_client.checkpoints.staging import stage
 from gpu_client.checkpoints.watch import CheckpointWatcher
-from gpu_client.training import commit
+from gpu_client.training.checkpoint import checkpoint_directory
 from tests.unit.checkpoints.watch_kit import STABLE_S, Scene
 
 
@@ -360,5 +360,8 @@ def test_a_tree_too_deep_for_any_manifest_is_not_a_checkpoint(scene: Scene) -> N
 
 def test_the_agent_reads_the_marker_that_the_session_writes() -> None:
     """Neither may import the other: the names are written down twice."""
-    assert (listing.MARKER, listing.MARKER_MAX_BYTES) == (commit.MARKER, commit.MARKER_MAX_BYTES)
-    assert listing.MARKER_FORMATS == (1, commit.FORMAT)
+    assert (listing.MARKER, listing.MARKER_MAX_BYTES) == (
+        checkpoint_directory.MARKER,
+        checkpoint_directory.MARKER_MAX_BYTES,
+    )
+    assert listing.MARKER_FORMATS == (1, checkpoint_directory.FORMAT)

@@ -6,8 +6,8 @@ import pytest
 
 from baton.contract.recipes.rendering import plan_of
 from functions.recipes import built_in_recipe
-from gpu_client.training.dreambooth import validation
-from gpu_client.training.dreambooth.lora import WEIGHTS_FILE
+from gpu_client.training.dreambooth.model.lora import WEIGHTS_FILE
+from gpu_client.training.dreambooth.sampling import validation
 
 
 @pytest.mark.parametrize("recipe_id", ["dreambooth-lora-sdxl@2", "dreambooth-lora-sd@2"])

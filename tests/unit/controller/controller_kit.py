@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from gpu_client.controller.steering import Steering
+from gpu_client.training.distributed.rank_consensus import Votes, Voting
 from gpu_client.training.protocol import MAX_LINE_BYTES, encode
-from gpu_client.training.voting import Votes, Voting
 
 
 class Clock:

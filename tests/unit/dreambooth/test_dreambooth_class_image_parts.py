@@ -17,8 +17,8 @@ from PIL import Image
 
 from baton import Session
 from baton.contract.names import SHARED_DIR, SHARED_PARTS
-from gpu_client.training.dreambooth import class_images, shared_images
-from gpu_client.training.dreambooth.shared_images import PART_BYTES, PART_EVERY_S, SHARED_FILE, ImageParts
+from gpu_client.training.dreambooth.sampling import class_images, shared_images
+from gpu_client.training.dreambooth.sampling.shared_images import PART_BYTES, PART_EVERY_S, SHARED_FILE, ImageParts
 
 PARTS = f"{SHARED_FILE}{SHARED_PARTS}"
 PRIOR = {

@@ -16,11 +16,11 @@ from dreambooth_runs import Run, power_cut
 from PIL import Image
 from safetensors.torch import load_file
 
-from gpu_client.training.dreambooth import class_images
-from gpu_client.training.dreambooth.class_images import KEPT_SETS, class_images_key
 from gpu_client.training.dreambooth.config import DreamboothConfig
-from gpu_client.training.dreambooth.lora import WEIGHTS_FILE
-from gpu_client.training.dreambooth.models import _fingerprint
+from gpu_client.training.dreambooth.model.base_model import _fingerprint
+from gpu_client.training.dreambooth.model.lora import WEIGHTS_FILE
+from gpu_client.training.dreambooth.sampling import class_images
+from gpu_client.training.dreambooth.sampling.class_images import KEPT_SETS, class_images_key
 from tests.photographs import save_crops
 
 PRIOR = {

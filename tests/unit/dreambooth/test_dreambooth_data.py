@@ -11,10 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
-from gpu_client.training.dreambooth import data
-from gpu_client.training.dreambooth.batches import PictureBatches, bucket_shapes, nearest_shape
 from gpu_client.training.dreambooth.config import DreamboothConfig
-from gpu_client.training.dreambooth.data import (
+from gpu_client.training.dreambooth.data import pictures as pictures_module
+from gpu_client.training.dreambooth.data.batches import PictureBatches, bucket_shapes, nearest_shape
+from gpu_client.training.dreambooth.data.pictures import (
     Picture,
     Placement,
     _ResizedImages,
@@ -213,7 +213,7 @@ def test_a_photograph_is_decoded_once_as_long_as_there_is_room(data_dir: Path, m
 
     monkeypatch.setattr(Picture, "open", recorded)
     room = _ResizedImages(limit_bytes=2 * 64 * 64 * 3)
-    monkeypatch.setattr(data, "_resized_images", room)
+    monkeypatch.setattr(pictures_module, "_resized_images", room)
     for number in (0, 1, 0, 1, 0, 2, 0, 1):
         place = Placement.of(pictures[number].size, (64, 64), down=0.5, right=0.5, flip=False)
         assert place.pixels(pictures[number]).shape == (3, 64, 64)

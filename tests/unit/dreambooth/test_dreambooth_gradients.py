@@ -14,13 +14,13 @@ from PIL import Image
 from torch.func import functional_call
 from transformers import AutoTokenizer, CLIPTextModel, CLIPTextModelWithProjection
 
-from gpu_client.training.dreambooth.batches import Chosen, PictureBatches
 from gpu_client.training.dreambooth.config import DreamboothConfig
-from gpu_client.training.dreambooth.data import Picture, Placement, read_instance_pictures
-from gpu_client.training.dreambooth.encoding import Encoder
-from gpu_client.training.dreambooth.lora import Lora
-from gpu_client.training.dreambooth.models import Conditioning, load_models
-from gpu_client.training.dreambooth.optimization import Optimization
+from gpu_client.training.dreambooth.data.batches import Chosen, PictureBatches
+from gpu_client.training.dreambooth.data.pictures import Picture, Placement, read_instance_pictures
+from gpu_client.training.dreambooth.model.base_model import Conditioning, load_models
+from gpu_client.training.dreambooth.model.encoding import Encoder
+from gpu_client.training.dreambooth.model.lora import Lora
+from gpu_client.training.dreambooth.model.optimization import Optimization
 from gpu_client.training.dreambooth_lora import denoising_loss, min_snr_weights
 
 CPU = torch.device("cpu")

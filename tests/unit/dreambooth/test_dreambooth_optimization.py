@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from gpu_client.training.dreambooth.config import DreamboothConfig
-from gpu_client.training.dreambooth.optimization import Optimization
+from gpu_client.training.dreambooth.model.optimization import Optimization
 
 CPU = torch.device("cpu")
 WARM_UP, TOTAL = 3, 12

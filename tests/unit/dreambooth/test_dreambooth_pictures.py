@@ -15,8 +15,15 @@ import torch
 from PIL import Image
 
 from gpu_client.training.dreambooth.config import DreamboothConfig
-from gpu_client.training.dreambooth.grid import MAX_PIXELS, MAX_SIDE_PIXELS, picture_grid
-from gpu_client.training.dreambooth.validation import GRID_FILE, MAX_PICTURES, ValidationPictures, epochs_between
+from gpu_client.training.dreambooth.sampling.validation import (
+    GRID_FILE,
+    MAX_PICTURES,
+    MAX_PIXELS,
+    MAX_SIDE_PIXELS,
+    ValidationPictures,
+    epochs_between,
+    picture_grid,
+)
 
 
 def picture(side: int, colour: str) -> bytes:

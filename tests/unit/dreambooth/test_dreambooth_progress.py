@@ -10,7 +10,7 @@ import pytest
 import torch
 from dreambooth_runs import train_in
 
-from gpu_client.training.dreambooth.progress import EVERY_S, ProgressLines
+from gpu_client.training.dreambooth_lora import EVERY_S, ProgressLines
 
 
 def _said(caplog: pytest.LogCaptureFixture) -> list[str]:

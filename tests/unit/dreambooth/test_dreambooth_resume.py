@@ -16,12 +16,12 @@ from PIL import Image
 
 from baton import CheckpointMismatchError
 from gpu_client.training import dreambooth_lora
-from gpu_client.training.dreambooth import class_images
-from gpu_client.training.dreambooth.batches import PictureBatches
 from gpu_client.training.dreambooth.config import DreamboothConfig
-from gpu_client.training.dreambooth.data import read_instance_pictures
-from gpu_client.training.dreambooth.lora import WEIGHTS_FILE
-from gpu_client.training.dreambooth.optimization import Optimization
+from gpu_client.training.dreambooth.data.batches import PictureBatches
+from gpu_client.training.dreambooth.data.pictures import read_instance_pictures
+from gpu_client.training.dreambooth.model.lora import WEIGHTS_FILE
+from gpu_client.training.dreambooth.model.optimization import Optimization
+from gpu_client.training.dreambooth.sampling import class_images
 from tests.photographs import save_crops
 
 
@@ -153,8 +153,8 @@ def test_an_attempt_on_another_machine_needs_only_the_checkpoint(
     def no_work(*arguments: Any) -> Any:
         raise AssertionError("what is cached is not made again")
 
-    monkeypatch.setattr("gpu_client.training.dreambooth.models.Models.encode_pixels", no_work)
-    monkeypatch.setattr("gpu_client.training.dreambooth.models.Models.encode_prompts", no_work)
+    monkeypatch.setattr("gpu_client.training.dreambooth.model.base_model.Models.encode_pixels", no_work)
+    monkeypatch.setattr("gpu_client.training.dreambooth.model.base_model.Models.encode_prompts", no_work)
     assert outputs(run("second", **options)) == uninterrupted
     assert len(generated) == 4
 
@@ -173,8 +173,8 @@ def test_caches_are_kept_as_soon_as_there_is_a_step(
     def no_work(*arguments: Any) -> Any:
         raise AssertionError("what is cached is not made again")
 
-    monkeypatch.setattr("gpu_client.training.dreambooth.models.Models.encode_pixels", no_work)
-    monkeypatch.setattr("gpu_client.training.dreambooth.models.Models.encode_prompts", no_work)
+    monkeypatch.setattr("gpu_client.training.dreambooth.model.base_model.Models.encode_pixels", no_work)
+    monkeypatch.setattr("gpu_client.training.dreambooth.model.base_model.Models.encode_prompts", no_work)
     with power_cut(2 * losses_of_a_step, "loss"):
         run("out", **options)
     kept_later = {path.name for path in (tmp_path / "out").glob("checkpoint-*")}

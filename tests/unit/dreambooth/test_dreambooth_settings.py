@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from baton import CheckpointMismatchError
 from gpu_client.training import dreambooth_lora
 from gpu_client.training.dreambooth.config import DreamboothConfig
-from gpu_client.training.dreambooth.lora import WEIGHTS_FILE
+from gpu_client.training.dreambooth.model.lora import WEIGHTS_FILE
 from gpu_client.training.dreambooth.settings import FREE, Settings
 from tests.photographs import save_crops
 

@@ -14,10 +14,10 @@ from dreambooth_runs import EVERYTHING, Run, outputs, power_cut
 
 from baton.contract.names import SHARED_DIR
 from functions.recipes import built_in_recipe
-from gpu_client.training.dreambooth.class_images import class_images_key
 from gpu_client.training.dreambooth.config import DreamboothConfig
-from gpu_client.training.dreambooth.lora import WEIGHTS_FILE
-from gpu_client.training.dreambooth.shared_images import SHARED_FILE, of_other_jobs, write_shared
+from gpu_client.training.dreambooth.model.lora import WEIGHTS_FILE
+from gpu_client.training.dreambooth.sampling.class_images import class_images_key
+from gpu_client.training.dreambooth.sampling.shared_images import SHARED_FILE, of_other_jobs, write_shared
 from tests.photographs import save_crops
 
 PRIOR = {

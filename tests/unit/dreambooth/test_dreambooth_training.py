@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 
 from baton import Session
 from gpu_client.training import dreambooth_lora
-from gpu_client.training.dreambooth.lora import WEIGHTS_FILE
-from gpu_client.training.dreambooth.validation import GRID_FILE
+from gpu_client.training.dreambooth.model.lora import WEIGHTS_FILE
+from gpu_client.training.dreambooth.sampling.validation import GRID_FILE
 from tests.photographs import save_crops, subject
 from tests.tiny_pipelines import tiny_vae
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gpu_client.training import dreambooth_lora
-from gpu_client.training.dreambooth.encoding import Encoder
+from gpu_client.training.dreambooth.model.encoding import Encoder
 from tests.performance.contenders import Loop
 from tests.performance.dreambooth import CACHES, FROZEN_ENDS, loop_of
 from tests.performance.dreambooth_process import instrument

@@ -16,7 +16,7 @@ from gpu_client.ring.core.garbage_collector import Collector
 from gpu_client.ring.format.records import GROUPS, MANIFESTS, PINS, SAMPLES
 from gpu_client.ring.reading.loader import RingLoader
 from gpu_client.ring.reading.mixed_loader import MixedLoader
-from gpu_client.training.session.data_sources import Sources
+from gpu_client.training.session.session.data_sources import Sources
 from tests.unit.ring.training_kit import Generator
 
 EVERY = 4
@@ -188,7 +188,7 @@ def test_taken_back_further_than_is_kept_it_goes_on_with_other_samples(
 ) -> None:
     """As a rule does that goes back to the best checkpoint; the newest ones are of a past that is none any more."""
     output = tmp_path / "output"
-    monkeypatch.setattr("gpu_client.training.session.Sources", lambda keep_last: Sources(1))
+    monkeypatch.setattr("gpu_client.training.session.session.Sources", lambda keep_last: Sources(1))
     list(train(generator, output, 30))
     generator.replace_all()
     with caplog.at_level(logging.WARNING, "baton.ring"):

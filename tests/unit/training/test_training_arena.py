@@ -19,7 +19,7 @@ from session_helpers import Counter, give_back, names
 from torch import nn
 
 from baton import CheckpointWriteError, Session
-from gpu_client.training import arena, commit, memory
+from gpu_client.training.checkpoint import checkpoint_directory, shared_memory
 from tests.waiting import soon
 
 
@@ -38,8 +38,8 @@ class Scene:
         return self.session.checkpoint(step, model=self.model, counter=Counter(step), **more)
 
     def staged_step(self) -> int:
-        """The step of the checkpoint in the arena, which has to be whole and of that step everywhere."""
-        marker = commit.verify(self.place)
+        """The step of the checkpoint in the shared_memory, which has to be whole and of that step everywhere."""
+        marker = checkpoint_directory.verify(self.place)
         model, counter = nn.Linear(100, 50), Counter()
         variables = {"BATON_OUTPUT_DIR": str(self.root / "elsewhere"), "BATON_RESUME_FROM": str(self.place)}
         with Session.start(variables=variables) as session:
@@ -91,7 +91,7 @@ def test_another_layout_gets_other_memory(scene: Scene) -> None:
     give_back(scene.root)
     scene.model = nn.Linear(100, 50).bfloat16()
     assert scene.checkpoint(2) == scene.place
-    assert commit.verify(scene.place).files["model.safetensors"][0] < 12_000
+    assert checkpoint_directory.verify(scene.place).files["model.safetensors"][0] < 12_000
     give_back(scene.root)
     scene.session.checkpoint(3, other=nn.Linear(7, 7), counter=Counter(2))
     assert sorted(path.name for path in scene.place.iterdir()) == ["baton.json", "other.safetensors", "state.pt"]
@@ -155,7 +155,9 @@ def test_the_last_checkpoint_before_a_stop_goes_to_disk_if_it_has_to(scene: Scen
     assert scene.checkpoint(2) == scene.session.output_dir / "checkpoint-2"
     assert scene.session.should_stop
     assert [message["step"] for message in scene.agent.wait_for("checkpoint", 2)] == [1, 2]
-    assert commit.verify(scene.session.output_dir / "checkpoint-2").files["model.safetensors"][1], "with digests"
+    assert checkpoint_directory.verify(scene.session.output_dir / "checkpoint-2").files["model.safetensors"][1], (
+        "with digests"
+    )
     assert scene.staged_step() == 1, "the agent goes on reading it"
 
 
@@ -183,12 +185,12 @@ def test_where_it_does_not_fit_it_goes_to_disk_and_says_so_once(
         if lacking == "what it gives":
             patch.setattr(os, "posix_fallocate", no_space)
         elif lacking == "memory":
-            patch.setattr(arena, "available_bytes", lambda: arena.KEPT_FREE_BYTES + 20_000)
+            patch.setattr(shared_memory, "available_bytes", lambda: shared_memory.KEPT_FREE_BYTES + 20_000)
         else:
             patch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=4, f_frsize=4096))
         for step in (1, 2):
             assert scene.checkpoint(step) == scene.session.output_dir / f"checkpoint-{step}"
-            assert commit.verify(scene.session.output_dir / f"checkpoint-{step}").step == step
+            assert checkpoint_directory.verify(scene.session.output_dir / f"checkpoint-{step}").step == step
     assert [record.getMessage()[:24] for record in caplog.records] == ["checkpoints go to disk: "]
     assert list(scene.place.iterdir()) == [], "nothing of it is left in memory"
     assert scene.checkpoint(3) == scene.place
@@ -288,4 +290,4 @@ def test_memory_is_what_machine_and_control_group_leave(
 ) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    assert memory.available_bytes(tmp_path / "meminfo", tmp_path) == expected
+    assert shared_memory.available_bytes(tmp_path / "meminfo", tmp_path) == expected

@@ -14,7 +14,7 @@ from session_helpers import Calls
 from torch import nn
 
 from baton import Session
-from gpu_client.training import commit
+from gpu_client.training.checkpoint import checkpoint_directory
 
 # Newer Pythons warn about forking a process that has threads; nothing is done in the child that needs them.
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
@@ -61,7 +61,7 @@ def test_killed_anywhere(tmp_path: Path) -> None:
         visible = sorted(path.name for path in output.iterdir() if not path.name.startswith("."))
         assert visible in (["checkpoint-1"], ["checkpoint-1", "checkpoint-2"], ["checkpoint-2"])
         for name in visible:
-            commit.verify(output / name)
+            checkpoint_directory.verify(output / name)
         with Session.start(output_dir=output, resume=True, variables={}) as session:
             resumed = model(0.0)
             step = session.resume(model=resumed, optimizer=optimizer())

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from baton import Session
-from gpu_client.controller.rollback import Rollbacks
 from gpu_client.controller.measurements import Signals
+from gpu_client.controller.rollback import Rollbacks
 from gpu_client.controller.steering import Steering
-from gpu_client.training import session as session_module
+from gpu_client.training.session import session as session_module
 from tests.unit.controller.controller_kit import Clock
 
 transformers = pytest.importorskip("transformers")

@@ -7,25 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.training import commit
+from gpu_client.training.checkpoint import checkpoint_directory
 from gpu_client.training.errors import CheckpointDamagedError, CheckpointWriteError
 
 
 def make(output: Path, step: int, content: bytes = b"weights") -> Path:
-    staged = commit.staging_path(output, step)
+    staged = checkpoint_directory.staging_path(output, step)
     (staged / "inner").mkdir(parents=True)
     (staged / "model.bin").write_bytes(content)
     (staged / "inner" / "empty").write_bytes(b"")
-    commit.write_marker(staged, step, {"loss": 0.5}, "session", {"model": "tensors"})
-    final = commit.checkpoint_path(output, step)
-    commit.publish(staged, final)
+    checkpoint_directory.write_marker(staged, step, {"loss": 0.5}, "session", {"model": "tensors"})
+    final = checkpoint_directory.checkpoint_path(output, step)
+    checkpoint_directory.publish(staged, final)
     return final
 
 
 def test_publish_leaves_one_verified_directory_and_nothing_else(tmp_path: Path) -> None:
     final = make(tmp_path, 7)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-7"]
-    marker = commit.verify(final)
+    marker = checkpoint_directory.verify(final)
     assert (marker.step, marker.metrics, marker.created_by) == (7, {"loss": 0.5}, "session")
     assert set(marker.files) == {"model.bin", "inner/empty"}
     raw = json.loads((final / "baton.json").read_text())
@@ -46,9 +46,9 @@ def test_a_marker_can_be_added_in_place(tmp_path: Path) -> None:
     directory = tmp_path / "checkpoint-3"
     directory.mkdir()
     (directory / "pytorch_model.bin").write_bytes(b"abc")
-    commit.write_marker(directory, 3, {}, "script", {})
-    assert commit.verify(directory).created_by == "script"
-    assert commit.complete_checkpoints(tmp_path) == [(3, directory)]
+    checkpoint_directory.write_marker(directory, 3, {}, "script", {})
+    assert checkpoint_directory.verify(directory).created_by == "script"
+    assert checkpoint_directory.complete_checkpoints(tmp_path) == [(3, directory)]
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
 
 
@@ -60,7 +60,7 @@ def test_only_marked_directories_with_proper_names_count_and_steps_are_numbers(t
         (tmp_path / name).mkdir()
         (tmp_path / name / "baton.json").write_text("{}")
     (tmp_path / "checkpoint-300").write_text("a file")
-    assert [step for step, _ in commit.complete_checkpoints(tmp_path)] == [9, 10, 100]
+    assert [step for step, _ in checkpoint_directory.complete_checkpoints(tmp_path)] == [9, 10, 100]
 
 
 def test_leftovers_go_and_nothing_else(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_leftovers_go_and_nothing_else(tmp_path: Path) -> None:
     for name in (".checkpoint-2.tmp", ".checkpoint-3.old", ".checkpoint-mine", "other"):
         (tmp_path / name / "inside").mkdir(parents=True)
     (tmp_path / ".baton.json.tmp").write_text("{")
-    commit.clear_leftovers(tmp_path)
+    checkpoint_directory.clear_leftovers(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".checkpoint-mine", "checkpoint-1", "other"]
 
 
@@ -98,18 +98,18 @@ def test_damage_is_named_with_a_remedy(tmp_path: Path, damage: object, says: str
     assert callable(damage)
     damage(final)
     with pytest.raises(CheckpointDamagedError, match=says) as caught:
-        commit.verify(final)
+        checkpoint_directory.verify(final)
     assert "Resume" in caught.value.remedy
 
 
 def test_a_marker_the_agent_could_not_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit, "MARKER_MAX_BYTES", 500)
+    monkeypatch.setattr(checkpoint_directory, "MARKER_MAX_BYTES", 500)
     directory = tmp_path / "checkpoint-3"
     directory.mkdir()
     for index in range(5):
         (directory / f"{index}").write_bytes(b"")
     with pytest.raises(CheckpointWriteError, match="5 files"):
-        commit.write_marker(directory, 3, {}, "script", {})
+        checkpoint_directory.write_marker(directory, 3, {}, "script", {})
     assert not (directory / "baton.json").exists()
 
 
@@ -119,11 +119,11 @@ def test_the_disk_is_waited_for_only_where_the_directory_is_all_there_is(
 ) -> None:
     # Under an agent the directory dies with the machine, and each wait for the disk is time that training stands still.
     synced: list[int] = []
-    monkeypatch.setattr(commit.os, "fsync", synced.append)
-    staged, final = commit.staging_path(tmp_path, 3), commit.checkpoint_path(tmp_path, 3)
+    monkeypatch.setattr(checkpoint_directory.os, "fsync", synced.append)
+    staged, final = checkpoint_directory.staging_path(tmp_path, 3), checkpoint_directory.checkpoint_path(tmp_path, 3)
     staged.mkdir()
     (staged / "model.safetensors").write_bytes(b"weights")
-    commit.write_marker(staged, 3, {}, "session", {}, durable=durable)
-    commit.publish(staged, final, durable=durable)
-    assert commit.verify(final).step == 3
+    checkpoint_directory.write_marker(staged, 3, {}, "session", {}, durable=durable)
+    checkpoint_directory.publish(staged, final, durable=durable)
+    assert checkpoint_directory.verify(final).step == 3
     assert len(synced) >= at_least and bool(synced) == durable

@@ -17,11 +17,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from baton import BatchSampler, ResumableLoader, Session
-from gpu_client.controller.rollback import Rollbacks
 from gpu_client.controller.measurements import Signals
+from gpu_client.controller.rollback import Rollbacks
 from gpu_client.controller.steering import Steering
-from gpu_client.training import session as session_module
-from gpu_client.training.commit import read_marker, verify
+from gpu_client.training.checkpoint.checkpoint_directory import read_marker, verify
+from gpu_client.training.session import session as session_module
 from tests.unit.controller.controller_kit import Clock
 
 lightning = pytest.importorskip("lightning.pytorch")
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*isinstance.treespec, LeafSpec.*",
     "ignore:.*val_dataloader.*",
 )
-from gpu_client.training.lightning_callback import FILE, LightningCallback  # noqa: E402 - only where Lightning is
+from gpu_client.training.integrations.lightning_callback import FILE, LightningCallback  # noqa: E402 - only where Lightning is
 
 BATCHES, EPOCHS = 4, 3
 STEPS = BATCHES * EPOCHS

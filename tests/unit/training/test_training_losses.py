@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from baton import Session
-from gpu_client.training.losses import OddLosses
+from gpu_client.training.integrations.hf_callback import OddLosses
 
 transformers = pytest.importorskip("transformers")
 from trainer_kit import Losses, Model, Ordered, Trained  # noqa: E402  # it needs transformers

@@ -14,7 +14,7 @@ from session_helpers import give_back
 from torch import nn
 
 from baton import Session
-from gpu_client.training import commit, copying
+from gpu_client.training.checkpoint import background_copy, checkpoint_directory
 
 SIZE = 200  # square: more than what counts as small
 
@@ -25,21 +25,21 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened = threading.Event()
         self.fail: Exception | None = None
-        wait, run = copying.BackgroundCopy.wait, copying._Copy.run
+        wait, run = background_copy.BackgroundCopy.wait, background_copy._Copy.run
 
-        def waiting(copy: copying.BackgroundCopy) -> None:
+        def waiting(copy: background_copy.BackgroundCopy) -> None:
             self.opened.set()
             wait(copy)
 
-        def running(copy: copying._Copy) -> None:
+        def running(copy: background_copy._Copy) -> None:
             if threading.current_thread() is not threading.main_thread():
                 assert self.opened.wait(20)
                 if self.fail:
                     raise self.fail
             run(copy)
 
-        monkeypatch.setattr(copying.BackgroundCopy, "wait", waiting)
-        monkeypatch.setattr(copying._Copy, "run", running)
+        monkeypatch.setattr(background_copy.BackgroundCopy, "wait", waiting)
+        monkeypatch.setattr(background_copy._Copy, "run", running)
 
 
 class Scene:
@@ -122,7 +122,7 @@ def test_what_no_optimizer_holds_is_copied_at_once(scene: Scene, gate: Gate) -> 
 def test_without_an_optimizer_everything_is(scene: Scene, gate: Gate) -> None:
     expected = scene.model.state_dict()["0.weight"].clone()
     scene.session.checkpoint(1, overlap=True, model=scene.model)
-    assert commit.verify(scene.place).step == 1, "nobody could be made to wait"
+    assert checkpoint_directory.verify(scene.place).step == 1, "nobody could be made to wait"
     assert not gate.opened.is_set()
     assert torch.equal(scene.model.state_dict()["0.weight"], expected)
 
@@ -145,12 +145,12 @@ def test_the_next_checkpoint_is_not_due_while_the_last_is_being_copied(scene: Sc
     assert scene.session.checkpoint_due(4)
     assert scene.session.checkpoint(4, overlap=True, **scene.named) == scene.place
     scene.session._writer.settle()
-    assert commit.verify(scene.place).step == 4
+    assert checkpoint_directory.verify(scene.place).step == 4
 
 
 def test_one_that_must_be_is_complete_when_the_call_returns(scene: Scene, gate: Gate) -> None:
     scene.session.checkpoint(1, overlap=True, must=True, **scene.named)
-    assert commit.verify(scene.place).step == 1
+    assert checkpoint_directory.verify(scene.place).step == 1
 
 
 def test_a_copy_that_fails_is_no_checkpoint_and_the_training_goes_on(
@@ -165,5 +165,5 @@ def test_a_copy_that_fails_is_no_checkpoint_and_the_training_goes_on(
         assert scene.session.checkpoint(2, overlap=True, **scene.named) == scene.place
     assert "step 1 is lost" in caplog.text and "device lost" in caplog.text
     scene.session.close()
-    assert commit.verify(scene.place).step == 2
+    assert checkpoint_directory.verify(scene.place).step == 2
     assert [message["step"] for message in scene.agent.wait_for("checkpoint")] == [2]

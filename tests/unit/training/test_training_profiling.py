@@ -13,8 +13,8 @@ import torch
 from listening_agent import ListeningAgent
 
 from baton import Session
-from gpu_client.training import profiling
-from gpu_client.training.profiling import StepProfiler
+from gpu_client.training.session import profiler
+from gpu_client.training.session.profiler import StepProfiler
 
 PROFILE = "rules: [{name: slow, when: loss > 2, do: {profile: 3}}]"
 
@@ -79,7 +79,7 @@ def test_where_torch_has_no_profiler_that_is_said(tmp_path: Path, monkeypatch: p
     def missing(name: str) -> Any:
         raise ImportError(f"No module named {name!r}")
 
-    monkeypatch.setattr(profiling.importlib, "import_module", missing)
+    monkeypatch.setattr(profiler.importlib, "import_module", missing)
     ((kind, step, said),) = Trained(tmp_path).said
     assert (kind, step) == ("action.rejected", 4) and "no torch.profiler" in said
 
@@ -92,7 +92,7 @@ def test_where_the_trace_cannot_lie_that_is_said(tmp_path: Path) -> None:
 
 
 def test_a_trace_that_is_too_large_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling, "MAX_TRACE_BYTES", 10)
+    monkeypatch.setattr(profiler, "MAX_TRACE_BYTES", 10)
     trained = Trained(tmp_path)
     assert trained.said[1][0] == "action.failed" and "at most 10" in trained.said[1][2]
     assert trained.shown == [] and not list((trained.output / "profile").iterdir())

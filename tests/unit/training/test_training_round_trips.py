@@ -17,11 +17,11 @@ from hypothesis.extra import numpy as npst
 from safetensors.torch import load_file
 from torch import nn
 
-from gpu_client.training import states, tensor_file
-from gpu_client.training.arena import Arena
-from gpu_client.training.copying import copy_all
-from gpu_client.training.structure import put_together, take_apart
-from gpu_client.training.tensor_file import Contents, Layout
+from gpu_client.training.checkpoint import safetensors_file, state_files
+from gpu_client.training.checkpoint.background_copy import copy_all
+from gpu_client.training.checkpoint.safetensors_file import Contents, Layout
+from gpu_client.training.checkpoint.shared_memory import Arena
+from gpu_client.training.checkpoint.state_tree import put_together, take_apart
 
 Save = Callable[..., Path]
 
@@ -42,16 +42,16 @@ class Holder:
 def onto_disk(root: Path, **named: object) -> Path:
     directory = root / "disk"
     directory.mkdir()
-    states.save_states(directory, states.collect(named), [])
+    state_files.save_states(directory, state_files.collect(named), [])
     return directory
 
 
 def into_memory(root: Path, **named: object) -> Path:
     arena = Arena(root)
-    collected = states.collect(named)
+    collected = state_files.collect(named)
     arena.begin()
     pairs = arena.allocate(collected.files)
-    states.save_bundle(arena.directory, collected, [])
+    state_files.save_bundle(arena.directory, collected, [])
     copy_all(pairs)
     arena.finish(1, {}, collected.forms)
     return arena.directory
@@ -64,7 +64,7 @@ def save(request: pytest.FixtureRequest) -> Save:
 
 def loaded(directory: Path, name: str = "odd") -> Any:
     holder = Holder()
-    states.load_states(directory, {name: "tensors"}, {name: holder})
+    state_files.load_states(directory, {name: "tensors"}, {name: holder})
     return holder.state
 
 
@@ -184,7 +184,7 @@ def test_tied_weights_are_stored_once_and_tied_again(tmp_path: Path, save: Save)
     stored = load_file(directory / "model.safetensors")
     assert sorted(stored) == ["embedding.weight", "part"]
     assert (directory / "model.safetensors").stat().st_size < 300 * 77 * 4 + 1000
-    states.load_states(directory, {"model": "tensors"}, {"model": other})
+    state_files.load_states(directory, {"model": "tensors"}, {"model": other})
     assert other.head.weight is other.embedding.weight
     assert bits(other.state_dict()) == bits(model.state_dict())
 
@@ -198,7 +198,7 @@ def test_an_optimizer_and_what_it_loads_is_its_own(tmp_path: Path, save: Save) -
     directory = save(tmp_path, optimizer=optimizer)
     assert (directory / "state.pt").stat().st_size < 10_000, "its tensors are in a file that is read without a copy"
     fresh = torch.optim.AdamW(nn.Linear(200, 100).parameters(), lr=0.5)
-    states.load_states(directory, {"optimizer": "tensors"}, {"optimizer": fresh})
+    state_files.load_states(directory, {"optimizer": "tensors"}, {"optimizer": fresh})
     assert bits(fresh.state_dict()) == bits(optimizer.state_dict())
     file = directory / "optimizer.safetensors"
     before = file.read_bytes()
@@ -269,7 +269,7 @@ def test_any_state_taken_apart_and_put_together_is_the_same(state: Any) -> None:
 def test_safetensors_itself_reads_what_is_written(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
     parts = take_apart(state)
     path = tmp_path / "file.safetensors"
-    tensor_file.write(path, Contents(parts.tensors, {}))
+    safetensors_file.write(path, Contents(parts.tensors, {}))
     assert bits(dict(sorted(load_file(path).items()))) == bits(dict(sorted(parts.tensors.items())))
 
 

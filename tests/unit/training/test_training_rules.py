@@ -14,7 +14,7 @@ from session_helpers import Counter
 
 from baton import Session, SessionError
 from gpu_client.controller.steering import Steering
-from gpu_client.training.commit import read_marker, verify
+from gpu_client.training.checkpoint.checkpoint_directory import read_marker, verify
 
 NAN = "rules: [{name: nan, when: not isfinite(loss), do: {stop: failed}}]"
 

@@ -26,8 +26,9 @@ from baton import (
     Session,
     SessionError,
 )
-from gpu_client.training import channel, commit, states
-from gpu_client.training.random_state import capture_random
+from gpu_client.training import channel
+from gpu_client.training.checkpoint import checkpoint_directory, state_files
+from gpu_client.training.checkpoint.random_state import capture_random
 
 # --- the environment -----------------------------------------------------------------------------------------
 
@@ -304,7 +305,7 @@ def test_a_failed_write_leaves_nothing_and_keeps_the_older_one(
     session = start()
     session.checkpoint(1, counter=Counter(1))
     with monkeypatch.context() as patch:
-        patch.setattr(states if where == "save_states" else commit, where, full_disk)
+        patch.setattr(state_files if where == "save_states" else checkpoint_directory, where, full_disk)
         with pytest.raises(CheckpointWriteError, match=r"step 2.*No space left.*bytes are free.*keep_last"):
             session.checkpoint(2, counter=Counter(2))
     assert names(session) == ["checkpoint-1"]

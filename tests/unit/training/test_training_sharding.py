@@ -16,9 +16,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from gpu_client.training import sharding, states, tensor_file
+from gpu_client.training.checkpoint import safetensors_file, sharding, state_files
+from gpu_client.training.checkpoint.safetensors_file import Contents
 from gpu_client.training.errors import CheckpointDamagedError, CheckpointMismatchError, CheckpointWriteError
-from gpu_client.training.tensor_file import Contents
 
 Split = tuple[tuple[int, ...], tuple[Any, ...]]
 """Mesh and placements."""
@@ -79,9 +79,9 @@ class Holder:
 def write_all(directory: Path, split: Split, be_rank: Callable[[int, int], None]) -> None:
     for rank in reversed(range(size_of(split))):
         be_rank(rank, size_of(split))
-        collected = states.collect({"model": Holder(piece(*split))}, rank=rank, size=size_of(split))
+        collected = state_files.collect({"model": Holder(piece(*split))}, rank=rank, size=size_of(split))
         assert collected.sharded and set(collected.structures) == ({"model"} if rank == 0 else set())
-        states.save_states(directory, collected, [] if rank == 0 else None)
+        state_files.save_states(directory, collected, [] if rank == 0 else None)
 
 
 @pytest.mark.parametrize("wrote", SPLITS, ids=str)
@@ -92,14 +92,14 @@ def test_any_mesh_reads_what_another_wrote(tmp_path: Path, be_rank: Callable[[in
             be_rank(rank, size_of(reads))
             template = piece(*reads)
             holder = Holder(template)
-            states.load_states(tmp_path, {"model": "tensors"}, {"model": holder})
+            state_files.load_states(tmp_path, {"model": "tensors"}, {"model": holder})
             found = holder.state["weight"]
             assert isinstance(found, DTensor) and found.placements == template.placements
             assert found.shape == whole.shape and holder.state["count"] == 3
             assert torch.equal(found.to_local(), template.to_local())
     dist.destroy_process_group()
     plain = Holder(torch.zeros(5, 7))
-    states.load_states(tmp_path, {"model": "tensors"}, {"model": plain})
+    state_files.load_states(tmp_path, {"model": "tensors"}, {"model": plain})
     assert torch.equal(plain.state["weight"], whole)
 
 
@@ -110,12 +110,12 @@ def test_pieces_that_are_lost_are_damage(tmp_path: Path, be_rank: Callable[[int,
     content = last.read_bytes()
     last.unlink()
     with pytest.raises(CheckpointDamagedError, match="not all processes' pieces of 'model'"):
-        states.load_states(tmp_path, {"model": "tensors"}, {"model": Holder(torch.zeros(5, 7))})
+        state_files.load_states(tmp_path, {"model": "tensors"}, {"model": Holder(torch.zeros(5, 7))})
     last.write_bytes(content)
     shifted = Contents({"weight": torch.zeros(1, 7)}, {"offsets": json.dumps({"weight": [3, 0]})})
-    tensor_file.write(last, shifted)
+    safetensors_file.write(last, shifted)
     with pytest.raises(CheckpointDamagedError, match="7 elements are missing"):
-        states.load_states(tmp_path, {"model": "tensors"}, {"model": Holder(torch.zeros(5, 7))})
+        state_files.load_states(tmp_path, {"model": "tensors"}, {"model": Holder(torch.zeros(5, 7))})
 
 
 def test_what_no_box_describes_is_refused(be_rank: Callable[[int, int], None]) -> None:
@@ -123,10 +123,10 @@ def test_what_no_box_describes_is_refused(be_rank: Callable[[int, int], None]) -
     mesh = init_device_mesh("cpu", (2,))
     summed = DTensor.from_local(whole, mesh, [Partial()], run_check=False)
     with pytest.raises(CheckpointWriteError, match=r"model\.weight is placed as Partial.*accelerator"):
-        states.collect({"model": Holder(summed)}, rank=0, size=2)
+        state_files.collect({"model": Holder(summed)}, rank=0, size=2)
     odd = DTensor.from_local(whole.to(torch.complex128), mesh, [Shard(0)], run_check=False)
     with pytest.raises(CheckpointWriteError, match=r"model\.weight is sharded and of type torch\.complex128"):
-        states.collect({"model": Holder(odd)}, rank=0, size=2)
+        state_files.collect({"model": Holder(odd)}, rank=0, size=2)
 
 
 def test_an_optimizers_state_is_split_as_its_parameters(be_rank: Callable[[int, int], None]) -> None:

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from gpu_client.training import states
+from gpu_client.training.checkpoint import state_files
+from gpu_client.training.checkpoint.random_state import capture_random, restore_random
 from gpu_client.training.errors import CheckpointDamagedError, CheckpointMismatchError, CheckpointWriteError
-from gpu_client.training.random_state import capture_random, restore_random
 
 
 class Holder:
@@ -43,8 +43,8 @@ class Tied(nn.Module):
 
 
 def saved(directory: Path, **named: object) -> dict[str, str]:
-    collected = states.collect(named)
-    states.save_states(directory, collected, [capture_random()])
+    collected = state_files.collect(named)
+    state_files.save_states(directory, collected, [capture_random()])
     return collected.forms
 
 
@@ -57,7 +57,7 @@ def test_models_become_safetensors_with_tied_weights_once(tmp_path: Path) -> Non
     assert ("embedding.weight" in stored) != ("head.weight" in stored)
     torch.manual_seed(2)
     other = Tied()
-    states.load_states(tmp_path, forms, {"model": other})
+    state_files.load_states(tmp_path, forms, {"model": other})
     assert other.head.weight is other.embedding.weight
     for name, value in model.state_dict().items():
         assert torch.equal(value, other.state_dict()[name])
@@ -87,7 +87,7 @@ def test_odd_tensors_survive(tmp_path: Path) -> None:
     }
     holder = Holder(None)
     forms = saved(tmp_path, odd=Holder(odd))
-    states.load_states(tmp_path, forms, {"odd": holder})
+    state_files.load_states(tmp_path, forms, {"odd": holder})
     assert holder.state.keys() == odd.keys()
     for name, value in odd.items():
         assert holder.state[name].dtype == value.dtype
@@ -135,7 +135,7 @@ def test_a_generator_of_ones_own_is_a_state(tmp_path: Path) -> None:
     forms = saved(tmp_path, noise=generator)
     expected = torch.rand(3, generator=generator)
     other = torch.Generator()
-    states.load_states(tmp_path, forms, {"noise": other})
+    state_files.load_states(tmp_path, forms, {"noise": other})
     assert torch.equal(torch.rand(3, generator=other), expected)
 
 
@@ -155,7 +155,7 @@ def test_every_global_random_state_returns(tmp_path: Path) -> None:
 
     expected = draw()
     draw()
-    restore_random(states.load_states(tmp_path, {}, {})[0])
+    restore_random(state_files.load_states(tmp_path, {}, {})[0])
     assert draw() == expected
 
 
@@ -173,7 +173,7 @@ def test_directory_states_get_a_place_of_their_own(tmp_path: Path) -> None:
 
     forms = saved(tmp_path, library=Library("stored"))
     other = Library("")
-    states.load_states(tmp_path, forms, {"library": other})
+    state_files.load_states(tmp_path, forms, {"library": other})
     assert (forms, other.text) == ({"library": "directory"}, "stored")
 
 
@@ -192,7 +192,7 @@ def test_a_library_that_writes_elsewhere_is_noticed(tmp_path: Path) -> None:
 def test_a_refused_state_is_a_mismatch(tmp_path: Path) -> None:
     forms = saved(tmp_path, model=nn.Linear(2, 2))
     with pytest.raises(CheckpointMismatchError, match="'model' does not accept"):
-        states.load_states(tmp_path, forms, {"model": nn.Linear(2, 3)})
+        state_files.load_states(tmp_path, forms, {"model": nn.Linear(2, 3)})
 
 
 @pytest.mark.parametrize("name", ["state.pt", "model.safetensors"])
@@ -204,7 +204,7 @@ def test_unreadable_files_are_damage_and_change_nothing(tmp_path: Path, name: st
     model = nn.Linear(2, 2)
     before = model.weight.clone()
     with pytest.raises(CheckpointDamagedError):
-        states.load_states(tmp_path, forms, {"model": model})
+        state_files.load_states(tmp_path, forms, {"model": model})
     assert torch.equal(model.weight, before)
 
 
@@ -223,4 +223,4 @@ def test_unreadable_files_are_damage_and_change_nothing(tmp_path: Path, name: st
     ],
 )
 def test_states_are_compared_with_the_tensors_in_them(one: object, other: object, same: bool) -> None:
-    assert states.is_same_state(one, other) is states.is_same_state(other, one) is same
+    assert state_files.is_same_state(one, other) is state_files.is_same_state(other, one) is same

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_client.training.directives import Directives
+from gpu_client.training.distributed.process_group import Ranks
+from gpu_client.training.distributed.rank_consensus import LONG_STEP_S, Votes, Voting
 from gpu_client.training.protocol import Directive
-from gpu_client.training.ranks import Ranks
-from gpu_client.training.voting import LONG_STEP_S, Votes, Voting
+from gpu_client.training.session.stop_requests import Directives
 from tests.unit.controller.controller_kit import Together, together
 
 CHECKPOINT = Directive("checkpoint")
@@ -270,7 +270,7 @@ def test_no_rank_waits_for_another_one_in_a_step() -> None:
 def test_the_end_of_another_process_is_told_and_holds_up_nobody_for_long(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gpu_client.training.voting.LAST_WAIT_S", 0.01)
+    monkeypatch.setattr("gpu_client.training.distributed.rank_consensus.LAST_WAIT_S", 0.01)
     (first, heard), (second, _) = voters(2)
     together([partial(vote, first), partial(vote, second)])
     together([partial(first.hear, Votes), partial(second.hear, Votes)])

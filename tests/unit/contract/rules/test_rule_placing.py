@@ -14,7 +14,7 @@ from baton.contract.rules.document.rule import CONTROL_PLANE_EVENTS, EVENTS, Sig
 from baton.contract.rules.document.rule_placement import collect_group_values, split
 from baton.contract.rules.language.faults import Code
 from baton.contract.rules.metrics import BUILT_IN, name_in_rules
-from gpu_client.training.environment import read_control
+from gpu_client.training.session.environment import read_control
 
 SIGNALS = {"ecc": "uncorrectable ECC error"}
 

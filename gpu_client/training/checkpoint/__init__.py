@@ -1,0 +1,1 @@
+"""Checkpoints of a training process: states as files, complete or absent."""

@@ -1,0 +1,174 @@
+"""Tensors that are spread over several processes (FSDP2's DTensor): which piece is here, and pieces of another split.
+
+Each rank stores its pieces in `<state>.rank<k>of<n>.safetensors`, whose metadata says where in the whole tensor each
+piece begins. Reading asks for a box of the whole tensor and takes it from whichever pieces cover it, so that another
+number of processes, another mesh, or one process with a whole model can resume.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from gpu_client.training.checkpoint.safetensors_file import DTYPE_NAMES, Contents
+from gpu_client.training.errors import CheckpointMismatchError, CheckpointWriteError
+
+_FILE = re.compile(r"(.+)\.rank(\d+)of(\d+)\.safetensors")
+_OFFSETS = "offsets"
+
+
+def is_sharded(value: object) -> bool:
+    """Whether this process holds only a piece of it."""
+    return hasattr(value, "device_mesh")
+
+
+def file_name(state: str, rank: int, size: int) -> str:
+    """The file in which a rank stores its pieces of a state."""
+    return f"{state}.rank{rank}of{size}.safetensors"
+
+
+def local_contents(state: str, shards: dict[str, Any]) -> Contents:
+    """This process's pieces. Raises CheckpointWriteError for a tensor whose pieces are not boxes of it."""
+    pieces: dict[str, torch.Tensor] = {}
+    offsets: dict[str, list[int]] = {}
+    for key, value in shards.items():
+        offsets[key] = _box(f"{state}.{key}", value)[1]
+        pieces[key] = value.to_local().detach()
+        if pieces[key].dtype not in DTYPE_NAMES:
+            raise CheckpointWriteError(
+                f"{state}.{key} is sharded and of type {pieces[key].dtype}, which safetensors cannot hold",
+                "Keep it in another type, or gather it in state_dict()",
+            )
+    return Contents(pieces, {_OFFSETS: json.dumps(offsets, separators=(",", ":"))})
+
+
+def _box(name: str, value: Any) -> tuple[list[int], list[int]]:
+    """Shape and offset of this process's piece of `value`, a DTensor."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    odd = [placement for placement in value.placements if type(placement) not in (Shard, Replicate)]
+    if odd:
+        raise CheckpointWriteError(
+            f"{name} is placed as {type(odd[0]).__name__}, which cannot be stored piece by piece",
+            "Let the library that shards the model write its state: session.checkpoint(step, accelerator=accelerator)",
+        )
+    shape, offset = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
+    return list(shape), list(offset)
+
+
+class Pieces:
+    """All ranks' pieces of one state, read from a checkpoint directory. Use it as a context."""
+
+    def __init__(self, directory: Path, state: str) -> None:
+        self._directory = directory
+        self._state = state
+        self._files = ExitStack()
+        self._boxes: dict[str, list[tuple[list[int], Any]]] | None = None
+
+    def __enter__(self) -> Pieces:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close()
+
+    def read(self, key: str, shape: list[int], like: Any) -> torch.Tensor:
+        """The part of a tensor that belongs here: as `like` is split if that is a DTensor, else all of it.
+
+        Raises KeyError or ValueError when the files do not have all of it.
+        """
+        if not is_sharded(like):
+            return self._fill(key, [0] * len(shape), shape)
+        from torch.distributed.tensor import DTensor
+
+        local_shape, offset = _box(f"{self._state}.{key}", like)
+        local = self._fill(key, offset, local_shape)
+        return DTensor.from_local(
+            local.to(like.device), like.device_mesh, like.placements, run_check=False, shape=like.shape,
+            stride=like.stride(),
+        )  # fmt: skip
+
+    def _open(self) -> dict[str, list[tuple[list[int], Any]]]:
+        """By key: where each piece begins, and the file that has it."""
+        if self._boxes is not None:
+            return self._boxes
+        matches = [_FILE.fullmatch(path.name) for path in self._directory.iterdir()]
+        own = [match for match in matches if match is not None and match[1] == self._state]
+        sizes = {int(match[3]) for match in own}
+        if len(sizes) != 1 or {int(match[2]) for match in own} != set(range(*sizes)):
+            raise ValueError(f"not all processes' pieces of {self._state!r} are there")
+        self._boxes = {}
+        for match in sorted(own, key=lambda match: int(match[2])):
+            file = self._files.enter_context(safe_open(str(self._directory / match[0]), framework="pt"))
+            for key, offset in json.loads(file.metadata()[_OFFSETS]).items():
+                self._boxes.setdefault(key, []).append((offset, file))
+        return self._boxes
+
+    def _fill(self, key: str, offset: list[int], shape: list[int]) -> torch.Tensor:
+        """The box of the whole tensor that begins at `offset`."""
+        result: torch.Tensor | None = None
+        missing = math.prod(shape)
+        seen: set[tuple[int, ...]] = set()
+        for piece_offset, file in self._open()[key]:
+            piece = file.get_tensor(key)
+            if result is None:
+                result = torch.empty(shape, dtype=piece.dtype)
+            here, there, count = _overlap(offset, shape, piece_offset, piece.shape)
+            if count and tuple(piece_offset) not in seen:  # replicas store the same piece
+                seen.add(tuple(piece_offset))
+                result[here] = piece[there]
+                missing -= count
+        if result is None or missing:
+            raise ValueError(f"{self._state}.{key} is not complete: {missing} elements are missing")
+        return result
+
+
+def _overlap(
+    offset: Sequence[int], shape: Sequence[int], other_offset: Sequence[int], other_shape: Sequence[int]
+) -> tuple[tuple[slice, ...], tuple[slice, ...], int]:
+    """Where two boxes overlap, as seen from each, and how many elements that is."""
+    here, there, count = [], [], 1
+    for begin, length, other_begin, other_length in zip(offset, shape, other_offset, other_shape, strict=True):
+        first = max(begin, other_begin)
+        last = max(min(begin + length, other_begin + other_length), first)
+        here.append(slice(first - begin, last - begin))
+        there.append(slice(first - other_begin, last - other_begin))
+        count *= last - first
+    return tuple(here), tuple(there), count
+
+
+def counterpart(holder: Any, live: Any, path: tuple[Any, ...], shape: list[int]) -> Any:
+    """What in the object being resumed tells how a stored sharded tensor is to be split: a tensor of that shape.
+
+    The tensor at the same place; for an optimizer, which has no state before its first step, the parameter that the
+    state belongs to. None in a run of one process that has neither.
+    """
+    found = live
+    for part in path:
+        try:
+            found = found[part]
+        except (KeyError, IndexError, TypeError):
+            found = None
+            break
+    if isinstance(found, torch.Tensor):
+        return found
+    if isinstance(holder, torch.optim.Optimizer) and path[0] == "state":
+        parameters = dict(enumerate(parameter for group in holder.param_groups for parameter in group["params"]))
+        parameter = parameters.get(path[1])
+        if parameter is not None and list(parameter.shape) == shape:
+            return parameter
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
+        return None
+    raise CheckpointMismatchError(
+        f"{'.'.join(map(str, path))} was stored in pieces, and nothing says which piece belongs to this process",
+        "Shard the model (fully_shard) and make its optimizer before session.resume, as the script did that wrote it",
+    )

@@ -1,0 +1,248 @@
+"""State dictionaries and random states as files that load without executing anything.
+
+Every state's tensors become `<name>.safetensors` (tied weights are stored once), those of which each process holds a
+piece `<name>.rank<k>of<n>.safetensors`; the structures of all states, tensors that safetensors cannot hold and the
+random states go into one small `state.pt`, which `torch.load(weights_only=True)` reads. An object with
+`save_state(directory)` / `load_state(directory)` (accelerate's Accelerator) gets a directory of its own.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from pickle import PicklingError, UnpicklingError
+from typing import Any
+from zipfile import BadZipFile
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from gpu_client.training.checkpoint import safetensors_file, sharding
+from gpu_client.training.checkpoint.safetensors_file import Contents
+from gpu_client.training.checkpoint.state_tree import put_together, take_apart
+from gpu_client.training.errors import CheckpointDamagedError, CheckpointMismatchError, CheckpointWriteError
+
+BUNDLE = "state.pt"
+_PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
+_RESERVED = frozenset({"state", "baton"})
+_READ_ERRORS = (OSError, RuntimeError, EOFError, KeyError, ValueError, BadZipFile, UnpicklingError, SafetensorError)
+# What writing can raise besides SessionError: torch reports a full disk as RuntimeError, safetensors by its own error.
+WRITE_ERRORS = (OSError, RuntimeError, ValueError, SafetensorError)
+
+
+@dataclass
+class Collected:
+    """What one process has to store of a checkpoint. Nothing has been copied yet."""
+
+    forms: dict[str, str] = field(default_factory=dict)
+    """Of each state by name: "tensors", or "directory" where a library writes files of its own."""
+    files: dict[str, Contents] = field(default_factory=dict)
+    structures: dict[str, Any] = field(default_factory=dict)
+    directories: dict[str, Any] = field(default_factory=dict)
+    sharded: bool = False
+    """Whether other processes hold pieces of it."""
+
+
+def writes_itself(holder: object) -> bool:
+    """Whether a state is written by its own library (accelerate), into a directory."""
+    return hasattr(holder, "save_state") and not hasattr(holder, "state_dict")
+
+
+def collect(states: Mapping[str, object], *, rank: int = 0, size: int = 1) -> Collected:
+    """Take every state apart. What all processes have alike is the first one's to store.
+
+    Raises CheckpointWriteError for an object that has no state, or a sharded tensor that cannot be stored in pieces.
+    """
+    collected = Collected()
+    for name, holder in states.items():
+        if writes_itself(holder):
+            _check_name(name)
+            collected.directories[name] = holder
+            collected.forms[name] = "directory"
+            continue
+        parts = take_apart(_state_of(name, holder))
+        collected.forms[name] = "tensors"
+        if parts.shards:
+            collected.sharded = True
+            collected.files[sharding.file_name(name, rank, size)] = sharding.local_contents(name, parts.shards)
+        if rank == 0:
+            collected.structures[name] = parts.structure
+            if parts.tensors:
+                collected.files[f"{name}.safetensors"] = Contents(parts.tensors, {})
+    return collected
+
+
+def save_states(directory: Path, collected: Collected, randoms: list[dict[str, Any]] | None) -> None:
+    """Write everything into `directory`.
+
+    randoms are the random states of all ranks, from `capture_random`. None on ranks other than the first.
+    Raises CheckpointWriteError for a state that cannot be stored as plain data.
+    """
+    for name, holder in collected.directories.items():
+        _save_directory(directory / name, name, holder)
+    for file, contents in collected.files.items():
+        safetensors_file.write(directory / file, contents)
+    if randoms is not None:
+        save_bundle(directory, collected, randoms)
+
+
+def save_bundle(directory: Path, collected: Collected, randoms: list[dict[str, Any]]) -> None:
+    """Write `state.pt`: everything but the tensors in files of their own."""
+    path = directory / BUNDLE
+    bundle = {"states": collected.structures, "random": randoms}
+    plain = _is_plain(collected.structures)
+    foreign = ""
+    try:
+        with _without_crc32():
+            torch.save(bundle, path)
+        if not plain:  # it may still be something that torch regards as safe
+            foreign = ", ".join(sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path)))
+    except (PicklingError, AttributeError, TypeError) as error:
+        foreign = str(error)
+    if foreign:
+        names = ", ".join(sorted(collected.structures))
+        raise CheckpointWriteError(
+            f"one of the states {names} contains objects that are not plain data: {foreign}",
+            "Keep numbers, strings, lists, dictionaries and tensors in state_dict(); "
+            "turn numpy values into Python numbers or tensors",
+        )
+
+
+def load_states(directory: Path, forms: Mapping[str, str], states: Mapping[str, object]) -> list[dict[str, Any]]:
+    """Restore every object of `states` from `directory`; returns the random states of all ranks, not yet applied.
+
+    Everything is read before anything is changed. Raises CheckpointDamagedError for unreadable files and
+    CheckpointMismatchError when an object refuses its state.
+    """
+    try:
+        bundle = torch.load(directory / BUNDLE, map_location="cpu", weights_only=True)
+        loaded = {
+            name: _load_state(directory, name, forms[name], bundle, holder)
+            for name, holder in states.items()
+            if forms[name] != "directory"
+        }
+        randoms: list[dict[str, Any]] = bundle["random"]
+    except _READ_ERRORS as error:
+        raise CheckpointDamagedError(
+            f"{directory} cannot be read ({error})", "Resume from an older checkpoint"
+        ) from error
+    for name, holder in states.items():
+        try:
+            if forms[name] == "directory":
+                holder.load_state(str(directory / name))  # type: ignore[attr-defined]
+            elif isinstance(holder, torch.Generator):
+                holder.set_state(loaded[name]["generator"])
+            else:
+                holder.load_state_dict(loaded[name])  # type: ignore[attr-defined]
+        except (RuntimeError, ValueError, KeyError, TypeError, IndexError, AttributeError, OSError) as error:
+            raise CheckpointMismatchError(
+                f"{name!r} does not accept the state stored in {directory}: {error}",
+                "Resume with the model, data and settings that wrote it, or start a new job",
+            ) from error
+    return randoms
+
+
+def stored_structure(directory: Path, name: str) -> Any | None:
+    """What one state of a checkpoint consists of beside its tensors, before anything is restored or verified.
+
+    None where it has no such state, or cannot be read: `load_states` says so.
+    """
+    try:
+        return torch.load(directory / BUNDLE, map_location="cpu", weights_only=True)["states"].get(name)
+    except (*_READ_ERRORS, TypeError, AttributeError):
+        return None
+
+
+def is_same_state(one: object, other: object) -> bool:
+    """Whether two states are equal. Tensors in them have no truth of their own."""
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return (
+            isinstance(one, torch.Tensor)
+            and isinstance(other, torch.Tensor)
+            and one.dtype == other.dtype
+            and torch.equal(one.cpu(), other.cpu())
+        )
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(is_same_state(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(is_same_state, one, other))
+    return bool(one == other)
+
+
+# --- pieces ----------------------------------------------------------------------------------------------------------
+
+
+def _check_name(name: str) -> None:
+    if name in _RESERVED or not name.isidentifier():
+        raise CheckpointWriteError(f"a state cannot be called {name!r}", "Choose another keyword for it")
+
+
+def _state_of(name: str, holder: object) -> Any:
+    _check_name(name)
+    if isinstance(holder, torch.Generator):
+        return {"generator": holder.get_state(), "kind": "torch.Generator"}
+    if not (hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict")):
+        raise CheckpointWriteError(
+            f"{name!r} ({type(holder).__name__}) has no state_dict() and load_state_dict()",
+            "Pass objects that have both (model, optimizer, scheduler, sampler, ...), an Accelerator, "
+            "or a torch.Generator",
+        )
+    return holder.state_dict()
+
+
+def _save_directory(path: Path, name: str, holder: Any) -> None:
+    holder.save_state(str(path))
+    if not path.is_dir() or not any(path.iterdir()):
+        raise CheckpointWriteError(
+            f"{name!r}.save_state() has written nothing into the directory it was given",
+            "For accelerate: leave ProjectConfiguration(automatic_checkpoint_naming=False), the default",
+        )
+
+
+def _load_state(directory: Path, name: str, form: str, bundle: Mapping[str, Any], holder: Any) -> Any:
+    path = directory / f"{name}.safetensors"
+    if form != "tensors":
+        raise ValueError(f"{name!r} has the form {form!r}, which this version does not know")
+    # Mapped, not read: what a module loads is copied once, from the page cache into its parameters.
+    tensors = load_file(str(path)) if path.exists() else {}
+    if not isinstance(holder, nn.Module):
+        # Others keep the very tensors they are given, and must not change them in a mapped file.
+        tensors = {key: tensor.clone() for key, tensor in tensors.items()}
+    with sharding.Pieces(directory, name) as pieces:
+        live: list[Any] = []
+
+        def shard(key: str, place: tuple[Any, ...], shape: list[int]) -> torch.Tensor:
+            if not live:
+                live.append(holder.state_dict())
+            return pieces.read(key, shape, sharding.counterpart(holder, live[0], place, shape))
+
+        return put_together(bundle["states"][name], tensors.__getitem__, shard)
+
+
+def _is_plain(value: object) -> bool:
+    """Whether `value` consists of nothing but the plainest types."""
+    kind = type(value)
+    if kind in _PLAIN or kind is torch.Tensor:
+        return True
+    if kind in (dict, OrderedDict):
+        assert isinstance(value, dict)
+        if kind is OrderedDict and not value.__dict__.keys() <= {"_metadata"}:  # torch's module versions
+            return False
+        return all(type(key) in _PLAIN and _is_plain(item) for key, item in value.items())
+    return kind in (list, tuple) and all(map(_is_plain, value))  # type: ignore[call-overload]
+
+
+@contextmanager
+def _without_crc32() -> Iterator[None]:
+    """torch.save without its CRC-32, half of its time on fast disks: BLAKE3 protects the file."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(before)

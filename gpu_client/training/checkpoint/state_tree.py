@@ -1,0 +1,147 @@
+"""State dictionaries taken apart into their tensors and the rest, and put together again.
+
+What is left of a state is its structure: plain data in which a placeholder stands for every tensor that is stored in a
+file of its own (`tensor_file.py`). Dictionaries, ordered ones, lists and tuples are looked into; whatever else is in
+them stays where it is, tensors that no safetensors file can hold included.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from gpu_client.training.checkpoint.safetensors_file import DTYPE_NAMES
+from gpu_client.training.checkpoint.sharding import is_sharded
+
+Path = tuple[Any, ...]
+"""Where in a state something is: dictionary keys and list positions."""
+
+# A text that begins with it stands for something else: "tensor:<key>", "shard:<shape>:<key>", or, so that a state may
+# contain such a text itself, "text:<text>". One text and no more, for pickling is what takes time.
+_MARK = "\0baton "
+_PLAIN_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
+
+
+@dataclass
+class Parts:
+    """A state taken apart. Keys are unique, and those of a flat dictionary are its own."""
+
+    structure: Any = None
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    shards: dict[str, Any] = field(default_factory=dict)
+    """The sharded ones (DTensor): this process holds a piece of each."""
+
+
+def take_apart(state: object) -> Parts:
+    """Separate `state` into structure and tensors. Nothing is copied; tied weights are one tensor, named once."""
+    walk = _Walk()
+    walk.parts.structure = walk.look(state, ())
+    return walk.parts
+
+
+class _Walk:
+    def __init__(self) -> None:
+        self.parts = Parts()
+        self._first: dict[tuple[Any, ...], str] = {}
+
+    def look(self, value: Any, path: Path) -> Any:
+        kind = type(value)
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value, path)
+        if kind is dict:
+            return {key: self.look(item, (*path, key)) for key, item in value.items()}
+        if kind is OrderedDict:
+            ordered = OrderedDict((key, self.look(item, (*path, key))) for key, item in value.items())
+            ordered.__dict__.update(value.__dict__)  # torch keeps the versions of modules there
+            return ordered
+        if kind is list:
+            return [self.look(item, (*path, index)) for index, item in enumerate(value)]
+        if kind is tuple:
+            return tuple(self.look(item, (*path, index)) for index, item in enumerate(value))
+        if kind is str and value.startswith(_MARK):
+            return f"{_MARK}text:{value}"
+        return value
+
+    def _tensor(self, value: torch.Tensor, path: Path) -> Any:
+        if is_sharded(value):
+            key = self._new_key(path)
+            self.parts.shards[key] = value
+            return f"{_MARK}shard:{json.dumps(list(value.shape))}:{key}"
+        if not is_storable(value):
+            return value
+        tensor = value.detach()
+        view = (
+            tensor.device,
+            tensor.data_ptr(),
+            tensor.dtype,
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
+        known = self._first.get(view) if tensor.numel() else None
+        if known is None:
+            known = self._first[view] = self._new_key(path)
+            self.parts.tensors[known] = tensor
+        return f"{_MARK}tensor:{known}"
+
+    def _new_key(self, path: Path) -> str:
+        name = key = ".".join(str(part) for part in path)
+        number = 1
+        while key in self.parts.tensors or key in self.parts.shards or key == "__metadata__":
+            number += 1
+            key = f"{name}#{number}"
+        return key
+
+
+def is_storable(tensor: torch.Tensor) -> bool:
+    """Whether a safetensors file can hold it: dense, of a type that the format knows."""
+    return (
+        type(tensor) in _PLAIN_TENSORS
+        and tensor.layout == torch.strided
+        and tensor.dtype in DTYPE_NAMES
+        and tensor.device.type != "meta"
+    )
+
+
+def put_together(
+    structure: Any,
+    tensor: Callable[[str], torch.Tensor],
+    shard: Callable[[str, Path, list[int]], torch.Tensor],
+    path: Path = (),
+) -> Any:
+    """The inverse of `take_apart`. `tensor` gives a tensor by key, `shard` this process's piece of a sharded one by
+    key, place and whole shape. Raises KeyError (theirs) for what is missing, ValueError for an unknown placeholder.
+    """
+    kind = type(structure)
+
+    def inner(item: Any, key: Any) -> Any:
+        return put_together(item, tensor, shard, (*path, key))
+
+    if kind is dict:
+        return {key: inner(item, key) for key, item in structure.items()}
+    if kind is OrderedDict:
+        ordered = OrderedDict((key, inner(item, key)) for key, item in structure.items())
+        ordered.__dict__.update(structure.__dict__)
+        return ordered
+    if kind is list:
+        return [inner(item, index) for index, item in enumerate(structure)]
+    if kind is tuple:
+        return tuple(inner(item, index) for index, item in enumerate(structure))
+    if kind is not str or not structure.startswith(_MARK):
+        return structure
+    word, _, rest = structure.removeprefix(_MARK).partition(":")
+    if word == "tensor":
+        return tensor(rest)
+    if word == "shard":
+        shape, _, key = rest.partition(":")
+        return shard(key, path, json.loads(shape))
+    if word == "text":
+        return rest
+    raise ValueError(f"a placeholder {word!r} that this version does not know")

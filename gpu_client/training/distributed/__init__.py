@@ -1,0 +1,1 @@
+"""Agreement between the processes of one training run, independent of the session."""

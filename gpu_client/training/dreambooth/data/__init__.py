@@ -1,0 +1,1 @@
+"""The pictures of a Dreambooth job and the order of their batches."""

@@ -1,0 +1,1 @@
+"""The base model, its LoRA, and the optimizer of a Dreambooth job."""

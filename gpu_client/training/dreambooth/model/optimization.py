@@ -1,0 +1,116 @@
+"""The optimizer, the learning rate over time, the average of the weights, and one update by them all."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import torch
+from diffusers.optimization import get_scheduler
+from diffusers.training_utils import EMAModel
+
+from gpu_client.training.dreambooth.config import DreamboothConfig
+from gpu_client.training.dreambooth.errors import ConfigError
+from gpu_client.training.dreambooth.model.lora import Lora
+
+
+class Optimization:
+    """Everything that turns gradients into new weights. `states` are the session's."""
+
+    def __init__(self, lora: Lora, config: DreamboothConfig, total_steps: int, device: torch.device) -> None:
+        """Raises ConfigError for a warm-up that does not end."""
+        if config.lr_warmup_steps > total_steps:
+            raise ConfigError(
+                [f"lr_warmup_steps: the warm-up of {config.lr_warmup_steps} steps does not end within {total_steps}"]
+            )
+        self._config = config
+        self._parameters = lora.parameters()
+        self.optimizer = _optimizer(lora, config)
+        self.scheduler = _scheduler(self.optimizer, config, total_steps)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=config.mixed_precision == "fp16")
+        self._ema = _Average(self._parameters, decay=config.ema_decay) if config.use_ema else None
+
+    @property
+    def states(self) -> dict[str, Any]:
+        """What changes with every update, by name."""
+        states: dict[str, Any] = {"optimizer": self.optimizer, "scheduler": self.scheduler, "scaler": self.scaler}
+        return states if self._ema is None else {**states, "ema": self._ema}
+
+    @property
+    def learning_rate(self) -> float:
+        """The UNet's, of the next update."""
+        return float(self.scheduler.get_last_lr()[0])
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradients of one batch, a part of the step's."""
+        self.scaler.scale(loss / self._config.gradient_accumulation_steps).backward()  # type: ignore[no-untyped-call,unused-ignore]
+
+    def update(self) -> torch.Tensor:
+        """Change the weights by what was added up; returns the norm of the gradients."""
+        self.scaler.unscale_(self.optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm)
+        scale = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.scaler.get_scale() >= scale:  # else the gradients overflowed, and nothing was changed
+            self.scheduler.step()
+            if self._ema is not None:
+                self._ema.step(self._parameters)
+        return norm
+
+    def use_average(self) -> None:
+        """Put the average in the place of the weights, if there is one, until `use_weights`."""
+        if self._ema is not None:
+            self._ema.store(self._parameters)
+            self._ema.copy_to(self._parameters)
+
+    def use_weights(self) -> None:
+        """Undo `use_average`."""
+        if self._ema is not None:
+            self._ema.restore(self._parameters)
+
+
+class _Average(EMAModel):  # type: ignore[misc,unused-ignore]
+    """The moving average of the weights, always on their device."""
+
+    shadow_params: list[torch.Tensor]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over an earlier attempt's; diffusers would leave it where it was read, on the CPU."""
+        devices = [average.device for average in self.shadow_params]
+        super().load_state_dict(state_dict)
+        self.shadow_params = [average.to(device) for average, device in zip(self.shadow_params, devices, strict=True)]
+
+
+def _optimizer(lora: Lora, config: DreamboothConfig) -> torch.optim.Optimizer:
+    groups: list[dict[str, Any]] = [{"params": lora.parameters("unet"), "lr": config.learning_rate}]
+    text = [name for name in lora.modules if name != "unet"]
+    if text:
+        groups.append({"params": lora.parameters(*text), "lr": config.text_encoder_lr})
+    # That it is there was checked at the start.
+    kind: Any = import_module("bitsandbytes.optim").AdamW8bit if config.use_8bit_adam else torch.optim.AdamW
+    optimizer: torch.optim.Optimizer = kind(
+        groups,
+        lr=config.learning_rate,
+        betas=(config.adam_beta1, config.adam_beta2),
+        weight_decay=config.adam_weight_decay,
+        eps=config.adam_epsilon,
+    )
+    return optimizer
+
+
+def _scheduler(optimizer: torch.optim.Optimizer, config: DreamboothConfig, total_steps: int) -> Any:
+    name = config.lr_scheduler
+    if name == "constant" and config.lr_warmup_steps:
+        name = "constant_with_warmup"  # "constant" of diffusers would pass over the warm-up
+    elif name == "polynomial" and config.lr_warmup_steps == total_steps:
+        name = "constant_with_warmup"  # as all are then, but this one divides by the steps that are left: none
+    return get_scheduler(
+        name,
+        optimizer,
+        num_warmup_steps=config.lr_warmup_steps,
+        num_training_steps=total_steps,
+        num_cycles=config.lr_num_cycles,
+        power=config.lr_power,
+    )

@@ -1,0 +1,1 @@
+"""Pictures that a Dreambooth job generates: class images and validation pictures."""
