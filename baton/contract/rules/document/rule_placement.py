@@ -78,7 +78,7 @@ def check_placement(
     for number, action in enumerate(rule.actions):
         if isinstance(action, TRAINING_ONLY):
             place = (*location, "do", number)
-            reason = f"only a training can execute {NAMES[type(action)]}, and the control plane evaluates this rule"
+            reason = f"{NAMES[type(action)]} needs a training, and the control plane evaluates this rule"
             remedy = "Use it in a rule that reads the training's metrics alone, without 'on'."
             document.fault(place if place in document.places else place[:-1], reason, remedy, code=Code.MISPLACED)
     if rule.on and not rule.on & CONTROL_PLANE_EVENTS:

@@ -408,7 +408,7 @@ class _Checker:
                 return None
             goal = "min" if goal_name.name == "min" else "max"  # type: ignore[union-attr]
         if goal is None:
-            reason = f"{metric.name} has no goal: min or max is undeclared"
+            reason = f"{metric.name} has no goal: whether less or more is better is undeclared"
             remedy = f"Write {node.function}({metric.name}, min) or {node.function}({metric.name}, max)."
             self._fault(Code.WRONG_ARITY, reason, remedy, node.offset)
             return None
