@@ -1,17 +1,13 @@
 """What lies in a checkpoint directory: its files, and the marker of our session."""
 
 import errno
-import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from baton.contract.base import MAX_PATH_BYTES, MAX_STEP
+from baton.contract.checkpoint_marker import MARKER_MAX_BYTES, CheckpointMarker, parse_marker
 from gpu_client.checkpoints.metrics import usable_metrics, usable_tag
-
-MARKER = "baton.json"
-MARKER_FORMATS = (1, 2)
-MARKER_MAX_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +17,6 @@ class FileSeen:
     path: str
     size_bytes: int
     modified_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Marker:
-    """What the session says about a checkpoint that it has completed."""
-
-    step: int
-    metrics: dict[str, float]
-    tag: str = ""
-    """By which it is to be kept."""
 
 
 def list_files(directory: Path) -> tuple[FileSeen, ...]:
@@ -54,8 +40,11 @@ def list_files(directory: Path) -> tuple[FileSeen, ...]:
     return tuple(sorted(files, key=lambda file: file.path))
 
 
-def read_marker(path: Path) -> Marker | None:
-    """A ``baton.json``; None if there is none. Raises ValueError if it is none of a kind that is known."""
+def read_marker(path: Path) -> CheckpointMarker | None:
+    """Read the `baton.json` at `path` without following a link; None if there is none.
+
+    Metrics and tag are reduced to those that a manifest can carry. Raises ValueError for an unreadable marker.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -64,14 +53,9 @@ def read_marker(path: Path) -> Marker | None:
         raise ValueError(str(error)) from error
     with os.fdopen(fd, "rb") as file:
         try:
-            marker = json.loads(file.read(MARKER_MAX_BYTES))
-        except (OSError, RecursionError) as error:
+            marker = parse_marker(file.read(MARKER_MAX_BYTES))
+        except OSError as error:
             raise ValueError(str(error)) from error
-    if not isinstance(marker, dict):
-        raise ValueError("it is not an object")
-    if marker.get("format") not in MARKER_FORMATS:
-        raise ValueError(f"its format is {str(marker.get('format'))[:20]!r}, not one of {MARKER_FORMATS}")
-    step = marker.get("step")
-    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= MAX_STEP:
-        raise ValueError(f"its step is {str(step)[:20]!r}")
-    return Marker(step, usable_metrics(marker.get("metrics")), usable_tag(marker.get("tag")))
+    if marker.step > MAX_STEP:
+        raise ValueError(f"the step is {marker.step}, larger than {MAX_STEP}")
+    return replace(marker, metrics=usable_metrics(marker.metrics), tag=usable_tag(marker.tag))

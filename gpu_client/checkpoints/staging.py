@@ -10,7 +10,8 @@ import uuid
 from dataclasses import replace
 from pathlib import Path
 
-from gpu_client.checkpoints.watch import FileSeen, ReadyCheckpoint, list_files
+from gpu_client.checkpoints.listing import FileSeen, list_files
+from gpu_client.checkpoints.watch import ReadyCheckpoint
 from gpu_client.transport.errors import FileChanged
 
 

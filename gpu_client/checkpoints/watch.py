@@ -27,12 +27,11 @@ from pathlib import Path
 from typing import Literal
 
 from baton.contract.base import MAX_STEP
+from baton.contract.checkpoint_marker import MARKER
 from gpu_client.checkpoints.completeness import missing_in
 from gpu_client.checkpoints.habits import Habits, kind_of
 from gpu_client.checkpoints.holding import Hold
-from gpu_client.checkpoints.listing import MARKER, FileSeen, list_files, read_marker
-
-__all__ = ["MARKER", "CheckpointWatcher", "CreatedBy", "FileSeen", "ReadyCheckpoint", "list_files", "read_marker"]
+from gpu_client.checkpoints.listing import FileSeen, list_files, read_marker
 
 _log = logging.getLogger(__name__)
 
@@ -329,7 +328,7 @@ class CheckpointWatcher:
         if marker is not None:
             if all(file.path != MARKER for file in files):
                 return None  # It came after the files were listed: they may not be all. The next poll sees both.
-            return ReadyCheckpoint(step, path, marker.metrics, "session", files, marker.tag)
+            return ReadyCheckpoint(step, path, dict(marker.metrics), "session", files, marker.tag)
         known.foreign = True
         self._hold(name, known)
         if not is_complete(name, files):

@@ -22,10 +22,11 @@ from gpu_client.agent.workspace.arena import find_staged, give_back
 from gpu_client.agent.workspace.slots import JobDirectories
 from gpu_client.checkpoints.errors import BadDirectory
 from gpu_client.checkpoints.known import Known
+from gpu_client.checkpoints.listing import FileSeen, list_files
 from gpu_client.checkpoints.staging import StageError, added_since, require_unchanged, stage
 from gpu_client.checkpoints.store import LocalStore
 from gpu_client.checkpoints.upload import CommitApi, Committed, bookkeeping, commit_checkpoint
-from gpu_client.checkpoints.watch import CheckpointWatcher, FileSeen, ReadyCheckpoint, list_files
+from gpu_client.checkpoints.watch import CheckpointWatcher, ReadyCheckpoint
 from gpu_client.transport.errors import FileChanged
 from gpu_client.transport.net.cancellation import CancelEvent
 from gpu_client.transport.transfer.manager import Transfer

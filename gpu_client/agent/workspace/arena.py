@@ -19,8 +19,9 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from baton.contract.checkpoint_marker import MARKER
 from gpu_client.agent.workspace.safe_delete import empty
-from gpu_client.checkpoints.watch import MARKER, read_marker
+from gpu_client.checkpoints.listing import read_marker
 from gpu_client.training.protocol import ARENA_CHECKPOINT
 
 logger = logging.getLogger("baton.job")
@@ -122,7 +123,7 @@ def find_staged(arena: Path) -> StagedInArena | None:
         return None
     if marker is None:
         return None
-    return StagedInArena(marker.step, directory, marker.metrics, (info.st_ino, info.st_mtime_ns), marker.tag)
+    return StagedInArena(marker.step, directory, dict(marker.metrics), (info.st_ino, info.st_mtime_ns), marker.tag)
 
 
 def give_back(arena: Path) -> None:

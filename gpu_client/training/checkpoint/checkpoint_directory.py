@@ -8,25 +8,24 @@ loaded; one that was staged in shared memory lists sizes only, for the agent dig
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from blake3 import blake3
 
+from baton.contract.checkpoint_marker import (
+    MARKER,
+    MARKER_MAX_BYTES,
+    CheckpointMarker,
+    UnknownMarkerFormat,
+    parse_marker,
+)
 from gpu_client.training.errors import CheckpointDamagedError, CheckpointWriteError
 
-MARKER = "baton.json"
-FORMAT = 2
-"""Format number of the marker; a reader refuses any other."""
-# What the agent reads of a marker.
-MARKER_MAX_BYTES = 256 * 1024
 log = logging.getLogger("baton.training")
 _NAME = re.compile(r"checkpoint-(0|[1-9]\d*)")
 _LEFTOVER = re.compile(r"\.checkpoint-\d+\.(tmp|old)")
@@ -35,24 +34,6 @@ _PARALLEL_HASH_BYTES = 64 * 1024 * 1024
 _DAMAGE_REMEDY = (
     "Resume from an older checkpoint (delete or rename this directory), or start afresh in an empty output directory"
 )
-
-
-@dataclass(frozen=True)
-class Marker:
-    """The content of `baton.json`.
-
-    states maps the name of each saved state to its form, "tensors" or "directory"; empty if the script's own library
-    wrote the files. files maps paths relative to the directory to size in bytes and BLAKE3 hex digest, "" if no digest
-    was taken.
-    """
-
-    step: int
-    metrics: Mapping[str, float]
-    created_by: str
-    states: Mapping[str, str]
-    files: Mapping[str, tuple[int, str]]
-    tag: str = ""
-    """By which a rule or command wanted it kept."""
 
 
 def checkpoint_path(output_dir: Path, step: int) -> Path:
@@ -87,25 +68,12 @@ def write_marker(
     With `durable` all of it is on disk when this returns. Without, it survives the death of processes but not of the
     machine.
     """
-    files: dict[str, dict[str, Any]] = {}
+    files: dict[str, tuple[int, str]] = {}
     for path in sorted(directory.rglob("*")):
         if path.is_file() and path.name != MARKER:
             name = path.relative_to(directory).as_posix()
-            if digests:
-                size_bytes, digest = digest_of(path, sync=durable)
-                files[name] = {"size_bytes": size_bytes, "blake3": digest}
-            else:
-                files[name] = {"size_bytes": path.stat().st_size}
-    marker = {
-        "format": FORMAT,
-        "step": step,
-        "metrics": dict(metrics),
-        "created_by": created_by,
-        "states": dict(states),
-        "files": files,
-        **({"tag": tag} if tag else {}),
-    }
-    content = json.dumps(marker, separators=(",", ":")).encode()
+            files[name] = digest_of(path, sync=durable) if digests else (path.stat().st_size, "")
+    content = CheckpointMarker(step, metrics, created_by, states, files, tag).encode()
     if len(content) > MARKER_MAX_BYTES:
         raise CheckpointWriteError(
             f"a checkpoint of {len(files)} files is more than {MARKER} can list", "Write fewer, larger files"
@@ -120,39 +88,22 @@ def write_marker(
     unfinished.rename(directory / MARKER)
 
 
-def read_marker(directory: Path) -> Marker:
+def read_marker(directory: Path) -> CheckpointMarker:
     """The marker of a complete checkpoint. Raises CheckpointDamagedError when there is none or it is unreadable."""
     path = directory / MARKER
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return parse_marker(path.read_bytes())
     except FileNotFoundError as error:
         raise CheckpointDamagedError(
             f"{directory} is not a complete checkpoint: it has no {MARKER}", _DAMAGE_REMEDY
         ) from error
+    except UnknownMarkerFormat as error:
+        raise CheckpointDamagedError(f"{path}: {error}", "Resume with the release of Baton that wrote it") from error
     except (OSError, ValueError) as error:
         raise CheckpointDamagedError(f"{path} cannot be read ({error})", _DAMAGE_REMEDY) from error
-    try:
-        if content["format"] != FORMAT:
-            raise CheckpointDamagedError(
-                f"{path} has format {content['format']!r}, this version reads format {FORMAT}",
-                "Resume with the version of Baton that wrote it",
-            )
-        return Marker(
-            step=int(content["step"]),
-            metrics=dict(content["metrics"]),
-            created_by=str(content["created_by"]),
-            states=dict(content.get("states", {})),
-            files={
-                str(name): (int(record["size_bytes"]), str(record.get("blake3", "")))
-                for name, record in content.get("files", {}).items()
-            },
-            tag=str(content.get("tag", "")),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointDamagedError(f"{path} is not a checkpoint marker ({error!r})", _DAMAGE_REMEDY) from error
 
 
-def verify(directory: Path) -> Marker:
+def verify(directory: Path) -> CheckpointMarker:
     """Check every listed file's size, and its digest if it has one.
 
     Raises CheckpointDamagedError naming the first file that differs.

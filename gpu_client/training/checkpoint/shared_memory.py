@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from baton.contract.checkpoint_marker import MARKER
 from gpu_client.training.checkpoint import checkpoint_directory
 from gpu_client.training.checkpoint.safetensors_file import Contents, Layout, MappedFile
 from gpu_client.training.protocol import ARENA_CHECKPOINT
@@ -42,7 +43,7 @@ class Arena:
 
     def __init__(self, root: Path) -> None:
         self.directory = root / ARENA_CHECKPOINT
-        self._marker = self.directory / checkpoint_directory.MARKER
+        self._marker = self.directory / MARKER
         self._files: dict[str, MappedFile] = {}
         self._fresh = True
 

@@ -31,6 +31,7 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import has_length
 
+from baton.contract.checkpoint_marker import MARKER
 from gpu_client.controller.knobs import LearningRate
 from gpu_client.training.checkpoint import checkpoint_directory, state_files
 from gpu_client.training.errors import SessionError
@@ -71,7 +72,7 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         directory = self._session.resume_from
         if directory is None:
             return None
-        if (directory / checkpoint_directory.MARKER).exists() or not self._session.job_id:
+        if (directory / MARKER).exists() or not self._session.job_id:
             checkpoint_directory.verify(directory)
         return str(directory)
 

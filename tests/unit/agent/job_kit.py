@@ -43,7 +43,7 @@ def checkpoint(trainer: Trainer, step: int) -> None:
     directory = trainer.directory / f"checkpoint-{step}"
     directory.mkdir()
     (directory / "weights").write_text(str(step))
-    (directory / "baton.json").write_text(json.dumps({"format": 1, "step": step, "metrics": {}}))
+    (directory / "baton.json").write_text(json.dumps({"format": 2, "step": step, "metrics": {}}))
 
 
 class Client:

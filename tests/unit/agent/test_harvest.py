@@ -69,7 +69,7 @@ class Scene:
         directory.mkdir()
         (directory / "weights").write_text(str(step))
         if session:
-            (directory / "baton.json").write_text(json.dumps({"format": 1, "step": step, "metrics": {}}))
+            (directory / "baton.json").write_text(json.dumps({"format": 2, "step": step, "metrics": {}}))
         return directory
 
     def gather(self, after_s: float = 1.0) -> None:

@@ -220,7 +220,7 @@ def test_a_restored_checkpoint_is_resumed_from_and_not_committed_again(stage: St
     def restore_into(output: Path) -> Restored:
         path = output / "checkpoint-5"
         path.mkdir()
-        (path / "baton.json").write_text(json.dumps({"format": 1, "step": 5, "metrics": {}}))
+        (path / "baton.json").write_text(json.dumps({"format": 2, "step": 5, "metrics": {}}))
         return Restored(step=5, epoch=2, path=path, total_bytes=1)
 
     def restore(*arguments: object, **_: object) -> Restored:

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.checkpoints import listing, watch
+from gpu_client.checkpoints import watch
 from gpu_client.checkpoints.staging import stage
 from gpu_client.checkpoints.watch import CheckpointWatcher
-from gpu_client.training.checkpoint import checkpoint_directory
 from tests.unit.checkpoints.watch_kit import STABLE_S, Scene
 
 
@@ -246,11 +245,14 @@ def test_one_that_lacks_what_the_last_one_had_gets_more_time(scene: Scene) -> No
 @pytest.mark.parametrize(
     "marker",
     [
-        {"format": 1, "step": 21},
-        {"format": 2, "step": 20},
+        {"format": 2, "step": 21},
+        {"format": 1, "step": 20},
+        {"format": 3, "step": 20},
         {"step": 20},
-        {"format": 1, "step": "20"},
-        ["format", 1],
+        {"format": 2, "step": "20"},
+        {"format": 2, "step": True},
+        {"format": 2, "step": 20, "metrics": []},
+        ["format", 2],
         "text",
     ],
 )
@@ -263,16 +265,16 @@ def test_a_marker_that_does_not_fit_is_not_taken(scene: Scene, marker: object) -
 
 def test_a_marker_that_is_still_being_copied_is_waited_for(scene: Scene) -> None:
     directory = scene.write("checkpoint-20")
-    (directory / "baton.json").write_text('{"format": 1, "st')
+    (directory / "baton.json").write_text('{"format": 2, "st')
     assert scene.poll() == []
-    (directory / "baton.json").write_text('{"format": 1, "step": 20, "metrics": {}}')
+    (directory / "baton.json").write_text('{"format": 2, "step": 20, "metrics": {}}')
     assert scene.poll() == [20]
 
 
 def test_metrics_are_cleaned_not_refused(scene: Scene) -> None:
     directory = scene.write("checkpoint-20")
     (directory / "baton.json").write_text(
-        '{"format": 1, "step": 20, "metrics": {"loss": NaN, "lr": 1e-4, "n": 3, "bad name": 1, "t": "x", "b": true, '
+        '{"format": 2, "step": 20, "metrics": {"loss": NaN, "lr": 1e-4, "n": 3, "bad name": 1, "t": "x", "b": true, '
         '"huge": 1' + "0" * 400 + "}}"
     )
     (found,) = scene.ready()
@@ -356,12 +358,3 @@ def test_a_tree_too_deep_for_any_manifest_is_not_a_checkpoint(scene: Scene) -> N
     directory.joinpath(*["d" * 200] * 4).mkdir(parents=True)
     scene.session("checkpoint-30", step=30)
     assert scene.poll() == [30]
-
-
-def test_the_agent_reads_the_marker_that_the_session_writes() -> None:
-    """Neither may import the other: the names are written down twice."""
-    assert (listing.MARKER, listing.MARKER_MAX_BYTES) == (
-        checkpoint_directory.MARKER,
-        checkpoint_directory.MARKER_MAX_BYTES,
-    )
-    assert listing.MARKER_FORMATS == (1, checkpoint_directory.FORMAT)

@@ -44,7 +44,7 @@ class Scene:
     def session(self, name: str, marker: object = None, step: int | None = None) -> Path:
         directory = self.write(name)
         if marker is None:
-            marker = {"format": 1, "step": step, "metrics": {"loss": 0.5}, "created_by": "session"}
+            marker = {"format": 2, "step": step, "metrics": {"loss": 0.5}, "created_by": "session"}
         (directory / "baton.json").write_text(json.dumps(marker))
         return directory
 
