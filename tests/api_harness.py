@@ -27,7 +27,7 @@ from functions.api.settings import Settings
 from functions.api.sweeping import Swept, sweep
 from functions.domain.reclaiming import Watch
 from functions.local.emulator import Emulator
-from functions.local.events import (
+from functions.local.gateway.lambda_events import (
     HttpRequest,
     RoutePattern,
     authorizer_event,
@@ -264,8 +264,7 @@ class Api:
         assert self.memory is not None
         state = self.memory.state
         return (
-            {job_id: stored.document for job_id, stored in state.jobs.items()},
-            {name: dict(kept.documents) for name, kept in state.history.items() if kept.documents},
+            state.jobs.items(),
             {group: dict(members) for group, members in state.groups.items()},
             dict(state.leases),
             dict(state.packs),

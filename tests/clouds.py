@@ -12,6 +12,7 @@ from typing import Any
 from moto import mock_aws
 
 from baton.contract.names import BUCKETS
+from functions.domain.keys import job_id_of
 from functions.domain.ports import (
     JobStore,
     LeaseStore,
@@ -33,7 +34,6 @@ from functions.storage.dynamo_rings import DynamoRings
 from functions.storage.dynamo_sharing import DynamoSharedStore
 from functions.storage.dynamo_tokens import DynamoTokenStore
 from functions.storage.dynamo_webhooks import DynamoWebhookStore
-from functions.storage.keys import job_id_of
 from functions.storage.s3_objects import S3ObjectStore
 from functions.storage.tables import HEARTBEATS, JOBS, create_tables
 from tests.emulator import CREDENTIALS
@@ -63,7 +63,8 @@ class Cloud:
     def members(self, index: str) -> set[str]:
         """Ids of the jobs that a sparse index holds."""
         if self.memory is not None:
-            return set(getattr(self.memory.state, index).members())
+            state = self.memory.state
+            return set(getattr(state if index == "due" else state.jobs, index).members())
         table = HEARTBEATS if index == "due" else JOBS
         found: set[str] = set()
         pages = self.dynamodb.get_paginator("scan").paginate(TableName=table.name(self.prefix), IndexName=index)

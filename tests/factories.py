@@ -11,10 +11,10 @@ from baton.contract.manifest import Chunk, ChunkedFile, Manifest, Pack
 from baton.contract.work import WorkQuery
 from functions.domain import jobs as rules
 from functions.domain.api_keys import token_digest
-from functions.domain.change import Change, CloseLease, OpenLease
 from functions.domain.claimants import Claimant
 from functions.domain.leases import Fence
 from functions.domain.records import Attempt, CheckpointRecord, Job, Lease, Spec
+from functions.domain.transaction import CloseLease, OpenLease, Transaction
 
 NOW = 1_790_000_000
 TENANT = "default"
@@ -142,7 +142,7 @@ def make_held(job: Job | None = None, *, token: str | None = TOKEN, now: int = N
     return Held(change.job, change.attempt, lease, fence)
 
 
-def closed_by(change: Change) -> CloseLease:
+def closed_by(change: Transaction) -> CloseLease:
     """The end of the lease that a change brings."""
     assert isinstance(change.lease, CloseLease)
     return change.lease

@@ -9,6 +9,7 @@ from typing import Any
 from baton.contract.history import EventType
 from functions.domain.errors import StorageUnavailable
 from functions.domain.records import Event
+from functions.domain.transaction import Put, written
 from functions.publishing.entries import MAX_ENTRIES, MAX_REQUEST_BYTES, Entry
 from functions.storage import job_items
 from tests.factories import make_job, make_spec
@@ -33,7 +34,9 @@ def stream_record(
     """A new event of a job, as Lambda hands it over. `document` replaces what is stored of the event."""
     event = Event(seq=seq, type=type_, at=AT + seq, epoch=1, data=dict(data or {}))
     job = make_job(id=job_id, tenant=TENANT, spec=make_spec(webhook=webhook))
-    item = job_items.event(job, event)
+    _, put = written(job).put(event).writes
+    assert isinstance(put, Put)
+    item = job_items.item_of(put)
     if document is not None:
         item["doc"] = {"S": document}
     return as_record(item, name=name, number=number_of(job_id, seq))

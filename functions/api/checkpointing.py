@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from blake3 import blake3
 
@@ -24,11 +23,11 @@ from functions.api.letting_go import Retention, checkpoints_of, read_manifest
 from functions.api.original import zip_step
 from functions.api.packs import look_at
 from functions.domain import checkpoints as rules
-from functions.domain.change import Change
 from functions.domain.claimants import attempt_prefix
 from functions.domain.errors import Refusal, StorageUnavailable, WriteConflict
 from functions.domain.jobs import require_running
 from functions.domain.records import Attempt, CheckpointRecord, Job
+from functions.domain.transaction import Transaction
 
 _LOOKED_THROUGH = 20
 """Checkpoints read at once when a sound one is searched for."""
@@ -55,7 +54,7 @@ def _committed(context: Context, call: Call, manifest: Manifest, *, alone: bool)
     job = job_of(context, call, call.path["id"])
     # Beyond the newest checkpoint this attempt has none.
     behind = job.checkpoint_step is not None and manifest.step <= job.checkpoint_step
-    existing = context.jobs.checkpoint(job.id, manifest.step) if behind else None
+    existing = context.jobs.read(CheckpointRecord, job.id, manifest.step) if behind else None
     repeated = rules.already_committed(job, existing, manifest, digest)
     require_lease(context, call.fence(job.id))
     if repeated:
@@ -102,7 +101,7 @@ def _committed(context: Context, call: Call, manifest: Manifest, *, alone: bool)
     if not context.packs.hold(call.tenant, job.id, [*looked.stored, *unnamed]):
         return None
     try:
-        context.jobs.apply(change if plan is None else replace(change, forgotten=plan.forgotten))
+        context.jobs.apply(change if plan is None else change.also(*plan.forgotten))
     except WriteConflict:
         return None
     if plan is not None:
@@ -142,7 +141,7 @@ def report_damaged(context: Context, call: Call) -> StatusAnswer:
     require_lease(context, fence)
 
     def reported() -> CheckpointRecord:
-        record = context.jobs.checkpoint(job.id, step)
+        record = context.jobs.read(CheckpointRecord, job.id, step)
         if record is None or record.epoch != body.epoch:
             raise Refusal(
                 ErrorCode.CHECKPOINT_NOT_FOUND,
@@ -156,7 +155,7 @@ def report_damaged(context: Context, call: Call) -> StatusAnswer:
         return StatusAnswer()
     _doubt(context, call, job, found)
 
-    def decision(job: Job, attempt: Attempt) -> Change:
+    def decision(job: Job, attempt: Attempt) -> Transaction:
         # Read anew behind the job: the step may have been committed again, or its fallback been reported meanwhile.
         record = reported()
         fallback = next(sound_checkpoints(context, job, below=step), None)
@@ -199,7 +198,7 @@ def register_zip(context: Context, call: Call) -> StatusAnswer:
         raise Refusal(ErrorCode.NOT_STORED_YET, f"Object {body.key} is not stored.", field="key")
     if job.checkpoint_step == step and job.checkpoint_epoch == job.epoch:
         return StatusAnswer()
-    replaced = context.jobs.checkpoint(job.id, step)
+    replaced = context.jobs.read(CheckpointRecord, job.id, step)
     record = CheckpointRecord(
         step=step,
         epoch=job.epoch,
@@ -230,7 +229,7 @@ def sound_checkpoints(context: Context, job: Job, *, below: int | None = None) -
     up_to_step = job.checkpoint_step if below is None else min(below - 1, job.checkpoint_step)
     cursor: str | None = None
     while up_to_step >= 0:
-        page = context.jobs.checkpoints(job.id, limit=_LOOKED_THROUGH, cursor=cursor, up_to_step=up_to_step)
+        page = context.jobs.history(CheckpointRecord, job.id, limit=_LOOKED_THROUGH, cursor=cursor, up_to=up_to_step)
         yield from rules.resumable(job, page.items)
         cursor = page.cursor
         if cursor is None:

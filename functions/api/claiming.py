@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from baton.contract.work import WorkQuery
 from functions.api.sweeping import run_due_timers
 from functions.domain import jobs as rules
-from functions.domain.change import OpenLease
 from functions.domain.claimants import Claimant
 from functions.domain.claiming import SMALLEST_WINDOW, ClaimWindow, suitable, with_claimant, with_rings
 from functions.domain.errors import FenceBroken, WriteConflict
 from functions.domain.ports import JobStore, Randomness
 from functions.domain.records import Attempt, Job, Lease
+from functions.domain.transaction import OpenLease
 
 MAX_CONFLICTS = 16
 """Lost races in one call, after which the worker is told that there is nothing: it asks again soon."""

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from baton.contract.errors import ErrorCode
 from functions.api.context import Call, Context, job_of
 from functions.domain import jobs as rules
-from functions.domain.change import Change
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.leases import Fence
 from functions.domain.records import Attempt, Job, Lease
+from functions.domain.transaction import Transaction
 
 WRITE_TRIES = 8
 """How often a decision is made anew because somebody else wrote in between."""
@@ -26,13 +26,13 @@ def require_lease(context: Context, fence: Fence) -> Lease:
 
 def current_attempt(context: Context, job: Job) -> Attempt:
     """The attempt that holds the job."""
-    attempt = context.jobs.attempt(job.id, job.epoch)
+    attempt = context.jobs.read(Attempt, job.id, job.epoch)
     if attempt is None:
         raise Refusal(ErrorCode.JOB_NOT_RUNNING, f"Job {job.id} has no attempt {job.epoch}.")
     return attempt
 
 
-def apply_decision(context: Context, decide: Callable[[], Change]) -> Job:
+def apply_decision(context: Context, decide: Callable[[], Transaction]) -> Job:
     """Decide and write, anew whenever somebody else wrote in between."""
     for _ in range(WRITE_TRIES):
         change = decide()
@@ -45,7 +45,12 @@ def apply_decision(context: Context, decide: Callable[[], Change]) -> Job:
 
 
 def apply_as_bearer(
-    context: Context, call: Call, fence: Fence, decide: Callable[[Job, Attempt], Change], *, seen: Job | None = None
+    context: Context,
+    call: Call,
+    fence: Fence,
+    decide: Callable[[Job, Attempt], Transaction],
+    *,
+    seen: Job | None = None,
 ) -> Job:
     """The same for a worker's write: its lease must hold at the very moment of writing.
 
@@ -53,7 +58,7 @@ def apply_as_bearer(
     and the job is read anew.
     """
 
-    def decision() -> Change:
+    def decision() -> Transaction:
         nonlocal seen
         job, seen = seen or job_of(context, call, fence.job_id), None
         rules.require_running(job)

@@ -18,13 +18,13 @@ from functions.api.leasing import WRITE_TRIES
 from functions.api.original import zip_step
 from functions.api.paging import every_item
 from functions.domain import packs as rules
-from functions.domain.change import Forget
 from functions.domain.checkpoints import manifests_prefix, pack_key, past, step_and_epoch
 from functions.domain.claimants import attempt_of, attempts_prefix
 from functions.domain.errors import Refusal, StorageUnavailable, WriteConflict
 from functions.domain.packs import FUNCTION_TIMEOUT_S, CondemnPack, PackWrite, Sighting
 from functions.domain.records import CheckpointRecord, Job
 from functions.domain.retention import after_failure, look_again, surplus
+from functions.domain.transaction import Delete, forget
 
 logger = logging.getLogger("baton.checkpoints")
 
@@ -57,7 +57,7 @@ def read_manifest(context: Context, job: Job, record: CheckpointRecord) -> Manif
 class Plan:
     """What retention will do: to be carried out once the job has been written as it was decided on."""
 
-    forgotten: tuple[Forget, ...]
+    forgotten: tuple[Delete, ...]
     packs: list[PackWrite]
     leaving: dict[str, set[str]]
     """Manifests that go, and the packs that must have gone before each."""
@@ -197,7 +197,7 @@ class Retention:
         kept_zips = {record.legacy_key for record in kept}
         sightings = [Sighting(pack, seen.get(digest)) for digest, pack in named.items()]
         return Plan(
-            forgotten=tuple(Forget(record=record, now=now) for record in going),
+            forgotten=tuple(forget(job.id, record, now) for record in going),
             packs=rules.parting(job.id, sightings, self._ends_by),
             leaving=by_manifest,
             zips={record.legacy_key for record in going if record.legacy_key is not None} - kept_zips | strays,
@@ -297,4 +297,4 @@ def _free_at(records: Iterable[CheckpointRecord], now: int) -> int | None:
 
 def checkpoints_of(context: Context, job: Job) -> list[CheckpointRecord]:
     """All that are committed, newest step first."""
-    return list(every_item(lambda cursor: context.jobs.checkpoints(job.id, limit=1000, cursor=cursor)))
+    return list(every_item(lambda cursor: context.jobs.history(CheckpointRecord, job.id, limit=1000, cursor=cursor)))

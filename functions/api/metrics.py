@@ -12,8 +12,8 @@ from typing import TextIO
 
 from baton.contract.history import EventType
 from baton.contract.jobs import AttemptEnd, FailureClass
-from functions.domain.change import Change
 from functions.domain.ports import Clock
+from functions.domain.transaction import Transaction
 
 NAMESPACE = "Baton"
 DIMENSION = "stage"
@@ -69,7 +69,7 @@ _WANTED = FailureClass.STOPPED_BY_RULE
 """No mishap, and in none of the job's counters."""
 
 
-def ends_in(change: Change) -> dict[str, int]:
+def ends_in(change: Transaction) -> dict[str, int]:
     """How attempts and jobs end by a change that was written."""
     told: dict[str, int] = {}
     attempt = change.attempt

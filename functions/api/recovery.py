@@ -8,7 +8,7 @@ from functions.api.leasing import WRITE_TRIES
 from functions.domain.errors import FenceBroken, Refusal, StorageUnavailable, WriteConflict
 from functions.domain.leases import Fence
 from functions.domain.readoption import readopt
-from functions.domain.records import Lease
+from functions.domain.records import Attempt, Lease
 
 
 def renew_lease(context: Context, fence: Fence, progress: Progress | None, phase: str | None) -> Lease:
@@ -30,7 +30,7 @@ def _recover_attempt(context: Context, fence: Fence, lease: Lease) -> None:
     """Let the attempt of the revoked `lease` run again, unless the job no longer waits because of the revocation."""
     for _ in range(WRITE_TRIES):
         job = context.jobs.get(fence.job_id)
-        attempt = None if job is None else context.jobs.attempt(job.id, lease.epoch)
+        attempt = None if job is None else context.jobs.read(Attempt, job.id, lease.epoch)
         if job is None or attempt is None:
             return
         try:

@@ -14,12 +14,12 @@ from functions.api.checkpointing import sound_checkpoints
 from functions.api.context import Call, Context, job_of
 from functions.api.leasing import WRITE_TRIES, apply_as_bearer
 from functions.domain import steering as rules
-from functions.domain.change import Change
 from functions.domain.errors import StorageUnavailable, WriteConflict
 from functions.domain.leases import Fence
 from functions.domain.leaving import leave
-from functions.domain.records import Attempt, Job, Lease
+from functions.domain.records import Attempt, ControlRecord, Job, Lease, RulesRecord
 from functions.domain.steering import Told
+from functions.domain.transaction import Put, Transaction
 
 
 def control_of(context: Context, job: Job, now: int) -> Control | None:
@@ -54,7 +54,7 @@ def news_for(context: Context, lease: Lease, report: ControlReport | None, now: 
 
 
 def _rules(context: Context, job_id: str, revision: int) -> RulesInForce | None:
-    record = context.jobs.rules(job_id, revision)
+    record = context.jobs.read(RulesRecord, job_id, revision)
     return RulesInForce(revision=record.revision, text=record.text) if record is not None else None
 
 
@@ -73,7 +73,8 @@ def write_down(context: Context, call: Call, fence: Fence, lease: Lease, report:
             if told.events or told.commands:
                 context.jobs.apply(rules.note(told, fence, report, now=call.now))
             elif told.control is not None:
-                context.jobs.note(job.id, told.control, rules.note_lease(fence, report))
+                writes = Put(owner=job.id, record=told.control), rules.note_lease(fence, report)
+                context.jobs.apply(Transaction(writes))
         except WriteConflict:
             continue
         return
@@ -87,7 +88,7 @@ def told_by(context: Context, job: Job, report: ControlReport | None, now: int) 
         return Told(job=job)
     seqs = [result.seq for result in report.results]
     commands = context.jobs.commands(job.id, after=min(seqs) - 1) if seqs else []
-    return rules.told(job, report, commands=commands, control=context.jobs.control(job.id), now=now)
+    return rules.told(job, report, commands=commands, control=context.jobs.read(ControlRecord, job.id), now=now)
 
 
 def end_as_bearer(
@@ -95,11 +96,11 @@ def end_as_bearer(
     call: Call,
     fence: Fence,
     report: ControlReport | None,
-    decide: Callable[[Job, Attempt], Change],
+    decide: Callable[[Job, Attempt], Transaction],
 ) -> Job:
     """End the attempt, with the last that the worker says of rules and commands before it: all of it or nothing."""
 
-    def decision(job: Job, attempt: Attempt) -> Change:
+    def decision(job: Job, attempt: Attempt) -> Transaction:
         told = told_by(context, job, report, call.now)
         return told.within(decide(told.job, attempt))
 
@@ -128,7 +129,7 @@ def leave_by_rule(
     wish = body.by_rule
     assert wish is not None
 
-    def decision(job: Job, attempt: Attempt) -> Change:
+    def decision(job: Job, attempt: Attempt) -> Transaction:
         # Read behind the job: whatever forgets a checkpoint, or finds it damaged, raises the job's `rev`.
         found = [] if wish.rollback is None else sound_checkpoints(context, job, below=wish.rollback.before_step)
         needed = 1 if wish.rollback is not None and wish.rollback.to == "last" else None

@@ -9,17 +9,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from baton.contract.errors import ErrorCode
 from baton.contract.jobs import JobState
 from functions.api.leasing import WRITE_TRIES
 from functions.domain import scaling as rules
-from functions.domain.change import Change, changed
 from functions.domain.errors import FenceBroken, NotDoneError, Refusal, StorageUnavailable, WriteConflict
 from functions.domain.ports import JobStore
 from functions.domain.records import Job, RulesRecord, StandingRecord
 from functions.domain.scale_records import ScaleOrder
+from functions.domain.transaction import Put, Transaction, changed
 
 logger = logging.getLogger("baton.scaling")
 
@@ -160,20 +160,20 @@ class Carrying:
             return ""
         raise WriteConflict
 
-    def _left(self, order: ScaleOrder, one: str) -> Change | None:
+    def _left(self, order: ScaleOrder, one: str) -> Transaction | None:
         found = self.jobs.get(one)
         if found is None:
             return None
         kept = self.jobs.commands(one) if found.state is JobState.RUNNING else []
         return rules.take_out(found, kept, order, by_job=self.job.id, now=self.now)
 
-    def _copied(self, order: ScaleOrder, one: str) -> Change:
+    def _copied(self, order: ScaleOrder, one: str) -> Transaction:
         named = order.source or ""
         if named not in self.sources:
             source = self.jobs.get(named)
             if source is None:
                 raise Refusal(ErrorCode.JOB_NOT_FOUND, f"Job {named} is lost.")
-            text = self.jobs.rules(named, source.rules_revision) if source.rules_revision else None
+            text = self.jobs.read(RulesRecord, named, source.rules_revision) if source.rules_revision else None
             self.sources[named] = source, text
         source, text = self.sources[named]
         return rules.copy(source, text, order, job_id=one, by_job=self.job.id, now=self.now)
@@ -188,20 +188,19 @@ class Carrying:
         # What was copied stays with its group until it has ended: an index may not show it yet.
         names = dict.fromkeys(one.group for one in done if one.leaving or refused[one.number])
         if not names:
-            self.jobs.stand(self.job.id, after)
+            self.jobs.put(Put(owner=self.job.id, record=after))
             return after
         lost = [one for order in done for one in refused[order.number]]
         records = [record for name in names if (record := self.jobs.scaling(self.job.tenant, name)) is not None]
         job = self.jobs.get(self.job.id) or self.job
-        change = changed(job, self.now)
-        # Since when it waits is told by its last change, and it has not been moved.
-        change = replace(change, job=change.job.model_copy(update={"updated_at": job.updated_at}))
+        # `updated_at` says since when a job waits, and this job has not been moved.
+        change = changed(job, self.now).with_job(updated_at=job.updated_at)
         for order in done:
             if refused[order.number]:
                 # The same reason for each of a hundred copies is one.
                 why = "; ".join(dict.fromkeys(refused[order.number].values()))
                 change = rules.told_of_failure(change, order, why, now=self.now)
                 logger.warning("a group was not scaled as decided", extra={"job_id": job.id, "why": why})
-        scalings = tuple(rules.settled(record, done, lost) for record in records)
-        self.jobs.apply(replace(change, standing=after, scalings=scalings))
+        scalings = (rules.settled(record, done, lost) for record in records)
+        self.jobs.apply(change.put(after).also(*(Put(owner=one.owner, record=one) for one in scalings)))
         return after

@@ -25,9 +25,9 @@ from functions.api.leasing import WRITE_TRIES
 from functions.api.paging import fitting
 from functions.api.watching import look, members_of, standing_of
 from functions.domain import steering as rules
-from functions.domain.change import Change
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
-from functions.domain.records import CommandRecord, Job, RulesRecord
+from functions.domain.records import CommandRecord, ControlRecord, Job, RulesRecord, StandingRecord
+from functions.domain.transaction import Transaction
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ def put_rules(context: Context, call: Call) -> RulesView:
     text = sound_rules(body.text, "text")
     watched = is_watched(text)
 
-    def decide(job: Job) -> tuple[Change | None, RulesRecord | None]:
+    def decide(job: Job) -> tuple[Transaction | None, RulesRecord | None]:
         newest = _newest(context, job)
         change = rules.put_rules(
             job,
@@ -65,9 +65,9 @@ def put_rules(context: Context, call: Call) -> RulesView:
             key_id=call.principal.key_id,
             now=call.now,
             watched=watched,
-            standing=context.jobs.standing(job.id) if watched or job.watched else None,
+            standing=context.jobs.read(StandingRecord, job.id) if watched or job.watched else None,
         )
-        return change, newest if change is None else change.rules
+        return change, newest if change is None else change.records(RulesRecord)[0]
 
     newest = _written(context, call, decide)
     if watched:
@@ -86,7 +86,7 @@ def list_rules(context: Context, call: Call) -> RulesHistory:
     query: RulesHistoryQuery = call.query
     job = job_of(context, call, call.path["id"])
     revisions, cursor = fitting(
-        lambda limit: context.jobs.rules_history(job.id, limit=limit, cursor=query.cursor),
+        lambda limit: context.jobs.history(RulesRecord, job.id, limit=limit, cursor=query.cursor),
         lambda items: [_revision(item) for item in items],
         query.limit,
     )
@@ -106,7 +106,7 @@ def give_command(context: Context, call: Call) -> Command:
     key = call.headers.get("idempotency-key")
     key_sha256 = sha256(key.encode()).hexdigest() if key else None
 
-    def decide(job: Job) -> tuple[Change | None, tuple[Job, CommandRecord]]:
+    def decide(job: Job) -> tuple[Transaction | None, tuple[Job, CommandRecord]]:
         kept = context.jobs.commands(job.id)
         before = next((one for one in kept if key_sha256 is not None and one.key_sha256 == key_sha256), None)
         if before is not None:
@@ -114,7 +114,7 @@ def give_command(context: Context, call: Call) -> Command:
                 raise Refusal(ErrorCode.IDEMPOTENCY_MISMATCH, field="idempotency-key")
             return None, (job, before)
         change = rules.add_command(job, kept, body, key_sha256=key_sha256, now=call.now)
-        return change, (change.job, change.commands[0])
+        return change, (change.job, change.records(CommandRecord)[0])
 
     job, command = _written(context, call, decide)
     return rules.command_view(job, command, call.now)
@@ -179,7 +179,7 @@ def is_watched(text: str) -> bool:
     return bool(rules_of(text).rules)
 
 
-def _written(context: Context, call: Call, decide: Callable[[Job], tuple[Change | None, T]]) -> T:
+def _written(context: Context, call: Call, decide: Callable[[Job], tuple[Transaction | None, T]]) -> T:
     """What is decided on the job, once its change is written; anew whenever somebody else wrote in between."""
     for _ in range(WRITE_TRIES):
         change, decided = decide(job_of(context, call, call.path["id"]))
@@ -199,13 +199,13 @@ def _asked(command: CommandRecord) -> tuple[object, ...]:
 
 
 def _newest(context: Context, job: Job) -> RulesRecord | None:
-    return context.jobs.rules(job.id, job.rules_revision) if job.rules_revision else None
+    return context.jobs.read(RulesRecord, job.id, job.rules_revision) if job.rules_revision else None
 
 
 def _view(context: Context, job: Job, newest: RulesRecord | None, now: int) -> RulesView:
     if newest is None:
         return RulesView()
-    said = context.jobs.control(job.id)
+    said = context.jobs.read(ControlRecord, job.id)
     silence_s = job.spec.policy.max_silence_s if "heartbeat.age" in newest.text else None
     return RulesView(
         newest=_revision(newest),

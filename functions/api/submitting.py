@@ -41,10 +41,10 @@ from functions.api.views import (
 )
 from functions.api.watching import look_at_move
 from functions.domain import jobs as rules
-from functions.domain.change import Change
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.ports import Page
-from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease, RulesRecord, Spec
+from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease, RulesRecord, Spec, StandingRecord
+from functions.domain.transaction import Transaction
 
 _IDEMPOTENCY_NAMESPACE = uuid.UUID("6ba7b812-9dad-11d1-80b4-00c04fd430c8")
 _BARE_LIST_LIMIT = 1000
@@ -163,7 +163,7 @@ def list_events(context: Context, call: Call) -> EventPage | list[EventView] | l
         raise
 
     def page(limit: int) -> Page[Event]:
-        return context.jobs.events(job.id, limit=limit, cursor=query.cursor)
+        return context.jobs.history(Event, job.id, limit=limit, cursor=query.cursor)
 
     if bare and call.original:
         return fitting(page, lambda items: [original_event_view(job, item) for item in items], _BARE_LIST_LIMIT)[0]
@@ -178,7 +178,7 @@ def list_attempts(context: Context, call: Call) -> AttemptPage:
     job = job_of(context, call, call.path["id"])
     lease = context.leases.get(job.id) if job.state is JobState.RUNNING else None
     attempts, cursor = fitting(
-        lambda limit: context.jobs.attempts(job.id, limit=limit, cursor=query.cursor),
+        lambda limit: context.jobs.history(Attempt, job.id, limit=limit, cursor=query.cursor),
         lambda items: [attempt_view(job, item, lease) for item in items],
         query.limit or _PAGE_LIMIT,
     )
@@ -190,7 +190,7 @@ def list_checkpoints(context: Context, call: Call) -> CheckpointPage:
     query: PageQuery = call.query
     job = job_of(context, call, call.path["id"])
     checkpoints, cursor = fitting(
-        lambda limit: context.jobs.checkpoints(job.id, limit=limit, cursor=query.cursor),
+        lambda limit: context.jobs.history(CheckpointRecord, job.id, limit=limit, cursor=query.cursor),
         lambda items: [checkpoint_view(job, item) for item in items],
         query.limit or _PAGE_LIMIT,
     )
@@ -224,7 +224,7 @@ def retry(context: Context, call: Call) -> TransitionAnswer:
     """Run an ended job again, same id, from the newest or a chosen checkpoint."""
     body: RetryRequest = call.body or RetryRequest()
 
-    def decision(job: Job, _: Attempt | None) -> Change:
+    def decision(job: Job, _: Attempt | None) -> Transaction:
         # Behind the job: another retry of it may have led to another checkpoint of that step.
         chosen = _chosen(context, call, job, body.from_step) if body.from_step else None
         return rules.retry(
@@ -233,14 +233,14 @@ def retry(context: Context, call: Call) -> TransitionAnswer:
             keep_checkpoint=body.from_step is None,
             reset_counters=body.reset_counters,
             now=call.now,
-            standing=context.jobs.standing(job.id) if job.watched else None,
+            standing=context.jobs.read(StandingRecord, job.id) if job.watched else None,
         )
 
     return _steered(context, call, decision)
 
 
 def _chosen(context: Context, call: Call, job: Job, step: int) -> CheckpointRecord:
-    record = context.jobs.checkpoint(job.id, step)
+    record = context.jobs.read(CheckpointRecord, job.id, step)
     if record is not None and not record.damaged and job.state.terminal:
         # Protected, or gone: the retention of the last commit may still be under way.
         record = context.jobs.protect_checkpoint(job.id, step, call.now + _RETENTION_S)
@@ -249,10 +249,10 @@ def _chosen(context: Context, call: Call, job: Job, step: int) -> CheckpointReco
     return record
 
 
-def _steered(context: Context, call: Call, decide: Callable[[Job, Attempt | None], Change]) -> TransitionAnswer:
-    def decision() -> Change:
+def _steered(context: Context, call: Call, decide: Callable[[Job, Attempt | None], Transaction]) -> TransitionAnswer:
+    def decision() -> Transaction:
         job = job_of(context, call, call.path["id"])
-        attempt = context.jobs.attempt(job.id, job.epoch) if job.state is JobState.RUNNING else None
+        attempt = context.jobs.read(Attempt, job.id, job.epoch) if job.state is JobState.RUNNING else None
         return decide(job, attempt)
 
     try:
@@ -304,7 +304,9 @@ def _require_webhook(context: Context, call: Call, webhook_id: str | None, known
     known.add(webhook_id)
 
 
-def _planned(context: Context, call: Call, body: JobSubmit, spec: Spec, *, job_id: str, digest: str | None) -> Change:
+def _planned(
+    context: Context, call: Call, body: JobSubmit, spec: Spec, *, job_id: str, digest: str | None
+) -> Transaction:
     return rules.submit(
         job_id=job_id,
         tenant=call.tenant,
@@ -325,7 +327,7 @@ def _first_rules(call: Call, body: JobSubmit) -> RulesRecord | None:
     return RulesRecord(revision=1, text=body.rules or "", created_at=call.now, created_by=call.principal.key_id)
 
 
-def _stored(context: Context, call: Call, change: Change, existing: Job | None = None) -> Job:
+def _stored(context: Context, call: Call, change: Transaction, existing: Job | None = None) -> Job:
     """The job, written or found. `existing`: what is known to be there already."""
     digest = change.job.idempotency_digest
     for _ in range(WRITE_TRIES):

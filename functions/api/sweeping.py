@@ -16,11 +16,11 @@ from baton.contract.jobs import JobState, ReasonCode
 from baton.contract.leases import SWEEP_INTERVAL_S
 from functions.api.watching import look_at_all, look_at_move
 from functions.domain import jobs as rules
-from functions.domain.change import Change
 from functions.domain.errors import FenceBroken, Refusal, StorageUnavailable, WriteConflict
 from functions.domain.ports import Clock, JobStore, LeaseStore
 from functions.domain.reclaiming import Watch, reclaimable, watched
 from functions.domain.records import Attempt, Job, Lease
+from functions.domain.transaction import Transaction
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -260,7 +260,7 @@ def end_overdue(jobs: JobStore, job_id: str, epoch: int, now: int) -> str:
     return job.reason.code if job is not None and job.reason is not None else ReasonCode.MAX_RUNTIME
 
 
-def _interrupted(jobs: JobStore, job: Job, attempt: Attempt, lease: Lease, now: int) -> Change | None:
+def _interrupted(jobs: JobStore, job: Job, attempt: Attempt, lease: Lease, now: int) -> Transaction | None:
     try:
         change = rules.interrupt(job, attempt, lease, now=now)
         jobs.apply(change)
@@ -319,4 +319,4 @@ def _readable(
 
 
 def _running_attempt(jobs: JobStore, job: Job) -> Attempt | None:
-    return jobs.attempt(job.id, job.epoch) if job.state is JobState.RUNNING else None
+    return jobs.read(Attempt, job.id, job.epoch) if job.state is JobState.RUNNING else None

@@ -40,7 +40,7 @@ from functions.domain.claimants import attempt_of
 from functions.domain.errors import Refusal
 from functions.domain.jobs import require_running
 from functions.domain.ports import Presigned, StoredObject
-from functions.domain.records import Job, TransferGrant
+from functions.domain.records import CheckpointRecord, Job, TransferGrant
 
 _JOB_KEY = re.compile(r"^jobs/([0-9a-f-]{36})/([^/]+)")
 _OURS = ("manifests", "artifacts", "logs")
@@ -275,7 +275,7 @@ def _protect(context: Context, call: Call, query: TokenQuery) -> None:
     job = context.jobs.get(found[1]) if found and step is not None else None
     if job is None or step is None or job.tenant != call.tenant:
         return
-    record = context.jobs.checkpoint(job.id, step)
+    record = context.jobs.read(CheckpointRecord, job.id, step)
     if record is not None and record.legacy_key == query.key:
         context.jobs.protect_checkpoint(job.id, step, call.now + context.settings.read_protection_s)
 
@@ -314,7 +314,7 @@ def _writable(context: Context, call: Call, bucket: str, key: str) -> None:
 def _require_uncommitted(context: Context, job: Job, key: str) -> None:
     """A machine that lost the job long ago may still hold an upload token."""
     step = zip_step(key)
-    record = None if step is None else context.jobs.checkpoint(job.id, step)
+    record = None if step is None else context.jobs.read(CheckpointRecord, job.id, step)
     # What a retry left behind counts no more: the new attempt makes a zip of the same name.
     if record is not None and record.legacy_key == key and not record.damaged and job.in_history(record):
         raise Refusal(ErrorCode.CHECKPOINT_CONFLICT, f"{key} is a committed checkpoint.", field="key")

@@ -16,7 +16,8 @@ from functions.api.group_reads import GroupReads, Members
 from functions.api.leasing import WRITE_TRIES
 from functions.domain.errors import FenceBroken, StorageUnavailable, WriteConflict
 from functions.domain.ports import JobStore, LeaseStore
-from functions.domain.records import Job, Lease, MemberRecord, StandingRecord
+from functions.domain.records import Attempt, Job, Lease, MemberRecord, RulesRecord, StandingRecord
+from functions.domain.transaction import Put
 
 if TYPE_CHECKING:
     from baton.contract.rules.document.rule import RuleSet
@@ -114,7 +115,7 @@ def _looked(
     job = jobs.get(job_id)
     if job is None:
         return False
-    standing = jobs.standing(job_id)
+    standing = jobs.read(StandingRecord, job_id)
     # Here: a function that starts cold and looks at no rules does without the language.
     from functions.domain import watching
 
@@ -125,18 +126,18 @@ def _looked(
         job = jobs.get(job_id) or job
     if watching.is_off(job, standing):
         if standing is not None and standing.next_at is not None and not standing.orders:
-            jobs.stand(job_id, watching.left_alone(standing))
+            jobs.put(Put(owner=job_id, record=watching.left_alone(standing)))
         return carried_out
     attempt = None
     if job.state is JobState.RUNNING:
-        attempt = jobs.attempt(job_id, job.epoch)
+        attempt = jobs.read(Attempt, job_id, job.epoch)
         lease = lease or leases.get(job_id)
     seen = watching.Seen(job=job, standing=standing, attempt=attempt, lease=lease)
     looked, members = _decided(jobs, seen, occasion, now)
     if looked.change is not None:
         jobs.apply(looked.change)
     else:
-        jobs.stand(job_id, looked.standing)
+        jobs.put(Put(owner=job_id, record=looked.standing))
     member = looked.standing.member
     if members is not None and member.values and members.get(job_id) != member:
         _join(jobs, job, member)
@@ -215,7 +216,7 @@ def _decided(jobs: JobStore, seen: Seen, occasion: Occasion, now: int) -> tuple[
 
 def standing_of(jobs: JobStore, job: Job) -> tuple[StandingRecord, RuleSet] | None:
     """How the rules stand that are evaluated here, and which they are; None if there are none."""
-    standing = jobs.standing(job.id) if job.watched else None
+    standing = jobs.read(StandingRecord, job.id) if job.watched else None
     if standing is None:
         return None
     return standing, _rules(jobs, job.id, standing.revision or job.rules_revision)
@@ -232,7 +233,7 @@ def _read_rules(jobs: Any, job_id: str, revision: int) -> RuleSet:
     """A revision never changes: it is read and checked once."""
     from functions.domain.watching import rules_of
 
-    record = jobs.rules(job_id, revision)
+    record = jobs.read(RulesRecord, job_id, revision)
     if record is None:
         raise ValueError(f"revision {revision} is lost")
     return rules_of(record.text)

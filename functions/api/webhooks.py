@@ -84,7 +84,7 @@ def _events_from(context: Context, job: Job, seq: int) -> tuple[list[Event], int
     found: list[Event] = []
     cursor: str | None = None
     while True:
-        page = context.jobs.events(job.id, limit=REPLAY_EVENTS, cursor=cursor)
+        page = context.jobs.history(Event, job.id, limit=REPLAY_EVENTS, cursor=cursor)
         found += [event for event in page.items if event.seq >= seq]
         cursor = page.cursor
         if len(found) > REPLAY_EVENTS:

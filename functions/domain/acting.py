@@ -31,13 +31,13 @@ from baton.contract.work import Directive
 from functions.domain import jobs as transitions
 from functions.domain import retry as retry_policy
 from functions.domain import steering
-from functions.domain.change import Change, DirectLease, changed
 from functions.domain.ending import by_whom, counted, requeued, stopped
 from functions.domain.errors import NotDoneError, Refusal
 from functions.domain.leaving import named
 from functions.domain.records import Attempt, CommandRecord, Event, Job, Lease
 from functions.domain.scale_records import ScaleOrder
 from functions.domain.scaling import MAX_ORDERS, MAX_TOLD_CHARS, STOP_KEPT_S, Decision, GroupJobs, decide
+from functions.domain.transaction import Delete, DirectLease, Put, Transaction, changed
 
 PLACE = "control_plane"
 MAX_OPERANDS = 32
@@ -82,9 +82,10 @@ class Acting:
         self._step, self._now = step, now
         self._read_commands = kept
         self._kept: list[CommandRecord] | None = None
-        self._events: list[Event] = []
-        self._commands: list[CommandRecord] = []
-        self._dropped: list[int] = []
+        self._records: list[Event | CommandRecord] = []
+        self._dropped: list[Delete] = []
+        self._given = 0
+        """Commands that were given."""
         self._read_group, self._look = groups, look
         self._groups: dict[str, GroupJobs] = {}
         self._ordered: list[str] = []
@@ -92,7 +93,7 @@ class Acting:
         self._pending = len(pending)
         self.orders: list[ScaleOrder] = list(pending)
         """All that are to be carried out."""
-        self._end: Change | None = None
+        self._end: Transaction | None = None
         """What moves the job: there is one move in a change."""
 
     def tell(self, type_: str, **more: Any) -> None:
@@ -104,7 +105,7 @@ class Acting:
         seq = self._job.event_seq + 1
         event = Event(seq=seq, type=EventType(type_), at=self._now, epoch=self._job.epoch, data=data)
         self._job = self._job.model_copy(update={"event_seq": seq})
-        self._events.append(event)
+        self._records.append(event)
 
     def take(self, verdict: Verdict, values: Mapping[str, float | None]) -> None:
         """Tell what a rule decided, and do what it wants. `values` fill its texts."""
@@ -132,27 +133,29 @@ class Acting:
                 said = "; ".join(text for _, text in actions)[:MAX_TOLD_CHARS]
                 self.tell(type_, **common, actions=[name for name, _ in actions], message=said)
 
-    def change(self) -> Change | None:
+    def change(self) -> Transaction | None:
         """All of it; None if nothing was decided."""
         if self._end is None:
             return self._told()
-        change = replace(self._end, events=(*self._events, *self._end.events), **self._given())
-        if isinstance(change.lease, DirectLease) and self._commands:
-            change = replace(change, lease=replace(change.lease, commands_seq=change.job.commands_seq))
+        change = self._with_records(self._end)
+        direct = change.lease
+        if isinstance(direct, DirectLease) and self._given:
+            change = change.replacing(direct, replace(direct, commands_seq=change.job.commands_seq))
         return change
 
-    def _told(self) -> Change | None:
-        if not self._events:
+    def _told(self) -> Transaction | None:
+        if not self._records:
             return None
-        change = replace(changed(self._job, self._now), events=tuple(self._events), **self._given())
+        change = self._with_records(changed(self._job, self._now))
         if not self._running:
-            # Since when it waits is told by its last change, and it has not been moved.
-            return replace(change, job=change.job.model_copy(update={"updated_at": self._read.updated_at}))
-        return steering.steered(change) if self._commands else change
+            # `updated_at` says since when a job waits, and this job has not been moved.
+            return change.with_job(updated_at=self._read.updated_at)
+        return steering.steered(change) if self._given else change
 
-    def _given(self) -> dict[str, Any]:
-        scalings = tuple(self._groups[name].record for name in self._ordered)
-        return {"commands": tuple(self._commands), "dropped_commands": tuple(self._dropped), "scalings": scalings}
+    def _with_records(self, change: Transaction) -> Transaction:
+        scalings = (self._groups[name].record for name in self._ordered)
+        change = change.put(*self._records).also(*self._dropped)
+        return change.also(*(Put(owner=one.owner, record=one) for one in scalings))
 
     def _perform(self, action: Action, verdict: Verdict, values: Mapping[str, float | None]) -> str:
         """Do it, and say what was done. Raises NotDoneError or Refusal."""
@@ -214,7 +217,7 @@ class Acting:
             raise NotDoneError(f"the job is {self._job.state}: no training is there to be told")
         if self._lease is not None and self._lease.token_sha256 is None:
             raise NotDoneError("its worker knows no commands")
-        if len(self._commands) >= MAX_COMMANDS_AT_ONCE:
+        if self._given >= MAX_COMMANDS_AT_ONCE:
             raise NotDoneError(f"{MAX_COMMANDS_AT_ONCE} commands were given at this moment already")
         if self._kept is None:
             self._kept = list(self._read_commands())
@@ -230,10 +233,12 @@ class Acting:
         if ends:
             more["expires_at"] = self._now + STOP_KEPT_S
         change = steering.add_command(self._job, self._kept, request, key_sha256=None, now=self._now, more=more)
-        given, gone = change.commands[0], change.dropped_commands
-        self._kept = [*(one for one in self._kept if one.seq not in gone), given]
-        self._commands.append(given)
-        self._dropped += gone
+        (given,) = change.records(CommandRecord)
+        gone = {one.key for one in change.deletes}
+        self._kept = [*(one for one in self._kept if one.key(self._job.id, one.seq) not in gone), given]
+        self._records.append(given)
+        self._given += 1
+        self._dropped += change.deletes
         self._job = self._job.model_copy(update={"commands_seq": given.seq})
         who = "the training is told" if self._running else "the next training will be told"
         return f"{who}: command {given.seq}, {given.kind}"
@@ -242,7 +247,7 @@ class Acting:
         if self._end is not None:
             raise NotDoneError("another rule, or another action of this one, moves the job already")
 
-    def _move(self, decide: Callable[[EndedBy], tuple[Change, str]], verdict: Verdict) -> str:
+    def _move(self, decide: Callable[[EndedBy], tuple[Transaction, str]], verdict: Verdict) -> str:
         self._require_going_on()
         why = verdict.reason or ", ".join(f"{one.text} = {_said(one.value)}" for one in verdict.operands)
         by = EndedBy(
@@ -251,7 +256,7 @@ class Acting:
         self._end, done = decide(by)
         return done
 
-    def _fail(self, by: EndedBy) -> tuple[Change, str]:
+    def _fail(self, by: EndedBy) -> tuple[Transaction, str]:
         """Whatever the worker does: its next heartbeat is told."""
         reason = Reason(code=FailureClass.STOPPED_BY_RULE.value, message=named(by))
         updates: dict[str, Any] = {
@@ -278,13 +283,13 @@ class Acting:
             )
         return change.with_event(EventType.FAILED, self._now, **said, **who), "the job has failed"
 
-    def _pause(self, by: EndedBy) -> tuple[Change, str]:
+    def _pause(self, by: EndedBy) -> tuple[Transaction, str]:
         change = transitions.pause(self._job, message=named(by), now=self._now, code=ReasonCode.PAUSED_BY_RULE)
         asked = change.job.state is JobState.RUNNING
         done = "its worker is asked to hand the job back" if asked else "the job is paused"
-        return replace(change, job=change.job.model_copy(update={"ended_by": by})), done
+        return change.with_job(ended_by=by), done
 
-    def _requeue(self, by: EndedBy, *, exclude_host: bool) -> tuple[Change, str]:
+    def _requeue(self, by: EndedBy, *, exclude_host: bool) -> tuple[Transaction, str]:
         job, attempt, lease, now = self._job, self._attempt, self._lease, self._now
         if attempt is None or lease is None:
             raise NotDoneError(f"the job is {job.state}: no machine has it")
@@ -296,7 +301,7 @@ class Acting:
             direct = DirectLease(
                 job_id=job.id, epoch=job.epoch, directive=Directive.PAUSE, reason=ReasonCode.REQUEUED_BY_RULE
             )
-            change = replace(changed(job, now, avoid=avoid, ended_by=by), lease=direct)
+            change = changed(job, now, avoid=avoid, ended_by=by).also(direct)
             return change, "its worker is asked to hand the job back"
         reason = Reason(code=ReasonCode.REQUEUED_BY_RULE, message=named(by))
         change = requeued(

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 
 from baton.contract.errors import ErrorCode
 from baton.contract.history import EventType
 from baton.contract.jobs import Progress
 from baton.contract.manifest import Manifest
-from functions.domain.change import Change, CheckLease, changed
 from functions.domain.errors import Refusal
 from functions.domain.jobs import require_running
 from functions.domain.leases import Fence
 from functions.domain.records import Attempt, CheckpointRecord, Job
+from functions.domain.transaction import CheckLease, Transaction, changed
 
 _MANIFEST_NAME = re.compile(r"([0-9]+)-([0-9]+)(?:-[0-9]+)?-[0-9a-f]{64}\.json")
 
@@ -100,7 +99,7 @@ def require_newer(job: Job, step: int) -> None:
 
 def commit(
     job: Job, fence: Fence | None, record: CheckpointRecord, *, now: int, progress_by: int | None = None
-) -> Change:
+) -> Transaction:
     """The checkpoint exists from here on: every byte of it is stored and verified.
 
     Without `fence` the caller has read the lease behind `job` and found it live: what ends a lease raises the job's
@@ -127,11 +126,9 @@ def commit(
         fruitless_interruptions=0,
         progress=progress,
     )
-    change = replace(
-        change,
-        checkpoint=record.model_copy(update={"branches": job.branches, "first_step": first_step}),
-        lease=CheckLease(fence=fence, progress_by=progress_by) if fence is not None else None,
-    )
+    change = change.put(record.model_copy(update={"branches": job.branches, "first_step": first_step}))
+    if fence is not None:
+        change = change.also(CheckLease(fence=fence, progress_by=progress_by))
     return change.with_event(
         EventType.CHECKPOINT_COMMITTED,
         now,
@@ -157,7 +154,7 @@ def damaged(
     *,
     message: str,
     now: int,
-) -> Change:
+) -> Transaction:
     """The bytes of `record` do not verify: the next one to resume from is `fallback`, and steps go on from there.
 
     `attempt`: the job's present one. If it was to resume from `record`, it resumes from `fallback` instead.
@@ -170,10 +167,10 @@ def damaged(
         if record.epoch == job.epoch:
             updates["lapsed_step"] = max(record.step, job.lapsed_step or 0)
     change = changed(job, now, **updates)
-    change = replace(change, checkpoint=record.model_copy(update={"damaged": True}), lease=CheckLease(fence=fence))
+    change = change.put(record.model_copy(update={"damaged": True})).also(CheckLease(fence=fence))
     if attempt is not None and record.epoch != job.epoch and attempt.resumed_step == record.step:
         resumed = attempt.model_copy(update={"resumed_step": fallback.step if fallback else None})
-        change = replace(change, attempt=resumed)
+        change = change.put(resumed)
     return change.with_event(
         EventType.CHECKPOINT_DAMAGED,
         now,

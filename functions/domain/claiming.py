@@ -7,14 +7,14 @@ about n / W of the claims meet a job that is just being taken.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from baton.contract.work import WorkQuery
-from functions.domain.change import Change, OpenLease
 from functions.domain.claimants import Claimant
 from functions.domain.matching import equals, mismatch
 from functions.domain.ports import Randomness
 from functions.domain.records import Job
+from functions.domain.transaction import OpenLease, Transaction
 
 SMALLEST_WINDOW = 10
 LARGEST_WINDOW = 160
@@ -46,23 +46,23 @@ class ClaimWindow:
         return leading[random.below(len(leading))] if len(leading) > 1 else leading[0]
 
 
-def with_rings(change: Change, ring_token_sha256: str | None) -> Change:
+def with_rings(change: Transaction, ring_token_sha256: str | None) -> Transaction:
     """A claim whose lease opens the rings that the job names; as it is where it names none."""
     rings, lease = change.job.spec.rings, change.lease
     if not rings or ring_token_sha256 is None or not isinstance(lease, OpenLease):
         return change
     opened = lease.lease.model_copy(update={"rings": rings, "ring_token_sha256": ring_token_sha256})
-    return replace(change, lease=OpenLease(lease=opened))
+    return change.replacing(lease, OpenLease(lease=opened))
 
 
-def with_claimant(change: Change, claimant: Claimant | None) -> Change:
+def with_claimant(change: Transaction, claimant: Claimant | None) -> Transaction:
     """Return the claim with the original client that its lease belongs to; unchanged for a lease with a token."""
-    if claimant is None or not isinstance(change.lease, OpenLease):
+    opening = change.lease
+    if claimant is None or not isinstance(opening, OpenLease):
         return change
-    lease = change.lease.lease
     # An empty machine id comes from a variable without a value, on every such machine alike.
-    updates = {"claimant": claimant, "machine_id": lease.machine_id or None}
-    return replace(change, lease=OpenLease(lease=lease.model_copy(update=updates)))
+    updates = {"claimant": claimant, "machine_id": opening.lease.machine_id or None}
+    return change.replacing(opening, OpenLease(lease=opening.lease.model_copy(update=updates)))
 
 
 def suitable(candidates: Sequence[Job], worker: WorkQuery, now: int) -> list[Job]:

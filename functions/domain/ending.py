@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from baton.contract.history import EventType
 from baton.contract.jobs import AttemptEnd, JobCounters, JobState, Progress, Reason, ReasonCode
 from baton.contract.steering import EndedBy
 from functions.domain import retry as retry_policy
-from functions.domain.change import Change, CloseLease, changed
 from functions.domain.leases import Fence
 from functions.domain.records import Attempt, Job
 from functions.domain.retention import late_at
+from functions.domain.transaction import CloseLease, Transaction, changed
 
 MAX_LOG_TAIL_BYTES = 32 * 1024
 """What an attempt keeps of the last lines of output: the newest ones, as JSON."""
@@ -68,14 +67,16 @@ def committed_step(job: Job, attempt: Attempt) -> int | None:
     return attempt.checkpoint_step if job.attempt_step is None else job.attempt_step
 
 
-def stopped(job: Job, attempt: Attempt | None, end: AttemptEnd, now: int, *, reason: Reason, **updates: Any) -> Change:
+def stopped(
+    job: Job, attempt: Attempt | None, end: AttemptEnd, now: int, *, reason: Reason, **updates: Any
+) -> Transaction:
     """End the job by `updates`, and what runs, even where the attempt's item is lost."""
     updates["retention_at"] = late_at(job, now)
     if job.state is not JobState.RUNNING:
         return changed(job, now, reason=reason, **updates)
     if attempt is None:
-        close = CloseLease(job_id=job.id, epoch=job.epoch, closed=end.value)
-        return replace(changed(job, now, reason=reason, **updates), lease=close)
+        close = CloseLease(job_id=job.id, tenant=job.tenant, epoch=job.epoch, now=now, closed=end.value)
+        return changed(job, now, reason=reason, **updates).also(close)
     return end_attempt(job, attempt, end, now, fence=None, reason=reason, **updates)
 
 
@@ -92,7 +93,7 @@ def end_attempt(
     reason: Reason | None = None,
     progress: Progress | None = None,
     **updates: Any,
-) -> Change:
+) -> Transaction:
     """Close the attempt and its lease, and change the job by `updates`."""
     counters = updates.pop("counters", job.counters)
     assert isinstance(counters, JobCounters)
@@ -116,8 +117,16 @@ def end_attempt(
             "checkpoint_step": committed_step(job, attempt),
         }
     )
-    close = CloseLease(job_id=job.id, epoch=job.epoch, closed=closed or end.value, fence=fence, expired_at=expired_at)
-    return replace(change, attempt=ended, lease=close)
+    close = CloseLease(
+        job_id=job.id,
+        tenant=job.tenant,
+        epoch=job.epoch,
+        now=now,
+        closed=closed or end.value,
+        fence=fence,
+        expired_at=expired_at,
+    )
+    return change.put(ended).also(close)
 
 
 _END_EVENTS = {
@@ -142,7 +151,7 @@ def requeued(
     wait_s: int = 0,
     told: Mapping[str, Any] | None = None,
     **updates: Any,
-) -> Change:
+) -> Transaction:
     """End the attempt and put the job where it belongs next: ready, waiting, paused, or parked for good.
 
     `told`: what the event says besides.
@@ -177,9 +186,8 @@ def requeued(
         not_before=not_before,
         **updates,
     )
-    change = replace(change, job=change.job.model_copy(update={"reason": job_reason}))
     more = dict(told or {})
-    change = change.with_event(
+    change = change.with_job(reason=job_reason).with_event(
         _END_EVENTS[end], now, reason=reason.model_dump(), machine_id=attempt.machine_id, not_before=not_before, **more
     )
     if exhausted:
@@ -199,7 +207,7 @@ def interrupted(
     progress: Progress | None,
     expired_at: int | None = None,
     seen_until: int | None = None,
-) -> Change:
+) -> Transaction:
     """Count a lost machine or agent; losing them again and again without a new checkpoint costs waiting."""
     fruitless = 0 if committed_step(job, attempt) is not None else job.fruitless_interruptions + 1
     wait_s = 0
@@ -230,7 +238,7 @@ def failed_for_good(
     fence: Fence,
     progress: Progress | None,
     ended_by: EndedBy | None,
-) -> Change:
+) -> Transaction:
     """End the attempt and the job at once, whatever budget is left."""
     change = end_attempt(
         job,

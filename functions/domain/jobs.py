@@ -12,7 +12,6 @@ number or touches a store.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from baton.contract.errors import ErrorCode
@@ -31,7 +30,6 @@ from baton.contract.leases import LEASE_INTERVALS
 from baton.contract.steering import EndedBy
 from baton.contract.work import AGENT_CRASHED, Directive, FailRequest, WorkQuery
 from functions.domain import retry as retry_policy
-from functions.domain.change import Change, DirectLease, OpenLease, changed, looked_at_soon
 from functions.domain.ending import (
     by_whom,
     counted,
@@ -45,6 +43,7 @@ from functions.domain.ending import (
 from functions.domain.errors import Refusal
 from functions.domain.leases import Fence, why_expired
 from functions.domain.records import Attempt, CheckpointRecord, Job, Lease, RulesRecord, Spec, StandingRecord
+from functions.domain.transaction import DirectLease, OpenLease, Transaction, changed, check_soon, written
 
 MAX_SPEC_BYTES = 100_000
 """The job's item grows while it runs (machines to avoid, progress, artifacts) and must fit into 400 KB at its end."""
@@ -62,7 +61,7 @@ def submit(
     idempotency_digest: str | None = None,
     rules: RulesRecord | None = None,
     watched: bool = False,
-) -> Change:
+) -> Transaction:
     """A new job, ready to be claimed. `watched`: some of its rules are the control plane's."""
     spec_bytes = len(spec.model_dump_json().encode())
     if spec_bytes > MAX_SPEC_BYTES:
@@ -92,13 +91,13 @@ def submit(
         updated_at=now,
         rev=1,
     )
-    standing = looked_at_soon(None, now) if watched else None
-    return Change(seen_rev=None, job=job, rules=rules, standing=standing).with_event(
-        EventType.SUBMITTED, now, queue=queue, priority=priority
-    )
+    change = written(job).with_event(EventType.SUBMITTED, now, queue=queue, priority=priority)
+    if rules is not None:
+        change = change.put(rules)
+    return change.put(check_soon(None, now)) if watched else change
 
 
-def claim(job: Job, worker: WorkQuery, *, token_sha256: str | None, key_id: str | None, now: int) -> Change:
+def claim(job: Job, worker: WorkQuery, *, token_sha256: str | None, key_id: str | None, now: int) -> Transaction:
     """Give a ready job to a worker: the epoch rises, a lease begins."""
     if not job.claimable:
         raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"Job {job.id} is {job.state}, not ready.")
@@ -147,7 +146,7 @@ def claim(job: Job, worker: WorkQuery, *, token_sha256: str | None, key_id: str 
         ended_by=None,
         counters=counted(job.counters, attempts=1),
     )
-    change = replace(change, attempt=attempt, lease=OpenLease(lease=lease))
+    change = change.put(attempt).also(OpenLease(lease=lease))
     return change.with_event(EventType.STARTED, now, machine_id=worker.machine_id, resumed_step=job.checkpoint_step)
 
 
@@ -160,7 +159,7 @@ def complete(
     progress: Progress | None,
     now: int,
     ended_by: EndedBy | None = None,
-) -> Change:
+) -> Transaction:
     """The declared artifacts are stored: the job is done."""
     require_running(job)
     change = end_attempt(
@@ -182,7 +181,7 @@ def complete(
 
 def fail(
     job: Job, attempt: Attempt, fence: Fence, report: FailRequest, *, progress: Progress | None, now: int
-) -> Change:
+) -> Transaction:
     """The worker gives the job up: back to the queue after a pause, or failed for good."""
     require_running(job)
     reason = Reason(code=report.failure_class.value, message=report.message)
@@ -218,7 +217,9 @@ def fail(
     )
 
 
-def release(job: Job, attempt: Attempt, fence: Fence, *, reason: Reason, progress: Progress | None, now: int) -> Change:
+def release(
+    job: Job, attempt: Attempt, fence: Fence, *, reason: Reason, progress: Progress | None, now: int
+) -> Transaction:
     """The worker goes away in good order: the job is ready at once, or paused if that was asked for.
 
     An agent that comes back after a crash says so: that is an interruption. It may be the job that kills its agents.
@@ -239,7 +240,7 @@ def release(job: Job, attempt: Attempt, fence: Fence, *, reason: Reason, progres
     )
 
 
-def interrupt(job: Job, attempt: Attempt, lease: Lease, *, now: int) -> Change:
+def interrupt(job: Job, attempt: Attempt, lease: Lease, *, now: int) -> Transaction:
     """The lease ran out: the machine is gone. Not a failure of the job."""
     require_running(job)
     if lease.closed or lease.epoch != job.epoch or lease.expires_at > now:
@@ -251,7 +252,7 @@ def interrupt(job: Job, attempt: Attempt, lease: Lease, *, now: int) -> Change:
     )
 
 
-def cancel(job: Job, attempt: Attempt | None, *, message: str, now: int) -> Change:
+def cancel(job: Job, attempt: Attempt | None, *, message: str, now: int) -> Transaction:
     """The user's stop: final at once; a running worker learns it with its next heartbeat."""
     if job.state is JobState.CANCELED:
         raise Refusal(ErrorCode.JOB_CANCELED, f"Job {job.id} is already canceled.")
@@ -268,7 +269,7 @@ def cancel(job: Job, attempt: Attempt | None, *, message: str, now: int) -> Chan
     return change.with_event(EventType.CANCELED, now, message=message)
 
 
-def pause(job: Job, *, message: str, now: int, code: ReasonCode = ReasonCode.PAUSED_BY_USER) -> Change:
+def pause(job: Job, *, message: str, now: int, code: ReasonCode = ReasonCode.PAUSED_BY_USER) -> Transaction:
     """Hold the job. A running one is asked to commit a checkpoint and hand itself back first."""
     reason = Reason(code=code, message=message)
     if job.state is JobState.PENDING:
@@ -277,19 +278,19 @@ def pause(job: Job, *, message: str, now: int, code: ReasonCode = ReasonCode.PAU
     if job.state is JobState.RUNNING and not job.pause_requested:
         change = changed(job, now, pause_requested=True, reason=reason)
         direct = DirectLease(job_id=job.id, epoch=job.epoch, directive=Directive.PAUSE, reason=code)
-        return replace(change, lease=direct).with_event(EventType.PAUSE_REQUESTED, now, message=message)
+        return change.also(direct).with_event(EventType.PAUSE_REQUESTED, now, message=message)
     if job.state.terminal:
         raise Refusal(ErrorCode.JOB_FINISHED, f"Job {job.id} is {job.state}.")
     raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"Job {job.id} is already paused or pausing.")
 
 
-def resume(job: Job, *, now: int) -> Change:
+def resume(job: Job, *, now: int) -> Transaction:
     """Let a paused job run again; a pause that is still under way is withdrawn."""
     if job.state is JobState.PAUSED:
         change = changed(job, now, state=JobState.PENDING, reason=None, stale=job.epoch > 0)
     elif job.state is JobState.RUNNING and job.pause_requested:
         direct = DirectLease(job_id=job.id, epoch=job.epoch, directive=Directive.CONTINUE, reason="")
-        change = replace(changed(job, now, pause_requested=False, reason=None, ended_by=None), lease=direct)
+        change = changed(job, now, pause_requested=False, reason=None, ended_by=None).also(direct)
     elif job.state.terminal:
         raise Refusal(ErrorCode.JOB_FINISHED, f"Job {job.id} is {job.state}.")
     else:
@@ -305,7 +306,7 @@ def retry(
     reset_counters: bool,
     now: int,
     standing: StandingRecord | None = None,
-) -> Change:
+) -> Transaction:
     """Run an ended job again under the same id. `standing`: that of a job that is watched.
 
     With `keep_checkpoint` the newest one stays the place to resume from; otherwise it is `chosen`, or none.
@@ -348,14 +349,14 @@ def retry(
         **spent,
     )
     if job.watched:
-        change = replace(change, standing=looked_at_soon(standing, now))
+        change = change.put(check_soon(standing, now))
     exhausted = retry_policy.cap_reached(change.job)
     if exhausted:
         raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"A budget is used up ({exhausted.message}): reset the counters.")
     return change.with_event(EventType.RETRIED, now, from_step=change.job.checkpoint_step)
 
 
-def timer(job: Job, attempt: Attempt | None, *, now: int) -> Change | None:
+def timer(job: Job, attempt: Attempt | None, *, now: int) -> Transaction | None:
     """What is due for a job at `now`: the end of a backoff, or its deadline. None if nothing is."""
     deadline_at = job.spec.policy.deadline_at
     if not job.state.terminal and deadline_at is not None and deadline_at <= now:
@@ -365,7 +366,7 @@ def timer(job: Job, attempt: Attempt | None, *, now: int) -> Change | None:
     return None
 
 
-def out_of_time(job: Job, attempt: Attempt | None, *, now: int) -> Change:
+def out_of_time(job: Job, attempt: Attempt | None, *, now: int) -> Transaction:
     """Deadline or runtime is used up: the job fails, with the reason. Refused if neither is."""
     deadline_at, max_runtime_s = job.spec.policy.deadline_at, job.spec.policy.max_runtime_s
     running_s = now - attempt.started_at if job.state is JobState.RUNNING and attempt is not None else 0

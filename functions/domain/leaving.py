@@ -10,12 +10,12 @@ from baton.contract.history import EventType
 from baton.contract.jobs import AttemptEnd, Progress, Reason, ReasonCode, Retention
 from baton.contract.steering import MAX_ROLLBACKS, EndedBy, LeaveByRule, Rollback, RolledBack
 from functions.domain import retry as retry_policy
-from functions.domain.change import Change
 from functions.domain.ending import by_whom, counted, requeued
 from functions.domain.errors import Refusal
 from functions.domain.jobs import require_running
 from functions.domain.leases import Fence
 from functions.domain.records import Attempt, CheckpointRecord, Job
+from functions.domain.transaction import Transaction
 
 BEST_BY = ("eval.loss", "eval_loss", "loss")
 """Where retention names no metric: the first of these that any checkpoint has, lowest first."""
@@ -37,7 +37,7 @@ def leave(
     kept: Iterable[CheckpointRecord] = (),
     progress: Progress | None,
     now: int,
-) -> Change:
+) -> Transaction:
     """End the attempt as the rule wants it. It is nobody's failure, and costs no waiting.
 
     `resumable`: what the job may resume from; a rollback chooses among it. `kept`: all of that, newest first; read

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from baton.contract.errors import ErrorCode
 from baton.contract.manifest import Pack
-from functions.domain.change import Change, Forget
 from functions.domain.errors import Refusal
 from functions.domain.records import Job, PackRecord
+from functions.domain.transaction import Delete, Transaction, written
 
 FUNCTION_TIMEOUT_S = 25
 """How long one call of the API may take; the deployed functions are ended then."""
@@ -151,8 +151,7 @@ def parting(job_id: str, sightings: Iterable[Sighting], ends_by: int) -> list[Pa
     return writes
 
 
-def let_go(job: Job, forgotten: Sequence[Forget]) -> Change:
+def let_go(job: Job, forgotten: Sequence[Delete]) -> Transaction:
     """Forget records, and raise the job's `rev`: a commit that has looked at its packs, and a command that has chosen a
     checkpoint, must look again. Only behind it are the packs let go that were read before."""
-    after = job.model_copy(update={"rev": job.rev + 1})
-    return Change(seen_rev=job.rev, job=after, forgotten=tuple(forgotten))
+    return written(job.model_copy(update={"rev": job.rev + 1})).also(*forgotten)

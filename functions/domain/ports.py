@@ -9,30 +9,27 @@ from typing import Generic, Protocol, TypeVar
 from baton.contract.events import JobEvent
 from baton.contract.jobs import JobState, Progress
 from functions.domain.api_keys import ApiKey
-from functions.domain.change import Change, NoteLease
 from functions.domain.leases import Fence
 from functions.domain.packs import PackWrite, Sighting
 from functions.domain.recipes import RecipeEntry, StoredRecipe
 from functions.domain.reclaiming import Watch
 from functions.domain.records import (
-    Attempt,
     CheckpointRecord,
     CommandRecord,
-    ControlRecord,
-    Event,
     Job,
     Lease,
     MemberRecord,
     PackRecord,
-    RulesRecord,
-    StandingRecord,
     TransferGrant,
 )
 from functions.domain.scale_records import ScalingRecord
 from functions.domain.sharing import SharedRecord
+from functions.domain.stored import TableRecord
+from functions.domain.transaction import Put, Transaction
 from functions.domain.webhooks import Delivery, Webhook
 
 T = TypeVar("T")
+R = TypeVar("R", bound=TableRecord)
 
 MAX_MEMBERS = 1000
 """Of a group whose values are compared."""
@@ -58,11 +55,11 @@ class JobStore(Protocol):
     def get_many(self, job_ids: Sequence[str]) -> list[Job]:
         """Those that exist, in the order asked for, each once."""
 
-    def apply(self, change: Change) -> None:
-        """Write all of the change or nothing.
+    def apply(self, transaction: Transaction) -> None:
+        """Do all writes of the transaction or none.
 
-        Raises WriteConflict if the job's `rev` is not `seen_rev` (or it exists, for a new job) or a checkpoint is not
-        as the change wants it, FenceBroken if the lease does not satisfy the change's lease write.
+        Raises WriteConflict if a record is not the one that its write requires (above all the job's `rev`),
+        FenceBroken if the lease does not satisfy the guard of its write.
         """
 
     def ready(self, tenant: str, queue: str, shard: int, *, limit: int, cursor: str | None = None) -> Page[Job]:
@@ -94,47 +91,28 @@ class JobStore(Protocol):
     def due_rules(self, now: int, *, limit: int) -> list[str]:
         """Ids of jobs whose rules are to be looked at, the longest due first."""
 
-    def attempt(self, job_id: str, epoch: int) -> Attempt | None: ...
+    def read(self, kind: type[R], job_id: str, number: int = 0) -> R | None:
+        """Return the job's record of one kind and number."""
 
-    def attempts(self, job_id: str, *, limit: int, cursor: str | None = None) -> Page[Attempt]: ...
-
-    def events(self, job_id: str, *, limit: int, cursor: str | None = None) -> Page[Event]: ...
-
-    def checkpoint(self, job_id: str, step: int) -> CheckpointRecord | None: ...
-
-    def checkpoints(
-        self, job_id: str, *, limit: int, cursor: str | None = None, up_to_step: int | None = None
-    ) -> Page[CheckpointRecord]:
-        """Newest step first."""
-
-    def rules(self, job_id: str, revision: int) -> RulesRecord | None: ...
-
-    def rules_history(self, job_id: str, *, limit: int, cursor: str | None = None) -> Page[RulesRecord]:
-        """All revisions, newest first."""
+    def history(
+        self, kind: type[R], job_id: str, *, limit: int, cursor: str | None = None, up_to: int | None = None
+    ) -> Page[R]:
+        """Return a page of the job's records of one kind, in the kind's order. `up_to`: the highest number."""
 
     def commands(self, job_id: str, *, after: int = 0) -> list[CommandRecord]:
-        """Those that are kept of a job, beyond that seq, oldest first."""
-
-    def control(self, job_id: str) -> ControlRecord | None:
-        """What a worker said last of the job's rules."""
-
-    def note(self, job_id: str, control: ControlRecord, lease: NoteLease) -> None:
-        """Write that down alone, without a change of the job. Raises FenceBroken, and WriteConflict: try again."""
-
-    def standing(self, job_id: str) -> StandingRecord | None:
-        """How the job's rules stand that are evaluated here."""
-
-    def stand(self, job_id: str, standing: StandingRecord) -> None:
-        """Write that down alone. Raises WriteConflict unless the stored one has the version before."""
-
-    def members(self, tenant: str, group: str) -> dict[str, MemberRecord]:
-        """What is known of the jobs of a group, by their ids: of the first MAX_MEMBERS."""
-
-    def join(self, tenant: str, group: str, job_id: str, member: MemberRecord) -> None:
-        """Write that down for one of them."""
+        """Return the commands that are kept of a job, beyond seq `after`, oldest first."""
 
     def scaling(self, tenant: str, group: str) -> ScalingRecord | None:
-        """What rules have decided on a group."""
+        """Return what rules have decided on a group."""
+
+    def put(self, write: Put) -> None:
+        """Store one record alone. Raises WriteConflict if its condition is not met."""
+
+    def members(self, tenant: str, group: str) -> dict[str, MemberRecord]:
+        """Return what is known of the jobs of a group, by their ids: of the first MAX_MEMBERS."""
+
+    def join(self, tenant: str, group: str, job_id: str, member: MemberRecord) -> None:
+        """Store what is known of one job of a group."""
 
     def protect_checkpoint(self, job_id: str, step: int, until: int) -> CheckpointRecord | None:
         """Keep a checkpoint from retention at least until then; None if it does not exist."""

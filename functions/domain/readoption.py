@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from baton.contract.errors import ErrorCode
 from baton.contract.history import EventType
 from baton.contract.jobs import JobState, ReasonCode
-from functions.domain.change import Change, ReopenLease, changed
 from functions.domain.ending import committed_step, cost_usd, counted
 from functions.domain.errors import Refusal
 from functions.domain.leases import Fence
 from functions.domain.records import Attempt, Job, Lease
+from functions.domain.transaction import ReopenLease, Transaction, changed
 
 
-def readopt(job: Job, attempt: Attempt, lease: Lease, fence: Fence, *, now: int) -> Change:
+def readopt(job: Job, attempt: Attempt, lease: Lease, fence: Fence, *, now: int) -> Transaction:
     """Undo the revocation of `lease`: the attempt goes on under its epoch, and no interruption is counted.
 
     Refuses unless the job still waits, for no other reason than the revocation: a user may have retried or resumed the
@@ -50,5 +48,6 @@ def readopt(job: Job, attempt: Attempt, lease: Lease, fence: Fence, *, now: int)
         commands_seq=job.commands_seq,
         watched=job.watched,
     )
-    change = replace(change, attempt=continued, lease=reopen)
-    return change.with_event(EventType.ATTEMPT_RECOVERED, now, machine_id=attempt.machine_id)
+    return (
+        change.put(continued).also(reopen).with_event(EventType.ATTEMPT_RECOVERED, now, machine_id=attempt.machine_id)
+    )

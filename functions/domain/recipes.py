@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from functions.domain.stored import Record
 
 
@@ -22,6 +24,9 @@ class RecipeEntry(Record):
 
 class StoredRecipe(RecipeEntry):
     """With the document, as it was pushed."""
+
+    BESIDE: ClassVar[frozenset[str]] = frozenset(("document",))
+    """Lists read entries only."""
 
     document: str
 

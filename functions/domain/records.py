@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from baton.contract.history import EventType
 from baton.contract.jobs import (
@@ -20,9 +21,10 @@ from baton.contract.jobs import (
 from baton.contract.recipes.plan import RunPlan
 from baton.contract.steering import CommandKind, EndedBy, RolledBack, RuleStatus
 from baton.contract.work import Directive
+from functions.domain import keys
 from functions.domain.claimants import Claimant
 from functions.domain.scale_records import ScaleOrder
-from functions.domain.stored import Record
+from functions.domain.stored import Attribute, Record, TableRecord
 
 
 class Spec(Record):
@@ -57,8 +59,11 @@ class Branch(Record):
     before: int
 
 
-class Job(Record):
+class Job(TableRecord):
     """A job. `rev` rises with every write and is the condition of the next one."""
+
+    KIND: ClassVar[str] = "META"
+    VERSION: ClassVar[str | None] = "rev"
 
     id: str
     tenant: str
@@ -130,6 +135,21 @@ class Job(Record):
     retention_at: int | None = None
     """When the sweeper must let go of what an ended job does not keep; None where its worker's call has done so."""
 
+    def attributes(self) -> Mapping[str, Attribute]:
+        """Return the keys of indexes: `ready` only while claimable, `timers` only while something will be due."""
+        found: dict[str, Attribute] = {
+            "tenant": self.tenant,
+            "state_pk": keys.state_pk(self.tenant, self.state),
+            "created_sk": keys.created_sk(self.created_at, self.id),
+        }
+        if self.claimable:
+            found |= {"ready_pk": keys.ready_pk(self.tenant, self.queue, self.shard), "ready_sk": self.ready_rank}
+        if self.timer_at is not None:
+            found |= {"timer_pk": keys.TIMER, "timer_at": self.timer_at}
+        elif self.retention_at is not None:
+            found |= {"timer_pk": keys.RETENTION, "timer_at": self.retention_at}
+        return found
+
     @property
     def claimable(self) -> bool:
         """True exactly when the job belongs in the ready index."""
@@ -185,8 +205,11 @@ class Job(Record):
         return f"{0 if self.stale else 1}#{100 - self.priority:03d}#{self.created_at:011d}#{self.id}"
 
 
-class Attempt(Record):
+class Attempt(TableRecord):
     """One worker holding the job."""
+
+    KIND: ClassVar[str] = "ATTEMPT#"
+    NUMBER: ClassVar[str | None] = "epoch"
 
     epoch: int
     machine_id: str | None = None
@@ -210,8 +233,11 @@ class Attempt(Record):
     progress: Progress | None = None
 
 
-class Event(Record):
+class Event(TableRecord):
     """One line of history."""
+
+    KIND: ClassVar[str] = "EVENT#"
+    NUMBER: ClassVar[str | None] = "seq"
 
     seq: int
     type: EventType
@@ -220,8 +246,14 @@ class Event(Record):
     data: dict[str, Any] = {}
 
 
-class CheckpointRecord(Record):
+class CheckpointRecord(TableRecord):
     """A committed checkpoint. `legacy_key` marks a zip of an original client instead of a manifest."""
+
+    KIND: ClassVar[str] = "CHECKPOINT#"
+    NUMBER: ClassVar[str | None] = "step"
+    DIGITS: ClassVar[int] = 13
+    NEWEST_FIRST: ClassVar[bool] = True
+    BESIDE: ClassVar[frozenset[str]] = frozenset(("protected_until",))
 
     step: int
     epoch: int
@@ -244,9 +276,26 @@ class CheckpointRecord(Record):
     tag: str = ""
     """By which a rule or command wanted it kept."""
 
+    def identity(self) -> Mapping[str, Attribute]:
+        """Return what tells this checkpoint from another one of the same step."""
+        return {
+            "epoch": self.epoch,
+            "committed_at": self.committed_at,
+            "damaged": self.damaged,
+            "pinned": self.pinned,
+        }
 
-class RulesRecord(Record):
+    def attributes(self) -> Mapping[str, Attribute]:
+        """Return what the deletion of the record depends on."""
+        return {**self.identity(), "protected_until": self.protected_until}
+
+
+class RulesRecord(TableRecord):
     """One revision of a job's rules: written once."""
+
+    KIND: ClassVar[str] = "RULES#"
+    NUMBER: ClassVar[str | None] = "revision"
+    NEWEST_FIRST: ClassVar[bool] = True
 
     revision: int
     text: str
@@ -254,8 +303,11 @@ class RulesRecord(Record):
     created_by: str | None = None
 
 
-class CommandRecord(Record):
+class CommandRecord(TableRecord):
     """A command. Whether one that waits has expired is told by the clock."""
+
+    KIND: ClassVar[str] = "COMMAND#"
+    NUMBER: ClassVar[str | None] = "seq"
 
     seq: int
     kind: CommandKind
@@ -274,8 +326,10 @@ class CommandRecord(Record):
     revision: int = 0
 
 
-class ControlRecord(Record):
+class ControlRecord(TableRecord):
     """What a worker said last of the rules that it has."""
+
+    KIND: ClassVar[str] = "CONTROL"
 
     revision: int
     epoch: int
@@ -302,12 +356,15 @@ class MemberRecord(Record):
     expires_at: int = 0
 
 
-class StandingRecord(Record):
+class StandingRecord(TableRecord):
     """How a job's rules stand that the control plane evaluates: everything that later decisions depend on.
 
     `version` rises by one with every write and is the condition of the next one: what two have decided at the same
     moment is written once, and the other one decides anew.
     """
+
+    KIND: ClassVar[str] = "STANDING"
+    VERSION: ClassVar[str | None] = "version"
 
     version: int
     revision: int = 0
@@ -330,6 +387,10 @@ class StandingRecord(Record):
     """What the job's group is to know of it."""
     orders: list[ScaleOrder] = []
     """What rules have decided on groups and nobody has carried out to the end yet."""
+
+    def attributes(self) -> Mapping[str, Attribute]:
+        """Return the key of the index `timers`, where the sweeper is to look at the rules."""
+        return {} if self.next_at is None else {"timer_pk": keys.RULES_DUE, "timer_at": self.next_at}
 
 
 class PackRecord(Record):

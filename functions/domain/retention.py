@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from baton.contract.jobs import Retention
-from functions.domain.change import Change
 from functions.domain.records import CheckpointRecord, Job
+from functions.domain.transaction import Transaction, written
 
 LONGEST_URL_LIFE_S = 3600
 """No deployment signs a URL for longer (functions/api/settings.py)."""
@@ -27,9 +27,9 @@ def after_failure(job: Job, now: int) -> int:
     return now + max(LATE_AFTER_S, now - (ended_at or now))
 
 
-def look_again(job: Job, at: int | None) -> Change:
+def look_again(job: Job, at: int | None) -> Transaction:
     """Leave word when the sweeper must run retention for an ended job; None for never again."""
-    return Change(seen_rev=job.rev, job=job.model_copy(update={"rev": job.rev + 1, "retention_at": at}))
+    return written(job.model_copy(update={"rev": job.rev + 1, "retention_at": at}))
 
 
 def expendable(

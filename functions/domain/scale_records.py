@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from hashlib import sha256
+from typing import ClassVar
 
-from functions.domain.stored import Record
+from functions.domain.stored import Attribute, Record, TableRecord
 
 
 class ScaleOrder(Record):
@@ -35,11 +37,15 @@ def _uuid(name: str) -> str:
     return f"{digits[:8]}-{digits[8:12]}-8{digits[13:16]}-8{digits[17:20]}-{digits[20:32]}"
 
 
-class ScalingRecord(Record):
+class ScalingRecord(TableRecord):
     """What rules have decided on a group, so that those who decide at the same moment count each other's jobs.
 
     `version` rises by one with every write and is the condition of the next one.
     """
+
+    PARTITION: ClassVar[str] = "SCALING#"
+    KIND: ClassVar[str] = "SCALING"
+    VERSION: ClassVar[str | None] = "version"
 
     version: int
     tenant: str
@@ -49,3 +55,17 @@ class ScalingRecord(Record):
     leaving: list[str] = []
     """Jobs that are being taken out by orders that nobody has carried out to the end yet."""
     expires_at: int = 0
+
+    @property
+    def owner(self) -> str:
+        """What the record's partition is named after."""
+        return scaling_owner(self.tenant, self.group)
+
+    def attributes(self) -> Mapping[str, Attribute]:
+        """Return when the record may be deleted."""
+        return {"ttl": self.expires_at}
+
+
+def scaling_owner(tenant: str, group: str) -> str:
+    """Return what the partition of a group's record is named after."""
+    return f"{tenant}#{group}"

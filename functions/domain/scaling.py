@@ -17,10 +17,10 @@ from baton.contract.rules.document.actions import Scale
 from baton.contract.steering import CommandKind, CommandRequest, EndedBy
 from functions.domain import jobs as transitions
 from functions.domain import steering
-from functions.domain.change import Change
 from functions.domain.errors import NotDoneError, Refusal
 from functions.domain.records import CommandRecord, Job, RulesRecord
 from functions.domain.scale_records import ScaleOrder, ScalingRecord
+from functions.domain.transaction import Transaction
 
 GROUP_TAG = "group"
 """The tag that names a job's group."""
@@ -146,7 +146,9 @@ def _jobs(number: int) -> str:
     return "1 job" if number == 1 else f"{number} jobs"
 
 
-def copy(source: Job, rules: RulesRecord | None, order: ScaleOrder, *, job_id: str, by_job: str, now: int) -> Change:
+def copy(
+    source: Job, rules: RulesRecord | None, order: ScaleOrder, *, job_id: str, by_job: str, now: int
+) -> Transaction:
     """One more job like `source`, under an id of the order. Refused where nobody could submit it now."""
     first = None
     if rules is not None and rules.text.strip():
@@ -162,12 +164,12 @@ def copy(source: Job, rules: RulesRecord | None, order: ScaleOrder, *, job_id: s
         rules=first,
         watched=source.watched and first is not None,
     )
-    (event,) = change.events
-    told = event.model_copy(update={"data": {**event.data, "copy_of": source.id, **_whose(order, by_job)}})
-    return replace(change, job=change.job.model_copy(update={"copy_of": source.id}), events=(told,))
+    return change.with_job(copy_of=source.id).with_event_data(copy_of=source.id, **_whose(order, by_job))
 
 
-def take_out(job: Job, kept: Sequence[CommandRecord], order: ScaleOrder, *, by_job: str, now: int) -> Change | None:
+def take_out(
+    job: Job, kept: Sequence[CommandRecord], order: ScaleOrder, *, by_job: str, now: int
+) -> Transaction | None:
     """Cancel a job, or tell the training of one that runs to stop; None if it ends already. Refused for one that has
     been paused.
 
@@ -186,8 +188,8 @@ def take_out(job: Job, kept: Sequence[CommandRecord], order: ScaleOrder, *, by_j
     asked = CommandRequest(kind=CommandKind.STOP, outcome="complete", save=True)
     more = {"rule": order.rule, "expires_at": now + STOP_KEPT_S}
     change = steering.add_command(job, kept, asked, key_sha256=None, now=now, more=more)
-    change = replace(change, job=change.job.model_copy(update={"leaving": True, "left_epoch": job.epoch, **left}))
-    said = f"{message}: command {change.commands[0].seq}, stop"
+    change = change.with_job(leaving=True, left_epoch=job.epoch, **left)
+    said = f"{message}: command {change.job.commands_seq}, stop"
     return change.with_event(
         EventType.ACTION_APPLIED, now, **_place(job), actions=["scale"], message=said, **_whose(order, by_job)
     )
@@ -213,14 +215,12 @@ def _name(order: ScaleOrder, by_job: str) -> str:
     return f"{by_job} {order.number}"
 
 
-def _canceled(job: Job, message: str, order: ScaleOrder, *, by_job: str, now: int) -> Change:
+def _canceled(job: Job, message: str, order: ScaleOrder, *, by_job: str, now: int) -> Transaction:
     change = transitions.cancel(job, None, message=message, now=now)
-    (event,) = change.events
-    told = event.model_copy(update={"data": {**event.data, **_whose(order, by_job)}})
     reason = Reason(code=ReasonCode.CANCELED_BY_RULE, message=message)
     ended_by = EndedBy(rule=order.rule, step=_place(job)["step"], message=message)
-    updates = {"reason": reason, "ended_by": ended_by, "left_by": _name(order, by_job)}
-    return replace(change, job=change.job.model_copy(update=updates), events=(told,))
+    change = change.with_job(reason=reason, ended_by=ended_by, left_by=_name(order, by_job))
+    return change.with_event_data(**_whose(order, by_job))
 
 
 def _place(job: Job) -> dict[str, Any]:
@@ -244,7 +244,7 @@ def settled(record: ScalingRecord, orders: Iterable[ScaleOrder], lost: Iterable[
     )
 
 
-def told_of_failure(change: Change, order: ScaleOrder, why: str, *, now: int) -> Change:
+def told_of_failure(change: Transaction, order: ScaleOrder, why: str, *, now: int) -> Transaction:
     """The change of the rule's job, with word that an order came to nothing, or not to all that was decided."""
     told = {"revision": order.revision, "at": now, "rule": order.rule, "severity": "error", "dry_run": False}
     said = f"group {order.group!r}: {why}"[:MAX_TOLD_CHARS]

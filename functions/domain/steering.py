@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from baton.contract.errors import ErrorCode
@@ -19,10 +19,10 @@ from baton.contract.steering import (
     ControlReport,
     Decision,
 )
-from functions.domain.change import Change, NoteLease, SteerLease, changed, looked_at_soon
 from functions.domain.errors import Refusal
 from functions.domain.leases import Fence
 from functions.domain.records import CommandRecord, ControlRecord, Event, Job, Lease, RulesRecord, StandingRecord
+from functions.domain.transaction import Delete, NoteLease, SteerLease, Transaction, changed, check_soon
 
 _AS_GIVEN = {"status": "waiting", "step": None, "message": ""}
 _OF_RULES = {"rule", "command", "revision", "training_epoch", "dry_run", "operands", "actions"}
@@ -45,7 +45,7 @@ def put_rules(
     now: int,
     watched: bool = False,
     standing: StandingRecord | None = None,
-) -> Change | None:
+) -> Transaction | None:
     """The next revision of a job's rules; None if the newest one says the same. A running worker hears of it.
 
     `newest`: that of `job.rules_revision`. `watched`: some of the new ones are the control plane's; then, or if some
@@ -68,8 +68,8 @@ def put_rules(
     if watched and not job.watched:
         # What the job's last change was is not told; it waits since then, or longer.
         updates["waiting_since"] = job.updated_at
-    change = replace(steered(changed(job, now, **updates)), rules=record)
-    return replace(change, standing=looked_at_soon(standing, now)) if watched or standing is not None else change
+    change = steered(changed(job, now, **updates)).put(record)
+    return change.put(check_soon(standing, now)) if watched or standing is not None else change
 
 
 def add_command(
@@ -80,7 +80,7 @@ def add_command(
     key_sha256: str | None,
     now: int,
     more: Mapping[str, Any] | None = None,
-) -> Change:
+) -> Transaction:
     """One more command. `kept`: the job's, oldest first. A running worker hears of it, another one when it begins.
 
     `more`: of the record, where it is no user's.
@@ -103,8 +103,8 @@ def add_command(
         key_sha256=key_sha256,
     ).model_copy(update=dict(more or {}))
     going = _superfluous(job, kept, len(kept) + 1 - MAX_COMMANDS, now)
-    change = steered(changed(job, now, commands_seq=record.seq))
-    return replace(change, commands=(record,), dropped_commands=tuple(one.seq for one in going))
+    change = steered(changed(job, now, commands_seq=record.seq)).put(record)
+    return change.also(*(Delete(key=one.key(job.id, one.seq)) for one in going))
 
 
 def _superfluous(job: Job, kept: Sequence[CommandRecord], surplus: int, now: int) -> list[CommandRecord]:
@@ -118,7 +118,7 @@ def _superfluous(job: Job, kept: Sequence[CommandRecord], surplus: int, now: int
     return done[:surplus]
 
 
-def steered(change: Change) -> Change:
+def steered(change: Transaction) -> Transaction:
     """Leave word in the lease of an attempt that is under way."""
     job = change.job
     if job.state is not JobState.RUNNING:
@@ -130,7 +130,7 @@ def steered(change: Change) -> Change:
         commands_seq=job.commands_seq,
         watched=job.watched,
     )
-    return replace(change, lease=steer)
+    return change.also(steer)
 
 
 def _waits(job: Job, command: CommandRecord, now: int) -> bool:
@@ -191,9 +191,9 @@ class Told:
     control: ControlRecord | None = None
     """None: as it was."""
 
-    def within(self, change: Change) -> Change:
-        """The change, decided on `job`, with all this before it."""
-        return replace(change, events=(*self.events, *change.events), commands=self.commands, control=self.control)
+    def within(self, change: Transaction) -> Transaction:
+        """The change, decided on `job`, with all this in it."""
+        return change.put(*self.events, *self.commands, *([self.control] if self.control is not None else ()))
 
 
 def told(
@@ -263,6 +263,6 @@ def note_lease(fence: Fence, report: ControlReport) -> NoteLease:
     return NoteLease(fence=fence, rules_in_force=report.rules_revision, rules_rejected=report.rejected or 0)
 
 
-def note(told: Told, fence: Fence, report: ControlReport, *, now: int) -> Change:
+def note(told: Told, fence: Fence, report: ControlReport, *, now: int) -> Transaction:
     """Write down what a heartbeat has told."""
-    return told.within(replace(changed(told.job, now), lease=note_lease(fence, report)))
+    return told.within(changed(told.job, now).also(note_lease(fence, report)))

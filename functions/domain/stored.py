@@ -1,11 +1,50 @@
-"""What all stored values have in common."""
+"""What stored values have in common, and what a store must know of a record to store it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from pydantic import BaseModel, ConfigDict
+
+from functions.domain.keys import Key
+
+Attribute = str | int | bool
+"""A value that is stored beside a document, where conditions and indexes can read it."""
 
 
 class Record(BaseModel):
     """Base of stored values."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    BESIDE: ClassVar[frozenset[str]] = frozenset()
+    """Fields that are stored as attributes alone: they can be written without the document."""
+
+
+class TableRecord(Record):
+    """A record with an item of its own in the jobs table.
+
+    The class is all that a new kind of record costs: the stores take key, attributes and condition from here.
+    """
+
+    PARTITION: ClassVar[str] = "JOB#"
+    KIND: ClassVar[str]
+    """The sort key, or its beginning where NUMBER follows."""
+    NUMBER: ClassVar[str | None] = None
+    """Field that tells the records of one kind and partition apart; None where there is one only."""
+    DIGITS: ClassVar[int] = 10
+    """Digits of NUMBER in the sort key."""
+    NEWEST_FIRST: ClassVar[bool] = False
+    """Lists begin with the highest NUMBER."""
+    VERSION: ClassVar[str | None] = None
+    """Field that rises by one with each write: a write requires the version before. None: writes are unconditional."""
+
+    @classmethod
+    def key(cls, owner: str, number: int = 0) -> Key:
+        """Return the key of a record. `owner`: the job's id, or whatever the partition is named after."""
+        return Key(f"{cls.PARTITION}{owner}", f"{cls.KIND}{number:0{cls.DIGITS}d}" if cls.NUMBER else cls.KIND)
+
+    def attributes(self) -> Mapping[str, Attribute]:
+        """Return what conditions and indexes read of this record, besides its VERSION."""
+        return {}

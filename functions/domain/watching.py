@@ -11,7 +11,7 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from baton.contract.errors import Fault
@@ -27,11 +27,11 @@ from baton.contract.rules.limits import LIMITS
 from baton.contract.rules.numbers import encode
 from baton.contract.steering import MAX_STATUS_CHARS, RuleStatus
 from functions.domain.acting import Acting
-from functions.domain.change import Change
 from functions.domain.ending import cost_usd
 from functions.domain.grouping import Group, own_values, values_in_rules
 from functions.domain.records import Attempt, CommandRecord, Job, Lease, MemberRecord, StandingRecord
 from functions.domain.scaling import GroupJobs
+from functions.domain.transaction import Transaction
 
 MAX_RULES = 20
 """Of a document: what they decide in one look is written in one transaction."""
@@ -63,7 +63,7 @@ class Looked:
     """What is to be written: `change`, which has the standing with it, or the standing alone."""
 
     standing: StandingRecord
-    change: Change | None = None
+    change: Transaction | None = None
 
 
 def rules_of(text: str) -> RuleSet:
@@ -306,4 +306,4 @@ def _looked(acting: Acting, after: StandingRecord) -> Looked:
         return Looked(standing=after)
     if change.job.state.terminal and not after.orders:
         after = after.model_copy(update={"next_at": None})
-    return Looked(standing=after, change=replace(change, standing=after))
+    return Looked(standing=after, change=change.put(after))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from functions.api.context import Context
 from functions.api.metrics import Metrics, ends_in
 from functions.api.settings import Settings
-from functions.domain.change import Change
-from functions.handlers.starting import ServerClock
+from functions.domain.transaction import Transaction
+from functions.handlers.startup import ServerClock
 from functions.storage.clients import Clients, dynamodb_client
 from functions.storage.dynamo_jobs import DynamoJobStore
 from functions.storage.dynamo_leases import DynamoLeaseStore
@@ -23,7 +23,7 @@ from functions.storage.dynamo_sharing import DynamoSharedStore
 from functions.storage.dynamo_tokens import DynamoTokenStore
 from functions.storage.dynamo_webhooks import DynamoWebhookStore
 from functions.storage.s3_objects import S3ObjectStore
-from functions.webhooks.lines import SqsLine
+from functions.webhooks.event_queue import SqsLine
 
 if TYPE_CHECKING:
     from functions.domain.rings import RingStore
@@ -56,7 +56,7 @@ class MeasuredJobStore(DynamoJobStore):
         super().__init__(client, prefix)
         self._metrics = metrics
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: Transaction) -> None:
         super().apply(change)
         self._metrics.put(ends_in(change))
 

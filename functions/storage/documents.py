@@ -14,15 +14,15 @@ MAX_DOCUMENT_BYTES = 350_000
 R = TypeVar("R", bound=Record)
 
 
-def dump(record: Record, *, without: frozenset[str] = frozenset()) -> str:
-    """The record as JSON; `without` names fields that are stored beside it.
+def dump(record: Record) -> str:
+    """Return the record as JSON, without the fields that are stored beside it.
 
     Fields that have their default value are left out, which makes most items fit into one write unit. So a default that
     changes would change what is stored: tests/unit/storage/test_storage_documents.py lists them.
 
     Raises Refusal(PAYLOAD_TOO_LARGE) if no item could hold it.
     """
-    text = record.model_dump_json(exclude=set(without) or None, exclude_defaults=True)
+    text = record.model_dump_json(exclude=set(record.BESIDE) or None, exclude_defaults=True)
     size_bytes = len(text.encode())
     if size_bytes > MAX_DOCUMENT_BYTES:
         kind = type(record).__name__.lower()
@@ -34,5 +34,5 @@ def dump(record: Record, *, without: frozenset[str] = frozenset()) -> str:
 
 
 def load(kind: type[R], text: str) -> R:
-    """The record in a document."""
+    """Return the record in a document."""
     return kind.model_validate_json(text)

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from baton.contract.names import Scope
+from functions.domain import keys
 from functions.domain.api_keys import ApiKey
-from functions.storage import keys
 from functions.storage.items import Item
 from functions.storage.reads import get_item
 from functions.storage.tables import HEARTBEATS, TOKENS

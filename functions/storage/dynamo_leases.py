@@ -8,11 +8,11 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from baton.contract.jobs import Progress
+from functions.domain import keys
 from functions.domain.errors import FenceBroken, StorageUnavailable
 from functions.domain.leases import REPROOF_WINDOW_S, Fence
 from functions.domain.reclaiming import Watch
 from functions.domain.records import Lease
-from functions.storage import keys
 from functions.storage.failures import error_code, failures_translated
 from functions.storage.items import Item, number
 from functions.storage.lease_items import fence_condition, from_item

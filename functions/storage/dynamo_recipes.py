@@ -6,18 +6,15 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from functions.domain import keys
 from functions.domain.ports import Page
 from functions.domain.recipes import RecipeEntry, StoredRecipe
-from functions.storage import keys
 from functions.storage.documents import dump, load
 from functions.storage.failures import error_code, failures_translated
 from functions.storage.items import Item
 from functions.storage.paging import page, recipes_list
 from functions.storage.reads import get_item, query
 from functions.storage.tables import RECIPES
-
-_BESIDE = frozenset(("document",))
-"""Not part of `doc`: lists do without it."""
 
 
 class DynamoRecipeStore:
@@ -30,7 +27,7 @@ class DynamoRecipeStore:
     def add(self, recipe: StoredRecipe) -> bool:
         item = {
             **_key(recipe.tenant, recipe.name, recipe.version),
-            "doc": {"S": dump(recipe, without=_BESIDE)},
+            "doc": {"S": dump(recipe)},
             "document": {"S": recipe.document},
         }
         try:

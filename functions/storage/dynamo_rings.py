@@ -9,10 +9,10 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from baton.contract.errors import ErrorCode
+from functions.domain import keys as names
 from functions.domain.errors import Refusal, StorageUnavailable
 from functions.domain.ports import Page
 from functions.domain.rings import RingRecord, StoredRing
-from functions.storage import keys as names
 from functions.storage.failures import error_code, failures_translated
 from functions.storage.items import Item, number
 from functions.storage.paging import page, ring_keys_list, rings_list

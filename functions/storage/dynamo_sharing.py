@@ -7,8 +7,8 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from functions.domain import keys
 from functions.domain.sharing import SharedRecord
-from functions.storage import keys
 from functions.storage.documents import dump, load
 from functions.storage.failures import error_code, failures_translated
 from functions.storage.items import Item

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from botocore.exceptions import ClientError
 
+from functions.domain import keys
 from functions.domain.api_keys import ApiKey
 from functions.domain.errors import WriteConflict
 from functions.domain.ports import Page
 from functions.domain.records import TransferGrant
-from functions.storage import keys
 from functions.storage.documents import dump, load
 from functions.storage.dynamo_keys import DynamoKeyReader, document, from_item
 from functions.storage.failures import error_code, failures_translated

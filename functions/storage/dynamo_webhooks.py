@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from functions.domain import keys
 from functions.domain.ports import Page
 from functions.domain.webhooks import Delivery, Webhook
-from functions.storage import keys
 from functions.storage.documents import dump, load
 from functions.storage.failures import failures_translated
 from functions.storage.items import Item, number

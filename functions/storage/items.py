@@ -9,5 +9,18 @@ Item = dict[str, Any]
 
 
 def number(value: int) -> Item:
-    """A number as DynamoDB writes it."""
+    """Return a number as DynamoDB writes it."""
     return {"N": str(value)}
+
+
+def attribute(value: str | int | bool) -> Item:
+    """Return a value as DynamoDB writes it."""
+    if isinstance(value, bool):
+        return {"BOOL": value}
+    return number(value) if isinstance(value, int) else {"S": value}
+
+
+def value_of(found: Item) -> str | int | bool:
+    """Return the value in what DynamoDB wrote: the inverse of `attribute`."""
+    ((kind, value),) = found.items()
+    return int(value) if kind == "N" else value

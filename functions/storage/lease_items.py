@@ -7,22 +7,12 @@ from __future__ import annotations
 
 from baton.contract.jobs import Progress
 from baton.contract.work import Directive
-from functions.domain.change import (
-    Change,
-    CheckLease,
-    CloseLease,
-    DirectLease,
-    LeaseWrite,
-    NoteLease,
-    OpenLease,
-    ReopenLease,
-    SteerLease,
-)
+from functions.domain import keys
 from functions.domain.claimants import Claimant
 from functions.domain.leases import LEASE_KEPT_S, REPROOF_WINDOW_S, REVOKED, Fence
 from functions.domain.records import Lease
-from functions.storage import keys
-from functions.storage.items import Item, number
+from functions.domain.transaction import CloseLease, LeaseGuard, LeaseWrite, OpenLease, ReopenLease
+from functions.storage.items import Item, attribute, number
 
 _TEXTS = ("token_sha256", "ring_token_sha256", "machine_id", "phase")
 _COUNTS = ("rules_revision", "commands_seq", "rules_in_force", "rules_rejected")
@@ -136,86 +126,33 @@ def _original_condition(fence: Fence, values: Item) -> str:
     return condition
 
 
-def transact_item(write: LeaseWrite, change: Change, table: str) -> Item:
-    """The lease write of a change, as one action of a transaction. A failed condition answers with the row found."""
-    match write:
-        case OpenLease(lease=lease):
-            return {
-                "Put": {
-                    "TableName": table,
-                    "Item": to_item(lease),
-                    "ConditionExpression": "attribute_not_exists(pk) OR epoch < :epoch",
-                    "ExpressionAttributeValues": {":epoch": number(lease.epoch)},
-                    "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
-                }
-            }
-        case ReopenLease():
-            return _reopen(write, table)
-        case CheckLease(fence=fence):
-            condition, values = fence_condition(fence)
-            if write.progress_by is not None:
-                values[":progress_by"] = number(write.progress_by)
-                return _update(table, fence.job_id, "SET progress_by = :progress_by", condition, values)
-            return {
-                "ConditionCheck": {
-                    "TableName": table,
-                    "Key": {"pk": {"S": fence.job_id}},
-                    "ConditionExpression": condition,
-                    "ExpressionAttributeValues": values,
-                    "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
-                }
-            }
-        case DirectLease():
-            directed: Item = {
-                ":of": number(write.epoch),
-                ":directive": {"S": str(write.directive)},
-                ":reason": {"S": write.reason},
-            }
-            update = "SET directive = :directive, directive_reason = :reason"
-            if write.commands_seq is not None:
-                update += ", commands_seq = :seq"
-                directed[":seq"] = number(write.commands_seq)
-            return _update(table, write.job_id, update, "epoch = :of AND attribute_not_exists(closed)", directed)
-        case SteerLease():
-            return _update(
-                table,
-                write.job_id,
-                "SET rules_revision = :revision, commands_seq = :seq, watched = :watched",
-                "epoch = :of AND attribute_not_exists(closed)",
-                {
-                    ":of": number(write.epoch),
-                    ":revision": number(write.rules_revision),
-                    ":seq": number(write.commands_seq),
-                    ":watched": {"BOOL": write.watched},
-                },
-            )
-        case NoteLease():
-            return note(write, table)
-        case CloseLease():
-            return _close(write, change, table)
+def guard_condition(guard: LeaseGuard) -> tuple[str, Item]:
+    """Return `LeaseGuard.admits` as a condition expression and its values."""
+    terms: list[str] = []
+    values: Item = {}
+    if guard.epoch is not None:
+        terms.append("epoch = :of")
+        values[":of"] = number(guard.epoch)
+    if guard.fence is not None:
+        condition, more = _recovery_condition(guard.fence) if guard.recovers else fence_condition(guard.fence)
+        terms.append(condition)
+        values |= more
+    if guard.live:
+        terms.append("attribute_not_exists(closed)")
+    if guard.expired_at is not None:
+        terms.append("expires_at <= :expired_at")
+        values[":expired_at"] = number(guard.expired_at)
+    condition = " AND ".join(terms)
+    return f"attribute_not_exists(pk) OR {condition}" if guard.or_absent else condition, values
 
 
-def note(write: NoteLease, table: str) -> Item:
-    """What the worker said of its rules, as an action of a transaction."""
-    condition, values = fence_condition(write.fence)
-    values |= {":in_force": number(write.rules_in_force), ":rejected": number(write.rules_rejected)}
-    update = "SET rules_in_force = :in_force, rules_rejected = :rejected"
-    return _update(table, write.fence.job_id, update, condition, values)
-
-
-def _reopen(write: ReopenLease, table: str) -> Item:
-    fence = write.fence
+def _recovery_condition(fence: Fence) -> tuple[str, Item]:
+    """Return `Fence.recovers` as a condition expression and its values."""
     terms = ["tenant = :tenant", "closed = :revoked", "expires_at > :proved_after"]
     values: Item = {
         ":tenant": {"S": fence.tenant},
         ":revoked": {"S": REVOKED},
         ":proved_after": number(fence.now - REPROOF_WINDOW_S),
-        ":revision": number(write.rules_revision),
-        ":seq": number(write.commands_seq),
-        ":watched": {"BOOL": write.watched},
-        ":expires": number(fence.now + write.duration_s),
-        ":due": {"S": keys.DUE},
-        ":due_at": number(keys.due_bucket(fence.job_id, fence.now) + write.duration_s),
     }
     if fence.epoch is not None:
         terms.append("epoch = :epoch")
@@ -230,56 +167,54 @@ def _reopen(write: ReopenLease, table: str) -> Item:
             "(attribute_not_exists(progress_by) OR progress_by > :now)",
         ]
         values |= {":machine": {"S": fence.machine_id or ""}, ":now": number(fence.now)}
-    update = (
-        "SET expires_at = :expires, due_pk = :due, due_at = :due_at,"
-        " rules_revision = :revision, commands_seq = :seq, watched = :watched REMOVE closed, #ttl"
-    )
-    action = _update(table, fence.job_id, update, " AND ".join(terms), values)
-    action["Update"]["ExpressionAttributeNames"] = {"#ttl": "ttl"}
-    return action
+    return " AND ".join(terms), values
 
 
-def _close(write: CloseLease, change: Change, table: str) -> Item:
-    now = change.job.updated_at
-    update = "SET closed = :closed, #ttl = :ttl"
-    values: Item = {
-        ":of": number(write.epoch),
-        ":closed": {"S": write.closed},
-        ":ttl": number(now + LEASE_KEPT_S),
-    }
-    terms = ["epoch = :of"]
-    if write.fence is not None:
-        condition, more = fence_condition(write.fence)
-        terms.append(condition)
-        values |= more
-    if write.expired_at is not None:
-        terms.append("attribute_not_exists(closed) AND expires_at <= :expired_at")
-        values[":expired_at"] = number(write.expired_at)
-    if write.fence is None and write.expired_at is None:
-        # A user's command goes through even where the row is lost.
-        terms = ["(attribute_not_exists(pk) OR epoch = :of)"]
-        update += (
-            ", epoch = :of, tenant = if_not_exists(tenant, :owner), expires_at = if_not_exists(expires_at, :now),"
-            " duration_s = if_not_exists(duration_s, :zero),"
-            " heartbeat_interval_s = if_not_exists(heartbeat_interval_s, :zero)"
-        )
-        values |= {":owner": {"S": change.job.tenant}, ":now": number(now), ":zero": number(0)}
-    action = _update(table, write.job_id, f"{update} REMOVE due_pk, due_at", " AND ".join(terms), values)
-    action["Update"]["ExpressionAttributeNames"] = {"#ttl": "ttl"}
-    return action
-
-
-def _update(table: str, job_id: str, update: str, condition: str, values: Item) -> Item:
-    return {
-        "Update": {
-            "TableName": table,
-            "Key": {"pk": {"S": job_id}},
-            "UpdateExpression": update,
-            "ConditionExpression": condition,
-            "ExpressionAttributeValues": values,
-            "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+def action(write: LeaseWrite, table: str) -> Item:
+    """Return a lease write as an action of a transaction. A failed condition answers with the row that was found."""
+    if isinstance(write, OpenLease):
+        return {
+            "Put": {
+                "TableName": table,
+                "Item": to_item(write.lease),
+                "ConditionExpression": "attribute_not_exists(pk) OR epoch < :epoch",
+                "ExpressionAttributeValues": {":epoch": number(write.lease.epoch)},
+                "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+            }
         }
+    condition, values = guard_condition(write.guard)
+    request: Item = {
+        "TableName": table,
+        "Key": {"pk": {"S": write.job_id}},
+        "ConditionExpression": condition,
+        "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
     }
+    sets = [f"{name} = :{name}" for name in write.values if name != "closed"]
+    values |= {f":{name}": attribute(value) for name, value in write.values.items() if name != "closed"}
+    removes: list[str] = []
+    match write:
+        case CloseLease():
+            sets += ["closed = :closed", "#ttl = :ttl"]
+            removes = ["due_pk", "due_at"]
+            values |= {":closed": {"S": write.closed}, ":ttl": number(write.now + LEASE_KEPT_S)}
+            if write.guard.or_absent:
+                # A user's command goes through even if the row is lost: the row must be readable then.
+                sets += ["epoch = :of", "tenant = if_not_exists(tenant, :owner)"]
+                sets += [f"{name} = if_not_exists({name}, :zero)" for name in ("duration_s", "heartbeat_interval_s")]
+                sets.append("expires_at = if_not_exists(expires_at, :now)")
+                values |= {":owner": {"S": write.tenant}, ":now": number(write.now), ":zero": number(0)}
+        case ReopenLease(fence=fence):
+            sets += ["due_pk = :due", "due_at = :due_at"]
+            removes = ["closed", "#ttl"]
+            due_at = keys.due_bucket(write.job_id, fence.now) + write.duration_s
+            values |= {":due": {"S": keys.DUE}, ":due_at": number(due_at)}
+    request["ExpressionAttributeValues"] = values
+    if not sets:
+        return {"ConditionCheck": request}
+    request["UpdateExpression"] = "SET " + ", ".join(sets) + (f" REMOVE {', '.join(removes)}" if removes else "")
+    if removes:
+        request["ExpressionAttributeNames"] = {"#ttl": "ttl"}
+    return {"Update": request}
 
 
 def _claimant_of(item: Item) -> Claimant | None:

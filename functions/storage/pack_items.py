@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from baton.contract.manifest import Pack
+from functions.domain import keys
 from functions.domain.packs import CONDEMNED_KEPT_S, CondemnPack, PackWrite, Sighting
 from functions.domain.records import PackRecord
-from functions.storage import keys
 from functions.storage.items import Item, number
 
 _DECLARED = "size_bytes = :size, crc64nvme = :crc"

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from baton.contract.jobs import JobState
 from functions.domain.ports import Page
+from functions.domain.stored import TableRecord
 from functions.storage import cursors
 
 T = TypeVar("T")
@@ -36,24 +37,9 @@ def jobs_list(tenant: str, state: JobState | None, *, newest_first: bool) -> Pag
     return PagedList((kind, tenant, state.value if state else ""), (int, str))
 
 
-def attempts_list(job_id: str) -> PagedList:
-    """Attempts; position: epoch."""
-    return PagedList(("attempts", job_id), (int,))
-
-
-def events_list(job_id: str) -> PagedList:
-    """Events; position: seq."""
-    return PagedList(("events", job_id), (int,))
-
-
-def checkpoints_list(job_id: str, up_to_step: int | None) -> PagedList:
-    """Checkpoints; position: step."""
-    return PagedList(("checkpoints", job_id, "" if up_to_step is None else str(up_to_step)), (int,))
-
-
-def rules_list(job_id: str) -> PagedList:
-    """Revisions of a job's rules, newest first; position: revision."""
-    return PagedList(("rules", job_id), (int,))
+def history_list(kind: type[TableRecord], job_id: str, up_to: int | None) -> PagedList:
+    """Records of one kind below a job; position: number."""
+    return PagedList((kind.KIND, job_id, "" if up_to is None else str(up_to)), (int,))
 
 
 def keys_list(tenant: str) -> PagedList:

@@ -10,9 +10,9 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from functions.domain.errors import StorageUnavailable
+from functions.domain.keys import object_key
 from functions.domain.ports import Page, Presigned, StoredObject, StoredPart
 from functions.storage.failures import error_code, failures_translated, http_status
-from functions.storage.keys import object_key
 from functions.storage.objects import (
     EXPIRING_TAGGING,
     check_parts,

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from functions.domain import keys
 from functions.domain.records import Event
-from functions.storage import keys
 from functions.storage.documents import load
 
 FILTER: Mapping[str, Any] = {
     "eventName": ["INSERT"],
-    "dynamodb": {"Keys": {"sk": {"S": [{"prefix": keys.EVENT}]}}},
+    "dynamodb": {"Keys": {"sk": {"S": [{"prefix": Event.KIND}]}}},
 }
 """The same as `is_transition`, for an event source mapping: Lambda invokes nobody for other records."""
 
@@ -36,7 +36,7 @@ class Transition:
 def is_transition(record: Mapping[str, Any]) -> bool:
     """True for a new line of a job's history; false for jobs, attempts and checkpoints, and for removals."""
     sort_key = record.get("dynamodb", {}).get("Keys", {}).get("sk", {}).get("S", "")
-    return record.get("eventName") == "INSERT" and sort_key.startswith(keys.EVENT)
+    return record.get("eventName") == "INSERT" and sort_key.startswith(Event.KIND)
 
 
 def transition_of(record: Mapping[str, Any]) -> Transition:

@@ -15,9 +15,9 @@ from baton.contract.jobs import Policy, Progress
 from baton.contract.work import FailRequest, WorkQuery
 from functions.domain import checkpoints as checkpoint_rules
 from functions.domain import jobs as rules
-from functions.domain.change import Change
 from functions.domain.leases import Fence
 from functions.domain.records import Attempt, CheckpointRecord, Job, Lease, Spec
+from functions.domain.transaction import Transaction
 from tests.clouds import Cloud
 
 NOW = 4_000_000_000
@@ -41,7 +41,7 @@ def counted_requests(client: Any) -> Iterator[list[str]]:
         client.meta.events.unregister("before-send", note)
 
 
-def submission(**more: Any) -> Change:
+def submission(**more: Any) -> Transaction:
     """A new job, not yet stored."""
     arguments: dict[str, Any] = {
         "job_id": str(uuid.uuid4()),
@@ -95,7 +95,7 @@ def claim(cloud: Cloud, job: Job, *, token: str | None = "t", machine_id: str | 
     return Held(change.job, change.attempt, lease, token)
 
 
-def failed(held: Held, fence: Fence, now: int) -> Change:
+def failed(held: Held, fence: Fence, now: int) -> Transaction:
     """The holder gives up."""
     report = FailRequest(job_id=held.job.id)
     return rules.fail(held.job, held.attempt, fence, report, progress=None, now=now)

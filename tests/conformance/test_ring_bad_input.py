@@ -9,19 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_client.ring.core.damage_report import quarantined
-from gpu_client.ring.core.garbage_collector import Collector
-from gpu_client.ring.core.repair import verified
+from gpu_client.ring.core.damage_report import list_quarantined
+from gpu_client.ring.core.garbage_collector import GarbageCollector
+from gpu_client.ring.core.repair import verify_objects
 from gpu_client.ring.core.ring import Ring, make_ring, open_ring
 from gpu_client.ring.errors import ManifestMissing, ObjectDamaged, RingMismatch, SampleRefused
 from gpu_client.ring.format.manifest import manifest_key
 from gpu_client.ring.format.records import POINTER, SAMPLES, SETTINGS
 from gpu_client.ring.generating.writer import RingWriter
-from gpu_client.ring.reading.batch_plan import Shape
-from gpu_client.ring.reading.batch_stream import Stream
+from gpu_client.ring.reading.batch_plan import BatchShape
+from gpu_client.ring.reading.batch_stream import BatchStream
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.tools.status import status_of
+from gpu_client.ring.tools.status import read_status
 from tests.ring_places import KINDS, Place, place_of
 
 
@@ -68,26 +68,26 @@ def test_damage_is_told_quarantined_and_read_around(
     ring = filled(place)
     key = ring.store.keys(SAMPLES)[2]
     place.lose(key) if change is None else place.alter(key, change)
-    assert {name: why for name, why in verified(ring) if why}.keys() == {key}
+    assert {name: why for name, why in verify_objects(ring) if why}.keys() == {key}
     with RingReader(open_ring(place.text), threads=False) as reader:
         slots = reader.newest().slots
         with pytest.raises(ObjectDamaged, match=said):
             reader.sample(slots[2])
-        _, samples = Stream(reader, Shape(6)).next_batch()
+        _, samples = BatchStream(reader, BatchShape(6)).next_batch()
     assert sorted(int(one["y"]) for one in samples) == [0, 1, 3, 3, 4, 5]
-    assert list(quarantined(ring)) == [key]
-    assert list(status_of(ring).damaged) == [key]
+    assert list(list_quarantined(ring)) == [key]
+    assert list(read_status(ring).damaged) == [key]
     with RingWriter(ring, "again", threads=False) as writer:
         for number in range(6, 12):
             writer.put({"x": np.full(64, number), "y": np.float32(number)})
-    assert [why for _, why in verified(ring) if why] == [], "what is damaged is replaced as everything is"
+    assert [why for _, why in verify_objects(ring) if why] == [], "what is damaged is replaced as everything is"
 
 
 def test_a_pointer_to_a_missing_manifest_is_told_to_everybody(place: Place) -> None:
     number = filled(place).newest().number
     place.lose(manifest_key(number))
     ring = open_ring(place.text)
-    for ask in (ring.newest, ring.publish, lambda: status_of(ring), lambda: list(verified(ring))):
+    for ask in (ring.newest, ring.publish, lambda: read_status(ring), lambda: list(verify_objects(ring))):
         with pytest.raises(ManifestMissing, match=f"manifest {number} is not there"):
             ask()
     with RingReader(ring, threads=False) as reader, pytest.raises(ManifestMissing):
@@ -147,7 +147,7 @@ def test_the_schema_stays_for_every_writer_and_after_every_restart(place: Place)
                     writer.put(sample)
             writer.put(good)
             writer.renew()
-            told = {row.name: (row.put, row.refused) for row in status_of(ring).writers}
+            told = {row.name: (row.put, row.refused) for row in read_status(ring).writers}
             assert told[name] == (1, 4), "counted, and shown"
     assert ring.newest().inserted == 8
 
@@ -161,10 +161,10 @@ def test_a_reader_that_is_slower_than_the_retention_keeps_what_it_reads(place: P
             for number in range(6, 24):
                 writer.put({"x": np.full(64, number), "y": np.float32(number)})
                 ring.publish()
-                Collector(keeper_ring).collect()
+                GarbageCollector(keeper_ring).collect()
         assert [int(reader.sample(slot)["y"]) for slot in old.slots] == list(range(6))
         reader.keep_only([])
-        Collector(keeper_ring).collect()
+        GarbageCollector(keeper_ring).collect()
         with pytest.raises(ManifestMissing):
             open_ring(place.text).manifest(old.number)
     assert len(ring.store.keys("samples/")) <= 6 + 2
@@ -182,7 +182,7 @@ def test_a_reader_that_is_overtaken_while_it_pins_tries_again(place: Place, monk
             writer.put({"x": np.full(64, number), "y": np.float32(number)})
             number += 1
             ring.publish()
-        Collector(ring).collect()
+        GarbageCollector(ring).collect()
 
     mine = open_ring(place.text)
     look, looks = mine.pointer, 0
@@ -221,8 +221,8 @@ def test_records_that_are_no_records_harm_nobody(place: Place) -> None:
     with RingReader(open_ring(place.text), "r", threads=False):
         for prefix, data in (("readers/", b"\xff"), ("writers/", b"[]"), ("pins/", b"{")):
             ring.store.swap(f"{prefix}spoiled", data, None)
-        assert status_of(ring).readable == 6
-        assert json.loads(json.dumps([row.name for row in status_of(ring).readers])) == ["r", "spoiled"]
+        assert read_status(ring).readable == 6
+        assert json.loads(json.dumps([row.name for row in read_status(ring).readers])) == ["r", "spoiled"]
         with RingWriter(ring, "spoiled", threads=False) as writer:
             writer.put({"x": np.full(64, 6), "y": np.float32(6)})
     assert ring.newest().inserted == 7

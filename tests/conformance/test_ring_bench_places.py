@@ -10,7 +10,7 @@ import pytest
 from gpu_client.ring.core.ring import make_ring, open_ring
 from gpu_client.ring.errors import RingMismatch
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.tools.benchmark import PlaceBench, sample_of
+from gpu_client.ring.tools.benchmark import StoreBenchmark, make_sample
 from tests.ring_places import KINDS, place_of
 
 
@@ -22,7 +22,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 def test_a_place_is_measured_and_left_as_it_was(place: str) -> None:
     ring = make_ring(place, RingSettings(cap=1))
-    with PlaceBench(place, sample_of(100_000), 3) as bench:
+    with StoreBenchmark(place, make_sample(100_000), 3) as bench:
         turns = [turn for _ in range(2) for turn in bench.round()]
         assert bench.ring.store.keys("samples/") != []
     assert len(turns) == 6

@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 
 from functions.local.emulator import Emulator
-from gpu_client.ring.core.garbage_collector import Collector
-from gpu_client.ring.core.liveness import Watch
-from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.garbage_collector import GarbageCollector
+from gpu_client.ring.core.liveness import LeaseWatch
+from gpu_client.ring.core.maintenance import Maintainer
 from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.errors import RingMismatch
 from gpu_client.ring.format.manifest import manifest_key
 from gpu_client.ring.format.objects import StoredSamples
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store.control_plane import ApiStore
+from gpu_client.ring.store.control_plane import ControlPlaneStore
 from gpu_client.ring.store.filesystem import DirectoryStore
 from gpu_client.ring.store.memory import MemoryStore
-from gpu_client.ring.store.protocol import RingStore
+from gpu_client.ring.store.protocol import RingBackend
 from gpu_client.ring.store.s3 import BucketStore
 from tests.emulator import unique
 from tests.ring_bucket import RingBucket
@@ -35,7 +35,7 @@ from tests.unit.ring.ring_kit import Clock, Died, MortalStore
 class Places(NamedTuple):
     """`open` opens the place of that name. `stride`: of so many steps one is tried, where each takes long."""
 
-    open: Callable[[str], RingStore]
+    open: Callable[[str], RingBackend]
     stride: int = 1
 
 
@@ -69,7 +69,7 @@ def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Places]:
 class Scene:
     """One ring with some samples, of which some can be read; and a process that is about to die."""
 
-    def __init__(self, store: RingStore, writer: str = "w", later_s: float = 0.0) -> None:
+    def __init__(self, store: RingBackend, writer: str = "w", later_s: float = 0.0) -> None:
         self.clock = Clock()
         self.clock.go_on(later_s)
         self.store = store
@@ -82,7 +82,7 @@ class Scene:
         self.put += [self.one() for _ in range(2)]
 
     def written_by(self, name: str, ring: Ring) -> RingWriter:
-        return RingWriter(ring, name, keeper=Keeper(ring, name), threads=False, clock=self.clock)
+        return RingWriter(ring, name, keeper=Maintainer(ring, name), threads=False, clock=self.clock)
 
     def publish_all(self) -> None:
         while self.ring.publish() is not None:
@@ -113,7 +113,7 @@ class Scene:
 
     def settle(self) -> None:
         """Time passes, others work on: leases run out, and what is not needed goes."""
-        collector = Collector(self.ring, Watch(self.clock))
+        collector = GarbageCollector(self.ring, LeaseWatch(self.clock))
         for _ in range(8):
             self.clock.go_on(LEASE_S / 2)
             self.writer.renew()
@@ -191,7 +191,7 @@ def test_a_collector_may_die_at_any_step(places: Places, done_first: bool) -> No
         scene.publish_all()
         scene.put += [scene.one() for _ in range(3)]
         scene.publish_all()
-        died = dies(scene, step, done_first, lambda scene=scene: Collector(scene.own).collect())  # type: ignore[misc]
+        died = dies(scene, step, done_first, lambda scene=scene: GarbageCollector(scene.own).collect())  # type: ignore[misc]
         assert [slot.inserted for slot in scene.ring.newest().slots] == [9, 10, 11]
         finished(scene)
         if not died:
@@ -244,7 +244,7 @@ def test_who_slept_while_a_ring_was_made_anew_leaves_nothing_in_the_new_one(plac
     sleeper = Ring(scene.store, scene.settings, clock=scene.clock)
     assert sleeper.publish() is not None
     there = places.open("again")
-    if isinstance(there, ApiStore):
+    if isinstance(there, ControlPlaneStore):
         there.remove()
     else:
         for prefix in ("inbox/", "manifests/", "samples/", "writers/"):

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from functions.local.emulator import Emulator
-from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.maintenance import Maintainer
 from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.errors import ObjectDamaged
 from gpu_client.ring.generating.writer import RingWriter
-from gpu_client.ring.reading.batch_plan import Shape
-from gpu_client.ring.reading.batch_stream import Stream
+from gpu_client.ring.reading.batch_plan import BatchShape
+from gpu_client.ring.reading.batch_stream import BatchStream
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store import s3
@@ -208,7 +208,7 @@ def test_the_samples_of_a_batch_are_fetched_at_the_same_time(bucket: RingBucket,
         for number in range(6):
             writer.put({"x": np.full(1000, number)})
     with RingReader(Ring.open(bucket.opened()), "r", threads=False) as reader, ThreadPoolExecutor(1) as thread:
-        stream = Stream(reader, Shape(6))
+        stream = BatchStream(reader, BatchShape(6))
         with proxy.holding("^GET .*/samples/") as held:
             batch = thread.submit(stream.next_batch)
             held.wait_for(6)
@@ -271,7 +271,7 @@ def test_who_publishes_after_another_finds_out(bucket: RingBucket) -> None:
 def test_a_ring_in_a_bucket_is_written_kept_and_read(bucket: RingBucket) -> None:
     ring = Ring.make(bucket.opened(), RingSettings(cap=8, retain=2, pack=2, lease_s=5))
     with (
-        Keeper(ring, "keeper") as keeper,
+        Maintainer(ring, "keeper") as keeper,
         RingWriter(Ring.open(bucket.opened()), "w", keeper=keeper) as writer,
         RingReader(Ring.open(bucket.opened())) as reader,
     ):

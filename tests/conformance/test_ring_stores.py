@@ -11,21 +11,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.maintenance import Maintainer
 from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.format.objects import Provenance, StoredSamples, encode
-from gpu_client.ring.format.sample_tree import take_apart
+from gpu_client.ring.format.sample_tree import flatten
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.filesystem import DirectoryStore
 from gpu_client.ring.store.memory import MemoryStore
-from gpu_client.ring.store.protocol import RingStore, SizedStore
+from gpu_client.ring.store.protocol import RingBackend, SizedStore
 from tests.emulator import unique
 from tests.ring_bucket import RingBucket
 from tests.served_api import ServedApi
 from tests.unit.ring.ring_kit import Clock
 
-Opened = Callable[[], RingStore]
+Opened = Callable[[], RingBackend]
 
 
 @pytest.fixture(
@@ -92,7 +92,7 @@ def test_an_object_is_made_once(opened: Opened) -> None:
 def test_a_large_sample_comes_back_bit_by_bit(opened: Opened) -> None:
     """It is hashed while it is stored, where the store can do that."""
     sample = {"image": np.random.default_rng(1).integers(0, 256, (5, 1024, 1024), np.uint8), "label": np.arange(9)}
-    made = encode([take_apart(sample)], Provenance("w", 1, 1, 0.0), seeds=[17])
+    made = encode([flatten(sample)], Provenance("w", 1, 1, 0.0), seeds=[17])
     assert opened().create("samples/w/00000001-0000000001", made)
     assert not opened().create("samples/w/00000001-0000000001", made)
     data = opened().read("samples/w/00000001-0000000001")
@@ -225,7 +225,7 @@ def test_as_many_samples_as_are_published_at_a_time_are_readable_at_once(opened:
     assert [slot.inserted for slot in rings[2].newest().slots] == list(range(2, 8))
     assert sum(claim.samples for claim in rings[2].claims()) == 1, "the ninth, which waits"
     clock = Clock()
-    keeper = Keeper(rings[2], "k", clock=clock)
+    keeper = Maintainer(rings[2], "k", clock=clock)
     clock.go_on(3600)
     assert keeper.turn()
     assert rings[2].newest().inserted == 9, "or after the interval, when a keeper looks"

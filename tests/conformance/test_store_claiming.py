@@ -14,12 +14,12 @@ from functions.api import claiming
 from functions.api.claiming import Claimed, claim_next, peek_next
 from functions.api.sweeping import RESERVED_S, TIMERS_S, end_overdue, keep_watch, run_timer, sweep
 from functions.domain import jobs as rules
-from functions.domain.change import Change
 from functions.domain.claiming import LARGEST_WINDOW, SMALLEST_WINDOW, ClaimWindow
 from functions.domain.errors import FenceBroken
 from functions.domain.ports import JobStore, Page
 from functions.domain.reclaiming import Watch
-from functions.domain.records import Job, Spec
+from functions.domain.records import Attempt, Job, Spec
+from functions.domain.transaction import Transaction
 from tests.clouds import Cloud, memory_cloud
 from tests.conformance.store_kit import NOW, TENANT, Held, claim, failed, submit
 from tests.fakes import FakeClock, SeededRandomness
@@ -65,7 +65,7 @@ def test_a_claim_gives_job_attempt_and_lease(cloud: Cloud) -> None:
     assert claimed is not None
     assert claimed.job.id == job.id
     assert claimed.job == cloud.jobs.get(job.id)
-    assert claimed.attempt == cloud.jobs.attempt(job.id, 1)
+    assert claimed.attempt == cloud.jobs.read(Attempt, job.id, 1)
     assert claimed.lease == cloud.leases.get(job.id)
     assert (claimed.lease.token_sha256, claimed.attempt.key_id) == ("a" * 64, "k")
     assert ask(cloud) is None
@@ -202,12 +202,12 @@ class Spied:
         self,
         jobs: JobStore,
         *,
-        before_apply: Callable[[Change], object] = lambda change: None,
+        before_apply: Callable[[Transaction], object] = lambda change: None,
         before_ready: Callable[[int], object] = lambda limit: None,
     ) -> None:
         self._jobs, self._before_apply, self._before_ready = jobs, before_apply, before_ready
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: Transaction) -> None:
         self._before_apply(change)
         self._jobs.apply(change)
 
@@ -225,7 +225,7 @@ def test_a_lost_race_widens_the_window_and_goes_on(cloud: Cloud) -> None:
     taken: list[str] = []
     limits: list[int] = []
 
-    def be_faster(change: Change) -> None:
+    def be_faster(change: Transaction) -> None:
         if len(taken) < 2:
             taken.append(change.job.id)
             job = cloud.jobs.get(change.job.id)
@@ -245,7 +245,7 @@ def test_a_worker_that_always_loses_is_told_that_there_is_nothing(cloud: Cloud) 
     for n in range(25):
         submit(cloud, now=NOW + n)
 
-    def be_faster(change: Change) -> None:
+    def be_faster(change: Transaction) -> None:
         job = cloud.jobs.get(change.job.id)
         assert job is not None
         claim(cloud, job, token="faster")
@@ -471,7 +471,7 @@ def test_a_cancel_that_is_faster_than_the_clock_stays_a_cancel(cloud: Cloud) -> 
     held = claim(cloud, submit(cloud, policy=Policy(max_runtime_s=50)))
     done: list[str] = []
 
-    def cancel_first(change: Change) -> None:
+    def cancel_first(change: Transaction) -> None:
         if not done:
             done.append("canceled")
             cloud.jobs.apply(rules.cancel(held.job, held.attempt, message="", now=NOW))

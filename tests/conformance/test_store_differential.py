@@ -16,12 +16,12 @@ from functions.api.sweeping import run_timer, sweep
 from functions.domain import checkpoints as checkpoint_rules
 from functions.domain import jobs as rules
 from functions.domain import packs
-from functions.domain.change import Change, Forget
 from functions.domain.claiming import ClaimWindow
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.leases import Fence
-from functions.domain.records import CheckpointRecord, Job, TransferGrant
+from functions.domain.records import Attempt, CheckpointRecord, Event, Job, TransferGrant
 from functions.domain.retention import LATE_AFTER_S
+from functions.domain.transaction import Transaction, forget
 from tests.clouds import Cloud, memory_cloud
 from tests.conformance.store_kit import NOW, TENANT, progress_at, submission
 from tests.fakes import FakeClock, SeededRandomness
@@ -85,7 +85,7 @@ class Life:
         jobs = self.cloud.jobs.list_jobs(TENANT, state=JobState.RUNNING, limit=20).items
         return self.random.choice(jobs) if jobs else self.any_job()
 
-    def apply(self, change: Change) -> Job:
+    def apply(self, change: Transaction) -> Job:
         self.cloud.jobs.apply(change)
         self.old.append(change.job)
         return change.job
@@ -136,7 +136,7 @@ class Life:
 
     def commit(self) -> object:
         job = self.any_running()
-        attempt = self.cloud.jobs.attempt(job.id, job.epoch) if job else None
+        attempt = self.cloud.jobs.read(Attempt, job.id, job.epoch) if job else None
         if job is None or attempt is None:
             return None
         step = (job.checkpoint_step or 0) + self.random.randrange(0, 3)
@@ -153,7 +153,7 @@ class Life:
 
     def end(self) -> object:
         job = self.any_running()
-        attempt = self.cloud.jobs.attempt(job.id, job.epoch) if job else None
+        attempt = self.cloud.jobs.read(Attempt, job.id, job.epoch) if job else None
         if job is None or attempt is None:
             return None
         fence = self.fence(job)
@@ -172,7 +172,7 @@ class Life:
         job = self.any_job()
         if job is None:
             return None
-        attempt = self.cloud.jobs.attempt(job.id, job.epoch)
+        attempt = self.cloud.jobs.read(Attempt, job.id, job.epoch)
         how = self.random.randrange(5)
         if how == 0:
             return self.apply(rules.cancel(job, attempt, message="", now=self.now))
@@ -200,13 +200,13 @@ class Life:
         job = self.any_job()
         if job is None:
             return None
-        records = self.cloud.jobs.checkpoints(job.id, limit=2).items
+        records = self.cloud.jobs.history(CheckpointRecord, job.id, limit=2).items
         if not records:
             return None
         record = self.random.choice(records)
         if self.random.random() < 0.6:
             return self.cloud.jobs.protect_checkpoint(job.id, record.step, self.now + 40)
-        return self.apply(packs.let_go(job, [Forget(record=record, now=self.now)]))
+        return self.apply(packs.let_go(job, [forget(job.id, record, self.now)]))
 
     def redeem(self) -> object:
         if not self.tokens or self.random.random() < 0.4:
@@ -242,9 +242,9 @@ class Life:
             found[f"newest {state}"] = jobs.list_jobs(TENANT, state=state, limit=5, newest_first=True)
         for job_id in ids:
             found[f"history {job_id}"] = (
-                jobs.events(job_id, limit=1000),
-                jobs.attempts(job_id, limit=1000),
-                jobs.checkpoints(job_id, limit=1000),
+                jobs.history(Event, job_id, limit=1000),
+                jobs.history(Attempt, job_id, limit=1000),
+                jobs.history(CheckpointRecord, job_id, limit=1000),
             )
         for index in ("ready", "timers", "due", "by_tenant", "by_state"):
             found[f"index {index}"] = self.cloud.members(index)

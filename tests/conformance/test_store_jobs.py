@@ -12,10 +12,10 @@ from baton.contract.jobs import JobState, Policy, Reason
 from functions.domain import checkpoints as checkpoint_rules
 from functions.domain import jobs as rules
 from functions.domain import packs
-from functions.domain.change import Change, CloseLease, DirectLease, Forget, changed
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
-from functions.domain.records import Branch, CheckpointRecord, Job, Spec
+from functions.domain.records import Attempt, Branch, CheckpointRecord, Event, Job, Spec
 from functions.domain.retention import LATE_AFTER_S, look_again
+from functions.domain.transaction import CloseLease, DirectLease, Transaction, changed, forget, written
 from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW, TENANT, claim, commit, failed, record, submission, submit
 
@@ -36,7 +36,7 @@ def test_a_submitted_job_is_read_back_exactly(cloud: Cloud) -> None:
     job = submit(cloud, spec=spec, idempotency_digest="d")
     assert cloud.jobs.get(job.id) == job
     assert cloud.jobs.get_many([job.id, "unknown", job.id]) == [job]
-    events = cloud.jobs.events(job.id, limit=10)
+    events = cloud.jobs.history(Event, job.id, limit=10)
     assert [(event.seq, event.type) for event in events.items] == [(1, EventType.SUBMITTED)]
     assert events.cursor is None
 
@@ -45,14 +45,14 @@ def test_what_does_not_exist_is_not_found(cloud: Cloud) -> None:
     jobs = cloud.jobs
     assert jobs.get("unknown") is None
     assert jobs.get_many([]) == []
-    assert jobs.attempt("unknown", 1) is None
-    assert jobs.checkpoint("unknown", 1) is None
+    assert jobs.read(Attempt, "unknown", 1) is None
+    assert jobs.read(CheckpointRecord, "unknown", 1) is None
     assert jobs.protect_checkpoint("unknown", 1, NOW) is None
-    assert jobs.checkpoint("unknown", 1) is None
+    assert jobs.read(CheckpointRecord, "unknown", 1) is None
     for page in (
-        jobs.events("unknown", limit=5),
-        jobs.attempts("unknown", limit=5),
-        jobs.checkpoints("unknown", limit=5),
+        jobs.history(Event, "unknown", limit=5),
+        jobs.history(Attempt, "unknown", limit=5),
+        jobs.history(CheckpointRecord, "unknown", limit=5),
         jobs.ready(TENANT, "default", 0, limit=5),
         jobs.list_jobs(TENANT, state=None, limit=5),
     ):
@@ -75,7 +75,7 @@ def test_a_decision_on_an_old_revision_is_refused_whole(cloud: Cloud) -> None:
     with pytest.raises(WriteConflict):
         cloud.jobs.apply(second)
     assert cloud.jobs.get(job.id) == first.job
-    assert [event.type for event in cloud.jobs.events(job.id, limit=9).items] == [
+    assert [event.type for event in cloud.jobs.history(Event, job.id, limit=9).items] == [
         EventType.SUBMITTED,
         EventType.PAUSED,
     ]
@@ -95,14 +95,14 @@ def test_two_claims_of_one_revision_have_one_winner(cloud: Cloud) -> None:
         claim(cloud, job, token="second")
     assert cloud.jobs.get(job.id) == held.job
     assert cloud.leases.get(job.id) == held.lease
-    assert cloud.jobs.attempt(job.id, 1) == held.attempt
+    assert cloud.jobs.read(Attempt, job.id, 1) == held.attempt
 
 
 def test_a_job_too_large_for_an_item_is_refused(cloud: Cloud) -> None:
     change = submission()
     huge = change.job.model_copy(update={"reason": Reason(code="c", message="\u00e9" * 200_000)})
     with pytest.raises(Refusal) as refused:
-        cloud.jobs.apply(replace(change, job=huge))
+        cloud.jobs.apply(written(huge))
     assert refused.value.code is ErrorCode.PAYLOAD_TOO_LARGE
     assert list(cloud.jobs.list_jobs(TENANT, state=None, limit=5).items) == []
 
@@ -249,30 +249,30 @@ def test_a_jobs_lists_are_oldest_first_and_by_state(cloud: Cloud) -> None:
 
 def test_protection_only_grows(cloud: Cloud) -> None:
     held = commit(cloud, claim(cloud, submit(cloud)), 7)
-    stored = cloud.jobs.checkpoint(held.job.id, 7)
+    stored = cloud.jobs.read(CheckpointRecord, held.job.id, 7)
     assert stored == record(7, first_step=7)
     protected = cloud.jobs.protect_checkpoint(held.job.id, 7, LATER)
     assert protected == record(7, first_step=7, protected_until=LATER)
     assert cloud.jobs.protect_checkpoint(held.job.id, 7, LATER - 5) == protected
-    assert cloud.jobs.checkpoint(held.job.id, 7) == protected
-    assert list(cloud.jobs.checkpoints(held.job.id, limit=5).items) == [protected]
+    assert cloud.jobs.read(CheckpointRecord, held.job.id, 7) == protected
+    assert list(cloud.jobs.history(CheckpointRecord, held.job.id, limit=5).items) == [protected]
     assert cloud.jobs.protect_checkpoint(held.job.id, 8, LATER) is None
 
 
-def forgetting(job: Job, record: CheckpointRecord, now: int) -> Change:
+def forgetting(job: Job, record: CheckpointRecord, now: int) -> Transaction:
     """Retention's change."""
-    return packs.let_go(job, [Forget(record=record, now=now)])
+    return packs.let_go(job, [forget(job.id, record, now)])
 
 
 def test_a_checkpoint_is_forgotten_unless_protected_or_changed(cloud: Cloud) -> None:
     held = commit(cloud, claim(cloud, submit(cloud)), 7)
     job_id = held.job.id
-    seen = cloud.jobs.checkpoint(job_id, 7)
+    seen = cloud.jobs.read(CheckpointRecord, job_id, 7)
     assert seen is not None
     cloud.jobs.protect_checkpoint(job_id, 7, LATER)
     with pytest.raises(WriteConflict):
         cloud.jobs.apply(forgetting(held.job, seen, LATER - 1))
-    assert cloud.jobs.checkpoint(job_id, 7) is not None
+    assert cloud.jobs.read(CheckpointRecord, job_id, 7) is not None
     for other in (
         seen.model_copy(update={"epoch": 2}),
         seen.model_copy(update={"committed_at": 1}),
@@ -285,8 +285,8 @@ def test_a_checkpoint_is_forgotten_unless_protected_or_changed(cloud: Cloud) -> 
     change = forgetting(held.job, seen, LATER)
     cloud.jobs.apply(change)
     assert cloud.jobs.get(job_id) == change.job
-    assert cloud.jobs.checkpoint(job_id, 7) is None
-    assert list(cloud.jobs.checkpoints(job_id, limit=5).items) == []
+    assert cloud.jobs.read(CheckpointRecord, job_id, 7) is None
+    assert list(cloud.jobs.history(CheckpointRecord, job_id, limit=5).items) == []
     # Repeating it is no refusal: the bytes may still be there.
     cloud.jobs.apply(forgetting(change.job, seen, LATER))
 
@@ -294,17 +294,17 @@ def test_a_checkpoint_is_forgotten_unless_protected_or_changed(cloud: Cloud) -> 
 def test_a_damaged_checkpoint_is_replaced_by_a_later_attempts(cloud: Cloud) -> None:
     held = commit(cloud, commit(cloud, claim(cloud, submit(cloud)), 5), 7)
     job_id = held.job.id
-    seen, fallback = cloud.jobs.checkpoint(job_id, 7), cloud.jobs.checkpoint(job_id, 5)
+    seen, fallback = cloud.jobs.read(CheckpointRecord, job_id, 7), cloud.jobs.read(CheckpointRecord, job_id, 5)
     assert seen is not None
     change = checkpoint_rules.damaged(held.job, held.attempt, held.fence(), seen, fallback, message="", now=NOW)
     cloud.jobs.apply(change)
-    assert cloud.jobs.checkpoint(job_id, 7) == seen.model_copy(update={"damaged": True})
+    assert cloud.jobs.read(CheckpointRecord, job_id, 7) == seen.model_copy(update={"damaged": True})
     with pytest.raises(WriteConflict):
         cloud.jobs.apply(forgetting(change.job, seen, LATER))
     left = rules.release(change.job, held.attempt, held.fence(), reason=Reason(code="sigterm"), progress=None, now=NOW)
     cloud.jobs.apply(left)
     commit(cloud, claim(cloud, left.job), 7)
-    assert cloud.jobs.checkpoint(job_id, 7) == record(7, epoch=2, first_step=5)
+    assert cloud.jobs.read(CheckpointRecord, job_id, 7) == record(7, epoch=2, first_step=5)
 
 
 def test_a_checkpoint_keeps_the_branches_that_it_came_by(cloud: Cloud) -> None:
@@ -313,7 +313,11 @@ def test_a_checkpoint_keeps_the_branches_that_it_came_by(cloud: Cloud) -> None:
     stopped = rules.cancel(first.job, first.attempt, message="", now=NOW)
     cloud.jobs.apply(stopped)
     retried = rules.retry(
-        stopped.job, chosen=cloud.jobs.checkpoint(first.job.id, 5), keep_checkpoint=False, reset_counters=True, now=NOW
+        stopped.job,
+        chosen=cloud.jobs.read(CheckpointRecord, first.job.id, 5),
+        keep_checkpoint=False,
+        reset_counters=True,
+        now=NOW,
     )
     cloud.jobs.apply(retried)
     held = commit(cloud, claim(cloud, retried.job), 9)
@@ -321,10 +325,14 @@ def test_a_checkpoint_keeps_the_branches_that_it_came_by(cloud: Cloud) -> None:
     assert [job.branches for job in cloud.jobs.get_many([held.job.id])] == [came_by]
     seen = cloud.jobs.protect_checkpoint(held.job.id, 9, LATER)
     assert seen == record(9, epoch=2, branches=came_by, first_step=5, protected_until=LATER)
-    assert [one.branches for one in cloud.jobs.checkpoints(held.job.id, limit=5).items] == [came_by, [], []]
+    assert [one.branches for one in cloud.jobs.history(CheckpointRecord, held.job.id, limit=5).items] == [
+        came_by,
+        [],
+        [],
+    ]
     assert seen is not None
     cloud.jobs.apply(checkpoint_rules.damaged(held.job, held.attempt, held.fence(), seen, None, message="", now=NOW))
-    assert cloud.jobs.checkpoint(held.job.id, 9) == seen.model_copy(update={"damaged": True})
+    assert cloud.jobs.read(CheckpointRecord, held.job.id, 9) == seen.model_copy(update={"damaged": True})
 
 
 def test_a_broken_fence_changes_nothing_and_shows_the_lease(cloud: Cloud) -> None:
@@ -335,9 +343,9 @@ def test_a_broken_fence_changes_nothing_and_shows_the_lease(cloud: Cloud) -> Non
         cloud.jobs.apply(change)
     assert broken.value.lease == held.lease
     assert cloud.jobs.get(held.job.id) == held.job
-    assert cloud.jobs.checkpoint(held.job.id, 3) is None
-    assert cloud.jobs.attempt(held.job.id, 1) == held.attempt
-    assert len(cloud.jobs.events(held.job.id, limit=9).items) == 2
+    assert cloud.jobs.read(CheckpointRecord, held.job.id, 3) is None
+    assert cloud.jobs.read(Attempt, held.job.id, 1) == held.attempt
+    assert len(cloud.jobs.history(Event, held.job.id, limit=9).items) == 2
 
 
 def test_a_conflict_counts_before_a_broken_fence(cloud: Cloud) -> None:
@@ -355,12 +363,12 @@ def test_a_directive_is_left_for_the_live_attempt_only(cloud: Cloud) -> None:
     assert lease == held.lease.model_copy(update={"directive": "pause", "directive_reason": "paused_by_user"})
     stale = DirectLease(job_id=held.job.id, epoch=2, directive="cancel", reason="")
     with pytest.raises(FenceBroken):
-        cloud.jobs.apply(replace(changed(change.job, NOW), lease=stale))
+        cloud.jobs.apply(changed(change.job, NOW).also(stale))
     cloud.jobs.apply(rules.cancel(change.job, held.attempt, message="", now=NOW))
     canceled = cloud.jobs.get(held.job.id)
     assert canceled is not None
     with pytest.raises(FenceBroken) as broken:
-        cloud.jobs.apply(replace(changed(canceled, NOW), lease=replace(stale, epoch=1)))
+        cloud.jobs.apply(changed(canceled, NOW).also(replace(stale, epoch=1)))
     assert broken.value.lease == cloud.leases.get(held.job.id)
     assert cloud.jobs.get(held.job.id) == canceled
 
@@ -369,11 +377,11 @@ def test_the_sweeper_ends_only_leases_that_ran_out(cloud: Cloud) -> None:
     held = claim(cloud, submit(cloud))
     ends_at = held.lease.expires_at
 
-    def interruption(expired_at: int) -> Change:
+    def interruption(expired_at: int) -> Transaction:
         change = rules.interrupt(held.job, held.attempt, held.lease, now=ends_at)
         close = change.lease
         assert isinstance(close, CloseLease)
-        return replace(change, lease=replace(close, expired_at=expired_at))
+        return change.replacing(close, replace(close, expired_at=expired_at))
 
     with pytest.raises(FenceBroken) as broken:
         cloud.jobs.apply(interruption(ends_at - 1))

@@ -11,13 +11,13 @@ import pytest
 from baton.contract.jobs import JobState, Policy
 from baton.contract.work import Directive
 from functions.domain import jobs as rules
-from functions.domain.change import Change, CheckLease, CloseLease, OpenLease, ReopenLease, changed
 from functions.domain.claimants import Claimant
 from functions.domain.errors import FenceBroken
+from functions.domain.keys import DUE_BUCKET_S
 from functions.domain.leases import LEASE_KEPT_S, REPROOF_WINDOW_S, REVOKED, Fence
 from functions.domain.reclaiming import Watch
 from functions.domain.records import Job, Lease
-from functions.storage.keys import DUE_BUCKET_S
+from functions.domain.transaction import CheckLease, CloseLease, OpenLease, ReopenLease, Transaction, changed
 from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW, TENANT, Held, claim, progress_at, submit
 
@@ -90,11 +90,13 @@ def opened(cloud: Cloud, **more: Any) -> tuple[Job, Lease]:
     job = submit(cloud)
     lease = lease_of(job, **more)
     closed, lease = lease.closed, lease.model_copy(update={"closed": ""})
-    change = replace(changed(job, NOW), lease=OpenLease(lease=lease))
+    change = changed(job, NOW).also(OpenLease(lease=lease))
     cloud.jobs.apply(change)
     job = change.job
     if closed:
-        change = replace(changed(job, NOW), lease=CloseLease(job_id=job.id, epoch=lease.epoch, closed=closed))
+        change = changed(job, NOW).also(
+            CloseLease(job_id=job.id, tenant=TENANT, epoch=lease.epoch, now=NOW, closed=closed)
+        )
         cloud.jobs.apply(change)
     stored = cloud.leases.get(job.id)
     assert stored is not None
@@ -141,7 +143,7 @@ def test_every_fence_is_judged_as_the_rules_judge_it(cloud: Cloud, shape: dict[s
     for proof, now in itertools.product(PROOFS, (NOW + 89, NOW + 90)):
         fence = Fence(job_id=job.id, now=now, **proof)
         admitted = fence.admits(lease)
-        change = replace(changed(job, NOW), lease=CheckLease(fence=fence))
+        change = changed(job, NOW).also(CheckLease(fence=fence))
         if admitted:
             cloud.jobs.apply(change)
             job = change.job
@@ -180,14 +182,14 @@ def test_progress_puts_off_the_end_of_an_original_clients_heartbeats(cloud: Clou
     beat = replace(fence, heartbeat=True)
     with pytest.raises(FenceBroken):
         cloud.leases.heartbeat(beat, None, None)
-    change = replace(changed(job, NOW), lease=CheckLease(fence=fence, progress_by=NOW + 500))
+    change = changed(job, NOW).also(CheckLease(fence=fence, progress_by=NOW + 500))
     cloud.jobs.apply(change)
     shown = lease.model_copy(update={"claimant": SILENT.model_copy(update={"progress_by": NOW + 500})})
     assert cloud.leases.get(job.id) == shown
     assert cloud.leases.heartbeat(beat, None, None).claimant == shown.claimant
     refused = replace(fence, machine_id="m-2")
     with pytest.raises(FenceBroken):
-        cloud.jobs.apply(replace(changed(change.job, NOW), lease=CheckLease(fence=refused, progress_by=NOW + 999)))
+        cloud.jobs.apply(changed(change.job, NOW).also(CheckLease(fence=refused, progress_by=NOW + 999)))
 
 
 @pytest.mark.parametrize("shape", SHAPES[:6], ids=lambda shape: "-".join(shape) or "bare")
@@ -195,9 +197,9 @@ def test_a_worker_ends_its_own_attempt_only(cloud: Cloud, shape: dict[str, Any])
     job, lease = opened(cloud, **shape)
     proofs = [Fence(job_id=job.id, now=NOW, **proof) for proof in PROOFS]
 
-    def closing(fence: Fence, epoch: int) -> Change:
-        close = CloseLease(job_id=job.id, epoch=epoch, closed="complete", fence=fence)
-        return replace(changed(job, NOW), lease=close)
+    def closing(fence: Fence, epoch: int) -> Transaction:
+        close = CloseLease(job_id=job.id, tenant=TENANT, epoch=epoch, now=NOW, closed="complete", fence=fence)
+        return changed(job, NOW).also(close)
 
     admitted = [fence for fence in proofs if fence.admits(lease)]
     refused = [closing(fence, 2) for fence in proofs if not fence.admits(lease)]
@@ -215,10 +217,10 @@ def test_a_lease_is_replaced_by_a_later_attempt_only(cloud: Cloud) -> None:
     job, lease = opened(cloud)
     for epoch in (1, 2):
         with pytest.raises(FenceBroken) as broken:
-            cloud.jobs.apply(replace(changed(job, NOW), lease=OpenLease(lease=lease_of(job, epoch=epoch))))
+            cloud.jobs.apply(changed(job, NOW).also(OpenLease(lease=lease_of(job, epoch=epoch))))
         assert broken.value.lease == lease
     later = lease_of(job, epoch=3, progress=progress_at(7), phase="training", stop_at=NOW + 9)
-    cloud.jobs.apply(replace(changed(job, NOW), lease=OpenLease(lease=later)))
+    cloud.jobs.apply(changed(job, NOW).also(OpenLease(lease=later)))
     assert cloud.leases.get(job.id) == later
     assert cloud.leases.get_many([job.id, "unknown", job.id]) == {job.id: later}
     assert cloud.leases.get_many([]) == {}
@@ -318,10 +320,10 @@ def _revoked(cloud: Cloud) -> tuple[Held, Job]:
     return held, change.job
 
 
-def _reopening(job: Job, fence: Fence, duration_s: int = 90) -> Change:
+def _reopening(job: Job, fence: Fence, duration_s: int = 90) -> Transaction:
     change = changed(job, fence.now, state=JobState.RUNNING)
     newest = {"rules_revision": 3, "commands_seq": 2, "watched": True}
-    return replace(change, lease=ReopenLease(fence=fence, duration_s=duration_s, **newest))
+    return change.also(ReopenLease(fence=fence, duration_s=duration_s, **newest))
 
 
 def test_a_revoked_lease_is_given_back_to_its_bearer_with_the_newest_rules_and_commands(cloud: Cloud) -> None:

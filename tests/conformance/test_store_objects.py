@@ -13,9 +13,9 @@ from awscrt.checksums import crc64nvme
 
 from baton.contract.errors import ErrorCode
 from functions.domain.errors import Refusal
+from functions.domain.keys import object_key
 from functions.domain.ports import Presigned
 from functions.storage.clients import s3_client
-from functions.storage.keys import object_key
 from functions.storage.objects import EXPIRING_TAG
 from functions.storage.s3_objects import S3ObjectStore
 from tests.clouds import Cloud, memory_cloud, moto_cloud

@@ -14,7 +14,7 @@ from baton.contract.jobs import JobState, Reason
 from functions.domain import jobs as rules
 from functions.domain.errors import Refusal
 from functions.domain.ports import Page
-from functions.domain.records import Job
+from functions.domain.records import Attempt, CheckpointRecord, Event, Job
 from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW, TENANT, claim, commit, submit
 from tests.paging import all_pages
@@ -41,16 +41,16 @@ def paged(read: Any, limit: int) -> list[Any]:
 @pytest.mark.parametrize("limit", [1, 3, 7, 100])
 def test_pages_of_history_join_to_the_whole(cloud: Cloud, limit: int) -> None:
     job_id = with_history(cloud)
-    attempts = paged(lambda **page: cloud.jobs.attempts(job_id, **page), limit)
+    attempts = paged(lambda **page: cloud.jobs.history(Attempt, job_id, **page), limit)
     assert [attempt.epoch for attempt in attempts] == list(range(1, 8))
     assert [attempt.checkpoint_step for attempt in attempts] == [step * 10 for step in range(7)]
-    events = paged(lambda **page: cloud.jobs.events(job_id, **page), limit)
+    events = paged(lambda **page: cloud.jobs.history(Event, job_id, **page), limit)
     assert [event.seq for event in events] == list(range(1, 23))
-    steps = [r.step for r in paged(lambda **page: cloud.jobs.checkpoints(job_id, **page), limit)]
+    steps = [r.step for r in paged(lambda **page: cloud.jobs.history(CheckpointRecord, job_id, **page), limit)]
     assert steps == [60, 50, 40, 30, 20, 10, 0]
-    bounded = paged(lambda **page: cloud.jobs.checkpoints(job_id, up_to_step=35, **page), limit)
+    bounded = paged(lambda **page: cloud.jobs.history(CheckpointRecord, job_id, up_to=35, **page), limit)
     assert [r.step for r in bounded] == [30, 20, 10, 0]
-    assert cloud.jobs.checkpoint(job_id, 30) == bounded[0]
+    assert cloud.jobs.read(CheckpointRecord, job_id, 30) == bounded[0]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5, 6])
@@ -137,10 +137,10 @@ def test_a_cursor_of_another_list_is_refused(cloud: Cloud) -> None:
         "pending": lambda cursor: jobs.list_jobs(TENANT, state=JobState.PENDING, limit=1, cursor=cursor),
         "newest": lambda cursor: jobs.list_jobs(TENANT, state=None, limit=1, cursor=cursor, newest_first=True),
         "ready": lambda cursor: jobs.ready(TENANT, "default", 0, limit=1, cursor=cursor),
-        "events": lambda cursor: jobs.events(job_id, limit=1, cursor=cursor),
-        "attempts": lambda cursor: jobs.attempts(job_id, limit=1, cursor=cursor),
-        "checkpoints": lambda cursor: jobs.checkpoints(job_id, limit=1, cursor=cursor),
-        "up to": lambda cursor: jobs.checkpoints(job_id, limit=1, cursor=cursor, up_to_step=50),
+        "events": lambda cursor: jobs.history(Event, job_id, limit=1, cursor=cursor),
+        "attempts": lambda cursor: jobs.history(Attempt, job_id, limit=1, cursor=cursor),
+        "checkpoints": lambda cursor: jobs.history(CheckpointRecord, job_id, limit=1, cursor=cursor),
+        "up to": lambda cursor: jobs.history(CheckpointRecord, job_id, limit=1, cursor=cursor, up_to=50),
     }
     cursors = {name: read(None).cursor for name, read in lists.items()}
     assert None not in cursors.values()
@@ -154,4 +154,4 @@ def test_a_cursor_of_another_list_is_refused(cloud: Cloud) -> None:
     with pytest.raises(Refusal):
         jobs.list_jobs("other", state=None, limit=1, cursor=cursors["jobs"])
     with pytest.raises(Refusal):
-        jobs.events(submit(cloud).id, limit=1, cursor=cursors["events"])
+        jobs.history(Event, submit(cloud).id, limit=1, cursor=cursors["events"])

@@ -15,6 +15,7 @@ from functions.api.claiming import Claimed, claim_next
 from functions.domain import jobs as rules
 from functions.domain.claiming import ClaimWindow
 from functions.domain.errors import StorageUnavailable
+from functions.domain.records import Event
 from functions.storage.clients import dynamodb_client, s3_client
 from functions.storage.dynamo_jobs import DynamoJobStore
 from functions.storage.dynamo_leases import DynamoLeaseStore
@@ -136,7 +137,7 @@ def test_a_change_whose_answer_was_lost_is_no_conflict(ministack: Cloud) -> None
     jobs.apply(change)
     assert lost.sent == 2
     assert jobs.get(change.job.id) == change.job
-    assert len(jobs.events(change.job.id, limit=9).items) == 1
+    assert len(jobs.history(Event, change.job.id, limit=9).items) == 1
 
 
 def test_a_heartbeat_whose_answer_was_lost_is_repeated(ministack: Cloud) -> None:

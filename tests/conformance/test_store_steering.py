@@ -17,9 +17,9 @@ from baton.contract.steering import (
     RuleStatus,
 )
 from functions.domain import jobs as rules
-from functions.domain.change import Change, NoteLease, SteerLease, changed
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.records import CommandRecord, ControlRecord, Event, Job, RulesRecord
+from functions.domain.transaction import Delete, NoteLease, Put, SteerLease, Transaction, changed
 from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW, Held, claim, submission, submit
 
@@ -39,7 +39,7 @@ def said(held: Held, **more: object) -> ControlRecord:
     return ControlRecord.model_validate(fields)
 
 
-def written(cloud: Cloud, change: Change) -> Job:
+def written(cloud: Cloud, change: Transaction) -> Job:
     cloud.jobs.apply(change)
     return change.job
 
@@ -48,37 +48,37 @@ def test_a_job_may_begin_with_rules(cloud: Cloud) -> None:
     first = revision(1, "rules: [] # é \U0001f600\n")
     job = written(cloud, submission(rules=first))
     assert cloud.jobs.get(job.id) == job and job.rules_revision == 1
-    assert cloud.jobs.rules(job.id, 1) == first
-    assert cloud.jobs.rules(job.id, 2) is None
+    assert cloud.jobs.read(RulesRecord, job.id, 1) == first
+    assert cloud.jobs.read(RulesRecord, job.id, 2) is None
     assert claim(cloud, job).lease.rules_revision == 1
 
 
 def test_revisions_are_listed_newest_first(cloud: Cloud) -> None:
     job, other = submit(cloud), written(cloud, submission(rules=revision(1)))
-    assert cloud.jobs.rules_history(job.id, limit=5).items == []
+    assert cloud.jobs.history(RulesRecord, job.id, limit=5).items == []
     for number in (1, 2, 3, 10, 11):
-        job = written(cloud, replace(changed(job, NOW, rules_revision=number), rules=revision(number)))
+        job = written(cloud, changed(job, NOW, rules_revision=number).put(revision(number)))
     found, cursor = [], None
     for _ in range(3):
-        page = cloud.jobs.rules_history(job.id, limit=2, cursor=cursor)
+        page = cloud.jobs.history(RulesRecord, job.id, limit=2, cursor=cursor)
         found.append([one.revision for one in page.items])
         cursor = page.cursor
     assert (found, cursor) == ([[11, 10], [3, 2], [1]], None)
-    page = cloud.jobs.rules_history(job.id, limit=2)
+    page = cloud.jobs.history(RulesRecord, job.id, limit=2)
     with pytest.raises(Refusal, match="cursor"):
-        cloud.jobs.rules_history(other.id, limit=2, cursor=page.cursor)
+        cloud.jobs.history(RulesRecord, other.id, limit=2, cursor=page.cursor)
 
 
 def test_commands_are_written_replaced_and_dropped_with_the_job(cloud: Cloud) -> None:
     job, other = submit(cloud), submit(cloud)
     assert cloud.jobs.commands(job.id) == []
     three = (command(1), command(2, key_sha256="a" * 64), command(3, kind=CommandKind.SAVE))
-    job = written(cloud, replace(changed(job, NOW, commands_seq=3), commands=three))
+    job = written(cloud, changed(job, NOW, commands_seq=3).put(*three))
     assert cloud.jobs.commands(job.id) == list(three)
     assert cloud.jobs.commands(job.id, after=1) == list(three[1:])
     assert cloud.jobs.commands(job.id, after=3) == [] == cloud.jobs.commands(other.id)
     done = command(2, status="applied", step=7, message="lr is 0.1")
-    job = written(cloud, replace(changed(job, NOW), commands=(done,), dropped_commands=(1,)))
+    job = written(cloud, changed(job, NOW).put(done).also(Delete(key=CommandRecord.key(job.id, 1))))
     assert cloud.jobs.commands(job.id) == [done, three[2]]
 
 
@@ -86,41 +86,45 @@ def test_all_commands_that_a_job_may_have_are_read(cloud: Cloud) -> None:
     job = submit(cloud)
     for first in range(1, MAX_COMMANDS + 1, 25):
         some = tuple(command(seq) for seq in range(first, first + 25))
-        job = written(cloud, replace(changed(job, NOW), commands=some))
+        job = written(cloud, changed(job, NOW).put(*some))
     assert [one.seq for one in cloud.jobs.commands(job.id)] == list(range(1, MAX_COMMANDS + 1))
 
 
 def test_a_change_that_conflicts_leaves_nothing_of_all_this(cloud: Cloud) -> None:
     held = claim(cloud, submit(cloud))
-    written(cloud, replace(changed(held.job, NOW), commands=(command(1),)))
+    written(cloud, changed(held.job, NOW).put(command(1)))
     late = changed(held.job, NOW)
-    late = replace(late, rules=revision(1), commands=(command(2),), dropped_commands=(1,), control=said(held))
+    late = late.put(revision(1), command(2), said(held)).also(Delete(key=CommandRecord.key(held.job.id, 1)))
     with pytest.raises(WriteConflict):
         cloud.jobs.apply(late)
-    found = cloud.jobs.rules(held.job.id, 1), cloud.jobs.commands(held.job.id), cloud.jobs.control(held.job.id)
+    found = (
+        cloud.jobs.read(RulesRecord, held.job.id, 1),
+        cloud.jobs.commands(held.job.id),
+        cloud.jobs.read(ControlRecord, held.job.id),
+    )
     assert found == (None, [command(1)], None)
 
 
 def test_a_lease_is_told_what_is_newest(cloud: Cloud) -> None:
     held = claim(cloud, submit(cloud))
     steer = SteerLease(job_id=held.job.id, epoch=1, rules_revision=3, commands_seq=12)
-    job = written(cloud, replace(changed(held.job, NOW), lease=steer))
+    job = written(cloud, changed(held.job, NOW).also(steer))
     expected = held.lease.model_copy(update={"rules_revision": 3, "commands_seq": 12})
     assert cloud.leases.get(job.id) == expected
     lease = cloud.leases.heartbeat(held.fence(), None, None)
     assert (lease.rules_revision, lease.commands_seq) == (3, 12)
-    other = replace(changed(job, NOW), lease=replace(steer, epoch=2))
+    other = changed(job, NOW).also(replace(steer, epoch=2))
     with pytest.raises(FenceBroken) as broken:
         cloud.jobs.apply(other)
     assert broken.value.lease == lease
     ended = written(cloud, rules.cancel(job, held.attempt, message="", now=NOW))
     with pytest.raises(FenceBroken):
-        cloud.jobs.apply(replace(changed(ended, NOW), lease=steer))
+        cloud.jobs.apply(changed(ended, NOW).also(steer))
 
 
 def test_the_next_attempt_begins_with_what_is_newest(cloud: Cloud) -> None:
     job = submit(cloud)
-    job = written(cloud, replace(changed(job, NOW, rules_revision=2, commands_seq=5), rules=revision(2)))
+    job = written(cloud, changed(job, NOW, rules_revision=2, commands_seq=5).put(revision(2)))
     lease = claim(cloud, job).lease
     assert (lease.rules_revision, lease.commands_seq) == (2, 5)
     assert (lease.rules_in_force, lease.rules_rejected) == (0, 0)
@@ -132,16 +136,16 @@ def test_what_a_worker_says_is_written_under_its_fence(cloud: Cloud, alone: bool
 
     def write(record: ControlRecord, lease: NoteLease) -> None:
         if alone:
-            cloud.jobs.note(held.job.id, record, lease)
+            cloud.jobs.apply(Transaction((Put(owner=held.job.id, record=record), lease)))
         else:
             job = cloud.jobs.get(held.job.id)
             assert job is not None
-            cloud.jobs.apply(replace(changed(job, NOW), control=record, lease=lease))
+            cloud.jobs.apply(changed(job, NOW).put(record).also(lease))
 
     note = NoteLease(fence=held.fence(), rules_in_force=1, rules_rejected=2)
     first = said(held, rejected=2, reason="no such metric")
     write(first, note)
-    assert cloud.jobs.control(held.job.id) == first
+    assert cloud.jobs.read(ControlRecord, held.job.id) == first
     expected = held.lease.model_copy(update={"rules_in_force": 1, "rules_rejected": 2})
     assert cloud.leases.get(held.job.id) == expected
     ended_at = held.lease.expires_at
@@ -149,10 +153,10 @@ def test_what_a_worker_says_is_written_under_its_fence(cloud: Cloud, alone: bool
         with pytest.raises(FenceBroken) as broken:
             write(said(held, step=1), replace(note, fence=held.fence(**wrong)))
         assert broken.value.lease == expected
-    assert cloud.jobs.control(held.job.id) == first
+    assert cloud.jobs.read(ControlRecord, held.job.id) == first
     second = said(held, step=1, statuses=[])
     write(second, NoteLease(fence=held.fence(), rules_in_force=1, rules_rejected=0))
-    assert cloud.jobs.control(held.job.id) == second
+    assert cloud.jobs.read(ControlRecord, held.job.id) == second
     assert cloud.leases.get(held.job.id) == held.lease.model_copy(update={"rules_in_force": 1})
 
 
@@ -160,8 +164,9 @@ def test_nobody_notes_anything_after_the_end(cloud: Cloud) -> None:
     held = claim(cloud, submit(cloud))
     written(cloud, rules.cancel(held.job, held.attempt, message="", now=NOW))
     with pytest.raises(FenceBroken):
-        cloud.jobs.note(held.job.id, said(held), NoteLease(fence=held.fence(), rules_in_force=1, rules_rejected=0))
-    assert cloud.jobs.control(held.job.id) is None
+        note = NoteLease(fence=held.fence(), rules_in_force=1, rules_rejected=0)
+        cloud.jobs.apply(Transaction((Put(owner=held.job.id, record=said(held)), note)))
+    assert cloud.jobs.read(ControlRecord, held.job.id) is None
 
 
 def test_what_a_worker_says_at_its_full_size_is_written_in_one_transaction(cloud: Cloud) -> None:
@@ -184,7 +189,7 @@ def test_what_a_worker_says_at_its_full_size_is_written_in_one_transaction(cloud
     control = said(held, statuses=[status] * MAX_STATUSES, reason=wide * 1024)
     job = held.job.model_copy(update={"event_seq": first + MAX_DECISIONS - 1, "decided": MAX_DECISIONS})
     note = NoteLease(fence=held.fence(), rules_in_force=1, rules_rejected=0)
-    cloud.jobs.apply(replace(changed(job, NOW), events=events, control=control, lease=note))
-    assert cloud.jobs.control(job.id) == control
-    found = [one for one in cloud.jobs.events(job.id, limit=1000).items if one.seq >= first]
+    cloud.jobs.apply(changed(job, NOW).put(*events, control).also(note))
+    assert cloud.jobs.read(ControlRecord, job.id) == control
+    found = [one for one in cloud.jobs.history(Event, job.id, limit=1000).items if one.seq >= first]
     assert [one.data["operands"] for one in found] == [operands] * MAX_DECISIONS

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from baton.contract.history import EventType
 from baton.contract.work import Directive
 from functions.domain import jobs as rules
-from functions.domain.change import DirectLease, SteerLease, changed
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
-from functions.domain.records import MemberRecord, MemberValue, RulesRecord, StandingRecord
+from functions.domain.records import Attempt, Event, MemberRecord, MemberValue, RulesRecord, StandingRecord
 from functions.domain.scale_records import ScalingRecord
+from functions.domain.transaction import DirectLease, Put, SteerLease, changed
 from functions.storage.documents import MAX_DOCUMENT_BYTES
 from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW, TENANT, claim, submission, submit
@@ -30,7 +28,11 @@ def test_a_watched_job_begins_with_a_standing_that_is_due(cloud: Cloud) -> None:
     cloud.jobs.apply(change)
     job = change.job
     assert cloud.jobs.get(job.id) == job and job.watched and job.waiting_since == NOW
-    assert cloud.jobs.standing(job.id) == StandingRecord(version=1, next_at=NOW) == change.standing
+    assert (
+        cloud.jobs.read(StandingRecord, job.id)
+        == StandingRecord(version=1, next_at=NOW)
+        == change.records(StandingRecord)[0]
+    )
     assert job.id in cloud.jobs.due_rules(NOW, limit=1000)
     assert job.id not in cloud.jobs.due_rules(NOW - 1, limit=1000)
     assert job.id not in cloud.jobs.due_timers(NOW + 10**6, limit=1000)
@@ -42,7 +44,7 @@ def test_a_watched_job_begins_with_a_standing_that_is_due(cloud: Cloud) -> None:
 
 def test_a_job_without_such_rules_has_none(cloud: Cloud) -> None:
     job = submit(cloud, rules=RULES)
-    assert cloud.jobs.standing(job.id) is None
+    assert cloud.jobs.read(StandingRecord, job.id) is None
     assert job.id not in cloud.jobs.due_rules(NOW + 10**6, limit=1000)
     assert not claim(cloud, job).lease.watched
 
@@ -54,24 +56,24 @@ def test_each_version_is_written_once_and_only_upon_the_one_before(cloud: Cloud,
     def write(record: StandingRecord) -> None:
         nonlocal job
         if alone:
-            cloud.jobs.stand(job.id, record)
+            cloud.jobs.put(Put(owner=job.id, record=record))
         else:
-            change = replace(changed(job, NOW), standing=record).with_event(EventType.RULE_FIRED, NOW, rule="a")
+            change = changed(job, NOW).put(record).with_event(EventType.RULE_FIRED, NOW, rule="a")
             cloud.jobs.apply(change)
             job = change.job
 
     for wrong in (2, 7):
         with pytest.raises(WriteConflict):
             write(standing(wrong))
-    assert cloud.jobs.standing(job.id) is None
+    assert cloud.jobs.read(StandingRecord, job.id) is None
     write(standing(1, next_at=NOW + 5))
-    assert cloud.jobs.standing(job.id) == standing(1, next_at=NOW + 5)
+    assert cloud.jobs.read(StandingRecord, job.id) == standing(1, next_at=NOW + 5)
     for wrong in (1, 3):
         with pytest.raises(WriteConflict):
             write(standing(wrong))
     member = MemberRecord(values=[MemberValue(metric="loss", step=5, value="nan")], expires_at=NOW)
     write(standing(2, next_at=NOW + 9, member=member, errors=2))
-    assert cloud.jobs.standing(job.id) == standing(2, next_at=NOW + 9, member=member, errors=2)
+    assert cloud.jobs.read(StandingRecord, job.id) == standing(2, next_at=NOW + 9, member=member, errors=2)
     assert job.id not in cloud.jobs.due_rules(NOW + 8, limit=1000)
     assert job.id in cloud.jobs.due_rules(NOW + 9, limit=1000)
     write(standing(3))
@@ -80,36 +82,36 @@ def test_each_version_is_written_once_and_only_upon_the_one_before(cloud: Cloud,
 
 def test_what_conflicts_leaves_neither_standing_nor_events(cloud: Cloud) -> None:
     job = submit(cloud)
-    cloud.jobs.stand(job.id, standing(1))
-    change = replace(changed(job, NOW), standing=standing(1)).with_event(EventType.RULE_FIRED, NOW, rule="a")
+    cloud.jobs.put(Put(owner=job.id, record=standing(1)))
+    change = changed(job, NOW).put(standing(1)).with_event(EventType.RULE_FIRED, NOW, rule="a")
     with pytest.raises(WriteConflict):
         cloud.jobs.apply(change)
-    late = replace(changed(job.model_copy(update={"rev": 9}), NOW), standing=standing(2))
+    late = changed(job.model_copy(update={"rev": 9}), NOW).put(standing(2))
     with pytest.raises(WriteConflict):
         cloud.jobs.apply(late)
     assert cloud.jobs.get(job.id) == job
-    assert cloud.jobs.standing(job.id) == standing(1)
-    assert len(cloud.jobs.events(job.id, limit=10).items) == 1
+    assert cloud.jobs.read(StandingRecord, job.id) == standing(1)
+    assert len(cloud.jobs.history(Event, job.id, limit=10).items) == 1
 
 
 def test_a_broken_fence_leaves_the_standing(cloud: Cloud) -> None:
     held = claim(cloud, submit(cloud))
     steer = SteerLease(job_id=held.job.id, epoch=9, rules_revision=1, commands_seq=0, watched=True)
     with pytest.raises(FenceBroken):
-        cloud.jobs.apply(replace(changed(held.job, NOW), standing=standing(1), lease=steer))
-    assert cloud.jobs.standing(held.job.id) is None
+        cloud.jobs.apply(changed(held.job, NOW).put(standing(1)).also(steer))
+    assert cloud.jobs.read(StandingRecord, held.job.id) is None
 
 
 def test_a_standing_that_no_item_can_hold_is_refused_and_nothing_is_written(cloud: Cloud) -> None:
     job = submit(cloud)
     large = standing(1, state="y" * MAX_DOCUMENT_BYTES)
     for write in (
-        lambda: cloud.jobs.stand(job.id, large),
-        lambda: cloud.jobs.apply(replace(changed(job, NOW), standing=large)),
+        lambda: cloud.jobs.put(Put(owner=job.id, record=large)),
+        lambda: cloud.jobs.apply(changed(job, NOW).put(large)),
     ):
         with pytest.raises(Refusal, match="payload_too_large"):
             write()
-    assert cloud.jobs.standing(job.id) is None and cloud.jobs.get(job.id) == job
+    assert cloud.jobs.read(StandingRecord, job.id) is None and cloud.jobs.get(job.id) == job
 
 
 def test_a_lease_is_told_whether_its_job_is_watched(cloud: Cloud) -> None:
@@ -118,7 +120,7 @@ def test_a_lease_is_told_whether_its_job_is_watched(cloud: Cloud) -> None:
         steer = SteerLease(job_id=held.job.id, epoch=1, rules_revision=1, commands_seq=0, watched=watched)
         job = cloud.jobs.get(held.job.id)
         assert job is not None
-        cloud.jobs.apply(replace(changed(job, NOW), lease=steer))
+        cloud.jobs.apply(changed(job, NOW).also(steer))
         lease = cloud.leases.get(held.job.id)
         assert lease is not None and lease.watched is watched
 
@@ -126,7 +128,7 @@ def test_a_lease_is_told_whether_its_job_is_watched(cloud: Cloud) -> None:
 def test_a_directive_may_come_with_commands(cloud: Cloud) -> None:
     held = claim(cloud, submit(cloud))
     direct = DirectLease(job_id=held.job.id, epoch=1, directive=Directive.PAUSE, reason="r", commands_seq=4)
-    cloud.jobs.apply(replace(changed(held.job, NOW), lease=direct))
+    cloud.jobs.apply(changed(held.job, NOW).also(direct))
     told = {"directive": Directive.PAUSE, "directive_reason": "r", "commands_seq": 4}
     assert cloud.leases.get(held.job.id) == held.lease.model_copy(update=told)
     job = cloud.jobs.get(held.job.id)
@@ -157,8 +159,8 @@ def test_a_machine_s_price_is_kept_with_its_attempt(cloud: Cloud) -> None:
     job = submit(cloud)
     held = claim(cloud, job)
     priced = held.attempt.model_copy(update={"price_usd_per_hour": 0.1 + 0.2})
-    cloud.jobs.apply(replace(changed(held.job, NOW, cost_usd=1 / 3, priced_s=7), attempt=priced))
-    assert cloud.jobs.attempt(job.id, 1) == priced
+    cloud.jobs.apply(changed(held.job, NOW, cost_usd=1 / 3, priced_s=7).put(priced))
+    assert cloud.jobs.read(Attempt, job.id, 1) == priced
     found = cloud.jobs.get(job.id)
     assert found is not None and (found.cost_usd, found.priced_s) == (1 / 3, 7)
 
@@ -173,7 +175,11 @@ def test_what_rules_decide_on_a_group_is_written_with_their_job_and_only_upon_wh
 
     def write(*records: ScalingRecord) -> None:
         nonlocal job
-        change = replace(changed(job, NOW), scalings=records).with_event(EventType.RULE_FIRED, NOW, rule="a")
+        change = (
+            changed(job, NOW)
+            .also(*(Put(owner=one.owner, record=one) for one in records))
+            .with_event(EventType.RULE_FIRED, NOW, rule="a")
+        )
         cloud.jobs.apply(change)
         job = change.job
 

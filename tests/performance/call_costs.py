@@ -26,9 +26,9 @@ from functions.api.late_retention import run_due_retentions
 from functions.api.sweeping import sweep
 from functions.api.watching import look_at_all
 from functions.storage.clients import dynamodb_client
-from functions.webhooks.delivering import deliver
-from functions.webhooks.lines import Waiting
-from functions.webhooks.posting import Outcome
+from functions.webhooks.delivery import deliver
+from functions.webhooks.event_queue import Waiting
+from functions.webhooks.http_delivery import Outcome
 from gpu_client.checkpoints.upload import commit_checkpoint
 from gpu_client.transport.transfer.manager import Transfer
 from tests.emulator import CREDENTIALS

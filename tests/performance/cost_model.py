@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from baton.contract.output import LONGEST_LOG_WAIT_S
-from cdk.api import AUTHORIZER_CACHE_S
-from cdk.functions import MEMORY_MIB
-from functions.storage.keys import DUE_BUCKET_S
+from cdk.resources.api import AUTHORIZER_CACHE_S
+from cdk.resources.functions import MEMORY_MIB
+from functions.domain.keys import DUE_BUCKET_S
 from gpu_client.checkpoints.packing import Cutter
 from tests.performance import prices
 from tests.performance.call_costs import Billed
@@ -41,7 +41,7 @@ ALARMS = 49
 POLLS_AT_ONCE, POLL_LASTS_S = 5, 20
 """How Lambda asks an empty queue, all the time. Assumed."""
 LOOKED_UP_S = 60
-"""How often the publisher asks again who wants to be told (functions/webhooks/lines.py)."""
+"""How often the publisher asks again who wants to be told (functions/webhooks/event_queue.py)."""
 DURATION_MS = {
     "heartbeat": 10,
     "watched heartbeat": 25,

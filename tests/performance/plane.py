@@ -22,9 +22,9 @@ from functions.api.context import Context
 from functions.api.dispatch import dispatch
 from functions.api.settings import Settings
 from functions.domain import jobs as rules
-from functions.domain.change import Change
 from functions.domain.records import RulesRecord, Spec
-from functions.handlers.starting import ServerClock
+from functions.domain.transaction import Put, Transaction
+from functions.handlers.startup import ServerClock
 from functions.handlers.wiring import SystemRandomness
 from functions.storage import job_items
 from functions.storage.clients import dynamodb_client, s3_client
@@ -37,7 +37,7 @@ from functions.storage.dynamo_tokens import DynamoTokenStore
 from functions.storage.dynamo_webhooks import DynamoWebhookStore
 from functions.storage.s3_objects import S3ObjectStore
 from functions.storage.tables import JOBS, create_tables
-from functions.webhooks.lines import SqsLine
+from functions.webhooks.event_queue import SqsLine
 from tests.emulator import CREDENTIALS
 
 TENANT = "bench"
@@ -201,7 +201,7 @@ class Plane:
             pending = self.dynamodb.batch_write_item(RequestItems=pending).get("UnprocessedItems") or {}
 
 
-def submission(queue: str, now: int, **more: Any) -> Change:
+def submission(queue: str, now: int, **more: Any) -> Transaction:
     """A job as large as real ones are."""
     spec = Spec(
         command=["python", "-m", "gpu_client.training.digits"],
@@ -213,5 +213,5 @@ def submission(queue: str, now: int, **more: Any) -> Change:
     return rules.submit(job_id=str(uuid.uuid4()), **asked)
 
 
-def _items_of(change: Change) -> list[dict[str, Any]]:
-    return [job_items.job(change.job), *(job_items.event(change.job, event) for event in change.events)]
+def _items_of(change: Transaction) -> list[dict[str, Any]]:
+    return [job_items.item_of(write) for write in change.writes if isinstance(write, Put)]

@@ -6,7 +6,7 @@ from hypothesis.stateful import invariant
 
 from baton.contract.jobs import JobState
 from functions.domain import checkpoints
-from functions.domain.records import Job
+from functions.domain.records import Attempt, ControlRecord, Event, Job, RulesRecord
 from tests.paging import all_pages
 from tests.properties.ledger import place_of
 from tests.properties.serving import Serving
@@ -58,10 +58,10 @@ class Checked(Serving):
         return {job_id for page in self.stores.leases.due_pages(now, size=1000) for job_id in page}
 
     def _check_history(self, job: Job) -> None:
-        events = all_pages(lambda cursor: self.stores.jobs.events(job.id, limit=100, cursor=cursor))
+        events = all_pages(lambda cursor: self.stores.jobs.history(Event, job.id, limit=100, cursor=cursor))
         assert [event.seq for event in events] == list(range(1, job.event_seq + 1))
         assert [event.epoch for event in events] == sorted(event.epoch for event in events)
-        attempts = all_pages(lambda cursor: self.stores.jobs.attempts(job.id, limit=100, cursor=cursor))
+        attempts = all_pages(lambda cursor: self.stores.jobs.history(Attempt, job.id, limit=100, cursor=cursor))
         assert [attempt.epoch for attempt in attempts] == list(range(1, job.epoch + 1))
         unended = [attempt.epoch for attempt in attempts if attempt.end is None]
         assert unended == ([job.epoch] if job.state is JobState.RUNNING else [])
@@ -73,20 +73,20 @@ class Checked(Serving):
     def _check_steering(self, job: Job) -> None:
         """Revisions and commands are numbered without a gap, results and decisions are there once; the lease knows."""
         jobs, account = self.stores.jobs, self.accounts[job.id]
-        revisions = all_pages(lambda cursor: jobs.rules_history(job.id, limit=100, cursor=cursor))
+        revisions = all_pages(lambda cursor: jobs.history(RulesRecord, job.id, limit=100, cursor=cursor))
         assert [one.revision for one in revisions] == list(range(job.rules_revision, 0, -1))
         commands = jobs.commands(job.id)
         assert [one.seq for one in commands] == list(range(1, job.commands_seq + 1))
         assert {one.seq: one for one in commands if one.status != "waiting"} == account.results
         assert [one.number for one in job.rollbacks] == list(range(1, account.rollbacks + 1))
-        events = all_pages(lambda cursor: jobs.events(job.id, limit=100, cursor=cursor))
+        events = all_pages(lambda cursor: jobs.history(Event, job.id, limit=100, cursor=cursor))
         decided = [(event.epoch, event.data["number"]) for event in events if event.type == "rule.fired"]
         assert decided == sorted(set(decided))
         assert job.decided == max((number for epoch, number in decided if epoch == job.epoch), default=0)
         lease = self.stores.leases.get(job.id)
         if lease is not None and not lease.closed:
             assert (lease.rules_revision, lease.commands_seq) == (job.rules_revision, job.commands_seq)
-        control = jobs.control(job.id)
+        control = jobs.read(ControlRecord, job.id)
         assert control is None or control.epoch <= job.epoch
 
     def _check_checkpoints(self, job: Job) -> None:

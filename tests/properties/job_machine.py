@@ -18,7 +18,6 @@ from baton.contract.jobs import JobState, Policy, Requirements, Retention
 from baton.contract.work import WorkQuery
 from functions.domain import jobs as rules
 from functions.domain import packs
-from functions.domain.change import Change, CheckLease, CloseLease, Forget
 from functions.domain.claimants import Claimant
 from functions.domain.claiming import with_claimant
 from functions.domain.errors import Refusal
@@ -26,6 +25,7 @@ from functions.domain.matching import equals, mismatch
 from functions.domain.reclaiming import Watch, reclaimable
 from functions.domain.records import CheckpointRecord, Job
 from functions.domain.retention import expendable, look_again
+from functions.domain.transaction import CheckLease, CloseLease, Transaction, forget
 from tests.factories import make_spec
 from tests.properties.invariants import DAY_S, Checked
 from tests.properties.ledger import Account, Worker
@@ -38,7 +38,7 @@ MACHINES = ("m-0", "m-1", "m-2")
 class Decided:
     """A change that was decided on, and not written yet: another request may come in between."""
 
-    change: Change
+    change: Transaction
     kind: str
 
 
@@ -258,12 +258,12 @@ class JobMachine(Checked):
         before = self.snapshot(change.job.id)
         outcome = self.attempt_write(change)
         if outcome == "written":
-            assert change.seen_rev == before[0].rev
+            assert change.job.rev == before[0].rev + 1
             if isinstance(change.lease, CheckLease | CloseLease) and change.lease.fence is not None:
                 assert change.lease.fence.admits(before[1])
             self.account(change, change.job.updated_at, before, late.kind)
         else:
-            assert change.seen_rev != before[0].rev or outcome == "fenced"
+            assert change.job.rev != before[0].rev + 1 or outcome == "fenced"
             assert self.snapshot(change.job.id) == before, "a refused write left something behind"
 
     # What happens by itself
@@ -322,7 +322,7 @@ class JobMachine(Checked):
 
     def forget(self, job: Job, going: list[CheckpointRecord]) -> str:
         """Retention's decision on the job as it was read."""
-        return self.attempt_write(packs.let_go(job, [Forget(record=record, now=self.now) for record in going]))
+        return self.attempt_write(packs.let_go(job, [forget(job.id, record, self.now) for record in going]))
 
     def teardown(self) -> None:
         """Whatever happened, nothing is stuck: every job is where a person or a worker can take it on, or has ended."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from baton.contract.jobs import FailureClass, JobCounters
 from baton.contract.steering import CommandKind
-from functions.domain.change import Change, CheckLease, CloseLease, OpenLease
 from functions.domain.leases import REPROOF_WINDOW_S
 from functions.domain.records import Attempt, CheckpointRecord, CommandRecord, Job, Lease
 from functions.domain.retention import LATE_AFTER_S
+from functions.domain.transaction import CheckLease, CloseLease, OpenLease, Transaction
 
 Place = tuple[int, int]
 """A checkpoint of one job: step and epoch."""
@@ -72,7 +72,7 @@ class Account:
     """What the first worker said of a command; of a `save` or `evaluate` that was lost with it, a later one."""
     rollbacks: int = 0
 
-    def enter(self, change: Change, now: int, *, lease: Lease | None) -> None:
+    def enter(self, change: Transaction, now: int, *, lease: Lease | None) -> None:
         """Account for a change that was accepted; `lease` is the row before it."""
         match change.lease:
             case OpenLease(lease=opened):
@@ -87,10 +87,10 @@ class Account:
                 until = now if expired_at is None else lease.expires_at - lease.duration_s
                 assert change.attempt is not None
                 self._count(change.attempt, max(until - self.holder.started_at, 0))
-            case CheckLease() if change.checkpoint is not None and not change.checkpoint.damaged:
-                record = change.checkpoint
+            case CheckLease() if [one for one in change.records(CheckpointRecord) if not one.damaged]:
+                (record,) = change.records(CheckpointRecord)
                 self.parents[record.step, record.epoch] = place_of(self.job)
-        for command in change.commands:
+        for command in change.records(CommandRecord):
             if command.status != "waiting":
                 assert self._is_lost(self.results.get(command.seq)), "what became of a command is told once"
                 assert command.epoch == change.job.epoch

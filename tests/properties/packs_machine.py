@@ -329,7 +329,9 @@ class PackMachine(RuleBasedStateMachine):
                     assert f"packs/{pack.blake3}" in stored, "somebody is reading it"
 
     def records(self, job_id: str) -> list[CheckpointRecord]:
-        return all_pages(lambda cursor: self.api.context.jobs.checkpoints(job_id, limit=100, cursor=cursor))
+        return all_pages(
+            lambda cursor: self.api.context.jobs.history(CheckpointRecord, job_id, limit=100, cursor=cursor)
+        )
 
     def named(self, record: CheckpointRecord) -> set[str]:
         data = self.api.context.objects.read(TENANT, CHECKPOINTS_BUCKET, record.manifest_key)

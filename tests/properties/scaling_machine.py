@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from baton.contract.jobs import JobState
-from functions.domain.change import Change
 from functions.domain.records import Job, StandingRecord
+from functions.domain.transaction import Put, Transaction
 from tests.api_harness import TENANT, Api, Held, memory_api
 from tests.properties.watching_machine import Died
 from tests.twins.jobs import MemoryJobStore
@@ -42,11 +42,11 @@ class MortalJobs(MemoryJobStore):
     behind: bool = False
     between: Callable[[], object] | None = None
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: Transaction) -> None:
         self._write(lambda: super(MortalJobs, self).apply(change))
 
-    def stand(self, job_id: str, standing: StandingRecord) -> None:
-        self._write(lambda: super(MortalJobs, self).stand(job_id, standing))
+    def put(self, write: Put) -> None:
+        self._write(lambda: super(MortalJobs, self).put(write))
 
     def _write(self, write: Callable[[], None]) -> None:
         between, self.between = self.between, None
@@ -138,7 +138,7 @@ class ScaledGroup(RuleBasedStateMachine):
             self.api.sweep()
         copies = taken = 0
         for held in self.trainings:
-            standing = self.store.standing(held.id)
+            standing = self.store.read(StandingRecord, held.id)
             assert standing is not None and standing.orders == []
             for event in self.api.get(f"/job/{held.id}/events", query={"limit": 1000}).ok()["events"]:
                 if event["type"] == "action.applied":

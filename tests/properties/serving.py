@@ -25,12 +25,12 @@ from baton.contract.steering import (
 from baton.contract.work import FailRequest
 from functions.domain import checkpoints, steering
 from functions.domain import jobs as rules
-from functions.domain.change import Change
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.leases import Fence
 from functions.domain.leaving import leave
 from functions.domain.ports import JobStore, LeaseStore, TokenStore
-from functions.domain.records import Attempt, CheckpointRecord, Job
+from functions.domain.records import Attempt, CheckpointRecord, ControlRecord, Job, RulesRecord
+from functions.domain.transaction import Transaction
 from tests.factories import NOW, make_manifest, make_record
 from tests.paging import all_pages
 from tests.properties.ledger import Account, Worker, check_transition, place_of
@@ -128,12 +128,12 @@ class Serving(RuleBasedStateMachine):
         assert worker.epoch == before[0].epoch
         self.account(change, self.now, before, request.kind)
 
-    def _served(self, request: Request) -> Change | None:
+    def _served(self, request: Request) -> Transaction | None:
         """Decide and write; None if there was nothing to do. Raises Refusal or FenceBroken."""
         worker, job = request.worker, self.job(request.worker.job_id)
         fence, lease = self.fence(worker), self.stores.leases.get(worker.job_id)
         if request.kind == "commit":
-            existing = self.stores.jobs.checkpoint(job.id, request.step)
+            existing = self.stores.jobs.read(CheckpointRecord, job.id, request.step)
             manifest = make_manifest(
                 request.step, worker.epoch, job_id=job.id, metrics={"m": 1.0 if request.detail == "one" else 2.0}
             )
@@ -145,7 +145,7 @@ class Serving(RuleBasedStateMachine):
             )
             change = checkpoints.commit(job, fence, record, now=self.now)
         elif request.kind == "damaged":
-            found = self.stores.jobs.checkpoint(job.id, request.step)
+            found = self.stores.jobs.read(CheckpointRecord, job.id, request.step)
             if found is None or found.damaged:
                 return None
             below = [r for r in checkpoints.resumable(job, self.records(job.id)) if r.step < found.step]
@@ -156,7 +156,7 @@ class Serving(RuleBasedStateMachine):
                 assert place_of(change.job) == expected
         elif request.kind == "report":
             report = self.report_of(request)
-            known = self.stores.jobs.commands(job.id), self.stores.jobs.control(job.id)
+            known = self.stores.jobs.commands(job.id), self.stores.jobs.read(ControlRecord, job.id)
             told = steering.told(job, report, commands=known[0], control=known[1], now=self.now)
             if not (told.events or told.commands):
                 return None
@@ -186,7 +186,7 @@ class Serving(RuleBasedStateMachine):
             statuses=[RuleStatus(rule="r", state="fired", fires=some)],
         )
 
-    def decide(self, kind: str, worker: Worker, job: Job, step: int) -> Change:
+    def decide(self, kind: str, worker: Worker, job: Job, step: int) -> Transaction:
         fence, lease = self.fence(worker), self.stores.leases.get(job.id)
         progress = lease.progress if lease else None
         if kind in ("cancel", "pause"):
@@ -235,7 +235,7 @@ class Serving(RuleBasedStateMachine):
             if command == "resume":
                 change = rules.resume(job, now=self.now)
             elif command == "rules":
-                newest = self.stores.jobs.rules(job_id, job.rules_revision) if job.rules_revision else None
+                newest = self.stores.jobs.read(RulesRecord, job_id, job.rules_revision) if job.rules_revision else None
                 new = steering.put_rules(
                     job, newest, text=f"{self.draw()}", if_revision=job.rules_revision, key_id="k", now=self.now
                 )
@@ -258,13 +258,13 @@ class Serving(RuleBasedStateMachine):
 
     # Plumbing
 
-    def write(self, change: Change, doing: str) -> None:
+    def write(self, change: Transaction, doing: str) -> None:
         """A write that nobody can have come before."""
         before = self.snapshot(change.job.id)
         self.stores.jobs.apply(change)
         self.account(change, self.now, before, doing)
 
-    def attempt_write(self, change: Change) -> str:
+    def attempt_write(self, change: Transaction) -> str:
         try:
             self.stores.jobs.apply(change)
         except WriteConflict:
@@ -273,8 +273,8 @@ class Serving(RuleBasedStateMachine):
             return "fenced"
         return "written"
 
-    def account(self, change: Change, now: int, before: tuple[Job, Any], doing: str) -> None:
-        assert change.seen_rev == before[0].rev
+    def account(self, change: Transaction, now: int, before: tuple[Job, Any], doing: str) -> None:
+        assert change.job.rev == before[0].rev + 1
         check_transition(before[0], change.job, doing)
         self.accounts[change.job.id].enter(change, now, lease=before[1])
         self.touched.add(change.job.id)
@@ -302,12 +302,12 @@ class Serving(RuleBasedStateMachine):
         return job
 
     def current(self, job_id: str) -> Attempt:
-        attempt = self.stores.jobs.attempt(job_id, self.job(job_id).epoch)
+        attempt = self.stores.jobs.read(Attempt, job_id, self.job(job_id).epoch)
         assert attempt is not None
         return attempt
 
     def records(self, job_id: str) -> list[CheckpointRecord]:
-        return all_pages(lambda cursor: self.stores.jobs.checkpoints(job_id, limit=100, cursor=cursor))
+        return all_pages(lambda cursor: self.stores.jobs.history(CheckpointRecord, job_id, limit=100, cursor=cursor))
 
     def ready(self) -> list[Job]:
         return all_pages(lambda cursor: self.stores.jobs.ready(self.tenant, QUEUE, 0, limit=50, cursor=cursor))

@@ -15,6 +15,7 @@ from blake3 import blake3
 from baton.contract.errors import ErrorCode
 from baton.contract.manifest import Pack, parse_manifest
 from functions.domain.packs import DEAD_AFTER_S, CondemnPack
+from functions.domain.records import CheckpointRecord
 from tests.api_harness import TENANT, Answer, Api, Held, memory_api
 from tests.properties.stalling import StalledCall
 from tests.stored_files import pack_of
@@ -49,7 +50,7 @@ class World:
         stored = self.api.objects()
         named: dict[str, set[str]] = {}
         for held in (self.one, self.two):
-            for record in self.api.context.jobs.checkpoints(held.id, limit=100).items:
+            for record in self.api.context.jobs.history(CheckpointRecord, held.id, limit=100).items:
                 assert record.manifest_key in stored, f"the manifest of step {record.step} is gone"
                 for pack in parse_manifest(stored[record.manifest_key]).packs:
                     assert stored.get(f"packs/{pack.blake3}") == DIGESTS[pack.blake3], f"lost {DIGESTS[pack.blake3]!r}"
@@ -329,7 +330,9 @@ def test_a_stalled_commit_of_an_attempt_that_has_ended_commits_nothing(how: str)
             # Known already where it has read that the step is committed; or else its attempt is over.
             assert answer.status == 409, answer.text
             assert api.job(held.id)["checkpoint_step"] == 10
-            assert [record.step for record in api.context.jobs.checkpoints(held.id, limit=9).items] == [10]
+            assert [record.step for record in api.context.jobs.history(CheckpointRecord, held.id, limit=9).items] == [
+                10
+            ]
             refused += 1
         made.check()
         steps += 1

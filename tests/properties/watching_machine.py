@@ -14,8 +14,8 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from functions.domain.change import Change
 from functions.domain.records import StandingRecord
+from functions.domain.transaction import Put, Transaction
 from functions.domain.watching import unpacked
 from tests.api_harness import Api, Held, memory_api
 from tests.twins.jobs import MemoryJobStore
@@ -37,11 +37,11 @@ class DisturbedJobs(MemoryJobStore):
     between: Callable[[], object] | None = None
     dies: str = ""
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: Transaction) -> None:
         self._disturbed(lambda: super(DisturbedJobs, self).apply(change))
 
-    def stand(self, job_id: str, standing: StandingRecord) -> None:
-        self._disturbed(lambda: super(DisturbedJobs, self).stand(job_id, standing))
+    def put(self, write: Put) -> None:
+        self._disturbed(lambda: super(DisturbedJobs, self).put(write))
 
     def _disturbed(self, write: Callable[[], None]) -> None:
         between, self.between = self.between, None
@@ -113,7 +113,7 @@ class WatchedJob(RuleBasedStateMachine):
     @invariant()
     def all_three_say_the_same(self) -> None:
         """The counter, the events, the commands."""
-        standing = self.store.standing(self.held.id)
+        standing = self.store.read(StandingRecord, self.held.id)
         assert standing is not None
         fires = self._fires()
         events = self.api.get(f"/job/{self.held.id}/events", query={"limit": 1000}).ok()["events"]
@@ -129,7 +129,7 @@ class WatchedJob(RuleBasedStateMachine):
         """Every point that was reported undisturbed has been counted once."""
         if hasattr(self, "api"):
             self._beat(1.0)
-            standing = self.store.standing(self.held.id)
+            standing = self.store.read(StandingRecord, self.held.id)
             assert standing is not None and standing.state is not None
             assert standing.step == self.step
             assert unpacked(standing.state)["metrics"]["loss"]["total"] <= self.step
@@ -159,7 +159,7 @@ class WatchedJob(RuleBasedStateMachine):
         self.store.between, self.store.dies = None, ""
 
     def _fires(self) -> dict[str, int]:
-        standing = self.store.standing(self.held.id)
+        standing = self.store.read(StandingRecord, self.held.id)
         assert standing is not None
         rules = unpacked(standing.state)["rules"] if standing.state is not None else {}
         return {name: rules.get(name, {}).get("fires", 0) for name in ("high", "long")}

@@ -14,11 +14,11 @@ from typing import Any
 from baton.contract.manifest import Pack
 from baton.contract.work import WorkQuery
 from functions.api.claiming import claim_next
-from functions.domain.change import Change
 from functions.domain.claiming import ClaimWindow
 from functions.domain.errors import WriteConflict
 from functions.domain.packs import CondemnPack, Sighting
 from functions.domain.records import PackRecord
+from functions.domain.transaction import Transaction
 from functions.storage.clients import dynamodb_client
 from functions.storage.dynamo_jobs import DynamoJobStore
 from functions.storage.dynamo_packs import DynamoPackStore
@@ -33,7 +33,7 @@ class CountingJobs(DynamoJobStore):
 
     conflicts = 0
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: Transaction) -> None:
         try:
             super().apply(change)
         except WriteConflict:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpu_client.ring.core.ring import make_ring
-from gpu_client.ring.format.manifest import Manifest
+from gpu_client.ring.format.manifest import RingManifest
 from gpu_client.ring.settings import RingSettings
 
 WRITERS, READERS = 4, 2
@@ -61,5 +61,5 @@ def test_readers_notice_nothing_of_writers_that_are_killed(tmp_path: Path) -> No
     files = [path for number in range(WRITERS) if (path := tmp_path / f"writer-{number}").exists()]
     put = sum(len(path.read_text().splitlines()) for path in files)
     assert put >= KILLS
-    newest: Manifest = ring.newest()
+    newest: RingManifest = ring.newest()
     assert put <= newest.inserted <= put + kills + WRITERS, "a kill costs one sample at most, and none that was put"

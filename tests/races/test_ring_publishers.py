@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_client.ring.core.garbage_collector import Collector
+from gpu_client.ring.core.garbage_collector import GarbageCollector
 from gpu_client.ring.core.ring import make_ring
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.reading.reader import RingReader
@@ -41,7 +41,7 @@ def test_wherever_a_publisher_is_killed_the_next_one_goes_on(tmp_path: Path, beh
             numbers.append(newest.number)
             assert newest.inserted == put, "nothing is lost, nothing comes twice"
             assert [int(reader.sample(slot)[0]) for slot in newest.slots] == list(range(max(put - 6, 0), put))
-            Collector(ring).collect()
+            GarbageCollector(ring).collect()
             if not reached.is_set():
                 break
     assert died >= 5, "a publication lists, makes a manifest, points to it and clears away"

@@ -18,7 +18,7 @@ from baton.contract.jobs import JobState, Policy
 from functions.domain import jobs as rules
 from functions.domain.errors import FenceBroken, WriteConflict
 from functions.domain.packs import Sighting
-from functions.domain.records import Lease, TransferGrant
+from functions.domain.records import Attempt, Event, Lease, TransferGrant
 from functions.local.emulator import Emulator
 from tests.clouds import Cloud, MinistackClients
 from tests.conformance.store_kit import NOW, TENANT, claim, submit
@@ -89,7 +89,7 @@ def test_64_claimers_get_each_job_exactly_once(cloud: Cloud, count: int, shards:
     leases = cloud.leases.get_many([job.id for job in jobs])
     for job in stored:
         assert (job.state, job.epoch, job.rev) == (JobState.RUNNING, 1, 2)
-        attempt = cloud.jobs.attempt(job.id, 1)
+        attempt = cloud.jobs.read(Attempt, job.id, 1)
         assert attempt is not None
         assert attempt.machine_id == leases[job.id].machine_id == holders[job.id]
     assert cloud.members("ready") == set()
@@ -169,11 +169,11 @@ def test_complete_and_interrupt_exclude_each_other(cloud: Cloud) -> None:
         won, change = ("complete", complete) if outcomes[0] is None else ("interrupted", interrupt)
         winners[won] += 1
         assert cloud.jobs.get(held.job.id) == change.job
-        assert cloud.jobs.attempt(held.job.id, 1) == change.attempt
+        assert cloud.jobs.read(Attempt, held.job.id, 1) == change.attempt
         lease = cloud.leases.get(held.job.id)
         assert lease is not None
         assert lease.closed == won
-        assert len(cloud.jobs.events(held.job.id, limit=9).items) == 2 + len(change.events)
+        assert len(cloud.jobs.history(Event, held.job.id, limit=9).items) == 2 + len(change.events)
     assert sum(winners.values()) == 40
 
 

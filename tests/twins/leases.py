@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from baton.contract.jobs import Progress
 from baton.contract.work import Directive
-from functions.domain.change import (
-    Change,
-    CheckLease,
-    CloseLease,
-    DirectLease,
-    LeaseWrite,
-    NoteLease,
-    OpenLease,
-    ReopenLease,
-    SteerLease,
-)
+from functions.domain import keys
 from functions.domain.errors import FenceBroken
 from functions.domain.leases import REPROOF_WINDOW_S, Fence
 from functions.domain.reclaiming import Watch
 from functions.domain.records import Lease
-from functions.storage import keys
+from functions.domain.transaction import CloseLease, LeaseWrite, OpenLease, ReopenLease
 from tests.twins.state import MemoryState
 
 
@@ -74,84 +65,40 @@ class MemoryLeaseStore:
             return True
 
 
-def lease_after(write: LeaseWrite, leases: Mapping[str, Lease], change: Change) -> Lease | None:
-    """The lease once `write` is done. Raises FenceBroken if it may not be done."""
-    match write:
-        case OpenLease():
-            lease = leases.get(write.lease.job_id)
-            if lease is not None and lease.epoch >= write.lease.epoch:
-                raise FenceBroken(lease)
-            return write.lease
-        case ReopenLease():
-            return _reopened(write, leases.get(write.fence.job_id))
-        case CheckLease():
-            return _checked(write, leases.get(write.fence.job_id))
-        case DirectLease():
-            lease = leases.get(write.job_id)
-            if lease is None or lease.epoch != write.epoch or lease.closed:
-                raise FenceBroken(lease)
-            directed = {"directive": Directive(write.directive), "directive_reason": write.reason}
-            newer = {} if write.commands_seq is None else {"commands_seq": write.commands_seq}
-            return lease.model_copy(update={**directed, **newer})
-        case SteerLease():
-            lease = leases.get(write.job_id)
-            if lease is None or lease.epoch != write.epoch or lease.closed:
-                raise FenceBroken(lease)
-            newest = {
-                "rules_revision": write.rules_revision,
-                "commands_seq": write.commands_seq,
-                "watched": write.watched,
-            }
-            return lease.model_copy(update=newest)
-        case NoteLease():
-            return noted(write, leases)
-        case CloseLease():
-            return _closed(write, leases.get(write.job_id), change)
-
-
-def noted(write: NoteLease, leases: Mapping[str, Lease]) -> Lease:
-    """The lease with what its worker said of its rules. Raises FenceBroken."""
-    lease = leases.get(write.fence.job_id)
-    if lease is None or not write.fence.admits(lease):
+def lease_after(write: LeaseWrite, leases: Mapping[str, Lease]) -> Lease:
+    """Return the lease once `write` is done. Raises FenceBroken if it may not be done."""
+    if isinstance(write, OpenLease):
+        lease = leases.get(write.lease.job_id)
+        if lease is not None and lease.epoch >= write.lease.epoch:
+            raise FenceBroken(lease)
+        return write.lease
+    lease = leases.get(write.job_id)
+    if not write.guard.admits(lease):
         raise FenceBroken(lease)
-    said = {"rules_in_force": write.rules_in_force, "rules_rejected": write.rules_rejected}
-    return lease.model_copy(update=said)
-
-
-def _checked(write: CheckLease, lease: Lease | None) -> Lease:
-    if lease is None or not write.fence.admits(lease):
-        raise FenceBroken(lease)
-    if write.progress_by is None or lease.claimant is None:
-        return lease
-    claimant = lease.claimant.model_copy(update={"progress_by": write.progress_by})
-    return lease.model_copy(update={"claimant": claimant})
-
-
-def _reopened(write: ReopenLease, lease: Lease | None) -> Lease:
-    if lease is None or not write.fence.recovers(lease):
-        raise FenceBroken(lease)
-    newest = {"rules_revision": write.rules_revision, "commands_seq": write.commands_seq, "watched": write.watched}
-    return lease.model_copy(update={"closed": "", "expires_at": write.fence.now + write.duration_s, **newest})
-
-
-def _closed(write: CloseLease, lease: Lease | None, change: Change) -> Lease:
-    if lease is None and write.fence is None and write.expired_at is None:
-        # A user's command goes through even where the row is lost.
-        now = change.job.updated_at
-        stub = Lease(
+    if lease is None:
+        # A user's command goes through even if the row is lost.
+        assert isinstance(write, CloseLease)
+        lease = Lease(
             job_id=write.job_id,
-            tenant=change.job.tenant,
+            tenant=write.tenant,
             epoch=write.epoch,
-            expires_at=now,
+            expires_at=write.now,
             duration_s=0,
             heartbeat_interval_s=0,
         )
-        return stub.model_copy(update={"closed": write.closed})
-    admitted = lease is not None and lease.epoch == write.epoch
-    if write.fence is not None:
-        admitted = admitted and write.fence.admits(lease)
-    if write.expired_at is not None:
-        admitted = admitted and lease is not None and not lease.closed and lease.expires_at <= write.expired_at
-    if lease is None or not admitted:
-        raise FenceBroken(lease)
-    return lease.model_copy(update={"closed": write.closed})
+    values: dict[str, Any] = dict(write.values)
+    if "directive" in values:
+        values["directive"] = Directive(values["directive"])
+    if "progress_by" in values and lease.claimant is not None:
+        values = {"claimant": lease.claimant.model_copy(update=values)}
+    return lease.model_copy(update=values)
+
+
+def store_lease(state: MemoryState, write: LeaseWrite, lease: Lease) -> None:
+    """Store a lease, and enter it into the index `due` while it may run out."""
+    state.leases[lease.job_id] = lease
+    if isinstance(write, OpenLease | ReopenLease):
+        opened_at = lease.expires_at - lease.duration_s
+        state.due.put(lease.job_id, keys.DUE, keys.due_bucket(lease.job_id, opened_at) + lease.duration_s)
+    elif lease.closed:
+        state.due.discard(lease.job_id)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from urllib.parse import quote, urlencode
 
 from baton.contract.names import BUCKETS
+from functions.domain import keys
 from functions.domain.ports import Page, Presigned, StoredObject, StoredPart
-from functions.storage import keys
 from functions.storage.crc64 import crc64nvme as crc64nvme_of
 from functions.storage.crc64 import joined
 from functions.storage.objects import (

@@ -3,44 +3,106 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from functions.domain import keys
 from functions.domain.api_keys import ApiKey
+from functions.domain.keys import Key
 from functions.domain.recipes import StoredRecipe
 from functions.domain.reclaiming import Watch
-from functions.domain.records import Lease, PackRecord, TransferGrant
+from functions.domain.records import Job, Lease, PackRecord, StandingRecord, TransferGrant
 from functions.domain.rings import RingRecord, StoredRing
 from functions.domain.sharing import SharedRecord
+from functions.domain.stored import Attribute
+from functions.domain.transaction import Delete, Put
 from functions.domain.webhooks import Delivery, Webhook
-from functions.storage import keys
 from tests.twins.sorted_index import SortedIndex
 
 
-class StoredJob(NamedTuple):
-    """A job at rest."""
+class StoredItem(NamedTuple):
+    """A record at rest: its document, and the attributes beside it."""
 
-    rev: int
     document: str
+    attributes: Mapping[str, Attribute]
+
+    def has(self, attributes: Mapping[str, Attribute]) -> bool:
+        """Return whether the item has all of these attributes."""
+        return all(self.attributes[name] == value for name, value in attributes.items())
 
 
-class Numbered:
-    """Documents of one kind and job, by number."""
+class JobsTable:
+    """The jobs table in memory: items by key, sort keys in order, and the sparse indexes of jobs and rule states."""
 
     def __init__(self) -> None:
-        self.documents: dict[int, str] = {}
-        self.numbers: list[int] = []
+        self._items: dict[Key, StoredItem] = {}
+        self._sorts: dict[str, list[str]] = {}
+        self.ready: SortedIndex[str] = SortedIndex()
+        self.by_tenant: SortedIndex[str] = SortedIndex()
+        self.by_state: SortedIndex[str] = SortedIndex()
+        self.timers: SortedIndex[int] = SortedIndex()
+        self.rules_due: SortedIndex[int] = SortedIndex()
 
-    def put(self, number: int, document: str) -> None:
-        """Enter a document, or replace the one of that number."""
-        if number not in self.documents:
-            insort(self.numbers, number)
-        self.documents[number] = document
+    def items(self) -> dict[Key, StoredItem]:
+        """Return all items by key."""
+        return dict(self._items)
 
-    def remove(self, number: int) -> None:
-        """Take out the document of a number; it must be there."""
-        del self.documents[number]
-        del self.numbers[bisect_left(self.numbers, number)]
+    def get(self, key: Key) -> StoredItem | None:
+        """Return the item of a key."""
+        return self._items.get(key)
+
+    def between(self, lowest: Key, highest: Key) -> list[StoredItem]:
+        """Return the items of one partition from one sort key to another, in order."""
+        sorts = self._sorts.get(lowest.partition, [])
+        chosen = sorts[bisect_left(sorts, lowest.sort) : bisect_right(sorts, highest.sort)]
+        return [self._items[Key(lowest.partition, sort)] for sort in chosen]
+
+    def admits(self, write: Put | Delete) -> bool:
+        """Return whether the stored item is as the write requires."""
+        stored = self.get(write.key)
+        if write.seen is None:
+            return True
+        if isinstance(write, Put):
+            return stored is None if not write.seen else stored is not None and stored.has(write.seen)
+        return stored is None or (stored.has(write.seen) and int(stored.attributes["protected_until"]) <= write.now)
+
+    def put(self, write: Put, document: str) -> None:
+        """Store a record, and enter it into the indexes."""
+        self.replace(write.key, StoredItem(document, write.attributes))
+        if isinstance(write.record, Job):
+            self._index(write.record)
+        if isinstance(write.record, StandingRecord):
+            if write.record.next_at is None:
+                self.rules_due.discard(write.owner)
+            else:
+                self.rules_due.put(write.owner, keys.RULES_DUE, write.record.next_at)
+
+    def replace(self, key: Key, item: StoredItem) -> None:
+        """Store an item in place of the one before."""
+        if key not in self._items:
+            insort(self._sorts.setdefault(key.partition, []), key.sort)
+        self._items[key] = item
+
+    def delete(self, key: Key) -> None:
+        """Take an item out, if there is one."""
+        if self._items.pop(key, None) is not None:
+            self._sorts[key.partition].remove(key.sort)
+
+    def _index(self, job: Job) -> None:
+        created = keys.created_sk(job.created_at, job.id)
+        self.by_tenant.put(job.id, job.tenant, created)
+        self.by_state.put(job.id, keys.state_pk(job.tenant, job.state), created)
+        if job.claimable:
+            self.ready.put(job.id, keys.ready_pk(job.tenant, job.queue, job.shard), job.ready_rank)
+        else:
+            self.ready.discard(job.id)
+        if job.timer_at is not None:
+            self.timers.put(job.id, keys.TIMER, job.timer_at)
+        elif job.retention_at is not None:
+            self.timers.put(job.id, keys.RETENTION, job.retention_at)
+        else:
+            self.timers.discard(job.id)
 
 
 class MemoryState:
@@ -48,22 +110,14 @@ class MemoryState:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.jobs: dict[str, StoredJob] = {}
-        self.history: dict[tuple[str, str], Numbered] = {}
+        self.jobs = JobsTable()
         self.groups: dict[tuple[str, str], dict[str, str]] = {}
         """What is known of the jobs of a group, by tenant and group, then by job."""
-        self.scalings: dict[tuple[str, str], str] = {}
-        """What rules have decided on a group, by tenant and group."""
         self.packs: dict[tuple[str, str], PackRecord] = {}
         self._pack_writes = 0
         self.shared: dict[tuple[str, str], SharedRecord] = {}
         self.leases: dict[str, Lease] = {}
         self.watch: Watch | None = None
-        self.ready: SortedIndex[str] = SortedIndex()
-        self.by_tenant: SortedIndex[str] = SortedIndex()
-        self.by_state: SortedIndex[str] = SortedIndex()
-        self.timers: SortedIndex[int] = SortedIndex()
-        self.rules_due: SortedIndex[int] = SortedIndex()
         self.due: SortedIndex[int] = SortedIndex()
         self.keys: dict[str, ApiKey] = {}
         self.keys_by_tenant: SortedIndex[str] = SortedIndex()
@@ -79,10 +133,6 @@ class MemoryState:
         """A name that no write of a pack has had before. To be called under the lock."""
         self._pack_writes += 1
         return str(self._pack_writes)
-
-    def numbered(self, job_id: str, kind: str) -> Numbered:
-        """The job's items of one kind."""
-        return self.history.setdefault((job_id, kind), Numbered())
 
 
 def created_of(position: list[str | int] | None) -> tuple[str, str] | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from functions.domain import keys
 from functions.domain.api_keys import ApiKey
 from functions.domain.errors import WriteConflict
 from functions.domain.ports import Page
 from functions.domain.records import TransferGrant
-from functions.storage import keys
 from functions.storage.paging import (
     keys_list,
     page,

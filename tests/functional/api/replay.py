@@ -22,9 +22,9 @@ from functions.domain.records import TransferGrant
 from functions.domain.rings import StoredRing
 from functions.domain.webhooks import Target
 from functions.publishing.outbox import publish
-from functions.webhooks.delivering import deliver
-from functions.webhooks.posting import Outcome
-from functions.webhooks.serving import serve
+from functions.webhooks.batch_consumer import serve
+from functions.webhooks.delivery import deliver
+from functions.webhooks.http_delivery import Outcome
 from tests.api_harness import NOW, TENANT, Api, Held, memory_api
 from tests.hooks import make_webhook
 from tests.publishing import FakeBus, FakeDeadLetters

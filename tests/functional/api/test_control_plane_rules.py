@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
+from functions.domain.records import StandingRecord
 from tests.api_harness import NOW, Api, Held
 
 
@@ -251,7 +252,7 @@ def test_a_dry_run_only_tells(api: Api) -> None:
 
 def test_a_job_without_such_rules_is_never_read_for_them(api: Api) -> None:
     held = running(api, "rules: [{name: nan, when: not isfinite(loss), do: save}]")
-    assert api.context.jobs.standing(held.id) is None
+    assert api.context.jobs.read(StandingRecord, held.id) is None
     with api.unchanged():
         assert api.context.jobs.due_rules(NOW + 10**6, limit=10) == []
     lease = api.context.leases.get(held.id)
@@ -274,7 +275,7 @@ def test_rules_may_come_and_go_while_a_job_runs(api: Api) -> None:
     api.call("PUT", f"/job/{held.id}/rules", {"text": ""}).ok()
     pass_minutes(api, 10, held)
     assert told(api, held.id) == []
-    standing = api.context.jobs.standing(held.id)
+    standing = api.context.jobs.read(StandingRecord, held.id)
     assert standing is not None and standing.next_at is None
     lease = api.context.leases.get(held.id)
     assert lease is not None and not lease.watched
@@ -299,7 +300,7 @@ def test_a_retried_job_is_looked_at_again(api: Api) -> None:
     held = running(api, rule("queue.age > 5m"))
     held.complete().ok()
     pass_minutes(api, 3)
-    standing = api.context.jobs.standing(held.id)
+    standing = api.context.jobs.read(StandingRecord, held.id)
     assert standing is not None and standing.next_at is None
     api.post(f"/job/{held.id}/retry").ok()
     pass_minutes(api, 7)

@@ -14,7 +14,7 @@ import pytest
 
 from functions.api.routes import routes_of
 from functions.domain.webhooks import backoff_s
-from functions.local.events import HttpRequest, authorizer_event, common_fields, function_event
+from functions.local.gateway.lambda_events import HttpRequest, authorizer_event, common_fields, function_event
 from tests.api_harness import memory_api
 from tests.functional.api.replay import DOWN_HOOK_ID, EVENTS, JOB_ID, KEY_ID, LEASE_TOKEN, prepared_api, replay
 from tests.hooks import line_record, make_event

@@ -213,7 +213,7 @@ def test_more_than_one_transaction_can_forget_goes_with_several_sweeps(
     assert (packs(api), manifests(api)) == (digests(b"at 6"), {"6-1"})
 
 
-@pytest.mark.parametrize("failing", ["list", "read", "delete_many", "let_go", "get_many", "checkpoints"])
+@pytest.mark.parametrize("failing", ["list", "read", "delete_many", "let_go", "get_many", "history"])
 def test_a_failure_is_logged_and_made_good_later(
     api: Api, failing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -221,9 +221,7 @@ def test_a_failure_is_logged_and_made_good_later(
     stopped(api, held)
     api.clock.advance(LATE_AFTER_S)
     context = api.context
-    store = {"let_go": context.packs, "get_many": context.packs, "checkpoints": context.jobs}.get(
-        failing, context.objects
-    )
+    store = {"let_go": context.packs, "get_many": context.packs, "history": context.jobs}.get(failing, context.objects)
 
     def fail(*_: Any, **__: Any) -> Any:
         raise StorageUnavailable("no answer")
@@ -311,14 +309,14 @@ def test_a_sweep_that_has_taken_long_begins_with_no_further_job(api: Api, monkey
         api.submit()
         stopped(api, api.claim())
     api.clock.advance(LATE_AFTER_S)
-    checkpoints = api.context.jobs.checkpoints
+    history = api.context.jobs.history
 
     def slow(*args: Any, **more: Any) -> Any:
         api.clock.advance(16)
-        return checkpoints(*args, **more)
+        return history(*args, **more)
 
     with monkeypatch.context() as patched:
-        patched.setattr(api.context.jobs, "checkpoints", slow)
+        patched.setattr(api.context.jobs, "history", slow)
         assert api.retain() == 2, "a third one might be cut off"
     assert api.retain() == 1
 

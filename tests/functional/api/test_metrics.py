@@ -11,7 +11,7 @@ import pytest
 
 from baton.contract.jobs import FailureClass
 from functions.api.metrics import DIMENSION, NAMESPACE, UNITS, Metrics, ends_in
-from functions.domain.change import Change
+from functions.domain.transaction import Transaction
 from functions.handlers.wiring import MeasuredJobStore
 from tests.api_harness import Api
 from tests.fakes import FakeClock
@@ -26,7 +26,7 @@ class Ends:
         self.told: list[dict[str, int]] = []
         apply = api.context.jobs.apply
 
-        def noted(change: Change) -> None:
+        def noted(change: Transaction) -> None:
             apply(change)
             self.told.append(ends_in(change))
 
@@ -165,7 +165,7 @@ class _Client:
 
 
 def test_only_a_change_that_was_written_is_told(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    changes: list[Change] = []
+    changes: list[Transaction] = []
     client, stream = _Client(), io.StringIO()
     jobs = MeasuredJobStore(client, "t-", Metrics("prod", stream, FakeClock(NOW)))
     monkeypatch.setattr(api.context.jobs, "apply", _both(api.context.jobs.apply, changes))
@@ -190,8 +190,8 @@ def test_lines_of_threads_do_not_mix() -> None:
     assert all(set(UNITS) < set(json.loads(line)) for line in stream.getvalue().splitlines())
 
 
-def _both(apply: Any, changes: list[Change]) -> Any:
-    def noted(change: Change) -> None:
+def _both(apply: Any, changes: list[Transaction]) -> Any:
+    def noted(change: Transaction) -> None:
         apply(change)
         changes.append(change)
 

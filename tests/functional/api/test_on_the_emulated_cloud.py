@@ -14,6 +14,8 @@ from blake3 import blake3
 from baton.contract.errors import ErrorCode
 from baton.contract.names import Scope
 from functions.api.scaling import AT_ONCE
+from functions.domain.records import StandingRecord
+from functions.domain.transaction import Put
 from functions.local.emulator import Emulator
 from tests.api_harness import TENANT, Api, emulated_api
 from tests.functional.api.replay import EVENTS, KEY_ID, events_key
@@ -125,14 +127,15 @@ def test_a_rule_scales_a_group_up_and_down_and_once(api: Api) -> None:
 
     training.heartbeat(step=5).ok()
     assert len(jobs()) == 1 + AT_ONCE
-    ordered = api.context.jobs.standing(training.id)
+    ordered = api.context.jobs.read(StandingRecord, training.id)
     assert ordered is not None and [order.copies for order in ordered.orders] == [45]
     api.sweep()
     assert len(jobs()) == 46
-    done = api.context.jobs.standing(training.id)
+    done = api.context.jobs.read(StandingRecord, training.id)
     assert done is not None and done.orders == []
     # As if whoever took the order away had died before that.
-    api.context.jobs.stand(training.id, done.model_copy(update={"version": done.version + 1, "orders": ordered.orders}))
+    again = done.model_copy(update={"version": done.version + 1, "orders": ordered.orders})
+    api.context.jobs.put(Put(owner=training.id, record=again))
     api.sweep()
     assert len(jobs()) == 46
     api.call("PUT", f"/job/{training.id}/rules", {"text": text % ("shrink", 6, -100)}).ok()

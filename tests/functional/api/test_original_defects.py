@@ -6,6 +6,7 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from baton.contract.names import CHECKPOINTS_BUCKET
+from functions.domain.records import CheckpointRecord
 from tests.api_harness import RIVAL, TENANT, Api
 from tests.functional.api.original_calls import JOB, Original
 
@@ -196,10 +197,10 @@ def test_another_tenant_keeps_no_checkpoint_from_retention(api: Api, first: Orig
     key = first.zip_key(job_id, 50)
     api.put_object(CHECKPOINTS_BUCKET, key, tenant=RIVAL)
     api.get("/download/token", query={"bucket": CHECKPOINTS_BUCKET, "key": key}, key="rival_worker").ok()
-    record = api.context.jobs.checkpoint(job_id, 50)
+    record = api.context.jobs.read(CheckpointRecord, job_id, 50)
     assert record is not None and record.protected_until == 0
     first.token(key, "download")
-    record = api.context.jobs.checkpoint(job_id, 50)
+    record = api.context.jobs.read(CheckpointRecord, job_id, 50)
     assert record is not None and record.protected_until > api.clock.now()
 
 

@@ -105,7 +105,7 @@ def test_a_claim_that_cannot_be_answered_is_handed_back(
         if original:
             without(api, patched, "objects")
         else:
-            patched.setattr(api.context.jobs, "checkpoints", Away().checkpoints)
+            patched.setattr(api.context.jobs, "history", Away().history)
         api.get("/work", headers=headers).refused(ErrorCode.UNAVAILABLE)
     view = api.job(job_id)
     assert view["state"] == "pending" and view["counters"]["interruptions"] == 0

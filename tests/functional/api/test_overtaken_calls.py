@@ -12,10 +12,10 @@ from baton.contract.errors import ErrorCode
 from baton.contract.jobs import JobState
 from baton.contract.leases import revocation_grace_s
 from baton.contract.names import CHECKPOINTS_BUCKET
-from functions.domain.change import Change
 from functions.domain.errors import Refusal, StorageUnavailable, WriteConflict
 from functions.domain.packs import DEAD_AFTER_S
 from functions.domain.records import CheckpointRecord
+from functions.domain.transaction import Transaction
 from functions.storage import cursors
 from tests.api_harness import TENANT, Answer, Api, Held
 
@@ -91,11 +91,11 @@ def test_retention_of_more_checkpoints_than_a_page_holds_destroys_none_that_is_k
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The page of the twin is made small instead of a thousand checkpoints being committed.
-    checkpoints, listing = api.context.jobs.checkpoints, api.context.objects.list
+    history, listing = api.context.jobs.history, api.context.objects.list
     monkeypatch.setattr(
         api.context.jobs,
-        "checkpoints",
-        lambda job_id, *, limit, **more: checkpoints(job_id, limit=min(limit, 3), **more),
+        "history",
+        lambda *place, limit, **more: history(*place, limit=min(limit, 3), **more),
     )
     monkeypatch.setattr(
         api.context.objects, "list", lambda *place, limit, **more: listing(*place, limit=min(limit, 3), **more)
@@ -179,8 +179,8 @@ def test_a_checkpoint_that_a_retry_chose_is_not_taken_away_by_retention_under_wa
         api.post(f"/job/{held.id}/stop").ok()
         api.post(f"/job/{held.id}/retry", {"from_step": 100}).ok()
 
-    def at_retention(change: Change) -> None:
-        if change.forgotten:
+    def at_retention(change: Transaction) -> None:
+        if change.deletes:
             monkeypatch.setattr(api.context.jobs, "apply", apply)
             retried()
         apply(change)
@@ -230,17 +230,17 @@ def test_a_late_report_of_damage_does_not_touch_a_step_committed_anew(
         second.commit(100, {"a": b"sound"}).ok()
 
     seen: list[CheckpointRecord | None] = []
-    checkpoint = api.context.jobs.checkpoint
+    jobs_read = api.context.jobs.read
 
-    def read(job_id: str, step: int) -> CheckpointRecord | None:
-        record = checkpoint(job_id, step)
-        if not seen:
+    def read(kind: type[Any], job_id: str, number: int = 0) -> Any:
+        record = jobs_read(kind, job_id, number)
+        if kind is CheckpointRecord and not seen:
             # This report is overtaken right after it has read the checkpoint.
             seen.append(record)
             overtaken()
         return record
 
-    monkeypatch.setattr(api.context.jobs, "checkpoint", read)
+    monkeypatch.setattr(api.context.jobs, "read", read)
     second.post(f"/job/{second.id}/checkpoints/100/damaged", report)
     view = api.checkpoints(second.id)[100]
     assert (view["epoch"], view["damaged"], view["current"]) == (2, False, True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from functions.domain.records import CheckpointRecord
 from functions.local.emulator import Emulator
 from tests.emulator import unique
 from tests.performance.plane import Plane
@@ -43,7 +44,7 @@ def test_a_checkpoint_takes_two_calls_besides_its_pack_and_one_transaction(plane
     assert cost.requests["dynamodb.BatchGetItem"] == 2 and cost.requests["s3.HeadObject"] == 2 * 2
     assert cost.requests["s3.PutObject"] == 1, "the manifest"
     assert not {"dynamodb.Scan", "s3.ListObjectsV2"} & set(cost.requests)
-    assert [record.step for record in plane.context.jobs.checkpoints(cost.job_id, limit=10).items] == [1]
+    assert [record.step for record in plane.context.jobs.history(CheckpointRecord, cost.job_id, limit=10).items] == [1]
 
 
 def test_retention_after_a_commit_takes_no_further_call(plane: Plane) -> None:
@@ -58,4 +59,8 @@ def test_retention_after_a_commit_takes_no_further_call(plane: Plane) -> None:
         "s3.GetObject": 3,
         "s3.DeleteObjects": 2,
     }
-    assert [record.step for record in plane.context.jobs.checkpoints(cost.job_id, limit=10).items] == [5, 4, 3]
+    assert [record.step for record in plane.context.jobs.history(CheckpointRecord, cost.job_id, limit=10).items] == [
+        5,
+        4,
+        3,
+    ]

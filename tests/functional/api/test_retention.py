@@ -11,6 +11,7 @@ from baton.contract.manifest import Pack, parse_manifest
 from functions.api import letting_go
 from functions.domain.errors import StorageUnavailable, WriteConflict
 from functions.domain.packs import Sighting
+from functions.domain.records import CheckpointRecord
 from functions.domain.retention import MAX_TAGS
 from tests.api_harness import TENANT, Api, Held
 
@@ -157,7 +158,7 @@ def test_a_commit_does_not_fail_for_what_it_cannot_let_go(api: Api, monkeypatch:
     apply = api.context.jobs.apply
 
     def refusing(change: Any) -> None:
-        if change.forgotten and change.checkpoint:
+        if change.deletes and change.records(CheckpointRecord):
             raise WriteConflict
         apply(change)
 

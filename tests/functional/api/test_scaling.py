@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from functions.api.scaling import AT_ONCE
-from functions.domain.change import Change
 from functions.domain.errors import StorageUnavailable
+from functions.domain.records import StandingRecord
+from functions.domain.transaction import Transaction
 from tests.api_harness import RIVAL, Api
 from tests.functional.api.scaling_kit import GROUP, generators, live, scaling, told, training
 from tests.twins.jobs import MemoryJobStore
@@ -157,7 +158,7 @@ def test_what_could_not_be_submitted_any_more_is_told_and_leaves_no_place_taken(
     assert "group 'generators': The deadline" in told(api, held.id)[-1][1]
     record = api.context.jobs.scaling("acme", "generators")
     assert record is not None and record.copies == []
-    standing = api.context.jobs.standing(held.id)
+    standing = api.context.jobs.read(StandingRecord, held.id)
     assert standing is not None and standing.orders == []
 
 
@@ -216,7 +217,7 @@ def test_a_hundred_copies_are_more_than_one_call_s_and_are_all_made(api: Api) ->
     api.sweep()
     assert live(api) == []
     api.sweep()
-    standing = api.context.jobs.standing(held.id)
+    standing = api.context.jobs.read(StandingRecord, held.id)
     assert standing is not None and standing.orders == []
 
 
@@ -225,7 +226,7 @@ def test_it_is_carried_out_though_its_job_has_ended(api: Api, monkeypatch: pytes
     held = training(api, scaling(2))
     apply = MemoryJobStore.apply
 
-    def away_for_copies(store: MemoryJobStore, change: Change) -> None:
+    def away_for_copies(store: MemoryJobStore, change: Transaction) -> None:
         if change.job.copy_of:
             raise StorageUnavailable("away")
         apply(store, change)
@@ -237,7 +238,7 @@ def test_it_is_carried_out_though_its_job_has_ended(api: Api, monkeypatch: pytes
     held.complete().ok()
     api.sweep()
     assert len(live(api)) == 3
-    standing = api.context.jobs.standing(held.id)
+    standing = api.context.jobs.read(StandingRecord, held.id)
     assert standing is not None and standing.orders == []
     api.sweep()
     assert held.id not in api.context.jobs.due_rules(2**40, limit=99)

@@ -10,11 +10,11 @@ import functions.api.scaling
 import functions.api.watching
 from baton.contract.jobs import JobState
 from functions.api.scaling import MAX_GROUPS, Carrying
-from functions.domain.change import Change
 from functions.domain.errors import WriteConflict
 from functions.domain.ports import Page
-from functions.domain.records import Job
+from functions.domain.records import Job, StandingRecord
 from functions.domain.scale_records import ScaleOrder, ScalingRecord
+from functions.domain.transaction import Transaction
 from tests.api_harness import Api
 from tests.functional.api.scaling_kit import GROUP, generators, live, scaling, told, training
 from tests.twins.jobs import MemoryJobStore
@@ -27,7 +27,7 @@ def test_a_job_that_cannot_be_copied_keeps_no_rule_from_being_evaluated(
     alert = "{name: late, when: wall > 5m, on: timer, do: {stop: failed}}"
     held = training(api, scaling(1)[:-1] + f", {alert}]")
 
-    def broken(*_: object) -> Change:
+    def broken(*_: object) -> Transaction:
         raise ValueError("damaged")
 
     with monkeypatch.context() as patch:
@@ -68,7 +68,7 @@ def test_who_was_taken_out_and_is_retried_meanwhile_is_not_taken_out_again(
     api.post(f"/job/{job_id}/retry").ok()
     api.sweep()
     assert api.job(job_id)["state"] == "pending"
-    standing = api.context.jobs.standing(held.id)
+    standing = api.context.jobs.read(StandingRecord, held.id)
     assert standing is not None and standing.orders == []
 
 
@@ -154,7 +154,7 @@ def test_who_has_been_paused_meanwhile_is_left_as_he_is(
         "action.failed",
         f"group 'generators': Job {job_id} has been paused meanwhile: it is left as it is.",
     )
-    standing, record = api.context.jobs.standing(held.id), api.context.jobs.scaling("acme", "generators")
+    standing, record = api.context.jobs.read(StandingRecord, held.id), api.context.jobs.scaling("acme", "generators")
     assert standing is not None and standing.orders == []
     assert record is not None and record.leaving == []
 
@@ -189,12 +189,12 @@ def test_one_order_that_cannot_be_carried_out_keeps_nothing_else_waiting(
     held = training(api, f"rules: [{grow}, {{name: late, when: wall > 5m, on: timer, do: {{stop: failed}}}}]")
     apply, copied = MemoryJobStore.apply, Carrying._copied
 
-    def busy_one(store: MemoryJobStore, change: Change) -> None:
+    def busy_one(store: MemoryJobStore, change: Transaction) -> None:
         if change.job.id == busy["id"]:
             raise WriteConflict
         apply(store, change)
 
-    def damaged_one(carrying: Carrying, order: ScaleOrder, one: str) -> Change:
+    def damaged_one(carrying: Carrying, order: ScaleOrder, one: str) -> Transaction:
         if order.group == "damaged":
             raise ValueError("damaged")
         return copied(carrying, order, one)
@@ -209,7 +209,7 @@ def test_one_order_that_cannot_be_carried_out_keeps_nothing_else_waiting(
         assert api.job(held.id)["state"] == "failed"
     api.sweep()
     assert [len(live(api, group)) for group in deltas] == [2, 0, 2]
-    standing = api.context.jobs.standing(held.id)
+    standing = api.context.jobs.read(StandingRecord, held.id)
     assert standing is not None and standing.orders == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from baton.contract.errors import ErrorCode
 from functions.api import watching as looking
 from functions.domain import watching
 from functions.domain.errors import StorageUnavailable, WriteConflict
-from functions.domain.records import StandingRecord
+from functions.domain.records import Attempt, RulesRecord, StandingRecord
+from functions.domain.stored import TableRecord
+from functions.domain.transaction import Put
 from tests.api_harness import NOW, Api, Held
 from tests.twins.jobs import MemoryJobStore
 
@@ -49,7 +52,7 @@ def test_a_look_that_fails_fails_no_heartbeat_and_after_three_nobody_looks(
     found = errors(api, held.id)
     assert len(found) == 3 and "RuntimeError: a defect" in found[0]
     assert found[2].endswith("they are switched off until there is another revision")
-    standing = api.context.jobs.standing(held.id)
+    standing = api.context.jobs.read(StandingRecord, held.id)
     assert standing is not None and (standing.errors, standing.next_at) == (3, None)
     with api.unchanged():
         assert looking.look_at_all(api.context.jobs, api.context.leases, api.clock.now()) == (0, 0, False)
@@ -68,15 +71,31 @@ def test_a_look_that_takes_too_long_is_one_in_vain(api: Api, monkeypatch: pytest
     ]
 
 
-@pytest.mark.parametrize("call", ["get", "standing", "attempt", "rules", "stand", "apply"])
-def test_storage_that_is_away_fails_no_heartbeat(api: Api, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    held = running(api, RULES.replace("here", f"here-{call}"))
+def reading(failing: type[TableRecord], fail: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a `MemoryJobStore.read` that fails for one kind of record."""
+    read = MemoryJobStore.read
+
+    def one(store: MemoryJobStore, kind: type[TableRecord], job_id: str, number: int = 0) -> Any:
+        return fail() if kind is failing else read(store, kind, job_id, number)
+
+    return one
+
+
+@pytest.mark.parametrize("call", ["get", StandingRecord, Attempt, RulesRecord, "put", "apply"])
+def test_storage_that_is_away_fails_no_heartbeat(
+    api: Api, monkeypatch: pytest.MonkeyPatch, call: str | type[TableRecord]
+) -> None:
+    """`call`: the call that fails, or the kind of record that cannot be read."""
+    held = running(api, RULES.replace("here", f"here-{call if isinstance(call, str) else call.KIND[:4].lower()}"))
 
     def away(*_: object, **__: object) -> Any:
         raise StorageUnavailable("throttled")
 
     with monkeypatch.context() as patch:
-        patch.setattr(MemoryJobStore, call, away)
+        if isinstance(call, str):
+            patch.setattr(MemoryJobStore, call, away)
+        else:
+            patch.setattr(MemoryJobStore, "read", reading(call, away))
         looking._read_rules.cache_clear()
         assert beat(api, held)["directive"] == "continue"
     beat(api, held)
@@ -93,7 +112,7 @@ def test_a_job_that_others_change_all_the_time_is_looked_at_next_time(
 
     with monkeypatch.context() as patch:
         patch.setattr(MemoryJobStore, "apply", lost)
-        patch.setattr(MemoryJobStore, "stand", lost)
+        patch.setattr(MemoryJobStore, "put", lost)
         beat(api, held)
     beat(api, held)
     assert api.events(held.id).count("rule.fired") == 1
@@ -102,10 +121,10 @@ def test_a_job_that_others_change_all_the_time_is_looked_at_next_time(
 @pytest.mark.parametrize("state", [watching.packed({"version": 1, "now": "?"}), "?", "AAAA", watching.packed({})])
 def test_a_damaged_standing_begins_anew_and_says_so(api: Api, state: str) -> None:
     held = running(api)
-    before = api.context.jobs.standing(held.id)
+    before = api.context.jobs.read(StandingRecord, held.id)
     assert before is not None
     damaged = StandingRecord(version=before.version + 1, revision=1, state=state)
-    api.context.jobs.stand(held.id, damaged)
+    api.context.jobs.put(Put(owner=held.id, record=damaged))
     beat(api, held)
     (told,) = [
         one["data"]["message"]
@@ -154,7 +173,7 @@ def test_the_largest_rules_fit_into_one_item_and_one_transaction(api: Api) -> No
     for _ in range(1010):
         api.clock.advance(1)
         held.heartbeat().ok()
-    standing = api.context.jobs.standing(held.id)
+    standing = api.context.jobs.read(StandingRecord, held.id)
     assert standing is not None and standing.state is not None
     assert 5_000 < len(standing.model_dump_json()) < 100_000
     events = api.get(f"/job/{held.id}/events", query={"limit": 1000}).ok()["events"]
@@ -219,7 +238,7 @@ def test_a_claimed_job_that_a_rule_stops_is_not_handed_out(api: Api, monkeypatch
     """The look behind the failure was lost with its function."""
     held = running(api, "rules: [{name: here, when: failures >= 1, do: {stop: failed}}]", policy={"avoid_machine_s": 0})
     with monkeypatch.context() as patch:
-        patch.setattr(MemoryJobStore, "standing", broken)
+        patch.setattr(MemoryJobStore, "read", reading(StandingRecord, broken))
         held.fail().ok()
     assert api.job(held.id)["state"] == "pending"
     api.clock.advance(20)

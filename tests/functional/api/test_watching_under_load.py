@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from functions.domain.errors import StorageUnavailable
-from functions.domain.records import MemberRecord, MemberValue
+from functions.domain.records import MemberRecord, MemberValue, StandingRecord
 from tests.api_harness import NOW, Api, Held
 from tests.twins.jobs import MemoryJobStore
 
@@ -58,9 +58,8 @@ def test_rules_that_take_long_do_not_use_up_the_sweeper_s_time(api: Api, monkeyp
         api.sweep()
         turns += 1
     assert turns <= 6, "each job has its turn"
-    assert all(
-        standing is not None and standing.at == NOW + 200 for standing in map(api.context.jobs.standing, watched)
-    )
+    standings = [api.context.jobs.read(StandingRecord, job_id) for job_id in watched]
+    assert all(standing is not None and standing.at == NOW + 200 for standing in standings)
 
 
 def test_waiting_for_storage_is_not_computing(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

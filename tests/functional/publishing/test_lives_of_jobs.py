@@ -8,6 +8,7 @@ from pathlib import Path
 
 from baton.contract.events import JobEvent
 from baton.contract.history import EventType
+from functions.domain.records import Event
 from functions.publishing.outbox import publish
 from tests.api_harness import NOW, Api, memory_api
 from tests.publishing import FakeBus, FakeDeadLetters, no_wait, stream_record
@@ -118,7 +119,7 @@ def test_events_hold_what_is_documented_and_are_all_published() -> None:
     said = documented()
     seen: dict[str, set[str]] = defaultdict(set)
     for job_id in live(api):
-        history = list(api.context.jobs.events(job_id, limit=1000).items)
+        history = list(api.context.jobs.history(Event, job_id, limit=1000).items)
         records = [stream_record(e.seq, job_id=job_id, type_=e.type, data=e.data) for e in history]
         bus, letters = FakeBus(), FakeDeadLetters()
         assert publish(records, bus, letters, no_wait) == {"batchItemFailures": []}

@@ -13,11 +13,11 @@ from baton.contract.history import EventType
 from baton.contract.jobs import JobState, Reason, Retention
 from baton.contract.work import WorkQuery
 from functions.domain import checkpoints as rules
-from functions.domain.change import CheckLease
 from functions.domain.errors import Refusal
 from functions.domain.jobs import claim, complete, release
 from functions.domain.records import CheckpointRecord, Job
 from functions.domain.retention import expendable
+from functions.domain.transaction import CheckLease
 from tests.factories import (
     JOB_ID,
     NOW,
@@ -50,7 +50,7 @@ def test_a_commit_moves_the_place_to_resume_from() -> None:
     change = rules.commit(h.job, h.fence, record, now=NOW + 5)
     assert (change.job.checkpoint_step, change.job.checkpoint_epoch) == (100, 1)
     assert change.job.state is JobState.RUNNING
-    assert change.checkpoint == record
+    assert change.records(CheckpointRecord) == (record,)
     # The attempt's item is written when it ends.
     assert (change.attempt, change.job.attempt_step) == (None, 100)
     # The lease is proved at the very moment of writing, or was behind the job.
@@ -135,7 +135,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it() -> None:
     last, before = make_record(300), make_record(200)
     change = rules.damaged(h.job, h.attempt, h.fence, last, before, message="bad bytes", now=NOW)
     assert (change.job.checkpoint_step, change.job.checkpoint_epoch) == (200, 1)
-    assert change.checkpoint == last.model_copy(update={"damaged": True})
+    assert change.records(CheckpointRecord) == (last.model_copy(update={"damaged": True}),)
     assert change.lease == CheckLease(fence=h.fence)
     assert change.events[0].data == {"step": 300, "fallback_step": 200, "message": "bad bytes"}
     # From there steps go on, those of the damaged one included.
@@ -154,8 +154,7 @@ def test_damage_to_another_one_changes_nothing_for_the_job(record: CheckpointRec
     h = running(300)
     change = rules.damaged(h.job, h.attempt, h.fence, record, make_record(100), message="", now=NOW)
     assert change.job.checkpoint_step == 300
-    assert change.checkpoint is not None
-    assert change.checkpoint.damaged
+    assert change.records(CheckpointRecord)[0].damaged
 
 
 def test_resumable_are_the_sound_ones_of_the_history_newest_first() -> None:

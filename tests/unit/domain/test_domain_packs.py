@@ -8,10 +8,10 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from functions.domain import packs as rules
-from functions.domain.change import Forget
 from functions.domain.errors import Refusal
 from functions.domain.packs import DEAD_AFTER_S, FUNCTION_TIMEOUT_S, CondemnPack, ReleasePack, Sighting
 from functions.domain.records import PackRecord
+from functions.domain.transaction import forget
 from tests.factories import JOB_ID, NOW, TENANT, make_job, make_pack, make_record
 
 PACK = make_pack()
@@ -97,7 +97,7 @@ def test_nothing_is_let_go_that_was_written_since() -> None:
 
 def test_letting_go_raises_the_rev() -> None:
     job = make_job(rev=7)
-    forgotten = [Forget(record=make_record(step), now=NOW) for step in range(50)]
+    forgotten = [forget(job.id, make_record(step), NOW) for step in range(50)]
     change = rules.let_go(job, forgotten)
-    assert (change.seen_rev, change.job) == (7, job.model_copy(update={"rev": 8}))
-    assert change.forgotten == tuple(forgotten)
+    assert change.job == job.model_copy(update={"rev": 8})
+    assert change.deletes == tuple(forgotten)

@@ -12,11 +12,11 @@ from baton.contract.jobs import FailureClass, JobState, Policy, Reason
 from baton.contract.work import AGENT_CRASHED, FailRequest
 from functions.api.settings import Settings
 from functions.domain import jobs as rules
-from functions.domain.change import Change
 from functions.domain.packs import DEAD_AFTER_S, FUNCTION_TIMEOUT_S, SWEEPER_TIMEOUT_S, Sighting, needs_look, parting
 from functions.domain.packs import let_go_of as after
 from functions.domain.records import Attempt, Job
 from functions.domain.retention import LATE_AFTER_S, after_failure, look_again
+from functions.domain.transaction import Transaction
 from tests.factories import (
     JOB_ID,
     NOW,
@@ -30,7 +30,7 @@ from tests.factories import (
 )
 
 ONE_CHANCE = Policy(max_failures=1, max_interruptions=1, max_node_faults=1, max_runtime_s=100)
-End = Callable[[Job, Attempt], Change]
+End = Callable[[Job, Attempt], Transaction]
 
 BY_THE_WORKER: dict[str, End] = {
     "complete": lambda job, a: rules.complete(job, a, make_fence(), artifacts=[], progress=None, now=NOW),
@@ -104,7 +104,7 @@ def test_word_changes_nothing_else() -> None:
     job = make_ended(JobState.FAILED)
     for at in (NOW + 5, None):
         change = look_again(job, at)
-        assert (change.seen_rev, change.events) == (job.rev, ())
+        assert (change.job.rev, change.events) == (job.rev + 1, ())
         assert change.job == job.model_copy(update={"rev": job.rev + 1, "retention_at": at})
 
 

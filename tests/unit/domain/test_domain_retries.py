@@ -11,12 +11,12 @@ from baton.contract.history import EventType
 from baton.contract.jobs import AttemptEnd, FailureClass, JobCounters, JobState, Policy, Progress, Reason
 from baton.contract.work import FailRequest
 from functions.domain import jobs as rules
-from functions.domain.change import Change
 from functions.domain.checkpoints import commit
 from functions.domain.ending import MAX_LOG_TAIL_BYTES
 from functions.domain.errors import Refusal
 from functions.domain.records import Job
 from functions.domain.retry import MAX_AVOIDED_MACHINES, avoided, backoff_s
+from functions.domain.transaction import Transaction
 from tests.factories import (
     JOB_ID,
     NOW,
@@ -29,15 +29,15 @@ from tests.factories import (
 )
 
 
-def fail(held: Held, *, now: int = NOW, **report: Any) -> Change:
+def fail(held: Held, *, now: int = NOW, **report: Any) -> Transaction:
     return rules.fail(held.job, held.attempt, held.fence, FailRequest(job_id=JOB_ID, **report), progress=None, now=now)
 
 
-def interrupt(held: Held, *, now: int | None = None) -> Change:
+def interrupt(held: Held, *, now: int | None = None) -> Transaction:
     return rules.interrupt(held.job, held.attempt, held.lease, now=held.lease.expires_at if now is None else now)
 
 
-def release(held: Held, *, now: int = NOW) -> Change:
+def release(held: Held, *, now: int = NOW) -> Transaction:
     return rules.release(held.job, held.attempt, held.fence, reason=Reason(code="sigterm"), progress=None, now=now)
 
 

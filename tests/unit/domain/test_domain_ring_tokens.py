@@ -9,11 +9,11 @@ from baton.contract.names import ring_secret, ring_token
 from baton.contract.work import WorkQuery
 from functions.domain import jobs as rules
 from functions.domain.api_keys import token_digest
-from functions.domain.change import Change, OpenLease
 from functions.domain.claiming import with_rings
 from functions.domain.leases import REPROOF_WINDOW_S
 from functions.domain.records import Lease, Spec
 from functions.domain.ring_tokens import RING_TOKEN_GRACE_S, is_ring_token, job_of_token, opened
+from functions.domain.transaction import OpenLease, Transaction
 
 JOB = "146683a1-cb76-4702-9fef-fcccd32594f1"
 NOW = 1_790_000_000
@@ -33,7 +33,7 @@ class Leases:
         return self._lease if self._lease and self._lease.job_id == job_id else None
 
 
-def claimed(*rings: str) -> Change:
+def claimed(*rings: str) -> Transaction:
     spec = Spec(command=["train"], rings=list(rings))
     job = rules.submit(job_id=JOB, tenant="acme", spec=spec, queue="default", shard=0, priority=50, now=NOW).job
     change = rules.claim(job, WorkQuery(), token_sha256=token_digest(LEASE_TOKEN), key_id="k", now=NOW)

@@ -12,9 +12,9 @@ from baton.contract.jobs import Artifact, AttemptEnd, JobCounters, JobState, Rea
 from baton.contract.work import Directive, FailRequest
 from functions.domain import checkpoints
 from functions.domain import jobs as rules
-from functions.domain.change import Change, DirectLease
 from functions.domain.errors import Refusal
 from functions.domain.records import CheckpointRecord, Job
+from functions.domain.transaction import DirectLease, Transaction
 from tests.factories import (
     JOB_ID,
     NOW,
@@ -35,7 +35,7 @@ def pausing() -> Held:
     return Held(rules.pause(held.job, message=USERS.message, now=NOW).job, held.attempt, held.lease, held.fence)
 
 
-def ended_by(held: Held, how: str, now: int = NOW + 100) -> Change:
+def ended_by(held: Held, how: str, now: int = NOW + 100) -> Transaction:
     if how == "release":
         return rules.release(held.job, held.attempt, held.fence, reason=Reason(code="pause"), progress=None, now=now)
     if how == "fail":
@@ -284,8 +284,8 @@ class Run:
         job = held.job
         for step in steps:
             change = checkpoints.commit(job, held.fence, make_record(step, job.epoch), now=NOW)
-            assert change.checkpoint is not None
-            job, self.records[step] = change.job, change.checkpoint
+            assert change.records(CheckpointRecord)
+            job, self.records[step] = change.job, change.records(CheckpointRecord)[0]
         self.job = rules.cancel(job, held.attempt, message="", now=NOW).job
 
     def retry(self, from_step: int | None) -> list[int]:

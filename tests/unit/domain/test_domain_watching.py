@@ -9,8 +9,8 @@ import pytest
 from baton.contract.jobs import JobCounters, JobState, Progress
 from baton.contract.steering import CommandKind
 from baton.contract.work import Directive
-from functions.domain.change import CloseLease, DirectLease, SteerLease
 from functions.domain.records import CommandRecord, Job, MemberRecord, StandingRecord
+from functions.domain.transaction import CloseLease, DirectLease, SteerLease
 from functions.domain.watching import (
     LOOK_EVERY_S,
     MAX_ERRORS,
@@ -113,7 +113,7 @@ def test_the_next_look_is_moved_only_when_it_is_past() -> None:
 def test_the_end_of_a_job_is_the_end_of_looking() -> None:
     looked = decided(Seen(job=waiting(counters=JobCounters(failures=1))), HERE % "{stop: failed}")
     assert looked.change is not None and looked.change.job.state is JobState.FAILED
-    assert looked.standing.next_at is None and looked.change.standing == looked.standing
+    assert looked.standing.next_at is None and looked.change.records(StandingRecord) == (looked.standing,)
     assert is_off(looked.change.job, looked.standing)
 
 
@@ -122,11 +122,18 @@ def test_a_stop_holds_only_while_the_worker_has_said_nothing_since() -> None:
     looked = decided(seen, HERE % "{stop: failed}", now=NOW + 80)
     change = looked.change
     assert change is not None and change.attempt is not None
-    assert change.lease == CloseLease(job_id=seen.job.id, epoch=1, closed="failed", expired_at=seen.lease.expires_at)  # type: ignore[union-attr]
+    assert change.lease == CloseLease(
+        job_id=seen.job.id,
+        tenant=seen.job.tenant,
+        epoch=1,
+        now=NOW + 80,
+        closed="failed",
+        expired_at=seen.lease.expires_at,
+    )  # type: ignore[union-attr]
     assert change.job.counters.runtime_s == 0, "it was heard of at its beginning last"
     assert change.job.progress == seen.lease.progress  # type: ignore[union-attr]
     assert [one.seq for one in change.events] == list(range(2, 2 + len(change.events)))
-    assert change.seen_rev == seen.job.rev
+    assert change.job.rev == seen.job.rev + 1
 
 
 def test_alerts_do_not_move_a_job_that_waits() -> None:
@@ -145,12 +152,12 @@ def test_commands_come_with_word_in_the_lease() -> None:
     looked = decided(seen, HERE % "[save, {set: {knob: lr, value: 0.1, max: 1}}]", kept=lambda: kept)
     change = looked.change
     assert change is not None
-    assert [(one.seq, one.kind, one.rule, one.revision) for one in change.commands] == [
+    assert [(one.seq, one.kind, one.rule, one.revision) for one in change.records(CommandRecord)] == [
         (101, "save", "here", 1),
         (102, "set", "here", 1),
     ]
-    assert change.commands[1].arguments == {"knob": "lr", "value": 0.1, "max": 1.0}
-    assert change.dropped_commands == (1, 2)
+    assert change.records(CommandRecord)[1].arguments == {"knob": "lr", "value": 0.1, "max": 1.0}
+    assert [one.key for one in change.deletes] == [CommandRecord.key(change.job.id, seq) for seq in (1, 2)]
     assert isinstance(change.lease, SteerLease) and change.lease.commands_seq == 102 and change.lease.watched
 
 

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import itertools
 
-from functions.storage import keys
+from functions.domain import keys
+from functions.domain.records import Attempt, CheckpointRecord, Event
+from functions.domain.stored import TableRecord
 
 
 def test_numbers_in_sort_keys_sort_as_numbers() -> None:
     steps = [0, 9, 10, 99, 10**12]
-    assert sorted(map(keys.checkpoint_sk, steps)) == [keys.checkpoint_sk(step) for step in steps]
-    epochs = [1, 2, 10, 10**9]
-    assert sorted(map(keys.attempt_sk, epochs)) == [keys.attempt_sk(epoch) for epoch in epochs]
-    assert sorted(map(keys.event_sk, epochs)) == [keys.event_sk(epoch) for epoch in epochs]
+    for kind, numbers in ((CheckpointRecord, steps), (Attempt, [1, 2, 10, 10**9]), (Event, [1, 2, 10, 10**9])):
+        found = [kind.key("j", number) for number in numbers]
+        assert sorted(found) == found
     created = [keys.created_sk(created_at, "j") for created_at in (9, 10, 10**10)]
     assert sorted(created) == created
 
 
 def test_kinds_below_a_job_do_not_overlap() -> None:
-    kinds = [
-        (keys.attempt_sk(0), keys.attempt_sk(keys.MAX_EPOCH)),
-        (keys.checkpoint_sk(0), keys.checkpoint_sk(keys.MAX_STEP)),
-        (keys.event_sk(0), keys.event_sk(keys.MAX_SEQ)),
-        (keys.META, keys.META),
-    ]
-    for (low, high), (other_low, other_high) in itertools.combinations(kinds, 2):
+    kinds = [kind for kind in TableRecord.__subclasses__() if kind.PARTITION == TableRecord.PARTITION]
+    assert len(kinds) == 8
+    ranges = [(kind.key("j", 0), kind.key("j", 10**kind.DIGITS - 1)) for kind in kinds]
+    for (low, high), (other_low, other_high) in itertools.combinations(ranges, 2):
         assert high < other_low or other_high < low
 
 

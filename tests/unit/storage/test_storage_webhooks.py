@@ -9,7 +9,7 @@ from baton.contract.webhooks import DeliveryState
 from functions.domain.webhooks import Delivery
 from functions.storage.dynamo_webhooks import DynamoWebhookStore
 from functions.storage.tables import WEBHOOKS
-from functions.webhooks.lines import SqsLine, Waiting
+from functions.webhooks.event_queue import SqsLine, Waiting
 from tests.hooks import HOOK_ID, SECRET, make_event, make_webhook
 from tests.publishing import AT, JOB_ID, OTHER_JOB
 

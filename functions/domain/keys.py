@@ -1,20 +1,10 @@
-"""Every key of the six tables, in one place. The access patterns are listed in README.md."""
+"""Every key of the six tables, in one place. functions/storage/README.md lists the access patterns."""
 
 from __future__ import annotations
 
 import zlib
+from typing import NamedTuple
 
-META = "META"
-ATTEMPT = "ATTEMPT#"
-CHECKPOINT = "CHECKPOINT#"
-EVENT = "EVENT#"
-RULES = "RULES#"
-COMMAND = "COMMAND#"
-CONTROL = "CONTROL"
-"""What a worker said last of the job's rules."""
-STANDING = "STANDING"
-"""How the rules stand that are evaluated here."""
-SCALING = "SCALING"
 PACK = "PACK"
 SHARED = "SHARED"
 TIMER = "TIMER"
@@ -28,14 +18,16 @@ DUE = "DUE"
 WATCH = "WATCH"
 """Key of the item in the heartbeats table that says when expired leases were last looked after."""
 
-MAX_EPOCH = 10**10 - 1
-MAX_SEQ = 10**10 - 1
-MAX_STEP = 10**13 - 1
-MAX_REVISION = 10**10 - 1
-MAX_COMMAND = 10**10 - 1
 DUE_BUCKET_S = 3600
 """A lease moves in the index `due` at most once in this many seconds, however often it is prolonged. A move is two
 writes; a sweep reads half a unit for nearly each live lease, whatever this is beyond a few leases' duration."""
+
+
+class Key(NamedTuple):
+    """Where an item of a table is stored."""
+
+    partition: str
+    sort: str
 
 
 def job_pk(job_id: str) -> str:
@@ -48,39 +40,9 @@ def job_id_of(pk: str) -> str:
     return pk.removeprefix("JOB#")
 
 
-def attempt_sk(epoch: int) -> str:
-    """Sort key of an attempt: in order of epochs."""
-    return f"{ATTEMPT}{epoch:010d}"
-
-
-def checkpoint_sk(step: int) -> str:
-    """Sort key of a checkpoint: in order of steps."""
-    return f"{CHECKPOINT}{step:013d}"
-
-
-def event_sk(seq: int) -> str:
-    """Sort key of an event: in order of happening."""
-    return f"{EVENT}{seq:010d}"
-
-
-def rules_sk(revision: int) -> str:
-    """Sort key of a revision of the rules: in order."""
-    return f"{RULES}{revision:010d}"
-
-
-def command_sk(seq: int) -> str:
-    """Sort key of a command: in order of giving."""
-    return f"{COMMAND}{seq:010d}"
-
-
 def group_pk(tenant: str, group: str) -> str:
     """Partition of what is known of the jobs of a group; its sort keys are their ids."""
     return f"GROUP#{tenant}#{group}"
-
-
-def scaling_pk(tenant: str, group: str) -> str:
-    """Partition of what rules have decided on a group; its one sort key is `SCALING`."""
-    return f"SCALING#{tenant}#{group}"
 
 
 def pack_pk(tenant: str, blake3: str) -> str:
