@@ -24,9 +24,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-$(EMULATOR)/.ready: functions/local/emulator.txt
+$(EMULATOR)/.ready: functions/local/emulated/emulator.txt
 	$(PYTHON) -m venv $(EMULATOR)
-	$(EMULATOR)/bin/python -m pip install $(PIP_FLAGS) --requirement functions/local/emulator.txt
+	$(EMULATOR)/bin/python -m pip install $(PIP_FLAGS) --requirement functions/local/emulated/emulator.txt
 	@touch $@
 
 # IBM's trainer controller, for tests. Not by its own dependencies: it would bring another torch.
@@ -100,7 +100,7 @@ constraints: $(VENV)/.ready ## recompute the pinned versions
 	  --python-platform x86_64-manylinux_2_28 --no-annotate --no-header --constraint constraints.txt $(CONSTRAINTS_FLAGS) - \
 	  | grep -E '^(torch|triton|setuptools|nvidia-[a-z0-9-]+|cuda-[a-z-]+)==' > gpu_client/cuda.txt
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header \
-	  --output-file functions/local/emulator.txt $(CONSTRAINTS_FLAGS) functions/local/emulator.in
+	  --output-file functions/local/emulated/emulator.txt $(CONSTRAINTS_FLAGS) functions/local/emulated/emulator.in
 
 clean: ## remove environments and everything generated; what `make local` keeps stays
 	rm -rf $(VENV) $(EMULATOR) $(ORIGINAL) .cdk .kelpie .wirehead .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-report demo-report-rules demo-report-ring bench-report baton.egg-info

@@ -1,4 +1,4 @@
-"""`python -m cdk COMMAND`: see cdk/command_line.py."""
+"""`python -m cdk COMMAND`: see cdk/tool/command_line.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def run() -> int:
     """Run the program. Returns the exit code."""
     try:
         # Here, for it takes long enough to be interrupted.
-        from cdk.command_line import main
+        from cdk.tool.command_line import main
 
         return main()
     except KeyboardInterrupt:

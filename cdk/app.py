@@ -13,7 +13,7 @@ if __name__ == "__main__":
 from aws_cdk import App, Validations
 from cdk_nag import AwsSolutionsChecks
 
-from cdk.service import BatonStack
+from cdk.stack import BatonStack
 from cdk.stage import Stage, StageError
 
 

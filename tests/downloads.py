@@ -12,7 +12,7 @@ import pytest
 @pytest.fixture(scope="session")
 def cdk_command_line() -> None:
     """Install the CDK command line."""
-    from cdk.command_line import ToolError, install
+    from cdk.tool.command_line import ToolError, install
 
     try:
         install()

@@ -7,7 +7,7 @@ from typing import Any
 from baton.contract.events import JobEvent, event_id
 from baton.contract.history import EventType
 from functions.domain.webhooks import Webhook
-from functions.webhooks.lines import Waiting
+from functions.webhooks.event_queue import Waiting
 from tests.publishing import AT, JOB_ID, TENANT
 
 SECRET = "c2VjcmV0LW9mLWEtd2ViaG9vay1mb3ItdGVzdHMtb25seQ"

@@ -12,8 +12,8 @@ from functions.api.dispatch import dispatch
 from functions.api.routes import ROUTES, Route
 from functions.local.emulator import Emulator
 from functions.local.gateway.http_gateway import FrontRoute, FrontServer, build_front
-from gpu_client.ring.store.control_plane import ApiStore
-from gpu_client.ring.store.uri import Access
+from gpu_client.ring.store.control_plane import ControlPlaneStore
+from gpu_client.ring.store.uri import ControlPlaneAccess
 from gpu_client.transport.retry import RetryPolicy
 from tests.api_harness import Api, emulated_api
 
@@ -29,13 +29,13 @@ class ServedApi:
     calls: list[str]
     lost: list[str]
 
-    def access(self, key: str = "submit") -> Access:
+    def access(self, key: str = "submit") -> ControlPlaneAccess:
         """`key`: a name in `api.keys`, or a whole key or token."""
-        return Access(self.url, self.api.keys.get(key, key))
+        return ControlPlaneAccess(self.url, self.api.keys.get(key, key))
 
-    def store(self, name: str, key: str = "submit") -> ApiStore:
+    def store(self, name: str, key: str = "submit") -> ControlPlaneStore:
         """A ring's store, opened as another process would."""
-        return ApiStore(name, self.access(key), policy=QUICK)
+        return ControlPlaneStore(name, self.access(key), policy=QUICK)
 
 
 @contextmanager

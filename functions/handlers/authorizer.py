@@ -11,9 +11,9 @@ from typing import Any
 
 from functions.api.authorizing import authorize
 from functions.api.defaults import TABLE_PREFIX
-from functions.handlers.starting import ServerClock, start_logging
+from functions.handlers.startup import ServerClock, start_logging
 from functions.storage.clients import dynamodb_client
-from functions.storage.dynamo_keys import DynamoKeyReader, DynamoRingLeaseReader
+from functions.storage.dynamodb.api_keys import DynamoKeyReader, DynamoRingLeaseReader
 
 start_logging()
 clock = ServerClock()

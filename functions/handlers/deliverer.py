@@ -6,12 +6,12 @@ import os
 from typing import Any
 
 from functions.api.settings import Settings
-from functions.handlers.starting import ServerClock, start_logging
+from functions.handlers.startup import ServerClock, start_logging
 from functions.storage.clients import dynamodb_client, plain_client
-from functions.storage.dynamo_webhooks import DynamoWebhookStore
-from functions.webhooks.delivering import deliver
-from functions.webhooks.posting import Poster
-from functions.webhooks.serving import serve
+from functions.storage.dynamodb.webhooks import DynamoWebhookStore
+from functions.webhooks.batch_consumer import serve
+from functions.webhooks.delivery import deliver
+from functions.webhooks.http_delivery import Poster
 
 start_logging()
 settings = Settings.from_environment(os.environ)

@@ -8,12 +8,12 @@ import time
 from typing import Any
 
 from functions.api.settings import Settings
-from functions.handlers.starting import start_logging
+from functions.handlers.startup import start_logging
 from functions.publishing.bus import DeadLetterQueue, EventBridgeBus
 from functions.publishing.outbox import publish
 from functions.storage.clients import dynamodb_client, plain_client
-from functions.storage.dynamo_webhooks import DynamoWebhookStore
-from functions.webhooks.lines import SqsLine, Subscribers
+from functions.storage.dynamodb.webhooks import DynamoWebhookStore
+from functions.webhooks.event_queue import SqsLine, Subscribers
 
 start_logging()
 settings = Settings.from_environment(os.environ)

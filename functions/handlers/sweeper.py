@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from functions.api.late_retention import run_due_retentions
 from functions.api.service_probe import answers
 from functions.api.sweeping import sweep
-from functions.handlers.starting import start_logging
+from functions.handlers.startup import start_logging
 from functions.handlers.wiring import build_context, build_metrics
 
 start_logging()

@@ -6,7 +6,7 @@ from typing import Any
 
 from functions.api.dispatch import dispatch
 from functions.api.route import routes_of
-from functions.handlers.starting import start_logging
+from functions.handlers.startup import start_logging
 from functions.handlers.wiring import build_context
 
 start_logging()

@@ -15,14 +15,14 @@ from functions.api.settings import Settings
 from functions.domain.transaction import Transaction
 from functions.handlers.startup import ServerClock
 from functions.storage.clients import Clients, dynamodb_client
-from functions.storage.dynamo_jobs import DynamoJobStore
-from functions.storage.dynamo_leases import DynamoLeaseStore
-from functions.storage.dynamo_packs import DynamoPackStore
-from functions.storage.dynamo_recipes import DynamoRecipeStore
-from functions.storage.dynamo_sharing import DynamoSharedStore
-from functions.storage.dynamo_tokens import DynamoTokenStore
-from functions.storage.dynamo_webhooks import DynamoWebhookStore
-from functions.storage.s3_objects import S3ObjectStore
+from functions.storage.dynamodb.jobs import DynamoJobStore
+from functions.storage.dynamodb.leases import DynamoLeaseStore
+from functions.storage.dynamodb.packs import DynamoPackStore
+from functions.storage.dynamodb.recipes import DynamoRecipeStore
+from functions.storage.dynamodb.sharing import DynamoSharedStore
+from functions.storage.dynamodb.tokens import DynamoTokenStore
+from functions.storage.dynamodb.webhooks import DynamoWebhookStore
+from functions.storage.s3.objects import S3ObjectStore
 from functions.webhooks.event_queue import SqsLine
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def build_context(environment: Mapping[str, str] = os.environ) -> Context:
 
 def build_rings(environment: Mapping[str, str] = os.environ) -> RingStore:
     """The store that one function alone has; it loads with it."""
-    from functions.storage.dynamo_rings import DynamoRings
+    from functions.storage.dynamodb.rings import DynamoRings
 
     settings = Settings.from_environment(environment)
     return DynamoRings(dynamodb_client(), settings.table_prefix)

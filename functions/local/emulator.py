@@ -18,7 +18,7 @@ from typing import Any
 import boto3
 from botocore.config import Config
 
-from functions.local.running import HOST, Running, bound_socket
+from functions.local.lifecycle import HOST, Running, bound_socket
 
 logger = logging.getLogger(__name__)
 

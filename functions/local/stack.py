@@ -15,11 +15,12 @@ from functions.api.service_probe import PROBED_PATH
 from functions.api.settings import Settings
 from functions.domain.api_keys import ApiKey
 from functions.local.emulator import Emulator
-from functions.local.feed import StreamFeed
-from functions.local.front import FrontRoute, FrontServer, LambdaHandler, build_front
-from functions.local.line import LineFeed
-from functions.local.running import Running
-from functions.local.schedule import Schedule
+from functions.local.gateway.http_gateway import FrontRoute, FrontServer, build_front
+from functions.local.lambda_context import LambdaHandler
+from functions.local.lifecycle import Running
+from functions.local.triggers.schedule import Schedule
+from functions.local.triggers.sqs_feed import LineFeed
+from functions.local.triggers.stream_feed import StreamFeed
 from functions.storage.tables import JOBS, create_tables
 
 TENANT = "default"

@@ -19,7 +19,7 @@ from functions.api.authorizing import authorize
 from functions.api.dispatch import dispatch
 from functions.api.openapi import describe
 from functions.api.routes import ROUTES, Route
-from functions.local.front import FrontRoute, build_front
+from functions.local.gateway.http_gateway import FrontRoute, build_front
 from tests.api_harness import ALL_SCOPES, TENANT, Held, memory_api
 
 

@@ -15,16 +15,16 @@ from blake3 import blake3
 import tests.api_harness as harness
 from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET, ring_token
 from baton.contract.steering import MAX_COMMANDS
-from cdk.access import ACCESS
+from cdk.resources.access import ACCESS
 from functions.api.routes import ROUTES
 from functions.domain.retention import LATE_AFTER_S
 from functions.local.emulator import Emulator
 from functions.publishing.bus import DeadLetterQueue, EventBridgeBus
 from functions.publishing.outbox import publish
-from functions.storage.dynamo_webhooks import DynamoWebhookStore
-from functions.webhooks.delivering import deliver
-from functions.webhooks.lines import SqsLine, Subscribers
-from functions.webhooks.posting import Outcome
+from functions.storage.dynamodb.webhooks import DynamoWebhookStore
+from functions.webhooks.delivery import deliver
+from functions.webhooks.event_queue import SqsLine, Subscribers
+from functions.webhooks.http_delivery import Outcome
 from tests.api_harness import NOW, TENANT, Api, quoted
 from tests.clouds import MinistackClients
 from tests.emulator import unique

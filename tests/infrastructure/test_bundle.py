@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from cdk.access import ACCESS
 from cdk.bundling import PYTHON_VERSION, ROOT, bundle, interpreter_of, requirements
+from cdk.resources.access import ACCESS
 
 MAX_UNZIPPED_BYTES = 250 * 1024 * 1024
 """Lambda's limit."""

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from cdk.access import ACCESS
+from cdk.resources.access import ACCESS
 from functions.api.route import Function
 from tests.performance.cold_start import TARGET_RATIO, TYPICAL, cpu_seconds, handlers, loading, modules_of
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from cdk.npm import NpmError, install_locked, reason_in
+from cdk.tool.npm import NpmError, install_locked, reason_in
 from tests.certificates import throwaway_certificate
 from tests.listening import Listening, QuietHandler
 
@@ -113,7 +113,7 @@ def test_each_test_that_needs_a_download_fails_at_once_with_the_reason(tmp_path:
     (tmp_path / "test_two.py").write_text(
         textwrap.dedent("""
             import pytest
-            from cdk import command_line
+            from cdk.tool import command_line
             from tests.downloads import cdk_command_line
 
             def refuse():

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from cdk.access import ACCESS, OF_BUCKET
-from cdk.alarms import ALARMS
-from cdk.api import KEY_SOURCE, LOGGED
-from cdk.functions import TIMEOUT_S
+from cdk.resources.access import ACCESS, OF_BUCKET
+from cdk.resources.alarms import ALARMS
+from cdk.resources.api import KEY_SOURCE, LOGGED
+from cdk.resources.functions import TIMEOUT_S
 from cdk.stage import READY_SHARDS_TAG
 from functions.api.metrics import DIMENSION, NAMESPACE, UNITS
 from functions.api.routes import ROUTES
 from functions.api.service_probe import PROBED_PATH
 from functions.api.settings import Settings
 from functions.domain.webhooks import GIVE_UP_AFTER_S, backoff_s
-from functions.storage.objects import EXPIRING_TAG
+from functions.storage.s3.object_headers import EXPIRING_TAG
 from functions.storage.stream import FILTER
 from functions.storage.tables import STREAM, TABLES
-from functions.webhooks.posting import RESOLVE_TIMEOUT_S, TOTAL_TIMEOUT_S
+from functions.webhooks.http_delivery import RESOLVE_TIMEOUT_S, TOTAL_TIMEOUT_S
 from tests.infrastructure.conftest import of_type, template_of
 
 Json = dict[str, Any]

@@ -14,14 +14,14 @@ import pytest
 from aws_cdk import App
 
 from baton.contract.names import BUCKETS
-from cdk import store as cdk_store
-from cdk.access import ACCESS
 from cdk.app import build
+from cdk.resources.access import ACCESS
 from cdk.stage import Stage, StageError
-from cdk.store import StoreError, require_store
+from cdk.tool import store_check as cdk_store
+from cdk.tool.store_check import StoreError, require_store
 from functions.api.settings import Settings
 from functions.local.emulator import Emulator
-from functions.storage.s3_objects import S3ObjectStore
+from functions.storage.s3.objects import S3ObjectStore
 from tests.emulator import unique
 from tests.infrastructure.conftest import NO_BUNDLING, of_type, template_of
 from tests.infrastructure.test_stack import allowed, functions

@@ -16,10 +16,10 @@ from typing import IO
 
 import pytest
 
-from cdk import command_line
 from cdk.bundling import PYTHON_VERSION
-from cdk.command_line import ToolError, require_no_fewer_shards
 from cdk.stage import READY_SHARDS_TAG, Stage, StageError
+from cdk.tool import command_line
+from cdk.tool.command_line import ToolError, require_no_fewer_shards
 from functions.local.emulator import Emulator
 from functions.storage.tables import JOBS
 from tests.emulator import unique

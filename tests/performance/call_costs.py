@@ -14,7 +14,6 @@ from contextlib import closing
 from pathlib import Path
 
 import requests
-from functions.storage.keys import DUE_BUCKET_S
 
 from baton.contract.manifest import Chunk, ChunkedFile, Manifest, Pack
 from baton.contract.names import Scope
@@ -25,6 +24,7 @@ from functions.api.keys import new_key
 from functions.api.late_retention import run_due_retentions
 from functions.api.sweeping import sweep
 from functions.api.watching import look_at_all
+from functions.domain.keys import DUE_BUCKET_S
 from functions.storage.clients import dynamodb_client
 from functions.webhooks.delivery import deliver
 from functions.webhooks.event_queue import Waiting

@@ -13,8 +13,8 @@ from pathlib import Path
 from string import Template
 
 from baton.contract.output import LONGEST_LOG_WAIT_S
-from cdk.api import AUTHORIZER_CACHE_S
-from cdk.functions import MEMORY_MIB
+from cdk.resources.api import AUTHORIZER_CACHE_S
+from cdk.resources.functions import MEMORY_MIB
 from functions.local.emulator import Emulator
 from tests.performance import call_costs, prices
 from tests.performance.call_costs import RECORDED, Billed

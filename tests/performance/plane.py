@@ -26,16 +26,16 @@ from functions.domain.records import RulesRecord, Spec
 from functions.domain.transaction import Put, Transaction
 from functions.handlers.startup import ServerClock
 from functions.handlers.wiring import SystemRandomness
-from functions.storage import job_items
 from functions.storage.clients import dynamodb_client, s3_client
-from functions.storage.dynamo_jobs import DynamoJobStore
-from functions.storage.dynamo_leases import DynamoLeaseStore
-from functions.storage.dynamo_packs import DynamoPackStore
-from functions.storage.dynamo_recipes import DynamoRecipeStore
-from functions.storage.dynamo_sharing import DynamoSharedStore
-from functions.storage.dynamo_tokens import DynamoTokenStore
-from functions.storage.dynamo_webhooks import DynamoWebhookStore
-from functions.storage.s3_objects import S3ObjectStore
+from functions.storage.dynamodb.items import job_items
+from functions.storage.dynamodb.jobs import DynamoJobStore
+from functions.storage.dynamodb.leases import DynamoLeaseStore
+from functions.storage.dynamodb.packs import DynamoPackStore
+from functions.storage.dynamodb.recipes import DynamoRecipeStore
+from functions.storage.dynamodb.sharing import DynamoSharedStore
+from functions.storage.dynamodb.tokens import DynamoTokenStore
+from functions.storage.dynamodb.webhooks import DynamoWebhookStore
+from functions.storage.s3.objects import S3ObjectStore
 from functions.storage.tables import JOBS, create_tables
 from functions.webhooks.event_queue import SqsLine
 from tests.emulator import CREDENTIALS

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from functions.local.emulator import Emulator, EmulatorError
-from functions.local.running import HOST
+from functions.local.lifecycle import HOST
 from tests.emulator import unique
 from tests.ports import free_port
 from tests.waiting import alive, until

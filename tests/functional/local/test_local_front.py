@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from baton.contract.errors import ErrorCode
-from functions.local.front import BODY_LIMIT_BYTES, HANDLER_THREADS, FrontRoute, FrontServer, build_front
+from functions.local.gateway.http_gateway import BODY_LIMIT_BYTES, HANDLER_THREADS, FrontRoute, FrontServer, build_front
 from tests.unit.transport.scripted_server import ScriptedServer, reply
 
 together = threading.Barrier(32)

@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 from baton.contract.events import JobEvent
 from functions.domain.errors import StorageUnavailable
 from functions.local.emulator import Emulator
-from functions.local.feed import StreamFeed
+from functions.local.triggers.stream_feed import StreamFeed
 from functions.publishing.bus import DeadLetterQueue, EventBridgeBus
 from functions.publishing.outbox import publish
 from functions.storage.tables import JOBS, STREAM, create_tables

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from cdk import NODE
-from cdk.npm import NpmError, install_locked
+from cdk.tool.npm import NpmError, install_locked
 from tests.performance.checkpoints.timing import Cost
 
 SOURCE = Path(__file__).with_name("kelpie")

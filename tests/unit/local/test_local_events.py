@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from functions.local.events import (
+from functions.local.gateway.lambda_events import (
     BadAnswerError,
     HttpRequest,
     HttpResponse,
@@ -20,8 +20,8 @@ from functions.local.events import (
     decode_path,
     function_event,
     http_response,
-    new_request_id,
 )
+from functions.local.lambda_context import new_request_id
 
 # AWS, "Create AWS Lambda proxy integrations for HTTP APIs", payload format 2.0; stage variables and client
 # certificates, which we do not have, left out.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from functions.local.feed import BATCH_RECORDS, StreamFeed
+from functions.local.triggers.stream_feed import BATCH_RECORDS, StreamFeed
 
 
 class EndlessStream:

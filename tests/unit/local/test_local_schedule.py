@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from functions.local.schedule import Schedule, scheduled_event
+from functions.local.triggers.schedule import Schedule, scheduled_event
 
 
 class Time:

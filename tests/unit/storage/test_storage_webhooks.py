@@ -7,7 +7,7 @@ from typing import Any
 
 from baton.contract.webhooks import DeliveryState
 from functions.domain.webhooks import Delivery
-from functions.storage.dynamo_webhooks import DynamoWebhookStore
+from functions.storage.dynamodb.webhooks import DynamoWebhookStore
 from functions.storage.tables import WEBHOOKS
 from functions.webhooks.event_queue import SqsLine, Waiting
 from tests.hooks import HOOK_ID, SECRET, make_event, make_webhook

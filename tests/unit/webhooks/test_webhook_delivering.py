@@ -18,10 +18,10 @@ from functions.domain.errors import StorageUnavailable
 from functions.domain.webhooks import BACKOFF_S, GIVE_UP_AFTER_S, Target, backoff_s, signature
 from functions.publishing.entries import entry_of
 from functions.storage.stream import transition_of
-from functions.webhooks.delivering import deliver
-from functions.webhooks.lines import KNOWN_FOR_S, MAX_MESSAGE_BYTES, Subscribers, Waiting
-from functions.webhooks.posting import Outcome
-from functions.webhooks.serving import serve
+from functions.webhooks.batch_consumer import serve
+from functions.webhooks.delivery import deliver
+from functions.webhooks.event_queue import KNOWN_FOR_S, MAX_MESSAGE_BYTES, Subscribers, Waiting
+from functions.webhooks.http_delivery import Outcome
 from tests.fakes import FakeLine
 from tests.hooks import HOOK_ID, SECRET, line_record, make_event, make_webhook
 from tests.publishing import AT, OTHER_JOB, TENANT, stream_record

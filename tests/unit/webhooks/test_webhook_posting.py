@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from functions.domain.webhooks import Target, target_of
-from functions.webhooks.posting import Outcome, Poster, resolved
+from functions.webhooks.http_delivery import Outcome, Poster, resolved
 
 PUBLIC = "93.184.216.34"
 HOST = "hooks.example.com"

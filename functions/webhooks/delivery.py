@@ -10,8 +10,8 @@ from baton.contract.webhooks import DeliveryState
 from functions.domain.errors import Refusal
 from functions.domain.ports import WebhookStore
 from functions.domain.webhooks import GIVE_UP_AFTER_S, Delivery, Target, Webhook, backoff_s, signature, target_of
-from functions.webhooks.lines import Waiting, attribute
-from functions.webhooks.posting import Outcome
+from functions.webhooks.event_queue import Waiting, attribute
+from functions.webhooks.http_delivery import Outcome
 
 logger = logging.getLogger("baton.webhooks")
 

@@ -21,13 +21,13 @@ from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 from botocore.exceptions import ConnectionError as NotConnectedError
 
 from cdk import NODE
-from cdk.first_key import NotIssuedError, issue_admin_key
-from cdk.npm import NpmError, install_locked
 from cdk.stage import READY_SHARDS_TAG, Stage, StageError
-from cdk.store import StoreError, require_store
+from cdk.tool.bootstrap_key import NotIssuedError, issue_admin_key
+from cdk.tool.npm import NpmError, install_locked
+from cdk.tool.store_check import StoreError, require_store
 from functions.storage.tables import JOBS
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parents[1]
 ROOT = HERE.parent
 TOOLS = ROOT / ".cdk"
 """The command line is installed here; it and its output, a folder for each stage, are ignored by git."""

@@ -14,7 +14,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -30,8 +30,7 @@ from baton.contract.errors import ErrorCode
 from functions.api.dispatch import sent_by_original
 from functions.api.errors import error_response
 from functions.domain.errors import Refusal
-from functions.local.carrying import PUT_PART, Carrier, Streamed, carried
-from functions.local.events import (
+from functions.local.gateway.lambda_events import (
     BadAnswerError,
     HttpRequest,
     HttpResponse,
@@ -41,20 +40,18 @@ from functions.local.events import (
     decode_path,
     function_event,
     http_response,
-    new_request_id,
 )
-from functions.local.running import HOST, Running, bound_socket
+from functions.local.gateway.object_proxy import PUT_PART, Carrier, Streamed, carried
+from functions.local.lambda_context import LambdaHandler, LocalContext, new_request_id
+from functions.local.lifecycle import HOST, Running, bound_socket
 
 logger = logging.getLogger(__name__)
-
-LambdaHandler = Callable[[dict[str, Any], Any], dict[str, Any]]
 
 BODY_LIMIT_BYTES = 10 * 1024 * 1024
 # An over-long body is read to here, so that the sender gets its 413 rather than a broken connection.
 DRAIN_LIMIT_BYTES = 8 * BODY_LIMIT_BYTES
 SPOOLED_BYTES = 1024 * 1024
 """A part beyond this is kept on disk while the front reads it."""
-HANDLER_TIMEOUT_S = 30.0
 HANDLER_THREADS = 64
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 10.0
@@ -74,25 +71,6 @@ class FrontRoute:
     def key(self) -> str:
         """The gateway's route key, `POST /job/{id}/stop`."""
         return f"{self.method} {self.path}"
-
-
-class LocalContext:
-    """What handlers find in Lambda's context argument."""
-
-    function_version = "$LATEST"
-    memory_limit_in_mb = 1024
-    log_group_name = "local"
-    log_stream_name = "local"
-
-    def __init__(self, function_name: str, *, timeout_s: float = HANDLER_TIMEOUT_S) -> None:
-        self.function_name = function_name
-        self.invoked_function_arn = f"arn:aws:lambda:us-east-1:000000000000:function:{function_name}"
-        self.aws_request_id = new_request_id()
-        self._deadline = time.monotonic() + timeout_s
-
-    def get_remaining_time_in_millis(self) -> int:
-        """Milliseconds until the deployed function would be ended. Nothing is ended here."""
-        return max(0, int((self._deadline - time.monotonic()) * 1000))
 
 
 def build_front(routes: Sequence[FrontRoute], authorizer: LambdaHandler) -> Starlette:

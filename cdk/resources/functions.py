@@ -10,11 +10,11 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
 
-from cdk.access import ACCESS, OF_BUCKET, STORE_SECRET, TAGGING, Access
-from cdk.acknowledged import OBJECTS, RUNTIME, acknowledge, acknowledge_wildcard
 from cdk.bundling import PYTHON_VERSION, code
-from cdk.data import CHECKPOINTS, DATA, Buckets, Tables
-from cdk.logs import log_group
+from cdk.resources.access import ACCESS, OF_BUCKET, STORE_SECRET, TAGGING, Access
+from cdk.resources.logs import log_group
+from cdk.resources.nag_suppressions import OBJECTS, RUNTIME, acknowledge, acknowledge_wildcard
+from cdk.resources.storage import CHECKPOINTS, DATA, Buckets, Tables
 from cdk.stage import DEFAULT_STORE_REGION, Stage
 from functions.domain.packs import FUNCTION_TIMEOUT_S, SWEEPER_TIMEOUT_S
 

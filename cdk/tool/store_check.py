@@ -8,9 +8,9 @@ from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from cdk.stage import DEFAULT_STORE_REGION, Stage
 from functions.domain.errors import StorageUnavailable
 from functions.storage.clients import s3_client
-from functions.storage.s3_objects import S3ObjectStore
-from functions.storage.store_check import missing_of_multipart, missing_promises
-from functions.storage.store_secret import StoreSecretError, read_secret
+from functions.storage.s3.objects import S3ObjectStore
+from functions.storage.s3.store_conformance import missing_of_multipart, missing_promises
+from functions.storage.s3.store_secret import StoreSecretError, read_secret
 
 
 class StoreError(Exception):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cdk.data import CHECKPOINTS, DATA
+from cdk.resources.storage import CHECKPOINTS, DATA
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ from aws_cdk.aws_apigatewayv2_authorizers import HttpLambdaAuthorizer, HttpLambd
 from aws_cdk.aws_apigatewayv2_integrations import HttpLambdaIntegration
 from constructs import Construct
 
-from cdk.acknowledged import HEALTH, acknowledge
-from cdk.logs import log_group
+from cdk.resources.logs import log_group
+from cdk.resources.nag_suppressions import HEALTH, acknowledge
 from cdk.stage import Stage
 from functions.api.routes import ROUTES
 

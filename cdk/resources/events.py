@@ -14,8 +14,8 @@ from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
-from cdk.access import ACCESS
-from cdk.acknowledged import DEAD_LETTERS, acknowledge
+from cdk.resources.access import ACCESS
+from cdk.resources.nag_suppressions import DEAD_LETTERS, acknowledge
 from cdk.stage import Stage
 from functions.storage.stream import FILTER
 
@@ -77,7 +77,7 @@ def allow(function: lambda_.Function, service: str, actions: Sequence[str], reso
 
 @jsii.implements(lambda_.IEventSourceDlq)
 class _To:
-    """What Lambda gives up goes to a queue. Grants nothing: cdk/access.py does."""
+    """What Lambda gives up goes to a queue. Grants nothing: cdk/resources/access.py does."""
 
     def __init__(self, queue: sqs.Queue) -> None:
         self._queue = queue

@@ -8,14 +8,14 @@ from aws_cdk import aws_scheduler_targets as targets
 from constructs import Construct
 
 from baton.contract.leases import SWEEP_INTERVAL_S
-from cdk.acknowledged import VERSIONS, acknowledge_wildcard
-from cdk.alarms import Alarms
-from cdk.api import Api
-from cdk.data import Buckets, Tables
-from cdk.events import Events
-from cdk.functions import Functions
+from cdk.resources.alarms import Alarms
+from cdk.resources.api import Api
+from cdk.resources.events import Events
+from cdk.resources.functions import Functions
+from cdk.resources.nag_suppressions import VERSIONS, acknowledge_wildcard
+from cdk.resources.storage import Buckets, Tables
+from cdk.resources.webhooks import Webhooks
 from cdk.stage import Stage
-from cdk.webhooks import Webhooks
 from functions.api.service_probe import PROBED_PATH
 
 SWEEP_INTERVAL = Duration.seconds(SWEEP_INTERVAL_S)

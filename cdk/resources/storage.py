@@ -7,9 +7,9 @@ from aws_cdk import aws_dynamodb as dynamodb
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
-from cdk.acknowledged import ACCESS_LOGS, acknowledge
+from cdk.resources.nag_suppressions import ACCESS_LOGS, acknowledge
 from cdk.stage import READY_SHARDS_TAG, Stage
-from functions.storage.objects import EXPIRING_TAG
+from functions.storage.s3.object_headers import EXPIRING_TAG
 from functions.storage.tables import JOBS, TABLES, KeySchema
 
 DATA, CHECKPOINTS = "training-data", "training-checkpoints"

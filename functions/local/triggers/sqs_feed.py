@@ -7,8 +7,8 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from functions.local.front import LambdaHandler, LocalContext
-from functions.local.running import Poller, Stopper
+from functions.local.lambda_context import LambdaHandler, LocalContext
+from functions.local.lifecycle import Poller, Stopper
 
 logger = logging.getLogger(__name__)
 

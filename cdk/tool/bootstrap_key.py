@@ -13,7 +13,7 @@ from functions.api.keys import new_key
 from functions.domain.errors import StorageUnavailable
 from functions.handlers.wiring import SystemRandomness
 from functions.storage.clients import dynamodb_client
-from functions.storage.dynamo_tokens import DynamoTokenStore
+from functions.storage.dynamodb.tokens import DynamoTokenStore
 
 TENANT_NAME = r"[a-z0-9][a-z0-9-]{0,31}"
 """A tenant's name begins its objects' keys and its jobs' partitions."""

@@ -12,7 +12,6 @@ import base64
 import binascii
 import json
 import re
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -161,11 +160,6 @@ def function_event(fields: dict[str, Any], body: bytes, authorizer_context: Mapp
         else:
             event["body"], event["isBase64Encoded"] = base64.b64encode(body).decode("ascii"), True
     return event
-
-
-def new_request_id() -> str:
-    """Sixteen characters, shaped like the gateway's request ids."""
-    return base64.urlsafe_b64encode(secrets.token_bytes(11)).decode("ascii")
 
 
 def http_response(answer: Any) -> HttpResponse:

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from functions.domain.packs import SWEEPER_TIMEOUT_S
-from functions.local.front import LambdaHandler, LocalContext
-from functions.local.running import Background, Stopper
+from functions.local.lambda_context import LambdaHandler, LocalContext
+from functions.local.lifecycle import Background, Stopper
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ import urllib3
 
 from baton.contract.errors import ErrorCode
 from functions.domain.errors import Refusal
-from functions.local.events import HttpRequest, HttpResponse
+from functions.local.gateway.lambda_events import HttpRequest, HttpResponse
 
 PUT_PART = "PUT /upload/{bucket}/{key+}"
 PRESIGN_PART = "POST /upload/{bucket}/{key+}"

@@ -9,10 +9,10 @@ from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
-from cdk.access import ACCESS
-from cdk.acknowledged import DEAD_LETTERS, acknowledge
-from cdk.events import allow
-from cdk.functions import TIMEOUT_S
+from cdk.resources.access import ACCESS
+from cdk.resources.events import allow
+from cdk.resources.functions import TIMEOUT_S
+from cdk.resources.nag_suppressions import DEAD_LETTERS, acknowledge
 from cdk.stage import Stage
 
 KEPT = Duration.days(4)

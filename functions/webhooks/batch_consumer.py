@@ -8,7 +8,7 @@ from typing import Any
 
 from functions.domain.errors import StorageUnavailable
 from functions.domain.webhooks import backoff_s
-from functions.webhooks.lines import attribute
+from functions.webhooks.event_queue import attribute
 
 logger = logging.getLogger("baton.webhooks")
 
