@@ -93,7 +93,7 @@ def test_what_only_a_training_can_do_is_refused_in_a_rule_of_the_control_plane(a
     name = action if isinstance(action, str) else next(iter(action))
     (fault,) = faults_of({"rules": [rule("cost > 5 and loss > 2", do=["stop", action])]})
     assert (fault.code, fault.field, fault.reason.split()[0]) == (Code.MISPLACED, "rules.0.do.1", name)
-    assert "nothing but the training's metrics" in fault.remedy
+    assert "the training's metrics alone" in fault.remedy
     (alone,) = faults_of({"rules": [rule("loss > 2", do=action, on="timer")]})
     assert (alone.code, alone.field) == (Code.MISPLACED, "rules.0.do")
     assert faults_of({"rules": [rule("loss > 2", do=action)]}) == []
