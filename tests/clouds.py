@@ -26,15 +26,15 @@ from functions.domain.ports import (
 from functions.domain.rings import RingStore
 from functions.local.emulator import Emulator
 from functions.storage.clients import dynamodb_client, s3_client
-from functions.storage.dynamo_jobs import DynamoJobStore
-from functions.storage.dynamo_leases import DynamoLeaseStore
-from functions.storage.dynamo_packs import DynamoPackStore
-from functions.storage.dynamo_recipes import DynamoRecipeStore
-from functions.storage.dynamo_rings import DynamoRings
-from functions.storage.dynamo_sharing import DynamoSharedStore
-from functions.storage.dynamo_tokens import DynamoTokenStore
-from functions.storage.dynamo_webhooks import DynamoWebhookStore
-from functions.storage.s3_objects import S3ObjectStore
+from functions.storage.dynamodb.jobs import DynamoJobStore
+from functions.storage.dynamodb.leases import DynamoLeaseStore
+from functions.storage.dynamodb.packs import DynamoPackStore
+from functions.storage.dynamodb.recipes import DynamoRecipeStore
+from functions.storage.dynamodb.rings import DynamoRings
+from functions.storage.dynamodb.sharing import DynamoSharedStore
+from functions.storage.dynamodb.tokens import DynamoTokenStore
+from functions.storage.dynamodb.webhooks import DynamoWebhookStore
+from functions.storage.s3.objects import S3ObjectStore
 from functions.storage.tables import HEARTBEATS, JOBS, create_tables
 from tests.emulator import CREDENTIALS
 from tests.twins.cloud import MemoryCloud

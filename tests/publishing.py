@@ -11,7 +11,7 @@ from functions.domain.errors import StorageUnavailable
 from functions.domain.records import Event
 from functions.domain.transaction import Put, written
 from functions.publishing.entries import MAX_ENTRIES, MAX_REQUEST_BYTES, Entry
-from functions.storage import job_items
+from functions.storage.dynamodb.items import job_items
 from tests.factories import make_job, make_spec
 
 JOB_ID = "146683a1-cb76-4702-9fef-fcccd32594f1"

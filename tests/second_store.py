@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Self
 
 from baton.contract.names import BUCKETS
 from functions.storage.clients import s3_client
-from functions.storage.s3_objects import S3ObjectStore
+from functions.storage.s3.objects import S3ObjectStore
 from tests.clouds import Cloud, memory_cloud
 from tests.emulator import unique
 from tests.ports import free_port

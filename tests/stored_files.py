@@ -7,7 +7,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from functions.storage.crc64 import crc64nvme
+from functions.storage.s3.crc64 import crc64nvme
 
 
 def described(path: str, data: bytes) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import botocore.session
 from botocore.config import Config
 
 from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
-from functions.storage.store_secret import keep_credentials_in
+from functions.storage.s3.store_secret import keep_credentials_in
 
 CONNECT_TIMEOUT_S = 2
 DYNAMODB_READ_TIMEOUT_S = 5

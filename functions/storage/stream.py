@@ -8,7 +8,7 @@ from typing import Any
 
 from functions.domain import keys
 from functions.domain.records import Event
-from functions.storage.documents import load
+from functions.storage.dynamodb.items.documents import load
 
 FILTER: Mapping[str, Any] = {
     "eventName": ["INSERT"],

@@ -17,12 +17,12 @@ from baton.contract.names import BUCKETS, CHECKPOINTS_BUCKET, DATA_BUCKET
 from functions.api.settings import Settings
 from functions.domain.ports import StoredObject, StoredPart
 from functions.local.emulator import Emulator
-from functions.storage import store_secret
 from functions.storage.clients import Clients
-from functions.storage.crc64 import crc64nvme
-from functions.storage.s3_objects import S3ObjectStore
-from functions.storage.store_check import TENANT, missing_of_multipart, missing_promises
-from functions.storage.store_secret import StoreSecretError, read_secret
+from functions.storage.s3 import store_secret
+from functions.storage.s3.crc64 import crc64nvme
+from functions.storage.s3.objects import S3ObjectStore
+from functions.storage.s3.store_conformance import TENANT, missing_of_multipart, missing_promises
+from functions.storage.s3.store_secret import StoreSecretError, read_secret
 from tests.api_harness import Api, memory_api
 from tests.clouds import Cloud, memory_cloud
 from tests.emulator import unique

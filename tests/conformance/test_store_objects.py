@@ -16,8 +16,8 @@ from functions.domain.errors import Refusal
 from functions.domain.keys import object_key
 from functions.domain.ports import Presigned
 from functions.storage.clients import s3_client
-from functions.storage.objects import EXPIRING_TAG
-from functions.storage.s3_objects import S3ObjectStore
+from functions.storage.s3.object_headers import EXPIRING_TAG
+from functions.storage.s3.objects import S3ObjectStore
 from tests.clouds import Cloud, memory_cloud, moto_cloud
 from tests.conformance.store_kit import TENANT
 from tests.emulator import CREDENTIALS

@@ -17,9 +17,9 @@ from functions.domain.claiming import ClaimWindow
 from functions.domain.errors import StorageUnavailable
 from functions.domain.records import Event
 from functions.storage.clients import dynamodb_client, s3_client
-from functions.storage.dynamo_jobs import DynamoJobStore
-from functions.storage.dynamo_leases import DynamoLeaseStore
-from functions.storage.s3_objects import S3ObjectStore
+from functions.storage.dynamodb.jobs import DynamoJobStore
+from functions.storage.dynamodb.leases import DynamoLeaseStore
+from functions.storage.s3.objects import S3ObjectStore
 from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW, TENANT, claim, counted_requests, progress_at, submission, submit
 from tests.emulator import CREDENTIALS

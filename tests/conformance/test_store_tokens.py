@@ -11,7 +11,7 @@ from baton.contract.names import Scope
 from functions.domain.api_keys import ApiKey
 from functions.domain.errors import Refusal, WriteConflict
 from functions.domain.records import TransferGrant
-from functions.storage.dynamo_tokens import GRANT_KEPT_S, KEY_KEPT_S
+from functions.storage.dynamodb.tokens import GRANT_KEPT_S, KEY_KEPT_S
 from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW, TENANT
 from tests.paging import all_pages

@@ -11,7 +11,7 @@ from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.records import Attempt, Event, MemberRecord, MemberValue, RulesRecord, StandingRecord
 from functions.domain.scale_records import ScalingRecord
 from functions.domain.transaction import DirectLease, Put, SteerLease, changed
-from functions.storage.documents import MAX_DOCUMENT_BYTES
+from functions.storage.dynamodb.items.documents import MAX_DOCUMENT_BYTES
 from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW, TENANT, claim, submission, submit
 

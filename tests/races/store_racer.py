@@ -20,9 +20,9 @@ from functions.domain.packs import CondemnPack, Sighting
 from functions.domain.records import PackRecord
 from functions.domain.transaction import Transaction
 from functions.storage.clients import dynamodb_client
-from functions.storage.dynamo_jobs import DynamoJobStore
-from functions.storage.dynamo_packs import DynamoPackStore
-from functions.storage.dynamo_tokens import DynamoTokenStore
+from functions.storage.dynamodb.jobs import DynamoJobStore
+from functions.storage.dynamodb.packs import DynamoPackStore
+from functions.storage.dynamodb.tokens import DynamoTokenStore
 from tests.conformance.store_kit import NOW, TENANT
 from tests.emulator import CREDENTIALS
 from tests.fakes import SeededRandomness

@@ -14,7 +14,7 @@ from functions.domain.records import CheckpointRecord, CommandRecord, Job, Membe
 from functions.domain.scale_records import ScalingRecord, scaling_owner
 from functions.domain.stored import TableRecord
 from functions.domain.transaction import Delete, Put, Transaction
-from functions.storage.documents import dump, load
+from functions.storage.dynamodb.items.documents import dump, load
 from functions.storage.paging import history_list, jobs_list, page, ready_list
 from tests.twins.leases import lease_after, store_lease
 from tests.twins.state import MemoryState, StoredItem, created_of

@@ -12,9 +12,10 @@ from urllib.parse import quote, urlencode
 from baton.contract.names import BUCKETS
 from functions.domain import keys
 from functions.domain.ports import Page, Presigned, StoredObject, StoredPart
-from functions.storage.crc64 import crc64nvme as crc64nvme_of
-from functions.storage.crc64 import joined
-from functions.storage.objects import (
+from functions.storage.paging import objects_list, page
+from functions.storage.s3.crc64 import crc64nvme as crc64nvme_of
+from functions.storage.s3.crc64 import joined
+from functions.storage.s3.object_headers import (
     CHECKSUM_HEADER,
     check_parts,
     other_bytes,
@@ -22,7 +23,6 @@ from functions.storage.objects import (
     put_headers,
     unknown_bucket,
 )
-from functions.storage.paging import objects_list, page
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 from functions.domain.ports import Presigned
 from functions.local.emulator import Emulator
 from functions.storage.clients import s3_client
-from functions.storage.s3_objects import S3ObjectStore
+from functions.storage.s3.objects import S3ObjectStore
 from gpu_client.transport.errors import ChecksumMismatch, FileChanged, ObjectMissing, UrlExpired
 from gpu_client.transport.net.digests import FileDigest, digest_bytes
 from gpu_client.transport.transfer.manager import Download, RangeDownload, Segment, Transfer, Upload

@@ -9,7 +9,7 @@ import pytest
 
 from baton.contract.names import Scope
 from functions.domain.api_keys import ApiKey
-from functions.storage.dynamo_keys import document, from_item
+from functions.storage.dynamodb.api_keys import document, from_item
 
 WRITTEN_BEFORE = (
     '{"id":"k3f9a0b1","tenant":"acme","name":"laptop ü","secret_sha256":"' + "a" * 64 + '",'

@@ -8,7 +8,7 @@ from awscrt.checksums import crc64nvme as fast_crc64nvme
 from hypothesis import given
 from hypothesis import strategies as st
 
-from functions.storage.crc64 import crc64nvme, joined
+from functions.storage.s3.crc64 import crc64nvme, joined
 
 
 def test_check_value() -> None:

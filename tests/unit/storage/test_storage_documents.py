@@ -27,7 +27,7 @@ from functions.domain.records import (
 )
 from functions.domain.scale_records import ScalingRecord
 from functions.domain.sharing import SharedRecord
-from functions.storage.documents import MAX_DOCUMENT_BYTES, dump, load
+from functions.storage.dynamodb.items.documents import MAX_DOCUMENT_BYTES, dump, load
 
 
 def models_within(annotation: Any) -> set[type[BaseModel]]:

@@ -13,7 +13,8 @@ from functions.domain.errors import StorageUnavailable
 from functions.domain.keys import object_key
 from functions.domain.ports import Page, Presigned, StoredObject, StoredPart
 from functions.storage.failures import error_code, failures_translated, http_status
-from functions.storage.objects import (
+from functions.storage.paging import objects_list, page
+from functions.storage.s3.object_headers import (
     EXPIRING_TAGGING,
     check_parts,
     other_bytes,
@@ -22,7 +23,6 @@ from functions.storage.objects import (
     quoted,
     unknown_bucket,
 )
-from functions.storage.paging import objects_list, page
 
 MAX_KEYS_PER_CALL = 1000
 HEADS_IN_PARALLEL = 16

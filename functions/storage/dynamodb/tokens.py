@@ -9,12 +9,12 @@ from functions.domain.api_keys import ApiKey
 from functions.domain.errors import WriteConflict
 from functions.domain.ports import Page
 from functions.domain.records import TransferGrant
-from functions.storage.documents import dump, load
-from functions.storage.dynamo_keys import DynamoKeyReader, document, from_item
+from functions.storage.dynamodb.api_keys import DynamoKeyReader, document, from_item
+from functions.storage.dynamodb.items.attribute_values import Item, number
+from functions.storage.dynamodb.items.documents import dump, load
+from functions.storage.dynamodb.reads import get_item, query
 from functions.storage.failures import error_code, failures_translated
-from functions.storage.items import Item, number
 from functions.storage.paging import keys_list, page
-from functions.storage.reads import get_item, query
 
 KEY_KEPT_S = 30 * 86_400
 """How long an API key that has expired is kept, so that its user is told so."""

@@ -13,10 +13,10 @@ from functions.domain import keys as names
 from functions.domain.errors import Refusal, StorageUnavailable
 from functions.domain.ports import Page
 from functions.domain.rings import RingRecord, StoredRing
+from functions.storage.dynamodb.items.attribute_values import Item, number
+from functions.storage.dynamodb.reads import MAX_ROUNDS, get_item, get_items, query
 from functions.storage.failures import error_code, failures_translated
-from functions.storage.items import Item, number
 from functions.storage.paging import page, ring_keys_list, rings_list
-from functions.storage.reads import MAX_ROUNDS, get_item, get_items, query
 from functions.storage.tables import RINGS
 
 DELETES_PER_CALL = 25

@@ -10,8 +10,8 @@ from typing import Any
 from baton.contract.names import Scope
 from functions.domain import keys
 from functions.domain.api_keys import ApiKey
-from functions.storage.items import Item
-from functions.storage.reads import get_item
+from functions.storage.dynamodb.items.attribute_values import Item
+from functions.storage.dynamodb.reads import get_item
 from functions.storage.tables import HEARTBEATS, TOKENS
 
 

@@ -9,8 +9,8 @@ from functions.domain.keys import Key
 from functions.domain.records import MemberRecord
 from functions.domain.stored import TableRecord
 from functions.domain.transaction import Delete, Put
-from functions.storage.documents import dump, load
-from functions.storage.items import Item, attribute, number, value_of
+from functions.storage.dynamodb.items.attribute_values import Item, attribute, number, value_of
+from functions.storage.dynamodb.items.documents import dump, load
 
 R = TypeVar("R", bound=TableRecord)
 

@@ -7,11 +7,11 @@ from typing import Any
 from functions.domain import keys
 from functions.domain.ports import Page
 from functions.domain.webhooks import Delivery, Webhook
-from functions.storage.documents import dump, load
+from functions.storage.dynamodb.items.attribute_values import Item, number
+from functions.storage.dynamodb.items.documents import dump, load
+from functions.storage.dynamodb.reads import get_item, query
 from functions.storage.failures import failures_translated
-from functions.storage.items import Item, number
 from functions.storage.paging import deliveries_list, page
-from functions.storage.reads import get_item, query
 from functions.storage.tables import WEBHOOKS
 
 DELIVERY_KEPT_S = 30 * 86_400

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from functions.domain.errors import StorageUnavailable
+from functions.storage.dynamodb.items.attribute_values import Item
 from functions.storage.failures import failures_translated
-from functions.storage.items import Item
 
 BATCH_KEYS = 100
 MAX_ROUNDS = 8

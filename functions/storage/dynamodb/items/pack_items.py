@@ -6,7 +6,7 @@ from baton.contract.manifest import Pack
 from functions.domain import keys
 from functions.domain.packs import CONDEMNED_KEPT_S, CondemnPack, PackWrite, Sighting
 from functions.domain.records import PackRecord
-from functions.storage.items import Item, number
+from functions.storage.dynamodb.items.attribute_values import Item, number
 
 _DECLARED = "size_bytes = :size, crc64nvme = :crc"
 _NAMES = {"#ttl": "ttl", "#version": "version"}

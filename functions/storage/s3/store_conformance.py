@@ -16,7 +16,7 @@ from botocore.exceptions import ClientError
 
 from functions.domain.errors import Refusal
 from functions.domain.ports import ObjectStore
-from functions.storage.crc64 import crc64nvme
+from functions.storage.s3.crc64 import crc64nvme
 
 TENANT = ".store-check"
 """No tenant can be called so. What is written for a moment lies below it."""

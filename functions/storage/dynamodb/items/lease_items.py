@@ -12,7 +12,7 @@ from functions.domain.claimants import Claimant
 from functions.domain.leases import LEASE_KEPT_S, REPROOF_WINDOW_S, REVOKED, Fence
 from functions.domain.records import Lease
 from functions.domain.transaction import CloseLease, LeaseGuard, LeaseWrite, OpenLease, ReopenLease
-from functions.storage.items import Item, attribute, number
+from functions.storage.dynamodb.items.attribute_values import Item, attribute, number
 
 _TEXTS = ("token_sha256", "ring_token_sha256", "machine_id", "phase")
 _COUNTS = ("rules_revision", "commands_seq", "rules_in_force", "rules_rejected")

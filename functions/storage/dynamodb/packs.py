@@ -12,10 +12,10 @@ from botocore.exceptions import ClientError
 
 from functions.domain.packs import PackWrite, Sighting
 from functions.domain.records import PackRecord
-from functions.storage import pack_items
+from functions.storage.dynamodb.items import pack_items
+from functions.storage.dynamodb.items.attribute_values import Item
+from functions.storage.dynamodb.reads import get_items
 from functions.storage.failures import error_code, failures_translated
-from functions.storage.items import Item
-from functions.storage.reads import get_items
 from functions.storage.tables import JOBS
 
 WRITES_IN_PARALLEL = 16

@@ -9,11 +9,11 @@ from botocore.exceptions import ClientError
 from functions.domain import keys
 from functions.domain.ports import Page
 from functions.domain.recipes import RecipeEntry, StoredRecipe
-from functions.storage.documents import dump, load
+from functions.storage.dynamodb.items.attribute_values import Item
+from functions.storage.dynamodb.items.documents import dump, load
+from functions.storage.dynamodb.reads import get_item, query
 from functions.storage.failures import error_code, failures_translated
-from functions.storage.items import Item
 from functions.storage.paging import page, recipes_list
-from functions.storage.reads import get_item, query
 from functions.storage.tables import RECIPES
 
 

@@ -9,10 +9,10 @@ from botocore.exceptions import ClientError
 
 from functions.domain import keys
 from functions.domain.sharing import SharedRecord
-from functions.storage.documents import dump, load
+from functions.storage.dynamodb.items.attribute_values import Item
+from functions.storage.dynamodb.items.documents import dump, load
+from functions.storage.dynamodb.reads import get_item
 from functions.storage.failures import error_code, failures_translated
-from functions.storage.items import Item
-from functions.storage.reads import get_item
 from functions.storage.tables import JOBS
 
 

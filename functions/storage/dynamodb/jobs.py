@@ -18,12 +18,12 @@ from functions.domain.records import CheckpointRecord, CommandRecord, Job, Membe
 from functions.domain.scale_records import ScalingRecord, scaling_owner
 from functions.domain.stored import TableRecord
 from functions.domain.transaction import Delete, Put, Transaction, Write
-from functions.storage import job_items, lease_items
-from functions.storage.documents import load
+from functions.storage.dynamodb.items import job_items, lease_items
+from functions.storage.dynamodb.items.attribute_values import Item, number
+from functions.storage.dynamodb.items.documents import load
+from functions.storage.dynamodb.reads import get_item, get_items, query
 from functions.storage.failures import RETRYABLE_CODES, error_code, failures_translated
-from functions.storage.items import Item, number
 from functions.storage.paging import history_list, jobs_list, page, ready_list
-from functions.storage.reads import get_item, get_items, query
 from functions.storage.tables import HEARTBEATS, JOBS
 
 R = TypeVar("R", bound=TableRecord)

@@ -13,10 +13,10 @@ from functions.domain.errors import FenceBroken, StorageUnavailable
 from functions.domain.leases import REPROOF_WINDOW_S, Fence
 from functions.domain.reclaiming import Watch
 from functions.domain.records import Lease
+from functions.storage.dynamodb.items.attribute_values import Item, number
+from functions.storage.dynamodb.items.lease_items import fence_condition, from_item
+from functions.storage.dynamodb.reads import get_item, get_items, query
 from functions.storage.failures import error_code, failures_translated
-from functions.storage.items import Item, number
-from functions.storage.lease_items import fence_condition, from_item
-from functions.storage.reads import get_item, get_items, query
 from functions.storage.tables import HEARTBEATS
 
 MAX_COLLISIONS = 5
