@@ -1,4 +1,4 @@
-"""The command `baton`, and `python -m gpu_client.cli`: says what is missing where only the agent is installed."""
+"""Entry point of `baton` and `python -m gpu_client.cli`; names a missing package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def run() -> int:
-    """Run the program. Returns the exit code, also where it cannot even be imported."""
+    """Run the program and return its exit code; an import that fails gives exit code 1."""
     try:
         from gpu_client.cli.main import main
 

@@ -1,4 +1,4 @@
-"""`baton`: the commands put together, and the one place where errors become lines and exit codes."""
+"""Program `baton`: register all commands, convert errors into lines and exit codes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import typer
 from gpu_client.cli.admin import doctor, keys, local, login, webhooks
 from gpu_client.cli.core.errors import ExitCode, describe, problems_of
 from gpu_client.cli.core.formats import plain
-from gpu_client.cli.core.session import Session
+from gpu_client.cli.core.session import CliSession
 from gpu_client.cli.data import fetch, push
 from gpu_client.cli.insight import logs, metrics, report
 from gpu_client.cli.jobs import control, explain, show, submit, watch
@@ -28,7 +28,7 @@ from gpu_client.transport.net.connections import user_agent
 
 app = typer.Typer(
     name="baton",
-    help="Train on GPUs that may vanish. Start with: baton login URL",
+    help="Train on preemptible GPUs. Start with: baton login URL",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -51,27 +51,29 @@ def _version(wanted: bool) -> None:
 def _root(
     context: typer.Context,
     profile: Annotated[
-        str | None, typer.Option("--profile", help="Use this stored profile, whatever the environment says.")
+        str | None, typer.Option("--profile", help="Use this stored profile; overrides the environment.")
     ] = None,
     _show_version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    session = context.find_object(Session)
+    session = context.find_object(CliSession)
     if session is not None:
         session.profile_name = profile
 
 
-def main(arguments: Sequence[str] | None = None, session: Session | None = None) -> int:
-    """Run one command. Returns the exit code; whatever goes wrong is said on standard error: one line, and one more for
-    each of several things that are wrong."""
-    session = session or Session()
-    # where the shell closed one (`>&-`) there is nobody to tell
+def main(arguments: Sequence[str] | None = None, session: CliSession | None = None) -> int:
+    """Run one command and return its exit code.
+
+    Writes each error to standard error: one line, then one line for each of several problems.
+    """
+    session = session or CliSession()
+    # The shell can close a stream (`>&-`); Python then has None, and writes would raise.
     sys.stdout = sys.stdout or io.StringIO()
     sys.stderr = sys.stderr or io.StringIO()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            # a name from elsewhere must not end the program because this terminal cannot show it
+            # Foreign names can have characters outside the terminal's encoding: replace them instead of failing.
             stream.reconfigure(errors="replace")
     try:
         with _interruptible(session):
@@ -84,28 +86,28 @@ def main(arguments: Sequence[str] | None = None, session: Session | None = None)
             )
             sys.stdout.flush()
     except BrokenPipeError:
-        # what is still buffered would fail once more when the interpreter ends
+        # The interpreter flushes the buffer at exit and would fail again: give the buffer /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OUTPUT_CLOSED
     except SystemExit as left:
-        # shell completion leaves like this
+        # Shell completion exits by SystemExit.
         return left.code if isinstance(left.code, int) else ExitCode.OK
-    except BaseException as error:  # noqa: BLE001 - the boundary: every error becomes a line and an exit code
+    except BaseException as error:  # noqa: BLE001 - boundary: every error becomes a line and an exit code
         if session.environ.get("BATON_DEBUG"):
             traceback.print_exception(error)
         code, line = describe(error)
         if line:
-            _complain(line)
+            _print_error(line)
         for problem in problems_of(error):
             sys.stderr.write(f"{_on_one_line(problem)}\n")
         return int(code)
     if found == ExitCode.INTERRUPTED:
-        _complain("interrupted")
+        _print_error("interrupted")
     return found if isinstance(found, int) else ExitCode.OK
 
 
-def _complain(line: str) -> None:
-    """One line, whatever the message was made of."""
+def _print_error(line: str) -> None:
+    """Write a message to standard error as one line."""
     sys.stderr.write(f"baton: {_on_one_line(line)}\n")
 
 
@@ -114,8 +116,8 @@ def _on_one_line(text: str) -> str:
 
 
 @contextmanager
-def _interruptible(session: Session) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and a closed terminal end the command in good order: threads are told first."""
+def _interruptible(session: CliSession) -> Iterator[None]:
+    """Convert SIGINT, SIGTERM and SIGHUP to KeyboardInterrupt, after setting the cancel event for other threads."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -87,18 +87,18 @@ def close(*processes: subprocess.Popen[str]) -> None:
 @pytest.mark.parametrize(
     ("page", "heading", "shown"),
     [
-        ("README.md", "Use it", ["no worker has taken it", "complete, 1 attempt", "hello\n", '"state":"complete"']),
+        ("README.md", "Use it", ["no worker has claimed it", "complete, 1 attempt", "hello\n", '"state":"complete"']),
         (
             "gpu_client/cli/README.md",
             "From login to fetch",
             [
-                "valid; may: submit, worker, admin",
+                "valid; scopes: submit, worker, admin",
                 "1 file (23 B) sent to letters/",
                 "letters/a.txt",
-                "no worker has taken it. It is the next of its queue.",
+                "no worker has claimed it. It is the first job of its queue.",
                 "complete, 1 attempt",
                 "read 23 characters",
-                "It is complete",
+                "The job completed",
                 "TO WHOM IT MAY CONCERN\n",
             ],
         ),
@@ -133,7 +133,7 @@ def test_the_page_works_as_it_is_written(
         with BatonClient(terminals.url, key) as client:
             until(lambda: client.jobs(status=JobState.PENDING).jobs or at_the_desk.poll() is not None, what="the job")
             until(
-                lambda: "no worker has taken it" in terminals.said("user") or at_the_desk.poll() is not None,
+                lambda: "no worker has claimed it" in terminals.said("user") or at_the_desk.poll() is not None,
                 what="the explanation",
             )
             opened.append(terminals.open(worker, "worker"))

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from baton.contract.jobs import JobState
-from gpu_client.cli.core.session import Session
-from gpu_client.cli.insight.metric_history import history_of
+from gpu_client.cli.core.session import CliSession
+from gpu_client.cli.insight.metric_history import load_history
 from gpu_client.cli.main import main
 from tests.waiting import until
 from tests.workshop import Workshop
@@ -52,7 +52,7 @@ def test_what_a_killed_and_resumed_training_saw(
 
     points = list(client.metric_points(job_id))
     assert {point.epoch for point in points} == {1, 2}
-    history = history_of(client, job_id)
+    history = load_history(client, job_id)
     steps = [point.step for point in history.kept]
     assert steps == sorted(set(steps)), "each step once"
     assert steps[-1] == STEPS, "the last flush has lost nothing"
@@ -66,7 +66,7 @@ def test_what_a_killed_and_resumed_training_saw(
     assert times == sorted(times)
     assert job.created_at - 2 <= times[0] <= times[-1] <= job.updated_at + 2
 
-    session = Session(environ={"BATON_API_URL": stack.url, "BATON_API_KEY": stack.keys["submit"]})
+    session = CliSession(environ={"BATON_API_URL": stack.url, "BATON_API_KEY": stack.keys["submit"]})
     assert main(["metrics", job_id, "--csv"], session) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [int(row["step"]) for row in rows] == steps

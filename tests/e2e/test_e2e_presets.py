@@ -61,7 +61,7 @@ def test_a_loss_that_is_no_number_is_told_and_the_training_goes_on(shop: Worksho
     assert json.loads(shop.stack.artifact(job_id, "end.json")) == {"steps": 6}
 
     watched = baton(shop, "watch", job_id)
-    assert "step 3: preset-nonfinite: the loss is NaN" in watched and "step 5: preset-nonfinite: is over" in watched
+    assert "step 3: preset-nonfinite: the loss is NaN" in watched and "step 5: preset-nonfinite: cleared" in watched
     assert "preset" not in baton(shop, "explain", job_id), "it is over"
     assert "[baton] preset-nonfinite: the loss is NaN" in baton(shop, "logs", job_id)
 

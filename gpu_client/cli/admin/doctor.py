@@ -15,10 +15,10 @@ import typer
 
 from baton.contract.keys import HealthAnswer
 from baton.contract.names import DATA_BUCKET, Scope
-from gpu_client.cli.admin.keys import scopes_of
+from gpu_client.cli.admin.keys import probe_scopes
 from gpu_client.cli.core.errors import CliError, ExitCode, describe
 from gpu_client.cli.core.formats import duration, size
-from gpu_client.cli.core.session import AsJson, Session, connect, session_of
+from gpu_client.cli.core.session import AsJson, CliSession, connect, session_of
 from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import BatonError, Unreachable
 from gpu_client.transport.net.connections import user_agent
@@ -27,19 +27,19 @@ from gpu_client.transport.retry import RetryPolicy
 from gpu_client.transport.transfer.manager import Transfer
 
 SKEW_WARN_S, SKEW_FAIL_S = 5, 900
-"""Nothing is decided by this machine's clock, but TLS fails when it is far off, and logs are hard to match."""
+"""Limits of the clock skew: a large skew breaks TLS, and any skew makes logs hard to compare."""
 SLOW_ROUND_TRIP_S = 1.0
 SLOW_BYTES_PER_S = 500_000
 PROBE_BYTES = 1_000_000
 PROBE_PREFIX = ".baton-doctor"
 _ROUND_TRIPS = 3
-_IN_THE_WAY = "Is the address right, is it running, and is no proxy or firewall in the way?"
-_ONE_MORE_TRY = RetryPolicy(max_tries=2, budget_s=5.0)
-"""What a transfer of data waits out is here what is looked for."""
+_ADDRESS_REMEDY = "Check the address, that the API runs, and any proxy or firewall."
+_SHORT_RETRY = RetryPolicy(max_tries=2, budget_s=5.0)
+"""Retry once only: transfers hide failures by many retries, and this command must find the failures."""
 
 
-class Verdict(StrEnum):
-    """What came of a check."""
+class CheckStatus(StrEnum):
+    """Result of a check."""
 
     OK = "ok"
     WARN = "warn"
@@ -48,50 +48,50 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at. `said` is what was found, `remedy` what to do unless it is ok."""
+    """Finding of a check. `remedy` is empty if the status is OK."""
 
     name: str
-    verdict: Verdict
-    said: str
+    status: CheckStatus
+    finding: str
     remedy: str = ""
 
     def as_data(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"name": self.name, "verdict": self.verdict.value, "found": self.said, "remedy": self.remedy or None}
+        """Return the check as JSON values."""
+        return {"name": self.name, "verdict": self.status.value, "found": self.finding, "remedy": self.remedy or None}
 
 
-def examine(session: Session, timer: Callable[[], float] = time.perf_counter) -> Iterator[Check]:
-    """Each check as it is done; those that need what has failed are left out."""
+def run_checks(session: CliSession, timer: Callable[[], float] = time.perf_counter) -> Iterator[Check]:
+    """Run the checks and yield each result; skip the checks that depend on a failed check."""
     try:
         profile = session.profile()
-        client = connect(profile, transfer=Transfer(policy=_ONE_MORE_TRY))
+        client = connect(profile, transfer=Transfer(policy=_SHORT_RETRY))
     except CliError as error:
-        yield Check("profile", Verdict.FAIL, str(error))
+        yield Check("profile", CheckStatus.FAIL, str(error))
         return
     with client:
-        yield Check("profile", Verdict.OK, profile.url)
+        yield Check("profile", CheckStatus.OK, profile.url)
         try:
-            health, trips_s = _round_trips(client, timer)
+            health, trips_s = _measure_round_trips(client, timer)
         except BatonError as error:
-            yield _failed("address", error)
+            yield _failed_check("address", error)
             return
-        yield Check("address", Verdict.OK, f"{profile.url} answers")
+        yield Check("address", CheckStatus.OK, f"{profile.url} answers")
         yield judge_latency(min(trips_s))
         yield judge_clock(session.clock(), health.server_time, min(trips_s))
         yield judge_versions(user_agent().partition(" ")[0].partition("/")[2], health.version)
         try:
-            scopes = scopes_of(client)
+            scopes = probe_scopes(client)
         except BatonError as error:
-            yield _failed("key", error)
+            yield _failed_check("key", error)
             return
         yield judge_scopes(scopes)
         if Scope.SUBMIT in scopes:
-            yield from _bandwidth(session, client, timer)
+            yield from _check_bandwidth(session, client, timer)
 
 
-def _round_trips(client: BatonClient, timer: Callable[[], float]) -> tuple[HealthAnswer, list[float]]:
+def _measure_round_trips(client: BatonClient, timer: Callable[[], float]) -> tuple[HealthAnswer, list[float]]:
     trips_s = []
-    health = client.health()  # opens the connection
+    health = client.health()  # opens the connection, which the measurement must not include
     for _ in range(_ROUND_TRIPS):
         began = timer()
         health = client.health()
@@ -100,48 +100,51 @@ def _round_trips(client: BatonClient, timer: Callable[[], float]) -> tuple[Healt
 
 
 def judge_latency(trip_s: float) -> Check:
-    """The fastest of a few calls on an open connection."""
-    said = f"{trip_s * 1000:.0f} ms for a round trip"
+    """Rate the fastest round trip on an open connection."""
+    finding = f"{trip_s * 1000:.0f} ms for a round trip"
     if trip_s <= SLOW_ROUND_TRIP_S:
-        return Check("latency", Verdict.OK, said)
-    return Check("latency", Verdict.WARN, said, "Is a proxy or a VPN in the way, or the region far away?")
+        return Check("latency", CheckStatus.OK, finding)
+    return Check("latency", CheckStatus.WARN, finding, "A proxy, a VPN or a distant region can cause this.")
 
 
 def judge_clock(here: float, server_time: int, trip_s: float) -> Check:
-    """This machine's clock against the server's, which tells whole seconds only."""
-    # the server's second began up to one second before it was told, and the answer was under way
+    """Rate the clock skew. The server's time has a resolution of one second."""
+    # The server truncates to seconds and the answer takes time, so both are subtracted from the difference.
     skew_s = max(0.0, abs(here - (server_time + 0.5)) - 0.5 - trip_s)
     way = "ahead of" if here > server_time else "behind"
-    said = "agrees with the server's" if skew_s < 1 else f"{duration(skew_s)} {way} the server's"
+    finding = "agrees with the server" if skew_s < 1 else f"{duration(skew_s)} {way} the server"
     if skew_s < SKEW_WARN_S:
-        return Check("clock", Verdict.OK, said)
-    verdict = Verdict.WARN if skew_s < SKEW_FAIL_S else Verdict.FAIL
+        return Check("clock", CheckStatus.OK, finding)
+    status = CheckStatus.WARN if skew_s < SKEW_FAIL_S else CheckStatus.FAIL
     return Check(
-        "clock", verdict, said, "Set this machine's clock (NTP). Ages and dates shown here are off by as much."
+        "clock",
+        status,
+        finding,
+        "Synchronize this machine's clock (NTP). Printed ages and dates are wrong by the difference.",
     )
 
 
 def judge_versions(ours: str, theirs: str) -> Check:
-    """Client and API of the same major and minor version know the same fields."""
-    said = f"client {ours}, API {theirs}"
+    """Compare the versions: client and API with equal major and minor versions have the same fields."""
+    finding = f"client {ours}, API {theirs}"
     if ours.split(".")[:2] == theirs.split(".")[:2]:
-        return Check("versions", Verdict.OK, said)
-    return Check("versions", Verdict.WARN, said, "Bring the older one up to the newer one's version.")
+        return Check("versions", CheckStatus.OK, finding)
+    return Check("versions", CheckStatus.WARN, finding, "Update the older of the two.")
 
 
 def judge_scopes(scopes: frozenset[Scope]) -> Check:
-    """What the key may do, and what of this program that leaves out."""
+    """Rate the scopes of the key for this program."""
     named = [scope.value for scope in Scope if scope in scopes]
     if Scope.SUBMIT in scopes:
-        return Check("key", Verdict.OK, f"valid; may: {', '.join(named)}")
+        return Check("key", CheckStatus.OK, f"valid; scopes: {', '.join(named)}")
     if scopes:
-        remedy = "Jobs and data need the scope submit: ask an admin for such a key."
-        return Check("key", Verdict.WARN, f"valid; may only: {', '.join(named)}", remedy)
-    return Check("key", Verdict.FAIL, "valid, but may do nothing", "Ask an admin for another key.")
+        remedy = "Jobs and data need the scope submit. Ask an admin for such a key."
+        return Check("key", CheckStatus.WARN, f"valid; scopes only: {', '.join(named)}", remedy)
+    return Check("key", CheckStatus.FAIL, "valid, but without any scope", "Ask an admin for another key.")
 
 
-def _bandwidth(session: Session, client: BatonClient, timer: Callable[[], float]) -> Iterator[Check]:
-    """A small object up, down, and away again. It goes away when interrupted, too."""
+def _check_bandwidth(session: CliSession, client: BatonClient, timer: Callable[[], float]) -> Iterator[Check]:
+    """Upload, download and delete a small object. An interruption also deletes the object."""
     key = f"{PROBE_PREFIX}/{secrets.token_hex(8)}"
     try:
         with tempfile.TemporaryDirectory(prefix="baton-doctor-", ignore_cleanup_errors=True) as scratch:
@@ -155,28 +158,28 @@ def _bandwidth(session: Session, client: BatonClient, timer: Callable[[], float]
             finally:
                 client.delete_object(DATA_BUCKET, key)
     except BatonError as error:
-        yield _failed("store", error)
+        yield _failed_check("store", error)
         return
     yield judge_bandwidth("upload", PROBE_BYTES / max(1e-6, uploaded - began))
     yield judge_bandwidth("download", PROBE_BYTES / max(1e-6, timer() - uploaded))
 
 
 def judge_bandwidth(name: str, bytes_per_s: float) -> Check:
-    """Measured with one small object, latency included: a lower bound."""
-    said = f"at least {size(bytes_per_s)}/s, with {size(PROBE_BYTES)}"
+    """Rate a bandwidth measured with one small object; latency is included, so the value is a lower bound."""
+    finding = f"at least {size(bytes_per_s)}/s, with {size(PROBE_BYTES)}"
     if bytes_per_s >= SLOW_BYTES_PER_S:
-        return Check(name, Verdict.OK, said)
-    return Check(name, Verdict.WARN, said, "Large data and checkpoints take long over this connection.")
+        return Check(name, CheckStatus.OK, finding)
+    return Check(name, CheckStatus.WARN, finding, "Large data sets and checkpoints are slow on this connection.")
 
 
-def _failed(name: str, error: BatonError) -> Check:
-    """What the program would say about the error, as a check: but not that this one should be made."""
+def _failed_check(name: str, error: BatonError) -> Check:
+    """Convert an error to a failed check, without the remedy to run baton doctor."""
     if isinstance(error, Unreachable):
-        return Check(name, Verdict.FAIL, " ".join(str(error).split()), _IN_THE_WAY)
-    return Check(name, Verdict.FAIL, " ".join(describe(error)[1].split()))
+        return Check(name, CheckStatus.FAIL, " ".join(str(error).split()), _ADDRESS_REMEDY)
+    return Check(name, CheckStatus.FAIL, " ".join(describe(error)[1].split()))
 
 
-_COLOURS = {Verdict.OK: "\x1b[32m", Verdict.WARN: "\x1b[33m", Verdict.FAIL: "\x1b[31m"}
+_COLORS = {CheckStatus.OK: "\x1b[32m", CheckStatus.WARN: "\x1b[33m", CheckStatus.FAIL: "\x1b[31m"}
 
 
 def register(app: typer.Typer) -> None:
@@ -187,18 +190,18 @@ def register(app: typer.Typer) -> None:
 def doctor(context: typer.Context, as_json: AsJson = False) -> None:
     """Check address, key, clock, versions, latency and bandwidth.
 
-    Exit code 1 if anything fails.
+    Exit code 1 if a check fails.
     """
     session = session_of(context)
     found: list[Check] = []
-    for check in examine(session):
+    for check in run_checks(session):
         found.append(check)
         if not as_json:
-            session.screen.line(f"{_COLOURS[check.verdict]}{check.verdict.value:5}\x1b[0m{check.name:12} {check.said}")
+            session.output.line(f"{_COLORS[check.status]}{check.status.value:5}\x1b[0m{check.name:12} {check.finding}")
             if check.remedy:
-                session.screen.line(f"{'':17} {check.remedy}")
-    failed = any(check.verdict is Verdict.FAIL for check in found)
+                session.output.line(f"{'':17} {check.remedy}")
+    failed = any(check.status is CheckStatus.FAIL for check in found)
     if as_json:
-        session.screen.json({"ok": not failed, "checks": [check.as_data() for check in found]})
+        session.output.json({"ok": not failed, "checks": [check.as_data() for check in found]})
     if failed:
         raise typer.Exit(ExitCode.FAILED)

@@ -1,4 +1,4 @@
-"""`baton local`: the control plane on this machine, if it is installed."""
+"""Command `baton local`: run the control plane on this machine, where it is installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpu_client.cli.core.errors import CliError, ExitCode
 from gpu_client.cli.core.session import AsJson
 
 _NEEDED = ("functions", "boto3", "starlette", "uvicorn")
-"""What `python -m functions.local` cannot do without. Looked for, never imported: the client knows nothing of them."""
+"""Packages that `python -m functions.local` requires. Located but not imported: the client does not depend on them."""
 
 
 def register(app: typer.Typer) -> None:
@@ -23,14 +23,16 @@ def register(app: typer.Typer) -> None:
 
 
 def local(
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="0 takes a free one.")] = 8787,
-    state_dir: Annotated[Path | None, typer.Option(help="Kept across restarts. Default: .baton/local")] = None,
-    forget: Annotated[bool, typer.Option("--forget", help="Keep nothing.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="TCP port; 0 selects a free port.")] = 8787,
+    state_dir: Annotated[
+        Path | None, typer.Option(help="Directory of the persistent state. Default: .baton/local")
+    ] = None,
+    forget: Annotated[bool, typer.Option("--forget", help="Do not persist any state.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run the control plane on this machine until Ctrl-C.
 
-    Prints its address and keys.
+    Prints the address and the keys.
     """
     require_local_stack()
     command = [sys.executable, "-m", "functions.local", "--port", str(port)]
@@ -38,27 +40,27 @@ def local(
     command += ["--forget"] if forget else []
     command += ["--json"] if as_json else []
     sys.stdout.flush()
-    # In place of this process: signals and the exit code are its own.
+    # Replace this process, so that the control plane receives signals and sets the exit code.
     os.execv(sys.executable, command)  # noqa: S606 - no shell, and nothing of it comes from elsewhere
 
 
 def require_local_stack() -> None:
-    """Raises CliError where the control plane is not installed."""
+    """Raise CliError if the control plane is not installed."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise CliError(
             f"the local control plane is not installed ({', '.join(missing)} missing)",
-            "In a checkout of the repository: make local",
+            "In a checkout of the repository, run: make local",
             exit_code=ExitCode.FAILED,
         )
 
 
-def built_in_document(name: str) -> str | None:
-    """The text of `name@version`, or without a version of the highest one; None if there is none here.
+def read_built_in_recipe(name: str) -> str | None:
+    """Return the document of a built-in recipe `name@version`; without a version, of the highest version.
 
-    Raises OSError if it cannot be read.
+    Returns None if the control plane is not installed or has no such recipe. Raises OSError.
     """
-    known = _documents()
+    known = _find_built_in_recipes()
     if "@" not in name:
         versions = [
             int(version) for known_name, _, version in (one.partition("@") for one in known) if known_name == name
@@ -68,8 +70,8 @@ def built_in_document(name: str) -> str | None:
     return found.read_text(encoding="utf-8") if found is not None else None
 
 
-def _documents() -> dict[str, Path]:
-    """The files by `name@version`. The package is looked for, never imported: the client knows nothing of it."""
+def _find_built_in_recipes() -> dict[str, Path]:
+    """Return the recipe files by `name@version`. Locates the package without importing it."""
     package = find_spec("functions")
     places = package.submodule_search_locations if package is not None else None
     return {file.stem: file for place in places or () for file in Path(place, "recipes").glob("*@*.yaml")}

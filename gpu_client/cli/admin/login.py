@@ -1,4 +1,4 @@
-"""`baton login`: check an address and a key, and keep them."""
+"""Command `baton login`: check an address and a key, store them as a profile."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import typer
 from pydantic import ValidationError
 
 from baton.contract.names import Scope
-from gpu_client.cli.admin.keys import scopes_of
+from gpu_client.cli.admin.keys import probe_scopes
 from gpu_client.cli.core.errors import CliError, ExitCode
-from gpu_client.cli.core.formats import finite
-from gpu_client.cli.core.profiles import Profile, ProfileFile, load_profiles, profile_path, save_profiles
+from gpu_client.cli.core.formats import require_finite
+from gpu_client.cli.core.profiles import ConnectionProfile, ProfileFile, load_profiles, profile_path, save_profiles
 from gpu_client.cli.core.session import AsJson, connect, session_of
 
 MAX_KEY_CHARACTERS = 512
@@ -28,41 +28,45 @@ def login(
     url: Annotated[str, typer.Argument(metavar="URL", help="Address of the API.", show_default=False)],
     name: Annotated[str, typer.Option("--name", help="Name of the profile.")] = "default",
     price_per_hour: Annotated[
-        float | None, typer.Option(min=0, help="What an hour of one machine costs, for: baton watch")
+        float | None,
+        typer.Option(min=0, help="Price of one machine per hour, from which baton watch computes costs."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Store an address and a key as a profile, used from now on.
+    """Store an address and a key as the current profile.
 
-    The key is asked for, or read from standard input; it is never an argument, where others could see it.
+    Prompts for the key, or reads the key from standard input. The key is not an argument because other users of the
+    machine can read arguments.
     """
     session = session_of(context)
     path = profile_path(session.environ)
     stored = load_profiles(path)
-    price = finite(price_per_hour, "--price-per-hour")
+    price = require_finite(price_per_hour, "--price-per-hour")
     if price is None and name in stored.profiles:
         price = stored.profiles[name].price_per_hour
     try:
-        profile = Profile(url=url.strip().rstrip("/"), api_key=_read_key(), price_per_hour=price)
+        profile = ConnectionProfile(url=url.strip().rstrip("/"), api_key=_read_key(), price_per_hour=price)
         changed = ProfileFile(current=name, profiles={**stored.profiles, name: profile})
     except ValidationError:
-        # the message would quote the input, of which the key is a part
-        raise CliError(f"{name!r} cannot name a profile", "Use letters, digits, '.', '_' and '-'.") from None
+        # The message of pydantic would quote the key.
+        raise CliError(f"{name!r} is not a profile name", "Use letters, digits, '.', '_' and '-'.") from None
     with connect(profile) as client:
-        scopes = scopes_of(client)
+        scopes = probe_scopes(client)
     try:
         save_profiles(path, changed)
     except OSError as error:
         raise CliError(
             f"the profile file {path} cannot be written: {error.strerror}",
-            "Set XDG_CONFIG_HOME to a directory that can be.",
+            "Set XDG_CONFIG_HOME to a writable directory.",
             exit_code=ExitCode.FAILED,
         ) from error
-    said = [scope.value for scope in Scope if scope in scopes]
+    names = [scope.value for scope in Scope if scope in scopes]
     if as_json:
-        session.screen.json({"profile": name, "url": profile.url, "scopes": said, "file": str(path)})
+        session.output.json({"profile": name, "url": profile.url, "scopes": names, "file": str(path)})
     else:
-        session.screen.line(f"Profile {name} for {profile.url} is stored in {path}. The key may: {', '.join(said)}.")
+        session.output.line(
+            f"Profile {name} for {profile.url} is stored in {path}. Scopes of the key: {', '.join(names)}."
+        )
 
 
 def _read_key() -> str:
@@ -71,5 +75,7 @@ def _read_key() -> str:
     else:
         key = sys.stdin.readline(MAX_KEY_CHARACTERS) if sys.stdin is not None else ""
     if not key.strip():
-        raise CliError("no API key was given", "Paste it when asked, or pipe it in: baton login URL < key-file")
+        raise CliError(
+            "no API key was given", "Paste the key at the prompt, or redirect a file: baton login URL < key-file"
+        )
     return key.strip()

@@ -1,4 +1,4 @@
-"""How the command line fails: exit codes, and one line for every error, or for each thing that is wrong."""
+"""Exit codes and error lines of the command line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpu_client.transport.errors import (
 
 
 class ExitCode(IntEnum):
-    """What a shell script can branch on; README.md says the same."""
+    """Exit codes for shell scripts; README.md lists the same."""
 
     OK = 0
     FAILED = 1
@@ -30,13 +30,13 @@ class ExitCode(IntEnum):
     UNREACHABLE = 4
     INTERRUPTED = 130
     OUTPUT_CLOSED = 141
-    """Whoever read our output went away (`| head`): 128 + SIGPIPE, as other programs end."""
+    """The reader closed the pipe (`| head`): 128 + SIGPIPE, by convention."""
 
 
 class CliError(Exception):
-    """Something that the command line itself has to say: what is wrong, and what to do.
+    """Error of the command line itself, with a remedy.
 
-    `problems`: each of several things that are wrong; the message says how many there are.
+    `problems`: one line for each of several problems; the message states their number.
     """
 
     def __init__(
@@ -47,101 +47,107 @@ class CliError(Exception):
         super().__init__(f"{message.removesuffix('.')}. {remedy}".strip() if remedy else message)
 
 
-_NEW_KEY = "Ask an admin for a new one (baton keys create) and store it with: baton login"
+_NEW_KEY = "Ask an admin for a new key (baton keys create) and store the key with: baton login"
 _FOR_USERS = {
-    ErrorCode.UNAUTHORIZED: "Store one with: baton login",
-    ErrorCode.KEY_UNKNOWN: f"Is it the key of this address? {_NEW_KEY}",
+    ErrorCode.UNAUTHORIZED: "Store a key with: baton login",
+    ErrorCode.KEY_UNKNOWN: f"Check that the key belongs to this address. {_NEW_KEY}",
     ErrorCode.KEY_REVOKED: _NEW_KEY,
     ErrorCode.KEY_EXPIRED: _NEW_KEY,
-    ErrorCode.WRONG_SCOPE: "Use a profile whose key has it (baton --profile NAME ...), or ask an admin for one.",
+    ErrorCode.WRONG_SCOPE: "Use a profile whose key has the scope (baton --profile NAME), or ask for such a key.",
     ErrorCode.JOB_CANCELED: "To run it again: baton retry ID",
     ErrorCode.JOB_FINISHED: "To run it again: baton retry ID",
     ErrorCode.JOB_NOT_FOUND: "Check the id with: baton jobs. Jobs of other tenants are not visible.",
-    ErrorCode.CHECKPOINT_NOT_FOUND: "See which it has with: baton show ID",
-    ErrorCode.KEY_NOT_FOUND: "See which there are with: baton keys list",
-    ErrorCode.WEBHOOK_NOT_FOUND: "See which there are with: baton webhooks list",
-    ErrorCode.UNKNOWN_RECIPE: "See: baton recipes list",
-    ErrorCode.RECIPE_NOT_FOUND: "See: baton recipes list",
-    ErrorCode.INVALID_RECIPE: "All of it: baton recipes lint FILE",
-    ErrorCode.ILLEGAL_TRANSITION: "See where it stands with: baton explain ID",
-    ErrorCode.NOT_FOUND: "Is the address right, with its stage? See: baton doctor",
+    ErrorCode.CHECKPOINT_NOT_FOUND: "List the checkpoints of the job with: baton show ID",
+    ErrorCode.KEY_NOT_FOUND: "List the keys with: baton keys list",
+    ErrorCode.WEBHOOK_NOT_FOUND: "List the webhooks with: baton webhooks list",
+    ErrorCode.UNKNOWN_RECIPE: "List the recipes with: baton recipes list",
+    ErrorCode.RECIPE_NOT_FOUND: "List the recipes with: baton recipes list",
+    ErrorCode.INVALID_RECIPE: "List all faults with: baton recipes lint FILE",
+    ErrorCode.ILLEGAL_TRANSITION: "Show the state of the job with: baton explain ID",
+    ErrorCode.NOT_FOUND: "Check the address, including its stage, with: baton doctor",
 }
-"""Remedies in the words of this program, where the API's own are written for other programs."""
+"""Remedies that name commands; they replace the API's remedies, which address HTTP clients."""
 
 
 def describe(error: BaseException) -> tuple[ExitCode, str]:
-    """The exit code and the line for an error; "" if all was said. Anything unknown is a defect, and is called one.
+    """Return the exit code and the line for an error; "" if the output is complete without a line.
 
-    `problems_of` has what else is to be said.
+    An unknown exception is a defect of this program, and the line says so. `problems_of` returns the further lines.
     """
     if isinstance(error, CliError):
         return error.exit_code, str(error)
     if isinstance(error, typer.exceptions.TyperException):
-        said = getattr(error, "format_message", None)
-        message = said() if said else str(error)
-        # without a message it was help that was shown
-        return ExitCode.USAGE, f"{message} (--help shows what is allowed)" if message else ""
+        format_message = getattr(error, "format_message", None)
+        message = format_message() if format_message else str(error)
+        # An empty message: typer has shown the help page.
+        return ExitCode.USAGE, f"{message} (see --help)" if message else ""
     if isinstance(error, (KeyboardInterrupt, TransferCanceled, typer.Abort)):
         return ExitCode.INTERRUPTED, "interrupted"
     if isinstance(error, BatonError):
-        return _of_the_network(error)
+        return _describe_baton_error(error)
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
         return ExitCode.FAILED, f"{place}{error.strerror or error}"
-    return ExitCode.FAILED, f"a defect of this program ({type(error).__name__}: {error}). BATON_DEBUG=1 shows where."
+    return (
+        ExitCode.FAILED,
+        f"a defect of this program ({type(error).__name__}: {error}). Set BATON_DEBUG=1 for a traceback.",
+    )
 
 
 def problems_of(error: BaseException) -> list[str]:
-    """What stands below the line of `describe`: a line for each thing that is wrong, where there are several."""
+    """Return one line for each of several problems of an error, to print below the line of `describe`."""
     if isinstance(error, CliError):
         return error.problems
     if isinstance(error, ApiError) and not error.foreign and len(error.problems) > 1:
-        return [_problem(fault) for fault in error.problems]
+        return [_format_problem(fault) for fault in error.problems]
     return []
 
 
-def _problem(fault: Fault) -> str:
+def _format_problem(fault: Fault) -> str:
     place = f"line {fault.line}, column {fault.column}: " if fault.line is not None else ""
     field = f"{fault.field}: " if fault.field else ""
     return f"{place}{field}{fault.reason}. {fault.remedy}".strip()
 
 
-def _of_the_network(error: BatonError) -> tuple[ExitCode, str]:
+def _describe_baton_error(error: BatonError) -> tuple[ExitCode, str]:
     if isinstance(error, ApiError):
-        return ExitCode.REFUSED, _refusal(error)
+        return ExitCode.REFUSED, _describe_refusal(error)
     if isinstance(error, Unreachable):
-        return ExitCode.UNREACHABLE, f"{error}. Check address and network (baton doctor), then repeat the command."
+        return (
+            ExitCode.UNREACHABLE,
+            f"{error}. Check the address and the network (baton doctor), then repeat the command.",
+        )
     if isinstance(error, UnexpectedAnswer):
         return (
             ExitCode.UNREACHABLE,
-            f"{error}. Is the address right, and this program as new as the API? (baton doctor)",
+            f"{error}. Check the address, and the versions of this program and the API (baton doctor).",
         )
     if isinstance(error, DiskFull):
-        return ExitCode.FAILED, f"{error}. Make room, then repeat the command: it goes on where it stopped."
+        return ExitCode.FAILED, f"{error}. Free disk space, then repeat the command; the transfer resumes."
     if isinstance(error, FalseDigest):
         return ExitCode.FAILED, (
-            f"{error.code}: {error}. The file is stored as it was uploaded, but its worker declared the digest of "
-            "other bytes: it was not kept. The other files are here; for this one run the job again: baton retry ID"
+            f"{error.code}: {error}. The worker declared the digest of other bytes than it uploaded, so the file was "
+            "discarded. All other files were fetched. To produce the file again: baton retry ID"
         )
     if isinstance(error, UnsafePath) or isinstance(error.__cause__, OSError):
-        return ExitCode.FAILED, f"{error}. Put that right, then repeat the command: what is done stays done."
-    return ExitCode.FAILED, f"{error}. What is done stays done; repeat the command for the rest."
+        return ExitCode.FAILED, f"{error}. Correct this, then repeat the command; finished work is kept."
+    return ExitCode.FAILED, f"{error}. Repeat the command; finished work is kept."
 
 
-def _refusal(error: ApiError) -> str:
+def _describe_refusal(error: ApiError) -> str:
     if error.foreign:
         return (
-            f"{error.code}: {error.message}. This answer is not Baton's: "
-            "is the address right, and no proxy in the way? (baton doctor)"
+            f"{error.code}: {error.message}. The answer does not come from Baton: "
+            "check the address and any proxy (baton doctor)."
         )
     message = error.message
     if error.code in _FOR_USERS:
         code = ErrorCode(error.code)
         message = f"{message.removesuffix(code.remedy).strip()} {_FOR_USERS[code]}"
     if len(error.problems) > 1:
-        return f"{error.code}: {len(error.problems)} things are wrong"
+        return f"{error.code}: {len(error.problems)} problems"
     if error.problems and error.code == ErrorCode.INVALID_VALUE:
-        return f"{error.code}: {_problem(error.problems[0])}"
+        return f"{error.code}: {_format_problem(error.problems[0])}"
     field = f" (field {error.field})" if error.field else ""
     reference = f" [request {error.request_id}]" if error.code == ErrorCode.INTERNAL and error.request_id else ""
     return f"{error.code}: {message}{field}{reference}"

@@ -1,4 +1,4 @@
-"""Numbers, times and foreign text as people read them. Pure."""
+"""Format numbers, times and untrusted text for people. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 from gpu_client.cli.core.errors import CliError
 
 _UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
-_COLOUR = re.compile("\x1b\\[[0-9;]{0,32}m")
+_COLOR = re.compile("\x1b\\[[0-9;]{0,32}m")
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 
 
 def duration(seconds: float) -> str:
-    """`14 s`, `3 min 5 s`, `2 h 14 min`, `3 d 4 h`."""
+    """Format a duration: `14 s`, `3 min 5 s`, `2 h 14 min`, `3 d 4 h`."""
     whole = max(0, round(seconds))
     for unit_s, name, below_s, below in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if whole >= unit_s:
@@ -24,27 +24,27 @@ def duration(seconds: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """A duration in one unit: `14 s`, `3 min`, `2 h`, `3 d`."""
+    """Format a duration in one unit: `14 s`, `3 min`, `2 h`, `3 d`."""
     return " ".join(duration(seconds).split()[:2])
 
 
 def parse_duration(text: str) -> int:
-    """Seconds of `90`, `90s`, `15m`, `12h`, `30d`, `2w`. Raises CliError."""
+    """Parse `90`, `90s`, `15m`, `12h`, `30d` or `2w` to seconds. Raises CliError."""
     found = re.fullmatch(r"\s*([0-9]{1,10})\s*([a-z]*)\s*", text.lower())
     if found is None or (found[2] or "s") not in _UNITS_S:
         raise CliError(f"{text!r} is not a duration", "Write it like 3600, 90s, 15m, 12h, 30d or 2w.")
     return int(found[1]) * _UNITS_S[found[2] or "s"]
 
 
-def finite(value: float | None, what: str) -> float | None:
-    """A number that one can count with: an option's own bounds let "nan" and "inf" pass. Raises CliError."""
+def require_finite(value: float | None, option: str) -> float | None:
+    """Return `value`; raise CliError for NaN and infinities, which pass an option's own bounds."""
     if value is not None and not math.isfinite(value):
-        raise CliError(f"{what} must be a finite number")
+        raise CliError(f"{option} must be a finite number")
     return value
 
 
 def size(count_bytes: float) -> str:
-    """`301 B`, `1.2 MB`: decimal units."""
+    """Format bytes in decimal units: `301 B`, `1.2 MB`."""
     if count_bytes < 1000:
         return f"{count_bytes:.0f} B"
     for unit in ("kB", "MB", "GB", "TB"):
@@ -55,30 +55,30 @@ def size(count_bytes: float) -> str:
 
 
 def number(value: float) -> str:
-    """A metric in a few characters."""
+    """Format a metric with four significant digits."""
     return f"{value:.4g}"
 
 
 def moment(at: int) -> str:
-    """An instant in this machine's time zone; the server's clock said it."""
+    """Format a server time (seconds since 1970) in this machine's time zone."""
     return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def day(at: int) -> str:
-    """The day of an instant, in this machine's time zone."""
+    """Format the date of a server time in this machine's time zone."""
     return moment(at)[:10]
 
 
 def count(number_of: int, one: str, many: str | None = None) -> str:
-    """`1 file`, `3 files`."""
+    """Format a number with its noun: `1 file`, `3 files`."""
     return f"{number_of:,} {one if number_of == 1 else many or one + 's'}"
 
 
 def printable(text: str) -> str:
-    """Foreign text that can do nothing to a terminal: colours stay, all other control characters go."""
+    """Remove all control characters except colors, so that foreign text cannot control the terminal."""
     pieces: list[str] = []
     end = 0
-    for found in _COLOUR.finditer(text):
+    for found in _COLOR.finditer(text):
         pieces += [_CONTROL.sub("", text[end : found.start()]), found[0]]
         end = found.end()
     pieces.append(_CONTROL.sub("", text[end:]))
@@ -86,5 +86,5 @@ def printable(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Foreign text without any control character, on one line."""
-    return _CONTROL.sub("", _COLOUR.sub("", text.replace("\n", " ").replace("\t", " ")))
+    """Return foreign text on one line without control characters."""
+    return _CONTROL.sub("", _COLOR.sub("", text.replace("\n", " ").replace("\t", " ")))

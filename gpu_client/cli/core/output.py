@@ -1,4 +1,4 @@
-"""Where output goes: results to standard output, everything else to standard error."""
+"""Write results to standard output and messages to standard error."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from gpu_client.cli.core.formats import plain, printable
 from gpu_client.transport.transfer.manager import Progress as BytesMoved
 
 _PIPED_WIDTH = 100_000
-"""Into a pipe or a file nothing is cut or broken to the width of a terminal that is not there."""
+"""Width of pipes and files, which have no terminal width: wide enough that no row is cut or folded."""
 
 
-class Fit(Enum):
-    """What becomes of a column's cells on a terminal that is too narrow."""
+class CellFit(Enum):
+    """Layout of a column's cells on a terminal that is too narrow."""
 
-    WHOLE = "stays as it is"
-    CUT = "ends with an ellipsis, so that a row stays one line"
-    FOLDED = "goes on in the next line"
+    WHOLE = "unchanged"
+    CUT = "truncated with an ellipsis, one line per row"
+    FOLDED = "continued on the next line"
 
 
-WHOLE, CUT, FOLDED = Fit
+WHOLE, CUT, FOLDED = CellFit
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column of a table."""
+class TableColumn:
+    """Column of a table."""
 
     name: str
-    fit: Fit = WHOLE
+    fit: CellFit = WHOLE
     right: bool = False
 
 
@@ -57,59 +57,59 @@ _STYLES = {
     "expired": "dim",
     "damaged": "red",
 }
-"""States, as they stand in a table."""
+"""Styles of states in a table."""
 
 
-class Screen:
-    """The two streams of one command. Job names, reasons and log lines are foreign text: they are made harmless."""
+class CommandOutput:
+    """Output streams of one command. Removes control characters from foreign text: job names, reasons, log lines."""
 
     def __init__(self) -> None:
-        # made late, for tests replace the streams
+        # Created with the session: tests replace the streams.
         self._out = _console(sys.stdout)
         self.err = _console(sys.stderr)
 
-    def say(self, text: str) -> None:
-        """A message to the person; never part of a result."""
+    def note(self, text: str) -> None:
+        """Write a message for the user to standard error."""
         self.err.print(Text(plain(text)), soft_wrap=True)
 
     def link(self, before: str, label: str, url: str, after: str) -> None:
-        """A message with a link: the label is one on a terminal, elsewhere the address stands at the end."""
+        """Write a message with a link: the label is clickable on a terminal, elsewhere the URL follows."""
         text = Text(plain(before))
-        text.append(plain(label), Style(link=plain(url)) if self.live and self._knows_links() else None)
+        text.append(plain(label), Style(link=plain(url)) if self.live and self._supports_links() else None)
         text.append(f" {plain(after)}")
-        if not (self.live and self._knows_links()):
+        if not (self.live and self._supports_links()):
             text.append(f" {plain(url)}")
         self.err.print(text, soft_wrap=True)
 
     @staticmethod
-    def _knows_links() -> bool:
-        """Whether this terminal makes a link of a word; where it does not, nothing of the address would be seen."""
+    def _supports_links() -> bool:
+        """Return True if the terminal supports hyperlinks; other terminals would hide the URL."""
         terminal = os.environ.get("TERM", "")
         return os.environ.get("TERM_PROGRAM") != "Apple_Terminal" and terminal not in ("", "dumb", "linux")
 
     def line(self, text: str) -> None:
-        """One line of result; colours in it stay."""
+        """Write one line of the result; keep its colors."""
         self._out.print(Text.from_ansi(printable(text)), soft_wrap=True)
 
     def raw(self, text: str) -> None:
-        """One line of result exactly as it is: ids, keys, JSON."""
+        """Write one line of the result unchanged: an id, a key, JSON."""
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
 
     def json(self, value: Any) -> None:
-        """One JSON document."""
+        """Write one JSON document."""
         self.raw(json.dumps(as_data(value), indent=2, ensure_ascii=False))
 
     def json_line(self, value: Any) -> None:
-        """One JSON document on one line, of a stream of them."""
+        """Write one JSON document on one line, as part of a stream."""
         self.raw(json.dumps(as_data(value), ensure_ascii=False))
 
     def paragraph(self, text: str) -> None:
-        """A sentence or more of result, broken between words where a terminal is too narrow."""
+        """Write sentences of the result, wrapped between words."""
         self._print(Text(plain(text)))
 
     def items(self, lines: Iterable[str]) -> None:
-        """Sentences of result, each with a dash."""
+        """Write a list of sentences, each with a dash."""
         table = Table.grid(padding=(0, 1))
         table.add_column(no_wrap=True)
         table.add_column(overflow="fold")
@@ -117,9 +117,9 @@ class Screen:
             table.add_row("  -", Text(plain(line)))
         self._print(table)
 
-    def table(self, columns: Sequence[Column | str], rows: Iterable[Sequence[str]]) -> None:
-        """Rows under headings. Nothing without rows; no column in which nothing stands."""
-        every = [column if isinstance(column, Column) else Column(column) for column in columns]
+    def table(self, columns: Sequence[TableColumn | str], rows: Iterable[Sequence[str]]) -> None:
+        """Write rows under headings. Omits empty columns, and the whole table if there is no row."""
+        every = [column if isinstance(column, TableColumn) else TableColumn(column) for column in columns]
         cells = [[plain(cell) for cell in row] for row in rows]
         kept = [number for number in range(len(every)) if any(row[number] for row in cells)]
         if not kept:
@@ -137,7 +137,7 @@ class Screen:
         self._print(table)
 
     def _print(self, content: RenderableType) -> None:
-        """Without the blanks that fill the lines of a table."""
+        """Write a table without trailing blanks."""
         with self._out.capture() as shown:
             self._out.print(content)
         lines = shown.get().removesuffix("\n").split("\n")
@@ -145,28 +145,28 @@ class Screen:
         sys.stdout.flush()
 
     def clear(self) -> None:
-        """Begin the terminal anew; does nothing elsewhere."""
+        """Clear a terminal; do nothing on a pipe or file."""
         if self._out.is_terminal:
             self._out.clear()
 
     @contextmanager
-    def redrawn(self) -> Iterator[Callable[[RenderableType], None]]:
-        """A part of the terminal that is drawn anew with each call; what was drawn last stays. Only where `live`."""
-        with Live(console=self.err, auto_refresh=False, vertical_overflow="crop") as area:
-            yield lambda content: area.update(content, refresh=True)
+    def live_area(self) -> Iterator[Callable[[RenderableType], None]]:
+        """Yield a function that redraws one area of the terminal. The last content remains. Requires `live`."""
+        with Live(console=self.err, auto_refresh=False, vertical_overflow="crop") as live:
+            yield lambda content: live.update(content, refresh=True)
 
     @property
-    def area(self) -> tuple[int, int]:
-        """Lines and columns of the terminal, on standard error."""
+    def terminal_size(self) -> tuple[int, int]:
+        """Lines and columns of the terminal on standard error."""
         return self.err.height, self.err.width
 
     @property
-    def knows_blocks(self) -> bool:
-        """Whether the terminal shows more than ASCII."""
+    def supports_unicode(self) -> bool:
+        """True if standard error accepts UTF-8."""
         return self.err.encoding.lower().startswith("utf")
 
     def fields(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Names and values, one pair a line; empty values are left out."""
+        """Write names and values, one pair per line; omit empty values."""
         table = Table.grid(padding=(0, 2))
         table.add_column(style="bold", no_wrap=True)
         table.add_column(overflow="fold")
@@ -177,7 +177,7 @@ class Screen:
 
     @contextmanager
     def bytes_bar(self, title: str, total_bytes: int) -> Iterator[BytesMoved]:
-        """A bar on a terminal's standard error, nothing elsewhere; gives what transfers report to."""
+        """Yield the progress callback of a transfer; show a bar if standard error is a terminal."""
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         bar = Progress(*columns, TimeRemainingColumn(), console=self.err, transient=True, disable=not self.live)
         with bar:
@@ -186,11 +186,11 @@ class Screen:
 
     @property
     def live(self) -> bool:
-        """Whether a person looks at standard error."""
+        """True if standard error is a terminal."""
         return self.err.is_terminal
 
 
-def _cell(text: str, fit: Fit) -> Text:
+def _cell(text: str, fit: CellFit) -> Text:
     style = _STYLES.get(text, "") if fit is WHOLE else ""
     if fit is CUT:
         return Text(text, style, no_wrap=True, overflow="ellipsis")
@@ -198,7 +198,7 @@ def _cell(text: str, fit: Fit) -> Text:
 
 
 def as_data(value: Any) -> Any:
-    """Models, and lists and objects of them, as plain JSON values."""
+    """Convert models, and lists and dicts of models, to plain JSON values."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if isinstance(value, dict):
@@ -210,7 +210,7 @@ def as_data(value: Any) -> Any:
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Rich would leave with exit code 1; `main` knows better."""
+        """Raise BrokenPipeError, which `main` converts to exit code 141; rich would exit with 1."""
         raise BrokenPipeError
 
 

@@ -1,7 +1,7 @@
-"""Addresses and keys by name, in a file that only its owner may read.
+"""Store addresses and keys by name, in a file that only its owner can read.
 
-`$XDG_CONFIG_HOME/baton/profiles.json` (`~/.config` by default), mode 0600, replaced as a whole. A file that others may
-read is refused. `BATON_API_URL` and `BATON_API_KEY` win over it.
+`$XDG_CONFIG_HOME/baton/profiles.json` (`~/.config` by default), mode 0600, replaced atomically. A file that other users
+can read is refused. `BATON_API_URL` and `BATON_API_KEY` override the file.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MAX_FILE_BYTES = 1024 * 1024
 ProfileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
-class Profile(BaseModel):
-    """Where the API is, and how to be let in. `price_per_hour` of one machine, in any currency."""
+class ConnectionProfile(BaseModel):
+    """Address and key of an API. `price_per_hour`: price of one machine, in any currency."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -32,23 +32,23 @@ class Profile(BaseModel):
 
 
 class ProfileFile(BaseModel):
-    """All profiles, and the one that is used unless another is named."""
+    """All profiles, and the name of the default profile."""
 
     format: Literal[1] = 1
     current: str = "default"
-    profiles: dict[ProfileName, Profile] = {}
+    profiles: dict[ProfileName, ConnectionProfile] = {}
 
 
 def profile_path(environ: Mapping[str, str]) -> Path:
-    """Where the profiles lie."""
+    """Return the path of the profile file."""
     base = environ.get("XDG_CONFIG_HOME", "")
-    # the XDG specification: a path that is not absolute is to be ignored
+    # The XDG specification ignores relative paths.
     root = Path(base) if base.startswith("/") else _home(environ) / ".config"
     return root / "baton" / "profiles.json"
 
 
 def state_directory(environ: Mapping[str, str]) -> Path:
-    """Where what must survive an interruption lies, besides profiles."""
+    """Return the directory for state that must survive an interruption."""
     base = environ.get("XDG_STATE_HOME", "")
     return (Path(base) if base.startswith("/") else _home(environ) / ".local" / "state") / "baton"
 
@@ -58,7 +58,7 @@ def _home(environ: Mapping[str, str]) -> Path:
 
 
 def load_profiles(path: Path) -> ProfileFile:
-    """The profiles; none if there is no file. Raises CliError for a file that others may read or that is damaged."""
+    """Load the profiles; return none if there is no file. Raises CliError for a damaged or readable-by-others file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -73,9 +73,9 @@ def load_profiles(path: Path) -> ProfileFile:
     try:
         return ProfileFile.model_validate_json(data)
     except ValidationError:
-        # not chained: pydantic's message would quote the key
+        # Not chained: pydantic's message would quote the key.
         raise CliError(
-            f"the profile file {path} is damaged", "Remove it and store the key anew with: baton login"
+            f"the profile file {path} is damaged", "Remove the file and store the key again with: baton login"
         ) from None
 
 
@@ -83,56 +83,58 @@ def _require_private(path: Path, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise CliError(f"the profile file {path} is not a regular file")
     if found.st_uid not in (os.geteuid(), 0):
-        raise CliError(f"the profile file {path} belongs to another user", "Remove it, then: baton login")
+        raise CliError(f"the profile file {path} belongs to another user", "Remove the file, then run: baton login")
     mode = stat.S_IMODE(found.st_mode)
     if mode & 0o077:
         raise CliError(
-            f"the profile file {path} is open to other users of this machine (mode {mode:04o})",
-            f"Close it with: chmod 600 {path} - and if they may have read it, replace the key: baton keys rotate",
+            f"the profile file {path} is accessible to other users of this machine (mode {mode:04o})",
+            f"Restrict access with: chmod 600 {path} - and if another user may have read the key: baton keys rotate",
         )
 
 
 def save_profiles(path: Path, profiles: ProfileFile) -> None:
-    """Replace the file as a whole: whatever happens, the old one or the new one is there. Raises OSError."""
+    """Replace the file atomically: an interruption leaves the old file or the new file. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(profiles.model_dump_json(indent=1, exclude_none=True) + "\n")
             file.flush()
             os.fsync(descriptor)
-        aside.replace(path)
+        temporary.replace(path)
     except BaseException:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
 class NoProfileError(CliError):
-    """There is none of the wanted name."""
+    """No profile has the requested name."""
 
 
-def choose_profile(environ: Mapping[str, str], name: str | None) -> Profile:
-    """The profile to use: the one asked for by name, else the environment's, else the current one. Raises CliError,
-    NoProfileError if it is not there."""
+def choose_profile(environ: Mapping[str, str], name: str | None) -> ConnectionProfile:
+    """Return the profile `name`, else the environment's profile, else the current profile.
+
+    Raises NoProfileError if the profile does not exist, CliError if the environment is inconsistent.
+    """
     url, key = ("", "") if name else (environ.get("BATON_API_URL", ""), environ.get("BATON_API_KEY", ""))
     if url and key:
-        return Profile(url=url, api_key=key)
+        return ConnectionProfile(url=url, api_key=key)
     path = profile_path(environ)
     stored = load_profiles(path)
     wanted = name or environ.get("BATON_PROFILE") or stored.current
     found = stored.profiles.get(wanted)
     if found is None:
         known = ", ".join(sorted(stored.profiles))
-        there = f"there are {known}" if known else "there is none yet"
+        there = f"existing profiles: {known}" if known else "there are no profiles yet"
         raise NoProfileError(
             f"no profile {wanted!r} in {path}; {there}",
-            "Make it with: baton login URL - or set BATON_API_URL and BATON_API_KEY.",
+            "Create one with: baton login URL - or set BATON_API_URL and BATON_API_KEY.",
         )
     if url and url.rstrip("/") != found.url:
-        # the key of one deployment is not shown to whatever address the environment names
+        # The environment could name a foreign address, so it must not receive the key of this profile.
         raise CliError(
             f"BATON_API_URL is set without BATON_API_KEY, and profile {wanted!r} is for {found.url}",
-            "Set both, or neither.",
+            "Set both variables or neither.",
         )
     return found.model_copy(update={"api_key": key}) if key else found

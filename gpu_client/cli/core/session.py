@@ -1,4 +1,4 @@
-"""What every command is handed: profile, client, screen, clock; and job ids as people type them."""
+"""Session of a command: profile, client, output, clock; resolution of abbreviated ids."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from typing import Annotated, TypeVar
 import typer
 
 from baton.contract.base import JOB_ID_PATTERN
+from baton.contract.history import AttemptView
 from baton.contract.jobs import JobView
 from baton.contract.keys import KeyView
 from baton.contract.webhooks import WebhookView
 from gpu_client.cli.core.errors import CliError
-from gpu_client.cli.core.output import Screen
-from gpu_client.cli.core.profiles import Profile, choose_profile
+from gpu_client.cli.core.formats import require_finite
+from gpu_client.cli.core.output import CommandOutput
+from gpu_client.cli.core.profiles import ConnectionProfile, choose_profile
+from gpu_client.transport.api.calls import pages
 from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import Unreachable
 from gpu_client.transport.retry import RetryPolicy
@@ -28,70 +31,83 @@ from gpu_client.transport.transfer.manager import Transfer
 
 V = TypeVar("V", KeyView, WebhookView)
 
-PATIENCE = RetryPolicy(max_tries=5, budget_s=20.0, first_delay_s=0.3, max_delay_s=4.0)
-"""A person waits: an address at which nobody answers is given up within seconds."""
+RETRY_POLICY = RetryPolicy(max_tries=5, budget_s=20.0, first_delay_s=0.3, max_delay_s=4.0)
+"""A user waits for the command, so an address that does not answer fails within seconds."""
 
 MIN_ID_CHARACTERS = 4
 SHOWN_ID_CHARACTERS = 8
-"""What `baton jobs` shows of an id: so many tell jobs of thousands apart."""
-_SEARCHED_JOBS = (100, 1000, 1000, 1000, 1000)
-"""Page by page, from the newest on: mostly it is one of the last few."""
+"""Length of the ids that `baton jobs` prints: unique among thousands of jobs."""
+_SEARCH_PAGE_SIZES = (100, 1000, 1000, 1000, 1000)
+"""Sizes of the searched pages, newest jobs first: most searches end on the first page."""
 
-AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output; nothing else on standard output.")]
-JobIdArgument = Annotated[
-    str, typer.Argument(metavar="ID", help="Job id, or the beginning of one.", show_default=False)
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
+PricePerHour = Annotated[
+    float | None,
+    typer.Option(min=0, help="Price of one machine per hour; adds costs to the output. Default: the profile's price."),
 ]
+JobIdArgument = Annotated[str, typer.Argument(metavar="ID", help="Job id or unique prefix.", show_default=False)]
 
 
 @dataclass
-class Session:
-    """One run of the program. `sleep` and `clock` (seconds since 1970, for ages only) are for tests."""
+class CliSession:
+    """Session of one command. Tests replace `sleep` and `clock` (seconds since 1970, used for ages only)."""
 
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     profile_name: str | None = None
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
     cancel: threading.Event = field(default_factory=threading.Event)
-    """Set by Ctrl-C: stops what other threads do."""
+    """Set by Ctrl-C; cancels transfers in other threads."""
 
     @cached_property
-    def screen(self) -> Screen:
-        """The output of this run."""
-        return Screen()
+    def output(self) -> CommandOutput:
+        """Output streams of this run."""
+        return CommandOutput()
 
-    def profile(self) -> Profile:
-        """Where to go, and with which key."""
+    def profile(self) -> ConnectionProfile:
+        """Return the selected profile. Raises CliError."""
         return choose_profile(self.environ, self.profile_name)
+
+    def price_per_hour(self, option: float | None) -> float | None:
+        """Return the option `--price-per-hour`, else the profile's price. Raises CliError."""
+        price = require_finite(option, "--price-per-hour")
+        return self.profile().price_per_hour if price is None else price
 
     @contextmanager
     def client(self) -> Iterator[BatonClient]:
-        """A client of the chosen profile."""
+        """Yield a client for the selected profile."""
         with connect(self.profile()) as client:
             yield client
 
 
-def session_of(context: typer.Context) -> Session:
-    """The session that `main` made."""
-    found = context.find_object(Session)
+def session_of(context: typer.Context) -> CliSession:
+    """Return the session that `main` created."""
+    found = context.find_object(CliSession)
     assert found is not None
     return found
 
 
-def connect(profile: Profile, *, transfer: Transfer | None = None) -> BatonClient:
-    """A client for a profile. Raises CliError for an address or key that can be none."""
+def connect(profile: ConnectionProfile, *, transfer: Transfer | None = None) -> BatonClient:
+    """Create a client for a profile. Raises CliError for a malformed address or key."""
     try:
-        return BatonClient(profile.url, profile.api_key, policy=PATIENCE, transfer=transfer)
+        return BatonClient(profile.url, profile.api_key, policy=RETRY_POLICY, transfer=transfer)
     except ValueError as error:
         raise CliError(str(error), "See: baton login --help") from error
 
 
+def list_attempts(client: BatonClient, job_id: str) -> list[AttemptView]:
+    """Return all attempts of a job, oldest first."""
+    listed = pages(lambda cursor: client.attempts(job_id, limit=1000, cursor=cursor))
+    return [attempt for page in listed for attempt in page.attempts]
+
+
 def find_job(client: BatonClient, text: str) -> JobView:
-    """The job that `text` names."""
-    return client.get_job(full_id(client, text))
+    """Return the job with an id or unique prefix. Raises CliError."""
+    return client.get_job(resolve_job_id(client, text))
 
 
-def named(kind: str, known: Sequence[V], given: str) -> V:
-    """The one of the `known` keys or webhooks that an id, or its beginning, names. Raises CliError."""
+def find_by_id(kind: str, known: Sequence[V], given: str) -> V:
+    """Return the one of the `known` keys or webhooks with an id or unique prefix. Raises CliError."""
     found = [one for one in known if one.id == given]
     if not found and len(given) >= MIN_ID_CHARACTERS:
         found = [one for one in known if one.id.startswith(given)]
@@ -102,18 +118,18 @@ def named(kind: str, known: Sequence[V], given: str) -> V:
 
 
 @contextmanager
-def making(kind: str, remedy: str) -> Iterator[None]:
-    """A call that makes something, and is not tried again: the first try may have made one. Then the error says so."""
+def guard_creation(kind: str, remedy: str) -> Iterator[None]:
+    """Add to a connection error that the key or webhook may exist: a create call is not retried."""
     try:
         yield
     except Unreachable as error:
-        raise Unreachable(f"{error}. A {kind} may have been made: see baton {kind}s list, and {remedy}") from error
+        raise Unreachable(f"{error}. The {kind} may have been created: see baton {kind}s list, and {remedy}") from error
 
 
-def full_id(client: BatonClient, text: str) -> str:
-    """The whole id for the beginning of one. Raises CliError if it fits none of the newest jobs, or several.
+def resolve_job_id(client: BatonClient, text: str) -> str:
+    """Return the full job id for an id or prefix. Raises CliError if none or several of the newest jobs match.
 
-    With as many characters as `baton jobs` shows, the search ends with the page that has it.
+    A prefix of SHOWN_ID_CHARACTERS ends the search at the first page with a match.
     """
     given = text.strip().lower()
     if re.fullmatch(JOB_ID_PATTERN, given):
@@ -124,17 +140,19 @@ def full_id(client: BatonClient, text: str) -> str:
         raise CliError(f"{given!r} is too short for a job id", f"Give at least {MIN_ID_CHARACTERS} characters.")
     matching: list[str] = []
     cursor: str | None = None
-    for limit in _SEARCHED_JOBS:
+    for limit in _SEARCH_PAGE_SIZES:
         page = client.jobs(limit=limit, cursor=cursor, newest_first=True)
         matching += [job.id for job in page.jobs if job.id.startswith(given)]
         cursor = page.next_cursor
         if cursor is None or (matching and len(given) >= SHOWN_ID_CHARACTERS):
             break
     if not matching and cursor is not None:
-        raise CliError(f"none of the newest {sum(_SEARCHED_JOBS):,} jobs begins with {given!r}", "Give the whole id.")
+        raise CliError(
+            f"none of the newest {sum(_SEARCH_PAGE_SIZES):,} jobs begins with {given!r}", "Give the full id."
+        )
     if not matching:
         raise CliError(f"no job id begins with {given!r}", "See: baton jobs")
     if len(matching) > 1:
         shown = ", ".join(matching[:3]) + (", ..." if len(matching) > 3 else "")
-        raise CliError(f"{len(matching)} job ids begin with {given!r}: {shown}", "Give more of it.")
+        raise CliError(f"{len(matching)} job ids begin with {given!r}: {shown}", "Give a longer prefix.")
     return matching[0]

@@ -1,4 +1,4 @@
-"""The manifest of a pushed folder: written first and last, so that a worker can tell a whole push from half of one."""
+"""Write the manifest of a pushed folder before and after the upload, so that workers detect an unfinished push."""
 
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ from gpu_client.transport.net.digests import FileDigest, hash_file
 _HASHERS = 4
 
 
-class Manifests:
-    """What is said of a pushed folder: by its manifest, and by those of folders in it that were pushed by themselves
-    before. These are told the same, and first.
+class PushManifests:
+    """Manifests of a pushed folder and of its subfolders that were pushed separately; subfolders are written first.
 
-    `folder`: PREFIX/. `files` are all of this push, by key; `stored` is what was listed before it, and `removed` what
-    of that is to be deleted. What earlier pushes put beside its files stays in the manifests while it is stored.
-    Methods raise what transfers raise.
+    `folder`: PREFIX/. `files`: all files of this push by key. `stored`: objects listed before the push. `removed`:
+    stored keys to delete. Files of earlier pushes stay in the manifests while they are stored.
     """
 
     def __init__(
@@ -49,24 +47,26 @@ class Manifests:
         inner = sorted(key.removesuffix(DATASET_MANIFEST) for key in stored if is_manifest(key))
         self._places = [*(place for place in inner if place != folder), folder]
         self._begun: dict[str, DatasetManifest] = {}
-        """What was there before, by place."""
+        """Manifests before this push, by folder."""
 
     def begin(self, send: Collection[str]) -> None:
-        """Say that not all is there, before the first of these keys is stored or a removed one deleted.
+        """Mark the folders of changed keys as unfinished, before the first upload or deletion.
 
-        Whoever reads the folder from now on is told so, until `finish`. Raises CliError if no manifest could name all.
+        Readers refuse the folders until `finish`. Raises CliError if a manifest would have too many files.
         """
         for place in self._places:
             if any(key.startswith(place) for key in (*send, *self._removed)):
                 before = self._read(place)
-                require_room(sum(name.startswith(place) for name in self._files) + len(self._kept(place, before)))
+                require_manifest_capacity(
+                    sum(name.startswith(place) for name in self._files) + len(self._retained_entries(place, before))
+                )
                 if not before.unfinished:
                     self._store(place, before.model_copy(update={"unfinished": True}))
                 self._begun[place] = before
 
     def finish(self, sent: Mapping[str, FileDigest]) -> None:
-        """Say what lies there now, where a manifest does not say so already. `sent`: what was uploaded of the files."""
-        entries = _entries(self._files, sent, self._cancel)
+        """Write the manifests that differ from the stored ones. `sent`: digests of the uploaded files."""
+        entries = _hash_files(self._files, sent, self._cancel)
         for place in self._places:
             below = {name: file for name, file in entries.items() if name.startswith(place)}
             if below or place in self._begun:
@@ -79,14 +79,14 @@ class Manifests:
         if listed is not None and not begun and listed.etag.strip('"') == _md5(manifest):
             return
         before = self._begun.get(place) or self._read(place)
-        kept = self._kept(place, before)
-        require_room(len(entries) + len(kept))
+        kept = self._retained_entries(place, before)
+        require_manifest_capacity(len(entries) + len(kept))
         manifest = _manifest(place, entries | kept)
         if begun or listed is None or manifest != before:
             self._store(place, manifest)
 
-    def _kept(self, place: str, before: DatasetManifest) -> dict[str, DatasetFile]:
-        """What the manifest names beside the files of this push, and is stored as it says, by key."""
+    def _retained_entries(self, place: str, before: DatasetManifest) -> dict[str, DatasetFile]:
+        """Return the manifest's other files by key, if they are stored with the listed size."""
         named = {place + file.path: file for file in before.files}
         return {
             name: file.model_copy(update={"path": name})
@@ -98,7 +98,7 @@ class Manifests:
         }
 
     def _read(self, place: str) -> DatasetManifest:
-        """The stored one; an empty one if there is none, or what is stored is none and is to be written anew."""
+        """Download the manifest of a folder; return an empty one if it is missing or invalid."""
         key = place + DATASET_MANIFEST
         if key not in self._stored:
             return DatasetManifest(files=[])
@@ -113,21 +113,23 @@ class Manifests:
     def _store(self, place: str, manifest: DatasetManifest) -> None:
         with tempfile.TemporaryDirectory(prefix="baton-") as folder:
             path = Path(folder, "dataset.json")
-            path.write_bytes(_bytes(manifest))
+            path.write_bytes(_serialize(manifest))
             self._client.upload_files(DATA_BUCKET, {place + DATASET_MANIFEST: path}, cancel=self._cancel)
 
 
-def require_room(files: int) -> None:
-    """Raises CliError if no manifest could name so many."""
+def require_manifest_capacity(files: int) -> None:
+    """Raise CliError if the number of files exceeds the limit of a manifest."""
     if files > MAX_DATASET_FILES:
         raise CliError(
-            f"{files} files are too many for one prefix: {MAX_DATASET_FILES} at most",
-            "Pack small files together (tar, webdataset), or push them to several prefixes.",
+            f"{files} files exceed the limit of one prefix: {MAX_DATASET_FILES}",
+            "Pack small files (tar, webdataset), or push to several prefixes.",
         )
 
 
-def _entries(files: Mapping[str, Path], sent: Mapping[str, FileDigest], cancel: CancelEvent) -> dict[str, DatasetFile]:
-    """By key, with the key as their path."""
+def _hash_files(
+    files: Mapping[str, Path], sent: Mapping[str, FileDigest], cancel: CancelEvent
+) -> dict[str, DatasetFile]:
+    """Return an entry for each file by key, with the key as path; hash the files that were not sent."""
     left = [name for name in files if name not in sent]
     with ThreadPoolExecutor(_HASHERS, thread_name_prefix="hash") as pool:
         hashed = dict(zip(left, pool.map(lambda name: hash_file(files[name], cancel=cancel), left), strict=True))
@@ -138,15 +140,15 @@ def _entries(files: Mapping[str, Path], sent: Mapping[str, FileDigest], cancel: 
 
 
 def _manifest(place: str, entries: Mapping[str, DatasetFile]) -> DatasetManifest:
-    """Of a folder, from entries by key; the same for the same files."""
+    """Build the manifest of a folder; equal files give equal bytes."""
     files = [entries[name].model_copy(update={"path": name.removeprefix(place)}) for name in sorted(entries)]
     return DatasetManifest(files=files)
 
 
-def _bytes(manifest: DatasetManifest) -> bytes:
-    # Left out where it is false: agents that do not know it read manifests of finished pushes.
+def _serialize(manifest: DatasetManifest) -> bytes:
+    # Omit the field if it is False, so that agents without this field can read manifests of finished pushes.
     return manifest.model_dump_json(exclude=None if manifest.unfinished else {"unfinished"}).encode()
 
 
 def _md5(manifest: DatasetManifest) -> str:
-    return hashlib.md5(_bytes(manifest), usedforsecurity=False).hexdigest()
+    return hashlib.md5(_serialize(manifest), usedforsecurity=False).hexdigest()

@@ -1,4 +1,4 @@
-"""`baton fetch`: a job's outputs, each complete and verified or not there; or what there is of them so far."""
+"""Command `baton fetch`: download and verify a job's outputs, complete or so far."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gpu_client.transport.transfer.manager import Progress
 _HASHERS = 4
 _PER_PAGE = 500
 _LEFTOVER = re.compile(r"\.[0-9a-f]{16}\.part")
-"""How the transport names a file that it has not finished."""
+"""Temporary file names of the transport."""
 
 
 def register(app: typer.Typer) -> None:
@@ -41,47 +41,50 @@ def register(app: typer.Typer) -> None:
 def fetch(
     context: typer.Context,
     job_id: JobIdArgument,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Made if it is not there.", show_default=False)],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Target directory; created if missing.", show_default=False)
+    ],
     *,
     so_far: Annotated[
-        bool, typer.Option("--so-far", help="Also of a job that is not complete: what it has stored until now.")
+        bool, typer.Option("--so-far", help="Fetch the files stored so far, also of a job that is not complete.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that have other bytes.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files with different content.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Download a complete job's outputs, verified.
+    """Download and verify the outputs of a complete job.
 
-    Interrupted, the same command fetches the rest. No file that has other bytes is replaced unless --force says so.
+    After an interruption, repeat the command: it fetches the remaining files. An existing file with different content
+    is an error unless --force is given.
     """
     session = session_of(context)
     with session.client() as client:
         job = find_job(client, job_id)
         if so_far:
-            job = outputs_so_far(client, job)
+            job = with_stored_outputs(client, job)
         else:
             _require_outputs(job)
         have, missing, total_bytes = fetch_outputs(
-            client, job, directory, session.cancel, force=force, bar=session.screen.bytes_bar
+            client, job, directory, session.cancel, force=force, bar=session.output.bytes_bar
         )
     unverified = [artifact.path for artifact in missing if artifact.crc64nvme is None and artifact.blake3 is None]
     if job.state is not JobState.COMPLETE:
-        session.screen.say(f"The job is {job.state.value}: none of this is an output before it is complete.")
+        session.output.note(f"The job is {job.state.value}: its files become outputs when the job is complete.")
     elif unverified:
-        session.screen.say(f"Without a checksum to verify, for the job declared none: {', '.join(unverified)}")
+        session.output.note(f"Not verified, because the job declared no checksum: {', '.join(unverified)}")
     if as_json:
         files = [
             {"path": one.path, "size_bytes": one.size_bytes, "fetched": one.path not in have} for one in job.artifacts
         ]
-        session.screen.json({"id": job.id, "directory": str(directory), "files": files, "bytes": total_bytes})
+        session.output.json({"id": job.id, "directory": str(directory), "files": files, "bytes": total_bytes})
     else:
-        session.screen.line(
+        session.output.line(
             f"{count(len(missing), 'file')} ({size(total_bytes)}) fetched into {directory}, "
-            f"{count(len(have), 'file')} there already"
+            f"{count(len(have), 'file')} unchanged"
         )
 
 
-class Fetched(NamedTuple):
-    """Paths that were there already, outputs that were not, and their bytes."""
+class FetchResult(NamedTuple):
+    """Existing paths, downloaded outputs, and the bytes of the latter."""
 
     have: set[str]
     missing: list[Artifact]
@@ -96,35 +99,39 @@ def fetch_outputs(
     *,
     force: bool = False,
     bar: Callable[[str, int], AbstractContextManager[Progress | None]] = lambda title, total_bytes: nullcontext(),
-) -> Fetched:
-    """Download what is not there yet, verified. `bar` shows it to a person. Raises CliError, as `present` does."""
-    with _alone(directory):
-        have = present(job.artifacts, directory, cancel, force=force)
+) -> FetchResult:
+    """Download and verify the missing outputs. `bar` shows the progress. Raises CliError, see `find_present`."""
+    with _locked(directory):
+        have = find_present(job.artifacts, directory, cancel, force=force)
         missing = [artifact for artifact in job.artifacts if artifact.path not in have]
         total_bytes = sum(artifact.size_bytes or 0 for artifact in missing)
         with bar("downloading", total_bytes) as moved:
-            client.fetch_objects([_wanted(one, directory) for one in missing], cancel=cancel, progress=moved)
-    return Fetched(have, missing, total_bytes)
+            client.fetch_objects([_download_request(one, directory) for one in missing], cancel=cancel, progress=moved)
+    return FetchResult(have, missing, total_bytes)
 
 
 def _require_outputs(job: JobView) -> None:
     if job.state is not JobState.COMPLETE:
         short = job.id[:SHOWN_ID_CHARACTERS]
-        remedy = f"Run it again: baton retry {short}" if job.state.terminal else f"Wait for it: baton watch {short}"
+        remedy = (
+            f"Run the job again: baton retry {short}"
+            if job.state.terminal
+            else f"Wait for the job: baton watch {short}"
+        )
         raise CliError(
             f"job {job.id} is {job.state.value}; outputs exist once a job is complete",
             remedy,
             exit_code=ExitCode.FAILED,
         )
     if not job.artifacts:
-        raise CliError(f"job {job.id} declared no outputs", "Name them in 'outputs' when submitting.")
+        raise CliError(f"job {job.id} declared no outputs", "Declare outputs in the field 'outputs' of the job file.")
 
 
 @contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """The directory, to this process alone; what a killed fetch left half-written in it is removed. Raises CliError."""
+def _locked(directory: Path) -> Iterator[None]:
+    """Create and lock the directory for this process. Raises CliError."""
     if directory.exists() and not directory.is_dir():
-        raise CliError(f"{directory} is not a directory", "Name another one.")
+        raise CliError(f"{directory} is not a directory", "Give another path.")
     with local_errors(f"making {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -132,31 +139,34 @@ def _alone(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise CliError(f"another fetch into {directory} is under way", "Wait for it to end.") from None
+            raise CliError(f"another fetch into {directory} is running", "Wait until it ends.") from None
         yield
     finally:
         os.close(descriptor)
 
 
-def present(artifacts: Sequence[Artifact], directory: Path, cancel: CancelEvent, *, force: bool) -> set[str]:
-    """Which outputs are there already, byte for byte. Raises CliError for files that would be overwritten."""
+def find_present(artifacts: Sequence[Artifact], directory: Path, cancel: CancelEvent, *, force: bool) -> set[str]:
+    """Return the paths of outputs that exist with the declared content; delete leftovers of a killed fetch.
+
+    Raises CliError for files that would be overwritten.
+    """
     for folder in {safe_destination(directory, artifact.path).parent for artifact in artifacts}:
         for leftover in (path for path in folder.iterdir() if _LEFTOVER.fullmatch(path.name)):
             leftover.unlink(missing_ok=True)
     there = [artifact for artifact in artifacts if safe_destination(directory, artifact.path).exists()]
     with ThreadPoolExecutor(_HASHERS, thread_name_prefix="hash") as pool:
-        same = list(pool.map(partial(_same, directory=directory, cancel=cancel), there))
+        same = list(pool.map(partial(_matches, directory=directory, cancel=cancel), there))
     other = [artifact.path for artifact, equal in zip(there, same, strict=True) if not equal]
     if other and not force:
         raise CliError(
             f"{', '.join(other[:3])}{', ...' if len(other) > 3 else ''} in {directory} would be overwritten",
-            "Choose another directory, or replace them with --force.",
+            "Give another directory, or replace the files with --force.",
         )
     return {artifact.path for artifact, equal in zip(there, same, strict=True) if equal}
 
 
-def _same(artifact: Artifact, *, directory: Path, cancel: CancelEvent) -> bool:
-    """Whether the file has the declared bytes. Where no checksum is declared its size must do: it came complete."""
+def _matches(artifact: Artifact, *, directory: Path, cancel: CancelEvent) -> bool:
+    """Compare a file with its declared checksum, or with its size if no checksum is declared."""
     path = directory / artifact.path
     if artifact.size_bytes not in (None, path.stat().st_size):
         return False
@@ -166,7 +176,7 @@ def _same(artifact: Artifact, *, directory: Path, cancel: CancelEvent) -> bool:
     return artifact.blake3 in (None, found.blake3) and artifact.crc64nvme in (None, found.crc64nvme)
 
 
-def _wanted(artifact: Artifact, directory: Path) -> Wanted:
+def _download_request(artifact: Artifact, directory: Path) -> Wanted:
     return Wanted(
         bucket=artifact.bucket,
         key=artifact.key,
@@ -178,14 +188,14 @@ def _wanted(artifact: Artifact, directory: Path) -> Wanted:
     )
 
 
-class Stored:
-    """Everything that is stored of a job's outputs, each path as the last attempt stored it."""
+class StoredOutputs:
+    """Stored outputs of a job by path, as the last attempt stored them."""
 
     def __init__(self, client: BatonClient, job_id: str) -> None:
-        """Raises what a call raises."""
+        """List the outputs. Raises ApiError, Unreachable, UnexpectedAnswer."""
         self.by_path: dict[str, StoredArtifact] = {}
         self.expires_in_s = 0
-        """How long the links can be used."""
+        """Lifetime of the presigned URLs in seconds."""
         for page in pages(lambda cursor: client.artifacts(job_id, limit=_PER_PAGE, cursor=cursor)):
             self.expires_in_s = page.expires_in_s
             for one in page.artifacts:
@@ -194,12 +204,12 @@ class Stored:
                     self.by_path[one.path] = one
 
 
-def outputs_so_far(client: BatonClient, job: JobView) -> JobView:
-    """The job with what it has stored so far in the place of its outputs; a complete one as it is."""
+def with_stored_outputs(client: BatonClient, job: JobView) -> JobView:
+    """Return the job with its stored files as outputs; a complete job unchanged."""
     if job.state is JobState.COMPLETE:
         return job
     so_far = [
         {"path": one.path, "bucket": one.bucket, "key": one.key, "size_bytes": one.size_bytes}
-        for one in Stored(client, job.id).by_path.values()
+        for one in StoredOutputs(client, job.id).by_path.values()
     ]
     return JobView.model_validate({**job.model_dump(), "artifacts": so_far})

@@ -1,4 +1,4 @@
-"""`baton data validate`: what a folder of training images is worth, before anything is paid for."""
+"""Command `baton data validate`: check training images, masks and captions before a training."""
 
 from __future__ import annotations
 
@@ -12,72 +12,76 @@ import typer
 
 from gpu_client.cli.core.errors import CliError
 from gpu_client.cli.core.formats import count
-from gpu_client.cli.core.output import FOLDED, Column, Screen
+from gpu_client.cli.core.output import FOLDED, CommandOutput, TableColumn
 from gpu_client.cli.core.session import AsJson, session_of
 
 if TYPE_CHECKING:
-    from gpu_client.datasets.folder_check import Finding, Report
+    from gpu_client.datasets.folder_check import DatasetFinding, DatasetReport
 
 EXIT_FAULTS = 1
 SHOWN_OF_A_KIND = 10
 
 
-Captions = Annotated[bool, typer.Option("--captions", help="Every image must have a caption.")]
+Captions = Annotated[bool, typer.Option("--captions", help="Require a caption for each image.")]
 MinSide = Annotated[
     int | None,
-    typer.Option(min=8, help="Shorter sides are faults, in pixels. Default: below 512 is a warning."),
+    typer.Option(
+        min=8, help="Minimum length of the shorter side in pixels. Default: no minimum, but a warning below 512."
+    ),
 ]
 
 
 def validate(
     context: typer.Context,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="All images below it.", show_default=False)],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Directory with images, searched recursively.", show_default=False)
+    ],
     *,
     captions: Captions = False,
     min_side: MinSide = None,
     sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG) to this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check a folder of training images: do they decode, are they large enough, are there copies, captions, masks.
+    """Check training images, their captions and masks.
 
-    Every image is decoded, and compared with all others. Exit code 1 if there is a fault. Warnings are for you to
-    judge.
+    Finds undecodable, small and duplicate images: decodes each image and compares it with all others. Exit code 1 if
+    there is a fault; warnings do not change the exit code.
     """
     session = session_of(context)
-    report = checked(directory, captions=captions, min_side=min_side, for_sheet=sheet is not None)
+    report = check_images(directory, captions=captions, min_side=min_side, for_sheet=sheet is not None)
     if sheet is not None:
-        # Late, like the check itself: Pillow takes longer to load than most commands run.
+        # Imported here because Pillow takes longer to load than most commands run.
         from gpu_client.datasets.contact_sheet import draw_sheet
 
         try:
             shown = draw_sheet(report, sheet)
         except OSError as error:
             raise CliError(f"{sheet} cannot be written: {error.strerror or error}") from error
-        session.screen.say(f"contact sheet of {count(shown, 'image')}: {sheet}")
+        session.output.note(f"contact sheet of {count(shown, 'image')}: {sheet}")
     if as_json:
-        session.screen.json(as_document(report))
+        session.output.json(report_as_data(report))
     else:
-        show(session.screen, report)
+        show(session.output, report)
     if report.faults:
         raise typer.Exit(EXIT_FAULTS)
 
 
-def checked(
+def check_images(
     directory: Path,
     *,
     captions: bool = False,
     min_side: int | None = None,
     only: Collection[str] | None = None,
     for_sheet: bool = False,
-) -> Report:
-    """The report on a folder, or on some of its files. Raises CliError if it is none."""
-    from gpu_client.datasets.folder_check import check
+) -> DatasetReport:
+    """Check a folder, or the files `only` of the folder. Raises CliError if it is not a directory."""
     from gpu_client.datasets.contact_sheet import shown_of
+    from gpu_client.datasets.folder_check import check_folder
 
     if not directory.is_dir():
         raise CliError(f"{directory} is not a directory")
     try:
-        return check(
+        return check_folder(
             directory,
             captions="required" if captions else "optional",
             min_side=min_side,
@@ -88,34 +92,34 @@ def checked(
         raise CliError(f"{directory} cannot be read: {error.strerror or error}") from error
 
 
-def named_as_image(path: Path) -> bool:
-    """Whether a push of it should be looked at."""
+def has_image_name(path: Path) -> bool:
+    """Return True if the file name is that of an image."""
     from gpu_client.datasets.images import is_image
 
     return is_image(path)
 
 
-def require_sound(
-    screen: Screen, directory: Path, send: Iterable[Path], *, captions: bool = False, min_side: int | None = None
+def require_valid_images(
+    output: CommandOutput, directory: Path, send: Iterable[Path], *, captions: bool = False, min_side: int | None = None
 ) -> None:
-    """Before a push of some of its files: warnings are told in one line. Raises CliError for the first fault."""
+    """Check the files of a push; print the number of warnings. Raises CliError with the first fault."""
     only = {path.relative_to(directory).as_posix() for path in send}
     asked = (" --captions" if captions else "") + (f" --min-side {min_side}" if min_side is not None else "")
     command = f"baton data validate {directory}{asked}"
-    report = checked(directory, captions=captions, min_side=min_side, only=only)
+    report = check_images(directory, captions=captions, min_side=min_side, only=only)
     faults = [one for one in report.findings if one.severity == "fault"]
     if faults:
         more = f", and {count(len(faults) - 1, 'other fault')}" if faults[1:] else ""
         raise CliError(
-            f"{_place(faults[0])} {faults[0].message}{more}: nothing was sent",
-            f"{command} tells all; --no-check sends it as it is.",
+            f"{_format_place(faults[0])} {faults[0].message}{more}: nothing was sent",
+            f"List all findings with: {command}. To skip the check: --no-check",
         )
     if report.findings:
-        screen.say(f"{count(len(report.findings), 'warning')} about the images: {command}")
+        output.note(f"{count(len(report.findings), 'warning')} about the images: {command}")
 
 
-def as_document(report: Report) -> dict[str, Any]:
-    """The report as JSON."""
+def report_as_data(report: DatasetReport) -> dict[str, Any]:
+    """Return the report as JSON values."""
     return {
         "images": len(report.images),
         "captions": len(report.captions),
@@ -137,34 +141,34 @@ def as_document(report: Report) -> dict[str, Any]:
     }
 
 
-def show(screen: Screen, report: Report) -> None:
-    """The report as tables; of each kind of finding not more than a person reads."""
+def show(output: CommandOutput, report: DatasetReport) -> None:
+    """Print the report as tables, with a limited number of findings per code."""
     rows = [
         ("images", str(len(report.images))),
         ("captions", str(len(report.captions))),
-        ("resolutions", _counted(report.resolutions)),
-        ("aspect ratios", _counted(report.aspect_ratios)),
+        ("resolutions", _format_counts(report.resolutions)),
+        ("aspect ratios", _format_counts(report.aspect_ratios)),
         ("faults", str(report.faults)),
         ("warnings", str(len(report.findings) - report.faults)),
     ]
-    screen.fields(rows)
-    findings = _summed(report)
+    output.fields(rows)
+    findings = _merge_small(report)
     if findings:
-        screen.line("")
-        screen.table(
-            ("finding", Column("file", FOLDED), Column("why", FOLDED), Column("what to do", FOLDED)),
-            ([one.code, _place(one), one.message, one.remedy] for one in _some(findings)),
+        output.line("")
+        output.table(
+            ("finding", TableColumn("file", FOLDED), TableColumn("why", FOLDED), TableColumn("what to do", FOLDED)),
+            ([one.code, _format_place(one), one.message, one.remedy] for one in _limit_findings(findings)),
         )
     kinds = Counter(one.code for one in findings)
     for code, number in kinds.items():
         if number > SHOWN_OF_A_KIND:
-            screen.say(f"and {number - SHOWN_OF_A_KIND} more of {code}; --json has all")
+            output.note(f"and {count(number - SHOWN_OF_A_KIND, f'more {code} finding')}; --json lists all")
     if len(findings) < len(report.findings):
-        screen.say("--json names all small images")
+        output.note("--json lists all small images")
 
 
-def _summed(report: Report) -> list[Finding]:
-    """The findings, the warnings of small images as one: they say the same of every file."""
+def _merge_small(report: DatasetReport) -> list[DatasetFinding]:
+    """Return the findings, with all warnings about small images merged into one."""
     from gpu_client.datasets.folder_check import USUAL_SIDE
 
     small = [one for one in report.findings if (one.severity, one.code) == ("warning", "small")]
@@ -180,7 +184,7 @@ def _summed(report: Report) -> list[Finding]:
     return [summed if one is small[0] else one for one in report.findings if one is small[0] or one not in small]
 
 
-def _some(findings: Sequence[Finding]) -> list[Finding]:
+def _limit_findings(findings: Sequence[DatasetFinding]) -> list[DatasetFinding]:
     seen: Counter[str] = Counter()
     some = []
     for one in findings:
@@ -190,11 +194,11 @@ def _some(findings: Sequence[Finding]) -> list[Finding]:
     return some
 
 
-def _place(finding: Finding) -> str:
+def _format_place(finding: DatasetFinding) -> str:
     return finding.path if finding.line is None else f"{finding.path}:{finding.line}"
 
 
-def _counted(counted: Mapping[str, int], shown: int = 6) -> str:
+def _format_counts(counted: Mapping[str, int], shown: int = 6) -> str:
     some = [f"{name} ({number})" for name, number in list(counted.items())[:shown]]
     if len(counted) > shown:
         some.append(f"and {len(counted) - shown} others")

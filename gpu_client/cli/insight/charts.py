@@ -1,4 +1,4 @@
-"""Curves as SVG for a page: plain text, colours by the page's classes, so that it is right in light and dark. Pure."""
+"""Draw curves as SVG. The style sheet of the page sets the colors, for light and dark mode. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import NamedTuple
 from gpu_client.cli.core.formats import number, plain
 
 LOG_FROM = 50.0
-"""A curve whose largest value is so many times its smallest one, all of them positive, is drawn on a log scale."""
+"""Ratio of the largest to the smallest value from which positive curves have a log scale."""
 _DOTS_BELOW = 60
-"""So few points are drawn as dots too."""
+"""Number of points below which dots are drawn."""
 _CHARACTER = 6.6
-"""Width of a small letter, in the picture's units."""
+"""Width of a character in SVG units."""
 _LANE = 15.0
 MAX_LANES = 9
 MAX_LABEL_CHARS = 60
@@ -26,20 +26,17 @@ Point = tuple[int, float]
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric over steps; what is not finite is a gap. `name` is the CSS class."""
+    """Metric over steps; values that are not finite are gaps. `name`: CSS class."""
 
     name: str
     points: Sequence[Point]
     dots: bool = True
-    """Whether few points are dots too."""
+    """Draw dots if the curve has few points."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened at a step. `kind` is the CSS class; `label` may be empty; `detail` is shown on hovering.
-
-    `to_step`: where the training went back to.
-    """
+    """Event at a step. `kind`: CSS class. `label`: may be empty. `detail`: tooltip. `to_step`: target of a rollback."""
 
     kind: str
     step: int
@@ -47,33 +44,33 @@ class Mark:
     detail: str = ""
     to_step: int | None = None
     value: float | None = None
-    """Where it is a dot too; on no curve without it."""
+    """Height of a dot; None for no dot."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Size of a picture, and what else is in it."""
+    """Size of a chart, its marks and axis range."""
 
     width: float = 960.0
     height: float = 380.0
     ticks: Sequence[int] = ()
-    """Steps marked on the axis: checkpoints."""
+    """Steps of checkpoints, marked on the axis."""
     marks: Sequence[Mark] = ()
     first_step: int | None = None
     last_step: int | None = None
     title: str = ""
 
 
-def text_of(foreign: str, limit: int = 400) -> str:
-    """Foreign text as part of a page: nothing in it is markup, nothing a control character."""
+def to_html(foreign: str, limit: int = 400) -> str:
+    """Escape foreign text for HTML and remove control characters."""
     clean = "".join(character if character.isprintable() else " " for character in plain(foreign))
     return escape(clean if len(clean) <= limit else f"{clean[: limit - 1]}…", quote=True)
 
 
-def thinned(points: Sequence[Point], columns: int) -> list[Point]:
-    """At most four points for each column: the first, the lowest, the highest, the last. The curve looks the same.
+def thin_points(points: Sequence[Point], columns: int) -> list[Point]:
+    """Reduce points to four per pixel column: first, lowest, highest, last. The drawn curve does not change.
 
-    What is not finite stays as one gap for each column that has some.
+    Keeps one value that is not finite per column, as a gap.
     """
     if len(points) <= 4 * columns:
         return list(points)
@@ -108,7 +105,7 @@ def thinned(points: Sequence[Point], columns: int) -> list[Point]:
 
 
 class _Axis:
-    """From values to places."""
+    """Maps values to SVG coordinates."""
 
     def __init__(self, low: float, high: float, begin: float, end: float, *, log: bool = False) -> None:
         self.log = log
@@ -117,14 +114,14 @@ class _Axis:
 
     def __call__(self, value: float) -> float:
         at = math.log10(value) if self.log else value
-        # Halves: the difference of two large numbers need not be finite.
+        # The difference of two large numbers can overflow, so all terms are halved.
         share = (at / 2 - self._low / 2) / (self._high / 2 - self._low / 2)
         return self._begin + min(max(share, -0.1), 1.1) * (self._end - self._begin)
 
     def ticks(self) -> list[float]:
-        """Round values on it."""
+        """Return round values within the axis."""
         if not self.log:
-            return nice_ticks(self._low, self._high, 5)
+            return round_ticks(self._low, self._high, 5)
         begin, end = math.floor(self._low), math.ceil(self._high)
         powers = [10.0**power for power in range(begin, end + 1) if abs(power) < 300]
         every = max(1, math.ceil(len(powers) / 6))
@@ -135,8 +132,8 @@ class _Axis:
         return [value for value in values if self._low <= math.log10(value) <= self._high]
 
 
-def nice_ticks(low: float, high: float, about: int) -> list[float]:
-    """Round numbers within a range, some `about` of them."""
+def round_ticks(low: float, high: float, about: int) -> list[float]:
+    """Return about `about` round numbers within a range."""
     span = high - low
     if not math.isfinite(span) or span <= 0:
         return [low] if low == high else [low, high]
@@ -150,20 +147,20 @@ def nice_ticks(low: float, high: float, about: int) -> list[float]:
     return [value for value in found if value <= high + step * 1e-6]
 
 
-def drawn(curves: Sequence[Curve], frame: Frame) -> str:
-    """The picture as SVG; one without any finite value says so. Marks stand on the first curve."""
+def draw_chart(curves: Sequence[Curve], frame: Frame) -> str:
+    """Draw curves as SVG, with a note if no value is finite. Marks belong to the first curve."""
     values = [value for curve in curves for _, value in curve.points if math.isfinite(value)]
     steps = [step for curve in curves for step, _ in curve.points] + [mark.step for mark in frame.marks]
     steps += [step for step in (frame.first_step, frame.last_step) if step is not None]
     first, last = (min(steps), max(*steps, min(steps) + 1)) if steps else (0, 1)
     left, right, base = 62.0, frame.width - 14.0, frame.height - 34.0
     x = _Axis(first, last, left, right)
-    placed, lanes = _placed(frame.marks, x, right)
+    placed, lanes = _place_labels(frame.marks, x, right)
     top = 12.0 + _LANE * lanes
     y = _vertical(values, top, base)
     body = [
         _label(x(value), base + 18, f"{int(value):,}", "axis", "middle")
-        for value in nice_ticks(first, last, 8 if frame.width > 500 else 4)
+        for value in round_ticks(first, last, 8 if frame.width > 500 else 4)
         if value == int(value)
     ]
     if y is not None:
@@ -172,7 +169,7 @@ def drawn(curves: Sequence[Curve], frame: Frame) -> str:
             body.append(f'<line class="grid" x1="{left:g}" x2="{right:g}" y1="{at:.1f}" y2="{at:.1f}"/>')
             body.append(_label(left - 8, at + 4, number(value), "axis", "end"))
     body.append(f'<line class="base" x1="{left:g}" x2="{right:g}" y1="{base:g}" y2="{base:g}"/>')
-    for step in _apart(frame.ticks, x):
+    for step in _drop_overlapping(frame.ticks, x):
         body.append(
             f'<path class="ckpt" d="M{x(step):.1f} {base - 9:g}l4.5 9h-9z">'
             f"<title>checkpoint of step {step:,}</title></path>"
@@ -180,18 +177,18 @@ def drawn(curves: Sequence[Curve], frame: Frame) -> str:
     for curve in reversed(curves):
         body += _curve(curve, x, y, columns=int(right - left), top=top)
     if y is None:
-        body.append(_label((left + right) / 2, (top + base) / 2, "nothing finite was reported", "none", "middle"))
+        body.append(_label((left + right) / 2, (top + base) / 2, "no finite values", "none", "middle"))
     on = [point for point in curves[0].points if math.isfinite(point[1])] if curves else []
     body += _marks(placed, on, x, y, base)
-    name = text_of(frame.title)
+    name = to_html(frame.title)
     return (
         f'<svg viewBox="0 0 {frame.width:g} {frame.height:g}" role="img" aria-label="{name}">'
         f"<title>{name}</title>{''.join(body)}</svg>"
     )
 
 
-def is_log(values: Iterable[float]) -> bool:
-    """Whether they are drawn on a log scale."""
+def uses_log_scale(values: Iterable[float]) -> bool:
+    """Return True if values are drawn on a log scale."""
     finite = [value for value in values if math.isfinite(value)]
     return bool(finite) and min(finite) > 0 and max(finite) / min(finite) >= LOG_FROM
 
@@ -200,14 +197,14 @@ def _vertical(values: Sequence[float], top: float, base: float) -> _Axis | None:
     if not values:
         return None
     low, high = min(values), max(values)
-    if is_log(values):
+    if uses_log_scale(values):
         return _Axis(low / 1.15, min(high * 1.15, 1e308), base, top, log=True)
     pad = (high * 0.06 - low * 0.06) or abs(low) * 0.1 or 1.0
     return _Axis(max(low - pad, -1.7e308), min(high + pad, 1.7e308), base, top)
 
 
 def _curve(curve: Curve, x: _Axis, y: _Axis | None, *, columns: int, top: float) -> list[str]:
-    points = thinned(curve.points, columns)
+    points = thin_points(curve.points, columns)
     drawn_runs, alone, odd = [], [], []
     run: list[Point] = []
     for step, value in [*points, (0, math.nan)]:
@@ -231,7 +228,7 @@ def _curve(curve: Curve, x: _Axis, y: _Axis | None, *, columns: int, top: float)
         dots = [one for one in points if math.isfinite(one[1])] if few else alone
         for step, value in dots:
             lines.append(f'<circle class="{curve.name} dot" cx="{x(step):.1f}" cy="{y(value):.1f}" r="2.6"/>')
-    for step in _apart(odd[:-1], x):
+    for step in _drop_overlapping(odd[:-1], x):
         lines.append(
             f'<path class="odd" d="M{x(step) - 4:.1f} {top + 2:g}l8 8m0 -8l-8 8">'
             f"<title>not finite at step {step:,}</title></path>"
@@ -245,7 +242,7 @@ def _polyline(kind: str, points: Sequence[Point], x: _Axis, y: _Axis) -> str:
 
 
 def _means(points: Sequence[Point], pieces: int) -> list[Point]:
-    """Of finite values, piece by piece: where a curve is a band, its middle."""
+    """Average the finite values of consecutive pieces: the center of a dense curve."""
     size = math.ceil(len(points) / pieces)
     found: list[Point] = []
     for begin in range(0, len(points), size):
@@ -256,8 +253,8 @@ def _means(points: Sequence[Point], pieces: int) -> list[Point]:
     return found
 
 
-def _apart(steps: Iterable[int], x: _Axis, least: float = 3.0) -> list[int]:
-    """Those that can be told apart."""
+def _drop_overlapping(steps: Iterable[int], x: _Axis, least: float = 3.0) -> list[int]:
+    """Drop steps that overlap in the drawing."""
     kept: list[int] = []
     for step in sorted(set(steps)):
         if not kept or x(step) - x(kept[-1]) >= least:
@@ -266,15 +263,15 @@ def _apart(steps: Iterable[int], x: _Axis, least: float = 3.0) -> list[int]:
 
 
 class _Placed(NamedTuple):
-    """A mark, the height of its label, and on which side of the line that stands; no label where none fits."""
+    """Mark with the lane and side of its label; lane None for no label."""
 
     mark: Mark
     lane: int | None
     before: bool = False
 
 
-def _placed(marks: Sequence[Mark], x: _Axis, right: float) -> tuple[list[_Placed], int]:
-    """Labels in lanes, so that none covers another, and how many lanes."""
+def _place_labels(marks: Sequence[Mark], x: _Axis, right: float) -> tuple[list[_Placed], int]:
+    """Assign labels to lanes without overlap; return the marks and the number of lanes."""
     lanes: list[list[tuple[float, float]]] = []
     placed: list[_Placed] = []
     for mark in sorted(marks, key=lambda mark: mark.step):
@@ -301,14 +298,14 @@ def _short(label: str) -> str:
 
 
 def _marks(placed: Sequence[_Placed], on: Sequence[Point], x: _Axis, y: _Axis | None, base: float) -> list[str]:
-    """Lines, on them dots and ways back, on these labels."""
+    """Draw marks: lines below, then dots and rollback arcs, then labels."""
     lines: list[str] = []
     spots: list[str] = []
     words: list[str] = []
     for mark, lane, before in placed:
         at = x(mark.step)
         begin = 12.0 + (lane or 0) * _LANE
-        detail = f"<title>{text_of(mark.detail or mark.label)}</title>"
+        detail = f"<title>{to_html(mark.detail or mark.label)}</title>"
         lines.append(
             f'<line class="{mark.kind} stem" x1="{at:.1f}" x2="{at:.1f}" y1="{begin - 8:g}" y2="{base:g}">'
             f"{detail}</line>"
@@ -333,9 +330,9 @@ def _arc(from_x: float, from_y: float, to_x: float, to_y: float, kind: str) -> s
 
 
 def value_at(on: Sequence[Point], step: int) -> float:
-    """At the step, or the nearest before it, or else the first."""
+    """Return the value at a step, else at the nearest earlier step, else the first value."""
     return on[max(bisect_right(on, step, key=lambda point: point[0]) - 1, 0)][1]
 
 
 def _label(x: float, y: float, text: str, kind: str, anchor: str) -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text_of(text)}</text>'
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{to_html(text)}</text>'

@@ -1,4 +1,4 @@
-"""`baton logs` and `baton events`: what a job printed, and what happened to it."""
+"""Commands `baton logs` and `baton events`: print a job's output and history."""
 
 from __future__ import annotations
 
@@ -12,15 +12,23 @@ from baton.contract.history import AttemptView, EventView
 from baton.contract.jobs import JobState, JobView
 from baton.contract.output import LogLine, log_wait_s
 from gpu_client.cli.core.formats import duration, moment
-from gpu_client.cli.core.output import FOLDED, Column
-from gpu_client.cli.core.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, Session, full_id, session_of
+from gpu_client.cli.core.output import FOLDED, TableColumn
+from gpu_client.cli.core.session import (
+    SHOWN_ID_CHARACTERS,
+    AsJson,
+    CliSession,
+    JobIdArgument,
+    list_attempts,
+    resolve_job_id,
+    session_of,
+)
 from gpu_client.cli.jobs.summary import running_s
 from gpu_client.transport.api.calls import pages
 from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import Unreachable
 
 FOLLOW_S = 2.0
-WORTH_TELLING_S = 15.0
+MIN_ANNOUNCED_DELAY_S = 15.0
 _LINES_PER_PAGE = 1000
 
 
@@ -33,21 +41,21 @@ def register(app: typer.Typer) -> None:
 def logs(
     context: typer.Context,
     job_id: JobIdArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends, or Ctrl-C.")] = False,
-    tail: Annotated[int | None, typer.Option("--tail", min=1, help="Of what is there, only the last so many.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the output until the job ends.")] = False,
+    tail: Annotated[int | None, typer.Option("--tail", min=1, help="Start with the last N lines.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a job's output, over all its attempts.
+    """Print the output of all attempts of a job.
 
-    With --json one object a line.
+    --json: one object per line.
     """
     session = session_of(context)
     with session.client() as client:
-        job_id = full_id(client, job_id)
-        printer = _Printer(session, as_json)
+        job_id = resolve_job_id(client, job_id)
+        printer = _LogPrinter(session, as_json)
         kept: deque[LogLine] = deque(maxlen=tail)
-        reader = _Reader(client, job_id)
-        for line in reader.rest():
+        reader = _LogReader(client, job_id)
+        for line in reader.read_new():
             if tail is None:
                 printer.show(line)
             else:
@@ -57,29 +65,29 @@ def logs(
         if follow:
             _follow(session, client, job_id, reader, printer)
         if not printer.shown and not as_json:
-            session.screen.say(_nothing(client.get_job(job_id)))
+            session.output.note(_describe_no_output(client.get_job(job_id)))
 
 
-def _nothing(job: JobView) -> str:
-    """What to say of a job without a line of output."""
+def _describe_no_output(job: JobView) -> str:
+    """Describe why a job has no output."""
     short = job.id[:SHOWN_ID_CHARACTERS]
     if job.state.terminal:
-        return f"The job is {job.state.value} and printed nothing."
+        return f"The job is {job.state.value} and produced no output."
     if job.counters.attempts:
         return f"No output yet: the job is {job.state.value}."
-    return f"No output yet: no worker has begun the job. Why: baton explain {short}"
+    return f"No output yet: no worker has claimed the job. To see the cause: baton explain {short}"
 
 
-class _Reader:
-    """Reads a job's lines on from where it stopped."""
+class _LogReader:
+    """Reads a job's log lines from a cursor."""
 
     def __init__(self, client: BatonClient, job_id: str) -> None:
         self._client = client
         self._job_id = job_id
         self._cursor: str | None = None
 
-    def rest(self) -> Iterator[LogLine]:
-        """Every line that came since."""
+    def read_new(self) -> Iterator[LogLine]:
+        """Yield the lines since the last call."""
         while True:
             page = self._client.logs(self._job_id, limit=_LINES_PER_PAGE, cursor=self._cursor)
             yield from page.lines
@@ -88,72 +96,72 @@ class _Reader:
                 return
 
 
-class _Printer:
-    """Shows lines; says where another attempt begins."""
+class _LogPrinter:
+    """Prints log lines and a separator between attempts."""
 
-    def __init__(self, session: Session, as_json: bool) -> None:
-        self._screen = session.screen
+    def __init__(self, session: CliSession, as_json: bool) -> None:
+        self._output = session.output
         self._as_json = as_json
         self._epoch: int | None = None
         self.shown = False
-        """Whether there was a line."""
+        """True after the first line."""
 
     def show(self, line: LogLine) -> None:
-        """One line of output."""
+        """Print one line."""
         self.shown = True
         if self._as_json:
-            self._screen.json_line(line)
+            self._output.json_line(line)
             return
         if line.epoch != self._epoch:
             if self._epoch is not None or line.epoch > 1:
-                self._screen.say(f"--- attempt {line.epoch}, {moment(line.at)} ---")
+                self._output.note(f"--- attempt {line.epoch}, {moment(line.at)} ---")
             self._epoch = line.epoch
-        self._screen.line(line.text)
+        self._output.line(line.text)
 
 
-class _Patience:
-    """Tells who waits for lines how long the worker holds them back by now: once an attempt."""
+class _DelayNotice:
+    """Prints once per attempt the interval at which the worker sends its output."""
 
-    def __init__(self, session: Session, client: BatonClient) -> None:
+    def __init__(self, session: CliSession, client: BatonClient) -> None:
         self._session = session
         self._client = client
         self._attempt: AttemptView | None = None
-        self._told_epoch = 0
+        self._announced_epoch = 0
 
-    def ask_for(self, job: JobView) -> None:
-        """Say it, if it is worth saying. Raises what a call raises."""
-        if job.state is not JobState.RUNNING or job.epoch == self._told_epoch:
+    def announce(self, job: JobView) -> None:
+        """Print the interval if it is long. Raises ApiError, Unreachable, UnexpectedAnswer."""
+        if job.state is not JobState.RUNNING or job.epoch == self._announced_epoch:
             return
         if self._attempt is None or self._attempt.epoch != job.epoch:
-            for page in pages(lambda cursor: self._client.attempts(job.id, limit=1000, cursor=cursor)):
-                self._attempt = page.attempts[-1] if page.attempts else self._attempt
+            attempts = list_attempts(self._client, job.id)
+            self._attempt = attempts[-1] if attempts else None
         wait_s = log_wait_s(running_s(job, self._attempt))
-        if wait_s >= WORTH_TELLING_S:
-            self._told_epoch = job.epoch
-            self._session.screen.say(
-                f"--- attempt {job.epoch} sends its output about every {duration(wait_s)} by now ---"
+        if wait_s >= MIN_ANNOUNCED_DELAY_S:
+            self._announced_epoch = job.epoch
+            self._session.output.note(
+                f"--- attempt {job.epoch} now sends its output about every {duration(wait_s)} ---"
             )
 
 
-def _follow(session: Session, client: BatonClient, job_id: str, reader: _Reader, printer: _Printer) -> None:
-    """Until the job has ended and all its lines are read. The control plane may blink meanwhile."""
+def _follow(session: CliSession, client: BatonClient, job_id: str, reader: _LogReader, printer: _LogPrinter) -> None:
+    """Print lines until the job has ended and all its lines are read; tolerate control-plane outages."""
     silent = False
-    patience = _Patience(session, client)
+    notice = _DelayNotice(session, client)
     while True:
         try:
-            # asked first: what was printed before the end is there once the job has ended
+            # Requested before the lines: once the job has ended, the log is complete.
             job = client.get_job(job_id)
             ended = job.state.terminal
             nothing_new = True
-            for line in reader.rest():
+            for line in reader.read_new():
                 nothing_new = False
                 printer.show(line)
             if nothing_new:
-                patience.ask_for(job)
+                notice.announce(job)
             silent = False
         except Unreachable as error:
             if not silent:
-                session.screen.say(f"{error}. Still trying; Ctrl-C ends this.")
+                session.output.note(f"{error}. Retrying; Ctrl-C ends this command.")
             silent, ended = True, False
         if ended:
             return
@@ -161,16 +169,22 @@ def _follow(session: Session, client: BatonClient, job_id: str, reader: _Reader,
 
 
 def events(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = False) -> None:
-    """Print a job's history."""
+    """Print the events of a job."""
     session = session_of(context)
     with session.client() as client:
-        job_id = full_id(client, job_id)
+        job_id = resolve_job_id(client, job_id)
         found = [event for page in pages(lambda c: client.events(job_id, cursor=c)) for event in page.events]
     if as_json:
-        session.screen.json(found)
+        session.output.json(found)
     else:
-        columns = (Column("#", right=True), "when", Column("attempt", right=True), "what", Column("details", FOLDED))
-        session.screen.table(columns, map(_event_row, found))
+        columns = (
+            TableColumn("#", right=True),
+            "when",
+            TableColumn("attempt", right=True),
+            "event",
+            TableColumn("details", FOLDED),
+        )
+        session.output.table(columns, map(_event_row, found))
 
 
 def _event_row(event: EventView) -> list[str]:

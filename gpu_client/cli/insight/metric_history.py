@@ -1,4 +1,4 @@
-"""What a training saw: the points of all its attempts as one history in which each step is there once."""
+"""Join the metric points of all attempts into one history with each step once."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import NamedTuple
 from baton.contract.history import AttemptView
 from baton.contract.output import MetricPoint
 from baton.contract.rules.metrics import BUILT_IN, Goal, canonical_name
-from gpu_client.transport.api.calls import pages
+from gpu_client.cli.core.session import list_attempts
 from gpu_client.transport.api.client import BatonClient
 
 
 @dataclass(frozen=True)
-class History:
-    """Points of one job."""
+class MetricHistory:
+    """Metric points of one job."""
 
     kept: list[MetricPoint]
-    """What the training went on from: steps rise, each is there once."""
+    """Points that count: strictly increasing steps."""
     void: list[MetricPoint]
-    """What an attempt saw behind the checkpoint from which the next one resumed."""
+    """Points after the checkpoint from which the next attempt resumed."""
 
     def names(self) -> list[str]:
-        """All metrics, the loss first, then evaluations."""
+        """Return all metric names: the loss first, then evaluations, then the others."""
         found = {name for point in (*self.kept, *self.void) for name in point.metrics}
         return sorted(found, key=lambda name: (_rank(name), name))
 
@@ -34,44 +34,45 @@ def _rank(name: str) -> int:
     return 0 if known == "loss" else 1 if known == "eval.loss" else 2 if known.startswith("eval") else 3
 
 
-def history_of(client: BatonClient, job_id: str, attempts: Sequence[AttemptView] | None = None) -> History:
-    """Everything that a job's training reported. `attempts`: all of the job's; without them they are asked for."""
+def load_history(client: BatonClient, job_id: str, attempts: Sequence[AttemptView] | None = None) -> MetricHistory:
+    """Load the metric history of a job. `attempts`: all attempts; None requests them."""
     if attempts is None:
-        listed = pages(lambda cursor: client.attempts(job_id, limit=1000, cursor=cursor))
-        attempts = [attempt for page in listed for attempt in page.attempts]
-    return stitched(client.metric_points(job_id), {one.epoch: one.resumed_step for one in attempts})
+        attempts = list_attempts(client, job_id)
+    return join_attempts(client.metric_points(job_id), {one.epoch: one.resumed_step for one in attempts})
 
 
-def stitched(points: Iterable[MetricPoint], resumed_steps: Mapping[int, int | None] | None = None) -> History:
-    """One history of them. Pure; `points` come attempt after attempt, as they were reported.
+def join_attempts(
+    points: Iterable[MetricPoint], resumed_steps: Mapping[int, int | None] | None = None
+) -> MetricHistory:
+    """Join points into one history. Pure; `points`: in reported order, attempt by attempt.
 
-    resumed_steps: where the attempts resumed, by epoch, None for those that began anew. One that is not there is taken
-        to have resumed before the first step that it reports.
+    resumed_steps: resumed step of each attempt by epoch, None for an attempt from the beginning. An attempt without an
+        entry is assumed to have resumed before its first reported step.
 
-    What earlier attempts saw behind the resumed step is void. So is what an attempt saw itself behind a step to which
-    it goes back. Points of one step become one; a step that comes late, with metrics that no later step has, is put
-    where it belongs.
+    Points of earlier attempts after the resumed step are void, and so are points of the same attempt after a step to
+    which it rolls back. Points of one step are merged. A late point, with metrics that no later point has, is inserted
+    at its step.
     """
-    history = History([], [])
+    history = MetricHistory([], [])
     epoch: int | None = None
     for point in points:
         if point.epoch != epoch:
             epoch = point.epoch
-            _begin(history, point, resumed_steps)
-        _add(history, point)
+            _begin_attempt(history, point, resumed_steps)
+        _add_point(history, point)
     return history
 
 
-def _begin(history: History, first: MetricPoint, resumed_steps: Mapping[int, int | None] | None) -> None:
-    """An attempt begins: drop what it will see anew."""
+def _begin_attempt(history: MetricHistory, first: MetricPoint, resumed_steps: Mapping[int, int | None] | None) -> None:
+    """Void the points that a new attempt repeats."""
     if resumed_steps is not None and first.epoch in resumed_steps:
-        _drop_behind(history, resumed_steps[first.epoch] or 0)
+        _void_after(history, resumed_steps[first.epoch] or 0)
     else:
-        # Without metrics it says where it begins, and not what came of the first step.
-        _drop_behind(history, first.step - 1 if first.metrics else first.step)
+        # A point without metrics marks the start of the attempt; a point with metrics is the result of a step.
+        _void_after(history, first.step - 1 if first.metrics else first.step)
 
 
-def _drop_behind(history: History, step: int) -> None:
+def _void_after(history: MetricHistory, step: int) -> None:
     kept = history.kept
     place = len(kept)
     while place and kept[place - 1].step > step:
@@ -80,7 +81,7 @@ def _drop_behind(history: History, step: int) -> None:
     del kept[place:]
 
 
-def _add(history: History, point: MetricPoint) -> None:
+def _add_point(history: MetricHistory, point: MetricPoint) -> None:
     kept = history.kept
     place = len(kept)
     while place and kept[place - 1].step > point.step:
@@ -88,19 +89,19 @@ def _add(history: History, point: MetricPoint) -> None:
     again = any(one.epoch != point.epoch or one.metrics.keys() & point.metrics.keys() for one in kept[place:])
     there = kept[place - 1] if place and kept[place - 1].step == point.step else None
     if again or (place < len(kept) and not point.metrics):
-        _drop_behind(history, point.step if there is None else point.step - 1)
+        _void_after(history, point.step if there is None else point.step - 1)
         kept.append(point)
         return
     if there is None:
         kept.insert(place, point)
         return
-    # The newest word on a metric counts; the step is of the attempt that had it first.
+    # The newest value of a metric wins; the point keeps the epoch of the first attempt.
     merged = {**there.metrics, **point.metrics}
     kept[place - 1] = there.model_copy(update={"metrics": merged})
 
 
 def goal_of(name: str) -> Goal | None:
-    """Which values of a metric are better; None where its name does not tell."""
+    """Return the direction of improvement of a metric; None if its name does not determine one."""
     known = canonical_name(name)
     if known in BUILT_IN:
         return BUILT_IN[known].goal
@@ -110,8 +111,8 @@ def goal_of(name: str) -> Goal | None:
     return "max" if last in ("accuracy", "acc", "f1", "precision", "recall") else None
 
 
-class Outline(NamedTuple):
-    """A metric in a few numbers. `best`, its step, `lowest`, `highest`: of the finite values, None without any."""
+class MetricOverview(NamedTuple):
+    """Overview of a metric. `best`, `best_step`, `lowest`, `highest`: of finite values; None if there are none."""
 
     name: str
     points: int
@@ -124,24 +125,24 @@ class Outline(NamedTuple):
     best_step: int | None
 
 
-def outlines_of(names: Iterable[str], points: Iterable[MetricPoint]) -> list[Outline]:
-    """Of those metrics that some point has, in the order of `names`; each point is looked at once."""
+def summarize_metrics(names: Iterable[str], points: Iterable[MetricPoint]) -> list[MetricOverview]:
+    """Summarize the metrics that occur in the points, in the order of `names`."""
     wanted: dict[str, list[tuple[int, float]]] = {name: [] for name in names}
     for point in points:
         for name, value in point.metrics.items():
             if name in wanted:
                 wanted[name].append((point.step, float(value)))
-    return [_outline(name, found) for name, found in wanted.items() if found]
+    return [_summarize_metric(name, found) for name, found in wanted.items() if found]
 
 
-def _outline(name: str, found: Sequence[tuple[int, float]]) -> Outline:
+def _summarize_metric(name: str, found: Sequence[tuple[int, float]]) -> MetricOverview:
     finite = [(value, step) for step, value in found if math.isfinite(value)]
     goal = goal_of(name)
     best = None
     if finite and goal is not None:
-        # of equal ones the earliest
+        # Of equal values the earliest is best.
         best = min(finite) if goal == "min" else max(finite, key=lambda one: (one[0], -one[1]))
-    return Outline(
+    return MetricOverview(
         name=name,
         points=len(found),
         not_finite=len(found) - len(finite),

@@ -1,4 +1,4 @@
-"""`baton metrics`: what a job's training reported."""
+"""Command `baton metrics`: print or save the metrics of a training."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from baton.contract.output import MetricPoint
 from baton.contract.rules.metrics import canonical_name
 from gpu_client.cli.core.errors import CliError
 from gpu_client.cli.core.formats import count, number
-from gpu_client.cli.core.output import Column
-from gpu_client.cli.core.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, full_id, session_of
-from gpu_client.cli.insight.metric_history import Outline, history_of, outlines_of
+from gpu_client.cli.core.output import TableColumn
+from gpu_client.cli.core.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, resolve_job_id, session_of
+from gpu_client.cli.insight.metric_history import MetricOverview, load_history, summarize_metrics
 from gpu_client.transport.net.files import write_whole
 
 
@@ -30,55 +30,57 @@ def metrics(
     context: typer.Context,
     job_id: JobIdArgument,
     *,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Every point: a row each, a column for each metric.")] = False,
-    as_jsonl: Annotated[bool, typer.Option("--jsonl", help="Every point: a JSON document a line.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print all points as CSV, one column per metric.")] = False,
+    as_jsonl: Annotated[bool, typer.Option("--jsonl", help="Print all points as JSON, one document per line.")] = False,
     names: Annotated[
-        list[str] | None, typer.Option("--metric", metavar="NAME", help="Only this one; may be repeated.")
+        list[str] | None, typer.Option("--metric", metavar="NAME", help="Print only this metric; repeatable.")
     ] = None,
     all_attempts: Annotated[
-        bool, typer.Option("--all-attempts", help="Also steps that a later attempt did again.")
+        bool, typer.Option("--all-attempts", help="Include steps that a later attempt repeated.")
     ] = False,
-    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Of --csv or --jsonl, instead of here.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the output of --csv or --jsonl to this file.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a job's training reported, or save it.
+    """Print the metrics of a job: first, last and best values.
 
-    Of each metric the first, last and best value; --csv and --jsonl: every point. What attempts saw behind the
-    checkpoint from which the next one resumed is left out: each step is there once.
+    --csv and --jsonl print all points. Steps after the checkpoint from which the next attempt resumed are omitted, so
+    that each step appears once.
     """
     if as_csv + as_jsonl + as_json > 1:
         raise CliError("--csv, --jsonl and --json exclude each other")
     if output is not None and not (as_csv or as_jsonl):
-        raise CliError("--output is for --csv or --jsonl", "Say which of them.")
+        raise CliError("--output requires --csv or --jsonl", "Add one of the two.")
     session = session_of(context)
     with session.client() as client:
-        job = full_id(client, job_id)
-        points = list(client.metric_points(job)) if all_attempts else history_of(client, job).kept
-    chosen = _chosen(names, points)
+        job = resolve_job_id(client, job_id)
+        points = list(client.metric_points(job)) if all_attempts else load_history(client, job).kept
+    chosen = _select_metrics(names, points)
     if as_csv or as_jsonl:
         lines = _csv(points, chosen) if as_csv else _jsonl(points, chosen if names else None)
         if output is not None:
             write_whole(output, "".join(f"{line}\n" for line in lines).encode())
-            session.screen.say(f"{output}: {count(len(points), 'point')}")
+            session.output.note(f"{output}: {count(len(points), 'point')}")
         else:
             for line in lines:
-                session.screen.raw(line)
+                session.output.raw(line)
         return
-    outlines = outlines_of(chosen, points)
+    overviews = summarize_metrics(chosen, points)
     if as_json:
-        session.screen.json([_as_data(one) for one in outlines])
+        session.output.json([_as_data(one) for one in overviews])
         return
-    if not outlines:
-        session.screen.say(f"{job[:SHOWN_ID_CHARACTERS]} has reported no metrics yet.")
-    columns: tuple[Column | str, ...] = (
+    if not overviews:
+        session.output.note(f"{job[:SHOWN_ID_CHARACTERS]} has reported no metrics yet.")
+    columns: tuple[TableColumn | str, ...] = (
         "metric",
-        *(Column(name, right=True) for name in ("points", "first", "last", "best", "at step")),
+        *(TableColumn(name, right=True) for name in ("points", "first", "last", "best", "at step")),
     )
-    session.screen.table((*columns, Column("not finite", right=True)), map(_row, outlines))
+    session.output.table((*columns, TableColumn("not finite", right=True)), map(_row, overviews))
 
 
-def _chosen(wanted: Sequence[str] | None, points: Iterable[MetricPoint]) -> list[str]:
-    """Metrics to show, by their names or by what rules call them; all in their order if none is wanted."""
+def _select_metrics(wanted: Sequence[str] | None, points: Iterable[MetricPoint]) -> list[str]:
+    """Select metrics by their own names or their names in rules; all metrics if `wanted` is empty."""
     known = list(dict.fromkeys(name for point in points for name in point.metrics))
     if not wanted:
         return known
@@ -86,7 +88,7 @@ def _chosen(wanted: Sequence[str] | None, points: Iterable[MetricPoint]) -> list
     for name in wanted:
         found = [one for one in known if one == name] or [one for one in known if canonical_name(one) == name]
         if not found:
-            raise CliError(f"there is no metric {name!r}", f"There is: {', '.join(known) or 'none'}")
+            raise CliError(f"there is no metric {name!r}", f"Known metrics: {', '.join(known) or 'none'}")
         chosen += found
     return chosen
 
@@ -111,16 +113,16 @@ def _jsonl(points: Iterable[MetricPoint], names: Sequence[str] | None) -> Iterat
             yield json.dumps({"epoch": point.epoch, "step": point.step, "at": point.at, "metrics": shown})
 
 
-def _as_data(one: Outline) -> dict[str, object]:
-    """JSON has neither NaN nor infinity: they are words."""
-    return {**one._asdict(), "first": _word(one.first), "last": _word(one.last)}
+def _as_data(one: MetricOverview) -> dict[str, object]:
+    """Return an overview as JSON values; NaN and infinities are strings because JSON has none."""
+    return {**one._asdict(), "first": _json_number(one.first), "last": _json_number(one.last)}
 
 
-def _word(value: float) -> float | str:
+def _json_number(value: float) -> float | str:
     return value if abs(value) < float("inf") else str(value)
 
 
-def _row(one: Outline) -> list[str]:
+def _row(one: MetricOverview) -> list[str]:
     best = "" if one.best is None else number(one.best)
     at_step = "" if one.best_step is None else f"{one.best_step:,}"
     odd = f"{one.not_finite:,}" if one.not_finite else ""

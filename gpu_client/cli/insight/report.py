@@ -1,4 +1,7 @@
-"""Command `baton report`: write an HTML page about a job."""
+"""Command `baton report`: write an HTML page about a job.
+
+The page has no script and loads nothing. All text of the job is escaped.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,18 @@ from baton.contract.history import AttemptView, EventType, EventView
 from baton.contract.jobs import JobState, JobView
 from baton.contract.output import MetricPoint
 from baton.contract.rules.metrics import canonical_name
-from gpu_client.cli.core.formats import count, duration, finite, moment, number, size
-from gpu_client.cli.core.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, find_job, session_of
-from gpu_client.cli.insight.charts import Curve, Frame, Mark, Point, drawn, is_log, text_of, value_at
-from gpu_client.cli.insight.metric_history import History, history_of, outlines_of
+from gpu_client.cli.core.formats import count, duration, moment, number, size
+from gpu_client.cli.core.session import (
+    SHOWN_ID_CHARACTERS,
+    AsJson,
+    JobIdArgument,
+    PricePerHour,
+    find_job,
+    list_attempts,
+    session_of,
+)
+from gpu_client.cli.insight.charts import Curve, Frame, Mark, Point, draw_chart, to_html, uses_log_scale, value_at
+from gpu_client.cli.insight.metric_history import MetricHistory, load_history, summarize_metrics
 from gpu_client.cli.insight.report_style import STYLE, TIP
 from gpu_client.cli.jobs.goodput import losses, losses_text, percent, share_of, share_text, total_of, total_s
 from gpu_client.cli.jobs.rule_events import line_of
@@ -39,46 +50,43 @@ def report(
     job_id: JobIdArgument,
     *,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE.html", help="Default: report-ID.html. One that is there is replaced.")
+        Path | None,
+        typer.Option(metavar="FILE.html", help="Output file; an existing file is replaced. Default: report-ID.html."),
     ] = None,
-    price_per_hour: Annotated[
-        float | None, typer.Option(min=0, help="Of one machine; default: the profile's. Shows the cost.")
-    ] = None,
+    price_per_hour: PricePerHour = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a page about a job: its curves, and on them what happened.
+    """Write an HTML report about a job.
 
-    Attempts, checkpoints and what rules did. One HTML file that needs nothing else, also of a job that still runs.
+    The report shows metric curves with attempts, checkpoints and rule events. The report is one self-contained file.
+    The job may still run.
     """
     session = session_of(context)
-    price = finite(price_per_hour, "--price-per-hour")
-    if price is None:
-        price = session.profile().price_per_hour
+    price = session.price_per_hour(price_per_hour)
     with session.client() as client:
         job = find_job(client, job_id)
-        listed = pages(lambda cursor: client.attempts(job.id, limit=1000, cursor=cursor))
-        attempts = [attempt for page in listed for attempt in page.attempts]
+        attempts = list_attempts(client, job.id)
         happened = pages(lambda cursor: client.events(job.id, limit=1000, cursor=cursor))
         events = [event for page in happened for event in page.events]
-        history = history_of(client, job.id, attempts)
-    page = page_of(Material(job, attempts, events, history, price, int(time.time()))).encode()
+        history = load_history(client, job.id, attempts)
+    page = render_report(ReportInput(job, attempts, events, history, price, int(time.time()))).encode()
     file = output or Path(f"report-{job.id[:SHOWN_ID_CHARACTERS]}.html")
     write_whole(file, page)
     points = len(history.kept) + len(history.void)
     if as_json:
-        session.screen.json({"file": str(file), "size_bytes": len(page), "points": points})
+        session.output.json({"file": str(file), "size_bytes": len(page), "points": points})
     else:
-        session.screen.line(f"{file}: {count(points, 'point')}, {size(len(page))}")
+        session.output.line(f"{file}: {count(points, 'point')}, {size(len(page))}")
 
 
 MAX_CHARTS = 60
-"""Metrics beside the loss that are drawn; the others are in the table alone."""
+"""Maximum number of charts beside the loss; further metrics are in the table only."""
 MAX_METRICS = 1000
-"""Rows of the table of metrics: a loop may put the step into their names."""
+"""Maximum rows of the metrics table: a script can generate names without limit."""
 MAX_DECISIONS = 500
-"""Rows of the table of decisions: the newest."""
+"""Maximum rows of the decisions table; the newest are kept."""
 MAX_MARKS = 120
-"""On the curve: the newest."""
+"""Maximum marks of a chart; the newest are kept."""
 _DECISIONS = frozenset(
     {
         EventType.RULE_FIRED,
@@ -95,40 +103,40 @@ _SHADES = ("productive_s", "repeated_s", "transferring_s", "idle_s", "stalled_s"
 
 
 @dataclass(frozen=True)
-class Material:
-    """What the page is made of. Money is shown where a price is known, in its currency."""
+class ReportInput:
+    """Input of a report. `price_per_hour`: None omits costs."""
 
     job: JobView
     attempts: Sequence[AttemptView]
     events: Sequence[EventView]
-    history: History
+    history: MetricHistory
     price_per_hour: float | None
     written_at: int
 
 
-def page_of(found: Material) -> str:
-    """The whole document."""
+def render_report(found: ReportInput) -> str:
+    """Render the HTML document."""
     job = found.job
     name = job.name or job.id[:8]
     body = [
-        f'<header><h1>{text_of(name)}</h1><p class="state {text_of(job.state.value)}">{text_of(job.state.value)}</p>',
-        f"</header>{_facts(found)}",
+        f'<header><h1>{to_html(name)}</h1><p class="state {to_html(job.state.value)}">{to_html(job.state.value)}</p>',
+        f"</header>{_render_facts(found)}",
         _main_chart(found),
         _other_charts(found),
         _metrics_table(found),
         _decisions(found),
         _attempts(found),
-        f"<footer>Job {text_of(job.id)}, as of {text_of(moment(found.written_at))}.</footer>",
+        f"<footer>Job {to_html(job.id)}, as of {to_html(moment(found.written_at))}.</footer>",
     ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{text_of(name)}</title><style>{STYLE}</style></head><body>{TIP}<main>{''.join(body)}</main></body></html>\n"
+        f"<title>{to_html(name)}</title><style>{STYLE}</style></head><body>{TIP}<main>{''.join(body)}</main></body></html>\n"
     )
 
 
-def _facts(found: Material) -> str:
+def _render_facts(found: ReportInput) -> str:
     job = found.job
     progress = job.progress
     goodput = total_of(found.attempts)
@@ -136,10 +144,10 @@ def _facts(found: Material) -> str:
     ended_at = job.completed_at or job.failed_at or job.canceled_at
     ended = ended_at if job.state.terminal else None
     facts = [
-        ("what ended it", ended_by_text(job)),
-        ("why", "" if job.state is JobState.COMPLETE else reason_text(job)),
+        ("ended by", ended_by_text(job)),
+        ("reason", "" if job.state is JobState.COMPLETE else reason_text(job)),
         ("step", f"{progress.step:,}{total}" if progress else ""),
-        ("trains with", job.recipe or " ".join(job.command)),
+        ("command", job.recipe or " ".join(job.command)),
         ("submitted", moment(job.created_at)),
         ("ended", moment(ended) if ended else ""),
         ("attempts", f"{len(found.attempts)}, of which {job.counters.interruptions} interrupted"),
@@ -147,7 +155,7 @@ def _facts(found: Material) -> str:
         ("lost", losses_text(goodput, found.price_per_hour) if goodput else ""),
         ("tags", ", ".join(f"{name}: {value}" for name, value in job.tags.items())),
     ]
-    rows = "".join(f"<dt>{name}</dt><dd>{text_of(value)}</dd>" for name, value in facts if value)
+    rows = "".join(f"<dt>{name}</dt><dd>{to_html(value)}</dd>" for name, value in facts if value)
     return f"<dl>{rows}</dl>"
 
 
@@ -158,8 +166,8 @@ def _series(points: Iterable[MetricPoint], name: str) -> list[Point]:
     return [(point.step, float(point.metrics[name])) for point in points if name in point.metrics]
 
 
-def _void_curves(history: History, name: str) -> list[Curve]:
-    """One for each attempt whose work was done again, and each time that it went back."""
+def _void_curves(history: MetricHistory, name: str) -> list[Curve]:
+    """Return a curve for each run of void points: one per repeated attempt and per rollback."""
     curves: list[Curve] = []
     run: list[Point] = []
     epoch = None
@@ -174,7 +182,7 @@ def _void_curves(history: History, name: str) -> list[Curve]:
     return [*curves, *([Curve("void", run, dots=False)] if run else [])]
 
 
-def _main_chart(found: Material) -> str:
+def _main_chart(found: ReportInput) -> str:
     names = found.history.names()
     if not names:
         return '<section><h2>Loss</h2><p class="none">The training has reported no metrics.</p></section>'
@@ -187,39 +195,39 @@ def _main_chart(found: Material) -> str:
     steps = [point.step for point in (*found.history.kept, *found.history.void)]
     committed = [_step_of(event) for event in found.events if event.type is EventType.CHECKPOINT_COMMITTED]
     ticks = [step for step in committed if step is not None]
-    marks = [*_starts(found.attempts), *_rule_marks(found.events, _Seen(found.history, main))]
+    marks = [*_starts(found.attempts), *_rule_marks(found.events, _MetricByAttempt(found.history, main))]
     frame = Frame(
         ticks=ticks, marks=marks, first_step=min(steps), last_step=max([*steps, *ticks]), title=f"{main} over steps"
     )
     values = [value for curve in curves for _, value in curve.points]
-    scale = ", log scale" if is_log(values) else ""
+    scale = ", log scale" if uses_log_scale(values) else ""
     return (
-        f"<section><h2>{text_of(main)} <small>over steps{scale}</small></h2>{drawn(curves, frame)}"
+        f"<section><h2>{to_html(main)} <small>over steps{scale}</small></h2>{draw_chart(curves, frame)}"
         f"{_legend(curves, beside, bool(ticks), marks)}</section>"
     )
 
 
 def _legend(curves: Sequence[Curve], beside: str | None, checkpoints: bool, marks: Sequence[Mark]) -> str:
     kinds = {curve.name for curve in curves}
-    said = [("curve", "what the training went on from")]
-    said += [("void", "seen, and done again by a later attempt")] if "void" in kinds else []
-    said += [("eval", beside or "")] if "eval" in kinds else []
-    said += [("ckpt", "checkpoint")] if checkpoints else []
+    keys = [("curve", "points that count")]
+    keys += [("void", "repeated by a later attempt")] if "void" in kinds else []
+    keys += [("eval", beside or "")] if "eval" in kinds else []
+    keys += [("ckpt", "checkpoint")] if checkpoints else []
     odd = any(not math.isfinite(value) for curve in curves for _, value in curve.points)
-    said += [("odd", "NaN or infinite")] if odd else []
+    keys += [("odd", "NaN or infinite")] if odd else []
     seen = {mark.kind for mark in marks}
-    said += [(kind, text) for kind, text in (("resume", "attempt begins"), ("fire", "rule fired"),
+    keys += [(kind, text) for kind, text in (("resume", "attempt begins"), ("fire", "rule fired"),
                                              ("back", "rolled back"), ("act", "action"))
              if kind in seen]  # fmt: skip
     return (
         '<p class="legend">'
-        + "".join(f'<span class="key {kind}">{text_of(text)}</span>' for kind, text in said)
+        + "".join(f'<span class="key {kind}">{to_html(text)}</span>' for kind, text in keys)
         + "</p>"
     )
 
 
 def _starts(attempts: Sequence[AttemptView]) -> list[Mark]:
-    """Where attempts began but the first, and what had ended the one before."""
+    """Mark the start of each attempt but the first, with the end of the previous attempt."""
     marks = []
     for before, attempt in pairwise(attempts):
         why = f"{before.end.value if before.end else 'not ended'}"
@@ -231,16 +239,16 @@ def _starts(attempts: Sequence[AttemptView]) -> list[Mark]:
                 "resume",
                 step,
                 f"attempt {attempt.epoch}" if len(attempts) <= 12 else "",
-                f"attempt {attempt.epoch} goes on from step {step:,}; attempt {before.epoch}: {why}",
+                f"attempt {attempt.epoch} resumes from step {step:,}; attempt {before.epoch}: {why}",
             )
         )
     return marks[-MAX_MARKS:]
 
 
-class _Seen:
-    """What each attempt saw of a metric: a rule fired on that, and not on what a later attempt saw at the same step."""
+class _MetricByAttempt:
+    """Values of a metric by attempt: a rule fired on the values of its own attempt, not of a later attempt."""
 
-    def __init__(self, history: History, name: str) -> None:
+    def __init__(self, history: MetricHistory, name: str) -> None:
         self._by_epoch: dict[int, list[Point]] = {}
         for point in (*history.void, *history.kept):
             value = float(point.metrics.get(name, math.nan))
@@ -250,7 +258,7 @@ class _Seen:
             seen.sort()
 
     def at(self, epoch: int, step: int) -> float | None:
-        """At that step, or the last before it; in that attempt, or else in the last that came so far."""
+        """Return the value at or before a step in an attempt, else in the newest earlier attempt."""
         for one in (epoch, *sorted((known for known in self._by_epoch if known < epoch), reverse=True)):
             seen = self._by_epoch.get(one)
             if seen and seen[0][0] <= step:
@@ -258,7 +266,7 @@ class _Seen:
         return None
 
 
-def _rule_marks(events: Sequence[EventView], seen: _Seen) -> list[Mark]:
+def _rule_marks(events: Sequence[EventView], seen: _MetricByAttempt) -> list[Mark]:
     marks = []
     for event in events:
         step = _step_of(event)
@@ -274,8 +282,8 @@ def _rule_marks(events: Sequence[EventView], seen: _Seen) -> list[Mark]:
             back = to_step if isinstance(to_step, int) else None
             marks.append(Mark("back", step, f"rolled back to {to_step}", line_of(event), to_step=back, value=value))
         elif event.type is EventType.ACTION_APPLIED:
-            what = ", ".join(map(str, data.get("actions") or []))
-            marks.append(Mark("act", step, what if data.get("command") else "", line_of(event), value=value))
+            text = ", ".join(map(str, data.get("actions") or []))
+            marks.append(Mark("act", step, text if data.get("command") else "", line_of(event), value=value))
     return marks[-MAX_MARKS:]
 
 
@@ -284,7 +292,7 @@ def _step_of(event: EventView) -> int | None:
     return step if isinstance(step, int) and not isinstance(step, bool) else None
 
 
-def _other_charts(found: Material) -> str:
+def _other_charts(found: ReportInput) -> str:
     names = found.history.names()[1:]
     fired = [(event, _step_of(event)) for event in found.events if event.type is EventType.RULE_FIRED]
     fires = [Mark("fire", step, "", line_of(event)) for event, step in fired[-MAX_MARKS:] if step is not None]
@@ -295,12 +303,16 @@ def _other_charts(found: Material) -> str:
         frame = Frame(
             width=460, height=200, marks=fires, first_step=steps[0], last_step=steps[-1], title=f"{name} over steps"
         )
-        log = " <small>log scale</small>" if is_log([value for _, value in own]) else ""
+        log = " <small>log scale</small>" if uses_log_scale([value for _, value in own]) else ""
         curve = Curve("eval" if canonical_name(name).startswith("eval") else "curve", own)
-        figures.append(f"<figure><figcaption>{text_of(name)}{log}</figcaption>{drawn([curve], frame)}</figure>")
+        figures.append(f"<figure><figcaption>{to_html(name)}{log}</figcaption>{draw_chart([curve], frame)}</figure>")
     if not figures:
         return ""
-    more = f'<p class="none">{len(names) - MAX_CHARTS} more are in the table.</p>' if len(names) > MAX_CHARTS else ""
+    more = (
+        f'<p class="none">{len(names) - MAX_CHARTS} more metrics are in the table.</p>'
+        if len(names) > MAX_CHARTS
+        else ""
+    )
     return f'<section><h2>Other metrics</h2><div class="charts">{"".join(figures)}</div>{more}</section>'
 
 
@@ -308,7 +320,7 @@ def _other_charts(found: Material) -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    """`rows` are ready HTML; `numbers` are the columns that are aligned to the right."""
+    """Render a table. `rows`: HTML cells. `numbers`: right-aligned columns."""
     kinds = ["n" if place in numbers else "" for place in range(len(heads))]
     head = "".join(f'<th class="{kind}">{name}</th>' for name, kind in zip(heads, kinds, strict=True))
     body = "".join(
@@ -318,59 +330,59 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequenc
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _metrics_table(found: Material) -> str:
-    outlines = outlines_of(found.history.names(), found.history.kept)
-    if not outlines:
+def _metrics_table(found: ReportInput) -> str:
+    overviews = summarize_metrics(found.history.names(), found.history.kept)
+    if not overviews:
         return ""
     rows = [
         [
-            text_of(one.name),
+            to_html(one.name),
             f"{one.points:,}",
-            *(text_of(number(value)) if value is not None else "" for value in (one.first, one.last)),
+            *(to_html(number(value)) if value is not None else "" for value in (one.first, one.last)),
             "" if one.best is None else f"{number(one.best)} <small>at step {one.best_step:,}</small>",
             *("" if value is None else number(value) for value in (one.lowest, one.highest)),
             f"{one.not_finite:,}" if one.not_finite else "",
         ]
-        for one in outlines[:MAX_METRICS]
+        for one in overviews[:MAX_METRICS]
     ]
-    left_out = len(outlines) - len(rows)
-    more = f'<p class="none">{left_out:,} more: baton metrics.</p>' if left_out else ""
+    left_out = len(overviews) - len(rows)
+    more = f'<p class="none">{left_out:,} more metrics: see baton metrics.</p>' if left_out else ""
     heads = ("metric", "points", "first", "last", "best", "lowest", "highest", "not finite")
     return f"<section><h2>Metrics</h2>{_table(heads, rows, range(1, 8))}{more}</section>"
 
 
-def _decisions(found: Material) -> str:
+def _decisions(found: ReportInput) -> str:
     events = [event for event in found.events if event.type in _DECISIONS]
     if not events:
         return ""
     rows = []
     for event in events[-MAX_DECISIONS:]:
         data = event.data
-        who = str(data.get("rule") or "") or (f"command {data['command']}" if data.get("command") else "")
+        source = str(data.get("rule") or "") or (f"command {data['command']}" if data.get("command") else "")
         operands = dict(data.get("operands") or {}) if isinstance(data.get("operands"), dict) else {}
         values = "".join(
-            f"<div><code>{text_of(str(text))}</code> = {text_of(_value(value))}</div>"
+            f"<div><code>{to_html(str(text))}</code> = {to_html(_value(value))}</div>"
             for text, value in operands.items()
         )
         step = _step_of(event)
-        said = str(data.get("message") or "")
+        keys = str(data.get("message") or "")
         if event.type is EventType.ROLLED_BACK:
-            said = f"to step {data.get('to_step')}. {said}"
+            keys = f"to step {data.get('to_step')}. {keys}"
         rows.append(
             [
                 "" if step is None else f"{step:,}",
                 str(event.epoch or ""),
-                text_of(who),
-                f'<span class="word {_kind_of(event)}">{text_of(event.type.value)}</span>'
+                to_html(source),
+                f'<span class="word {_kind_of(event)}">{to_html(event.type.value)}</span>'
                 + (" <small>dry run</small>" if data.get("dry_run") else ""),
                 values,
-                text_of(", ".join(map(str, data.get("actions") or []))),
-                text_of(said),
+                to_html(", ".join(map(str, data.get("actions") or []))),
+                to_html(keys),
             ]
         )
     left_out = len(events) - len(rows)
-    more = f'<p class="none">{left_out:,} earlier ones: baton events.</p>' if left_out else ""
-    heads = ("step", "attempt", "rule or command", "what", "values", "actions", "message")
+    more = f'<p class="none">{left_out:,} earlier decisions: see baton events.</p>' if left_out else ""
+    heads = ("step", "attempt", "rule or command", "event", "values", "actions", "message")
     return f"<section><h2>Decisions</h2>{more}{_table(heads, rows, (0, 1))}</section>"
 
 
@@ -386,7 +398,7 @@ def _value(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _attempts(found: Material) -> str:
+def _attempts(found: ReportInput) -> str:
     if not found.attempts:
         return ""
     rows = []
@@ -398,30 +410,30 @@ def _attempts(found: Material) -> str:
         rows.append(
             [
                 str(one.epoch),
-                text_of(one.machine_id or ""),
-                text_of(moment(one.started_at)),
-                text_of(duration(ended_at - one.started_at)),
+                to_html(one.machine_id or ""),
+                to_html(moment(one.started_at)),
+                to_html(duration(ended_at - one.started_at)),
                 "" if one.resumed_step is None else f"{one.resumed_step:,}",
                 "" if one.checkpoint_step is None else f"{one.checkpoint_step:,}",
-                f'<span class="state {text_of(end)}">{text_of(end)}</span> <small>{text_of(why)}</small>',
+                f'<span class="state {to_html(end)}">{to_html(end)}</span> <small>{to_html(why)}</small>',
                 _bar(goodput),
                 _money(goodput, found.price_per_hour),
             ]
         )
-    heads = ("attempt", "machine", "began", "took", "resumed at", "checkpoint", "end", "goodput", "cost")
+    heads = ("attempt", "machine", "started", "duration", "resumed at", "checkpoint", "end", "goodput", "cost")
     shown = heads if found.price_per_hour is not None else heads[:-1]
     rows = [row[: len(shown)] for row in rows]
     keys = "".join(
         f'<span class="key {shade}">{text}</span>'
         for shade, text in zip(
-            _SHADES, ("new steps", "repeated steps", "transfers", "start and end", "standstill"), strict=True
+            _SHADES, ("new steps", "repeated steps", "transfers", "start and end", "stalls"), strict=True
         )
     )
     return f'<section><h2>Attempts</h2>{_table(shown, rows, (0, 3, 4, 5))}<p class="legend">{keys}</p></section>'
 
 
 def _bar(goodput: Goodput | None) -> str:
-    """Where the time went, as a bar."""
+    """Draw the use of an attempt's time as a bar."""
     if goodput is None or not (whole_s := total_s(goodput)):
         return ""
     pieces, at = [], 0.0

@@ -1,4 +1,4 @@
-"""How a report looks, in light and dark: the page's style sheet, and the arrow's head that its curves share."""
+"""Style sheet of the report for light and dark mode, and the arrowhead of its charts."""
 
 TIP = (
     '<svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs>'

@@ -1,4 +1,4 @@
-"""`baton stop`, `pause`, `resume` and `retry`."""
+"""Commands `baton stop`, `pause`, `resume`, `retry` and `tell`: change a job's state, or command a training."""
 
 from __future__ import annotations
 
@@ -12,51 +12,54 @@ from baton.contract.steering import Command, CommandKind, CommandRequest
 from baton.contract.work import TransitionAnswer
 from gpu_client.cli.core.errors import CliError
 from gpu_client.cli.core.formats import moment
-from gpu_client.cli.core.output import FOLDED, Column
-from gpu_client.cli.core.session import AsJson, JobIdArgument, Session, full_id, session_of
+from gpu_client.cli.core.output import FOLDED, TableColumn
+from gpu_client.cli.core.session import AsJson, CliSession, JobIdArgument, resolve_job_id, session_of
 from gpu_client.transport.api.client import BatonClient
 
-Message = Annotated[str, typer.Option("--message", "-m", help="Why; kept in the job's history.")]
+Message = Annotated[str, typer.Option("--message", "-m", help="Reason, stored in the job's history.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     for command in (stop, pause, resume, retry):
         app.command(command.__name__)(command)
-    app.command("tell")(tell)
+    app.command("tell")(send_command)
 
 
 def stop(context: typer.Context, job_id: JobIdArgument, message: Message = "", as_json: AsJson = False) -> None:
-    """Cancel a job, wherever it stands: final at once.
+    """Cancel a job immediately, in any state.
 
-    Its checkpoints stay, and it can be retried.
+    The job keeps its checkpoints and can be retried.
     """
-    _steer(session_of(context), job_id, lambda client, job: client.stop(job, message=message), as_json)
+    _transition(session_of(context), job_id, lambda client, job: client.stop(job, message=message), as_json)
 
 
 def pause(context: typer.Context, job_id: JobIdArgument, message: Message = "", as_json: AsJson = False) -> None:
-    """Hold a job; a running one commits a checkpoint first."""
-    _steer(session_of(context), job_id, lambda client, job: client.pause(job, message=message), as_json)
+    """Pause a job; a running job commits a checkpoint first."""
+    _transition(session_of(context), job_id, lambda client, job: client.pause(job, message=message), as_json)
 
 
 def resume(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = False) -> None:
-    """Let a paused job run again."""
-    _steer(session_of(context), job_id, lambda client, job: client.resume(job), as_json)
+    """Resume a paused job."""
+    _transition(session_of(context), job_id, lambda client, job: client.resume(job), as_json)
 
 
 def retry(
     context: typer.Context,
     job_id: JobIdArgument,
     from_step: Annotated[
-        int | None, typer.Option(min=0, help="Resume from this checkpoint; 0 starts anew. Default: the newest.")
+        int | None,
+        typer.Option(
+            min=0, help="Step of the checkpoint to resume from; 0 starts from the beginning. Default: the newest."
+        ),
     ] = None,
     keep_counters: Annotated[
-        bool, typer.Option("--keep-counters", help="Go on counting failures where they stand.")
+        bool, typer.Option("--keep-counters", help="Keep the counters of failures and interruptions.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run an ended job again, under the same id."""
-    _steer(
+    """Run an ended job again under the same id."""
+    _transition(
         session_of(context),
         job_id,
         lambda client, job: client.retry(job, from_step=from_step, reset_counters=not keep_counters),
@@ -64,50 +67,61 @@ def retry(
     )
 
 
-def _steer(
-    session: Session, given: str, command: Callable[[BatonClient, str], TransitionAnswer], as_json: bool
+def _transition(
+    session: CliSession, given: str, command: Callable[[BatonClient, str], TransitionAnswer], as_json: bool
 ) -> None:
     with session.client() as client:
-        job_id = full_id(client, given)
+        job_id = resolve_job_id(client, given)
         answer = command(client, job_id)
     if as_json:
-        session.screen.json({"id": job_id, "state": answer.state, "not_before": answer.not_before})
+        session.output.json({"id": job_id, "state": answer.state, "not_before": answer.not_before})
         return
     waits = f", not before {moment(answer.not_before)}" if answer.not_before else ""
-    session.screen.line(f"{job_id} is {answer.state}{waits}")
+    session.output.line(f"{job_id} is {answer.state}{waits}")
 
 
-def tell(
+def send_command(
     context: typer.Context,
     job_id: JobIdArgument,
-    kind: Annotated[CommandKind | None, typer.Argument(help="Without it, the commands so far.")] = None,
-    knob: Annotated[str | None, typer.Argument(help="Of set: such as lr.")] = None,
+    kind: Annotated[CommandKind | None, typer.Argument(help="Command. Default: list the commands so far.")] = None,
+    knob: Annotated[str | None, typer.Argument(help="For set: name of the knob, for example lr.")] = None,
     *,
-    value: Annotated[float | None, typer.Option(help="Of set: to that value.")] = None,
-    factor: Annotated[float | None, typer.Option(help="Of set: by that factor.")] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="Of stop: the job has failed then.")] = False,
-    no_save: Annotated[bool, typer.Option("--no-save", help="Of stop: without a last checkpoint.")] = False,
-    tag: Annotated[str | None, typer.Option(help="Of save.")] = None,
-    expires_in_s: Annotated[int, typer.Option("--expires", min=1, help="Seconds; later it is not carried out.")] = 3600,
+    value: Annotated[float | None, typer.Option(help="For set: new value.")] = None,
+    factor: Annotated[float | None, typer.Option(help="For set: factor of the present value.")] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="For stop: end the job as failed.")] = False,
+    no_save: Annotated[bool, typer.Option("--no-save", help="For stop: do not save a final checkpoint.")] = False,
+    tag: Annotated[str | None, typer.Option(help="For save: tag of the checkpoint.")] = None,
+    expires_in_s: Annotated[
+        int, typer.Option("--expires", min=1, help="Seconds until an undelivered command expires.")
+    ] = 3600,
     as_json: AsJson = False,
 ) -> None:
-    """Tell a training to stop, save, evaluate, set, pause.
+    """Send a command to a training: stop, save, evaluate, set or pause.
 
-    It does so after its present step, once, on whatever machine. `stop` ends it as complete, with its outputs; to
-    cancel: baton stop.
+    The training executes the command once, after its present step, also on another machine. `stop` ends the job as
+    complete with its outputs. To cancel a job: baton stop.
     """
     session = session_of(context)
     if kind is None:
         with session.client() as client:
-            given = client.commands(full_id(client, job_id)).commands
+            given = client.commands(resolve_job_id(client, job_id)).commands
         if as_json:
-            session.screen.json(given)
+            session.output.json(given)
         else:
-            rows = [[str(one.seq), _asked(one), moment(one.issued_at), one.status, _became(one)] for one in given]
-            columns = (Column("command", right=True), "asked", "given", "state", Column("what became of it", FOLDED))
-            session.screen.table(columns, rows)
+            rows = [
+                [str(one.seq), _format_command(one), moment(one.issued_at), one.status, _format_outcome(one)]
+                for one in given
+            ]
+            columns = (
+                TableColumn("#", right=True),
+                "command",
+                "sent",
+                "state",
+                TableColumn("result", FOLDED),
+            )
+            session.output.table(columns, rows)
         return
-    request = _request(
+    request = _build_request(
         kind=kind,
         knob=knob,
         value=value,
@@ -118,29 +132,30 @@ def tell(
         expires_in_s=expires_in_s,
     )
     with session.client() as client:
-        command = client.command(full_id(client, job_id), request)
+        command = client.command(resolve_job_id(client, job_id), request)
     if as_json:
-        session.screen.json(command)
+        session.output.json(command)
     else:
-        session.screen.line(f"command {command.seq}: {_asked(command)}. What became of it: baton tell {job_id}")
+        session.output.line(
+            f"command {command.seq}: {_format_command(command)}. To see the result: baton tell {job_id}"
+        )
 
 
-def _request(**given: Any) -> CommandRequest:
+def _build_request(**given: Any) -> CommandRequest:
     try:
         return CommandRequest(**given)
     except ValidationError as error:
         reasons = [str(one["msg"]).removeprefix("Value error, ") for one in error.errors()]
         raise CliError(
-            f"this is no command: {'; '.join(reasons)}", "Such as: baton tell ID set lr --factor 0.5"
+            f"invalid command: {'; '.join(reasons)}", "Example: baton tell ID set lr --factor 0.5"
         ) from error
 
 
-def _asked(command: Command) -> str:
-    said = command.arguments
-    arguments = " ".join(f"{name}={said[name]}" for name in sorted(said))
+def _format_command(command: Command) -> str:
+    arguments = " ".join(f"{name}={value}" for name, value in sorted(command.arguments.items()))
     return f"{command.kind} {arguments}".rstrip()
 
 
-def _became(command: Command) -> str:
+def _format_outcome(command: Command) -> str:
     step = f"step {command.step:,}: " if command.step is not None else ""
     return f"{step}{command.message}"

@@ -1,4 +1,4 @@
-"""Command `baton explain`: derive from API facts why a job is in its state."""
+"""Command `baton explain`: derive the cause of a job's state from attempts, events and the queue."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import typer
 from baton.contract.history import AttemptView, EventType, EventView
 from baton.contract.jobs import AttemptEnd, FailureClass, JobState, JobView, ReasonCode
 from gpu_client.cli.core.formats import count, duration
-from gpu_client.cli.core.output import Screen
-from gpu_client.cli.core.session import AsJson, JobIdArgument, find_job, session_of
+from gpu_client.cli.core.output import CommandOutput
+from gpu_client.cli.core.session import AsJson, JobIdArgument, find_job, list_attempts, session_of
 from gpu_client.cli.jobs.goodput import advice_on, percent, share_of
-from gpu_client.cli.jobs.rule_events import is_of_preset, preset_line
+from gpu_client.cli.jobs.rule_events import is_preset_event, preset_line
 from gpu_client.cli.jobs.summary import headline, reason_text, summarize
 from gpu_client.transport.api.calls import pages
 from gpu_client.transport.api.client import BatonClient
 
-LAST_WORDS_CHARACTERS = 160
+MAX_LINE_CHARACTERS = 160
 LATE_S = 180
-"""A lease that ran out longer ago than this should have been taken back: the sweeper runs every minute."""
+"""Maximum age of an expired lease: the sweeper, which runs every minute, revokes expired leases."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What is known. `attempts` and `events` oldest first; `pending` and `running` are the other jobs of the queue."""
+class JobFacts:
+    """Input of an explanation. `attempts`, `events`: oldest first. `pending`, `running`: other jobs of the queue."""
 
     now: int
     job: JobView
@@ -38,23 +38,23 @@ class Facts:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The answer in one sentence, what led to it, how much patience is left, and what can be done."""
+    """Cause of a job's state, history, used limits, advice and alerts."""
 
     answer: str
     history: list[str] = field(default_factory=list)
     budgets: list[str] = field(default_factory=list)
     advice: list[str] = field(default_factory=list)
     alerts: list[str] = field(default_factory=list)
-    """What presets tell of its newest attempt, and not that it is over."""
+    """Preset firings of the newest attempt that are not cleared."""
 
     def as_data(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the explanation as JSON values."""
         return asdict(self)
 
 
-def explain(facts: Facts) -> Explanation:
-    """Why is it not running, and why did it move?"""
-    answers: dict[JobState, Callable[[Facts], tuple[str, list[str]]]] = {
+def explain(facts: JobFacts) -> Explanation:
+    """Explain a job's state and its moves between machines."""
+    answers: dict[JobState, Callable[[JobFacts], tuple[str, list[str]]]] = {
         JobState.PENDING: _pending,
         JobState.RUNNING: _running,
         JobState.PAUSED: _paused,
@@ -64,197 +64,206 @@ def explain(facts: Facts) -> Explanation:
     }
     answer, advice = answers[facts.job.state](facts)
     if facts.job.copy_of is not None:
-        answer += f" A rule made it, as a copy of job {facts.job.copy_of}."
+        answer += f" A rule created the job as a copy of job {facts.job.copy_of}."
     advice = [*advice, *advice_on(facts.attempts, facts.job.policy.checkpoint_every)]
-    return Explanation(answer, [_moved(one) for one in facts.attempts], _budgets(facts), advice, _alerts(facts))
+    return Explanation(
+        answer, [_describe_attempt(one) for one in facts.attempts], _budgets(facts), advice, _alerts(facts)
+    )
 
 
-def _alerts(facts: Facts) -> list[str]:
-    standing: dict[str, str] = {}
+def _alerts(facts: JobFacts) -> list[str]:
+    active: dict[str, str] = {}
     for event in facts.events:
-        if event.epoch == facts.job.epoch and is_of_preset(event):
-            standing.pop(event.data["rule"], None)
+        if event.epoch == facts.job.epoch and is_preset_event(event):
+            active.pop(event.data["rule"], None)
             if event.type is EventType.RULE_FIRED:
-                standing[event.data["rule"]] = f"{preset_line(event)} (at step {event.data.get('step')})"
-    return list(standing.values())
+                active[event.data["rule"]] = f"{preset_line(event)} (at step {event.data.get('step')})"
+    return list(active.values())
 
 
 _BAD_INPUT = [
-    "Data that is missing or wrong: push it (baton data push DIR PREFIX), and the next attempt finds it. "
-    "Parameters of a job do not change: baton stop ID, and submit another."
+    "If data is missing or wrong, push the data (baton data push DIR PREFIX); the next attempt reads it. "
+    "Parameters of a job cannot change: baton stop ID, then submit a new job."
 ]
 
 
-def _pending(facts: Facts) -> tuple[str, list[str]]:
+def _pending(facts: JobFacts) -> tuple[str, list[str]]:
     job, now = facts.job, facts.now
     bad_input = _BAD_INPUT if job.reason and job.reason.code == FailureClass.BAD_INPUT else []
     if job.not_before is not None and job.not_before > now:
         why = f" after {reason_text(job)}" if job.reason else ""
         return (
-            f"It waits{why}, and is handed out again in {duration(job.not_before - now)}. "
-            "The wait doubles with every failure.",
-            [*bad_input, "The backoff is part of the job's policy (backoff_s)."],
+            f"The job backs off{why}; workers can claim it in {duration(job.not_before - now)}. "
+            "Each failure doubles the backoff.",
+            [*bad_input, "The job's policy sets the backoff (backoff_s)."],
         )
     if job.not_before is not None:
         return (
-            f"Its wait ended {duration(now - job.not_before)} ago; "
-            "it is ready as soon as a worker asks, or with the sweeper's next run within a minute.",
+            f"The backoff ended {duration(now - job.not_before)} ago. "
+            "The job becomes claimable when a worker asks, or when the sweeper runs within a minute.",
             [*bad_input, *_worker_advice(facts)],
         )
     ahead = jobs_ahead(job, facts.pending, now)
     waited = duration(now - job.updated_at)
-    place = f"{count(len(ahead), 'job')} of the queue {'is' if len(ahead) == 1 else 'are'} handed out before it"
-    first = "It is the next of its queue" if not ahead else place
+    position = f"{count(len(ahead), 'job')} of its queue {'precedes' if len(ahead) == 1 else 'precede'} it"
+    first = "It is the first job of its queue" if not ahead else position
     needs = requirements_text(job)
-    demand = f" Only a worker that declares {needs} is given it." if needs else ""
-    answer = f"It has been ready for {waited}, and no worker has taken it. {first}.{demand}"
+    demand = f" Only a worker that declares {needs} can claim it." if needs else ""
+    answer = f"The job has been claimable for {waited}, and no worker has claimed it. {first}.{demand}"
     return answer, [*bad_input, *_worker_advice(facts)]
 
 
-def _worker_advice(facts: Facts) -> list[str]:
+def _worker_advice(facts: JobFacts) -> list[str]:
     queue, needs = facts.job.queue, requirements_text(facts.job)
     advice: list[str] = []
-    suited = f" that has {needs}" if needs else ""
+    suited = f" with {needs}" if needs else ""
     if facts.running:
         advice.append(
-            f"Workers are there, but busy or unsuitable: {count(len(facts.running), 'job')} of the queue {queue!r} "
+            f"All workers are busy or unsuitable: {count(len(facts.running), 'job')} of the queue {queue!r} "
             f"{'runs' if len(facts.running) == 1 else 'run'} now."
         )
     else:
         advice.append(
-            f"No job of the queue {queue!r} runs now. Is a worker{suited} started for it? "
+            f"No job of the queue {queue!r} runs now. Start a worker{suited}: "
             f"BATON_API_URL=... BATON_API_KEY=... BATON_QUEUE={queue} python -m gpu_client.agent"
         )
     if needs:
         advice.append(
-            "A worker's first line says what it has. If the job can do with less: baton stop ID, and submit it "
-            "with requirements of its own (in its file; 0 asks for nothing)."
+            "The first log line of a worker lists its resources. If the job needs less: baton stop ID, then submit the "
+            "job with lower requirements (in the job file; 0 means no requirement)."
         )
     avoided = avoided_machines(facts)
     if avoided:
-        told = ", ".join(f"{machine} (for {duration(left_s)})" for machine, left_s in avoided.items())
-        advice.append(f"Machines that failed it are not given it: {told}. Another one is.")
+        attempt_text = ", ".join(f"{machine} (for {duration(left_s)})" for machine, left_s in avoided.items())
+        advice.append(f"These machines failed the job and cannot claim it yet: {attempt_text}. Other machines can.")
     return advice
 
 
-def _running(facts: Facts) -> tuple[str, list[str]]:
+def _running(facts: JobFacts) -> tuple[str, list[str]]:
     job = facts.job
     attempt = facts.attempts[-1] if facts.attempts else None
     machine = job.machine_id or (attempt.worker_id if attempt else None) or "a worker"
-    said = headline(summarize(job, attempt, None))
+    parts = headline(summarize(job, attempt, None))
     silent_s = facts.now - job.lease_expires_at if job.lease_expires_at is not None else 0
     if silent_s > 0:
         late = (
-            f"Its machine {machine} has not been heard of; its lease ran out {duration(silent_s)} ago. "
-            "If it does not come back, another machine goes on from "
+            f"The machine {machine} is silent, and its lease expired {duration(silent_s)} ago. "
+            "If the machine stays silent, another machine resumes the job from "
             f"{_checkpoint(job)}."
         )
-        advice = ["That should have happened by now: is the sweeper running?"] if silent_s > LATE_S else []
+        advice = ["This takeover is late. Check that the sweeper runs."] if silent_s > LATE_S else []
         return late, advice
     if job.reason is not None and job.reason.code in (ReasonCode.PAUSED_BY_USER, ReasonCode.PAUSED_BY_RULE):
         by = f" by {job.reason.message}" if job.reason.code == ReasonCode.PAUSED_BY_RULE else ""
         return (
-            f"It runs on {machine} and was asked to pause{by}: it commits a checkpoint first.",
-            ["To go on instead: baton resume ID"],
+            f"The job runs on {machine} and was asked to pause{by}: it commits a checkpoint first.",
+            ["To continue instead: baton resume ID"],
         )
-    return f"It runs on {machine}: {said}.", []
+    return f"The job runs on {machine}: {parts}.", []
 
 
-def _paused(facts: Facts) -> tuple[str, list[str]]:
+def _paused(facts: JobFacts) -> tuple[str, list[str]]:
     message = facts.job.reason.message if facts.job.reason else ""
     why = f" ({message})" if message else ""
     by_rule = facts.job.reason is not None and facts.job.reason.code == ReasonCode.PAUSED_BY_RULE
-    return f"It was paused by a {'rule' if by_rule else 'user'}{why} and resumes from {_checkpoint(facts.job)}.", [
-        "To let it run: baton resume ID"
+    pauser = "rule" if by_rule else "user"
+    return f"The job was paused by a {pauser}{why} and will resume from {_checkpoint(facts.job)}.", [
+        "To resume the job: baton resume ID"
     ]
 
 
-def _complete(facts: Facts) -> tuple[str, list[str]]:
+def _complete(facts: JobFacts) -> tuple[str, list[str]]:
     job = facts.job
     took = duration((job.completed_at or job.updated_at) - job.created_at)
     return (
-        f"It is complete: {took} after it was submitted, of which it ran {duration(job.counters.runtime_s)}, "
+        f"The job completed {took} after its submission and ran for {duration(job.counters.runtime_s)} "
         f"in {count(job.counters.attempts, 'attempt')}.",
-        ["To have its outputs: baton fetch ID DIR"],
+        ["To download the outputs: baton fetch ID DIR"],
     )
 
 
 _WHY_FAILED: dict[str, tuple[str, str]] = {
-    ReasonCode.FAILURE_CAP: ("its command failed too often", "Read the end of its output (baton logs ID), mend it"),
-    ReasonCode.NODE_FAULT_CAP: ("it met too many faulty machines", "See what they said (baton show ID)"),
+    ReasonCode.FAILURE_CAP: (
+        "its command failed too often",
+        "Read the end of the output (baton logs ID), correct the cause",
+    ),
+    ReasonCode.NODE_FAULT_CAP: ("it met too many faulty machines", "Read the reasons of the attempts (baton show ID)"),
     ReasonCode.INTERRUPTION_CAP: (
         "it lost its machine too often",
-        "Raise policy.max_interruptions, or use machines that last longer",
+        "Raise policy.max_interruptions, or use machines that are preempted less often",
     ),
     ReasonCode.FRUITLESS_INTERRUPTION_CAP: (
-        "it lost one machine after the other without committing a checkpoint: it probably kills them",
-        "Look for memory that runs out, and let it write checkpoints more often",
+        "it lost several machines in a row without committing a checkpoint, and probably crashes them",
+        "Check the memory use, and take checkpoints more often",
     ),
-    ReasonCode.MAX_RUNTIME: ("it used up the time that its policy allows", "Raise policy.max_runtime_s"),
-    FailureClass.STOPPED_BY_RULE: ("a rule ended it", "If that was wrong, mend the rule (baton rules set ID FILE)"),
-    ReasonCode.DEADLINE: ("its deadline has passed", "Submit it with a later policy.deadline_at"),
+    ReasonCode.MAX_RUNTIME: ("it reached the maximum runtime of its policy", "Raise policy.max_runtime_s"),
+    FailureClass.STOPPED_BY_RULE: ("a rule ended it", "If the rule was wrong, change it (baton rules set ID FILE)"),
+    ReasonCode.DEADLINE: ("its deadline has passed", "Submit the job with a later policy.deadline_at"),
 }
 
 
-def _failed(facts: Facts) -> tuple[str, list[str]]:
+def _failed(facts: JobFacts) -> tuple[str, list[str]]:
     job = facts.job
     code = job.reason.code if job.reason else ""
-    why, advice = _WHY_FAILED.get(code, (reason_text(job) or "for a reason that was not given", "See: baton show ID"))
-    said = f" ({job.reason.message})" if job.reason and job.reason.message and code in _WHY_FAILED else ""
-    return f"It failed: {why}{said}.", [f"{advice}; then: baton retry ID"]
+    why, advice = _WHY_FAILED.get(
+        code, (reason_text(job) or "no reason was recorded", "Show the attempts: baton show ID")
+    )
+    parts = f" ({job.reason.message})" if job.reason and job.reason.message and code in _WHY_FAILED else ""
+    return f"The job failed: {why}{parts}.", [f"{advice}; then: baton retry ID"]
 
 
-def _canceled(facts: Facts) -> tuple[str, list[str]]:
+def _canceled(facts: JobFacts) -> tuple[str, list[str]]:
     message = facts.job.reason.message if facts.job.reason else ""
     if facts.job.reason is not None and facts.job.reason.code == ReasonCode.CANCELED_BY_RULE:
-        return f"It was canceled: {message}.", ["To run it again: baton retry ID"]
-    return f"It was stopped by a user{f' ({message})' if message else ''}.", ["To run it again: baton retry ID"]
+        return f"The job was canceled: {message}.", ["To run the job again: baton retry ID"]
+    return f"A user stopped the job{f' ({message})' if message else ''}.", ["To run the job again: baton retry ID"]
 
 
-def _moved(attempt: AttemptView) -> str:
-    """What became of one attempt."""
+def _describe_attempt(attempt: AttemptView) -> str:
+    """Describe the outcome of one attempt on one line."""
     where = attempt.machine_id or attempt.worker_id or "a worker"
     resumed = f"from step {attempt.resumed_step}" if attempt.resumed_step is not None else "from the start"
-    told = f"attempt {attempt.epoch} on {where}, {resumed}"
+    attempt_text = f"attempt {attempt.epoch} on {where}, {resumed}"
     goodput = percent(share_of(attempt.progress.goodput)) if attempt.progress else ""
     useful = f", goodput {goodput}" if goodput else ""
     if attempt.end is None:
-        return f"{told}: runs{useful}"
+        return f"{attempt_text}: runs{useful}"
     lasted = duration((attempt.ended_at or attempt.started_at) - attempt.started_at)
     reason = attempt.reason
     because = f" ({reason.code}{': ' + reason.message if reason.message else ''})" if reason else ""
     kept = f"; committed step {attempt.checkpoint_step}" if attempt.checkpoint_step is not None else ""
-    return f"{told}: {_ENDED[attempt.end]} after {lasted}{useful}{because}{_how(attempt)}{kept}{_last_words(attempt)}"
+    details = f"{useful}{because}{_format_exit(attempt)}{kept}{_format_last_line(attempt)}"
+    return f"{attempt_text}: {_END_TEXTS[attempt.end]} after {lasted}{details}"
 
 
-_ENDED = {
-    AttemptEnd.COMPLETE: "completed it",
+_END_TEXTS = {
+    AttemptEnd.COMPLETE: "completed",
     AttemptEnd.FAILED: "failed",
     AttemptEnd.INTERRUPTED: "lost its machine",
-    AttemptEnd.RELEASED: "handed it back in good order",
+    AttemptEnd.RELEASED: "released the job",
     AttemptEnd.CANCELED: "was stopped",
 }
 
 
-def _how(attempt: AttemptView) -> str:
+def _format_exit(attempt: AttemptView) -> str:
     if attempt.signal is not None:
         return f", by signal {attempt.signal}"
-    said = f"exit code {attempt.exit_code}"
-    told_already = attempt.reason is not None and said in attempt.reason.message
-    return f", {said}" if attempt.exit_code and not told_already else ""
+    parts = f"exit code {attempt.exit_code}"
+    is_in_reason = attempt.reason is not None and parts in attempt.reason.message
+    return f", {parts}" if attempt.exit_code and not is_in_reason else ""
 
 
-def _last_words(attempt: AttemptView) -> str:
+def _format_last_line(attempt: AttemptView) -> str:
     if attempt.end is not AttemptEnd.FAILED or not attempt.log_tail:
         return ""
     words = attempt.log_tail[-1]
     if attempt.reason and words.removeprefix("error: ") in attempt.reason.message:
-        return ""  # a trainer that refused: its line is the reason
-    return f"; last words: {words[:LAST_WORDS_CHARACTERS]}{' ...' if len(words) > LAST_WORDS_CHARACTERS else ''}"
+        return ""  # the trainer refused the job, and the reason contains the line
+    return f"; last line: {words[:MAX_LINE_CHARACTERS]}{' ...' if len(words) > MAX_LINE_CHARACTERS else ''}"
 
 
-def _budgets(facts: Facts) -> list[str]:
-    """What is used of the policy's limits, where something is."""
+def _budgets(facts: JobFacts) -> list[str]:
+    """List the used limits of the policy."""
     counters, policy = facts.job.counters, facts.job.policy
     used = (
         (counters.failures, policy.max_failures, "failures"),
@@ -263,12 +272,12 @@ def _budgets(facts: Facts) -> list[str]:
         (
             fruitless_interruptions(facts.attempts),
             policy.max_fruitless_interruptions,
-            "lost in a row without a checkpoint",
+            "consecutive lost machines without a checkpoint",
         ),
     )
-    lines = [f"{number} of {allowed} {what}" for number, allowed, what in used if number]
+    lines = [f"{number} of {allowed} {unit}" for number, allowed, unit in used if number]
     if policy.max_runtime_s is not None:
-        lines.append(f"{duration(counters.runtime_s)} of {duration(policy.max_runtime_s)} of running")
+        lines.append(f"{duration(counters.runtime_s)} of {duration(policy.max_runtime_s)} of runtime")
     if policy.deadline_at is not None and not facts.job.state.terminal:
         left_s = policy.deadline_at - facts.now
         lines.append(f"{duration(left_s)} to its deadline" if left_s > 0 else "its deadline has passed")
@@ -276,7 +285,7 @@ def _budgets(facts: Facts) -> list[str]:
 
 
 def fruitless_interruptions(attempts: Sequence[AttemptView]) -> int:
-    """How many machines were lost in a row, up to now, without a new checkpoint; failures in between do not count."""
+    """Count the newest lost machines without a new checkpoint in between; skip failures."""
     lost = 0
     for attempt in reversed(attempts):
         if attempt.end is AttemptEnd.INTERRUPTED and attempt.checkpoint_step is None:
@@ -286,8 +295,8 @@ def fruitless_interruptions(attempts: Sequence[AttemptView]) -> int:
     return lost
 
 
-def avoided_machines(facts: Facts) -> dict[str, int]:
-    """Machines that failed the job so recently that they are not given it, and for how many seconds more."""
+def avoided_machines(facts: JobFacts) -> dict[str, int]:
+    """Return the machines that may not claim the job after a failure, with the remaining seconds."""
     left_s = {
         attempt.machine_id: (attempt.ended_at or 0) + facts.job.policy.avoid_machine_s - facts.now
         for attempt in facts.attempts
@@ -297,7 +306,7 @@ def avoided_machines(facts: Facts) -> dict[str, int]:
 
 
 def jobs_ahead(job: JobView, pending: Sequence[JobView], now: int) -> list[JobView]:
-    """Ready jobs that are handed out first: begun before, then by priority, then by age."""
+    """Return the claimable jobs that precede `job`: begun jobs first, then by priority, then by age."""
 
     def rank(one: JobView) -> tuple[bool, int, int, str]:
         return (one.epoch == 0, -one.priority, one.created_at, one.id)
@@ -307,9 +316,9 @@ def jobs_ahead(job: JobView, pending: Sequence[JobView], now: int) -> list[JobVi
 
 
 def requirements_text(job: JobView) -> str:
-    """What a worker must declare; "" if nothing."""
+    """Format the requirements of a job; "" if there are none."""
     needs = job.requirements
-    said = [
+    parts = [
         f"{value:g} {unit}"
         for value, unit in (
             (needs.min_vram_gib, "GiB of GPU memory"),
@@ -319,23 +328,23 @@ def requirements_text(job: JobView) -> str:
         if value
     ]
     if needs.gpu_models:
-        said.append(f"one of the models {', '.join(needs.gpu_models)}")
+        parts.append(f"one of the models {', '.join(needs.gpu_models)}")
     if needs.image:
-        said.append(f"the image {needs.image}")
-    return ", ".join(said)
+        parts.append(f"the image {needs.image}")
+    return ", ".join(parts)
 
 
 def _checkpoint(job: JobView) -> str:
     return (
         f"step {job.checkpoint_step}"
         if job.checkpoint_step is not None
-        else "the start, for no checkpoint is committed"
+        else "the start, because no checkpoint is committed"
     )
 
 
-_TO_DO = "What to do"
+_ADVICE = "Advice"
 _MAX_PAGES = 10
-"""Ten thousand jobs in one state are enough to tell that a queue is long, and as many events of one job."""
+"""Maximum pages: 10,000 jobs of one state, or 10,000 events of one job, suffice for an explanation."""
 
 
 def register(app: typer.Typer) -> None:
@@ -344,27 +353,27 @@ def register(app: typer.Typer) -> None:
 
 
 def explain_job(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = False) -> None:
-    """Say in plain words why a job is where it is, and why it moved."""
+    """Explain the state of a job and its moves between machines."""
     session = session_of(context)
     with session.client() as client:
-        facts = gather(client, find_job(client, job_id))
+        facts = collect_facts(client, find_job(client, job_id))
     explanation = explain(facts)
     if as_json:
-        session.screen.json({"id": facts.job.id, "state": facts.job.state.value, **explanation.as_data()})
+        session.output.json({"id": facts.job.id, "state": facts.job.state.value, **explanation.as_data()})
     else:
-        _show(session.screen, facts.job, explanation)
+        _show(session.output, facts.job, explanation)
 
 
-def gather(client: BatonClient, job: JobView) -> Facts:
-    """Everything that the explanation needs, and for a job that does not wait nothing about others."""
+def collect_facts(client: BatonClient, job: JobView) -> JobFacts:
+    """Request the input of an explanation; other jobs of the queue only for a pending job."""
     waits = job.state is JobState.PENDING
-    return Facts(
+    return JobFacts(
         now=client.health().server_time,
         job=job,
-        attempts=[one for page in pages(lambda c: client.attempts(job.id, cursor=c)) for one in page.attempts],
+        attempts=list_attempts(client, job.id),
         events=_events(client, job) if job.epoch else (),
-        pending=_of_queue(client, job.queue, JobState.PENDING) if waits else (),
-        running=_of_queue(client, job.queue, JobState.RUNNING) if waits else (),
+        pending=_list_queue(client, job.queue, JobState.PENDING) if waits else (),
+        running=_list_queue(client, job.queue, JobState.RUNNING) if waits else (),
     )
 
 
@@ -376,7 +385,7 @@ def _events(client: BatonClient, job: JobView) -> list[EventView]:
     return found
 
 
-def _of_queue(client: BatonClient, queue: str, state: JobState) -> list[JobView]:
+def _list_queue(client: BatonClient, queue: str, state: JobState) -> list[JobView]:
     found: list[JobView] = []
     listed = pages(lambda cursor: client.jobs(status=state, queue=queue, limit=1000, cursor=cursor))
     for _, page in zip(range(_MAX_PAGES), listed, strict=False):
@@ -384,16 +393,16 @@ def _of_queue(client: BatonClient, queue: str, state: JobState) -> list[JobView]
     return found
 
 
-def _show(screen: Screen, job: JobView, explanation: Explanation) -> None:
-    screen.line(f"{job.name or job.recipe or 'job'} {job.id}")
-    screen.paragraph(explanation.answer)
+def _show(output: CommandOutput, job: JobView, explanation: Explanation) -> None:
+    output.line(f"{job.name or job.recipe or 'job'} {job.id}")
+    output.paragraph(explanation.answer)
     for title, lines in (
-        ("What presets tell", explanation.alerts),
-        ("What happened", explanation.history),
-        ("Used of its policy", explanation.budgets),
-        (_TO_DO, explanation.advice),
+        ("Alerts of presets", explanation.alerts),
+        ("History", explanation.history),
+        ("Used limits of the policy", explanation.budgets),
+        (_ADVICE, explanation.advice),
     ):
         if lines:
-            screen.line("")
-            screen.line(f"{title}:")
-            screen.items(line.replace(" ID", " " + job.id[:8]) if title == _TO_DO else line for line in lines)
+            output.line("")
+            output.line(f"{title}:")
+            output.items(line.replace(" ID", " " + job.id[:8]) if title == _ADVICE else line for line in lines)

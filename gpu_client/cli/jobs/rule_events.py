@@ -1,4 +1,4 @@
-"""What rules did in a job, and what was found damaged: shown by `baton watch` as it happens."""
+"""Format events of rules, presets and damaged ring objects as text."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from baton.contract.history import EventType, EventView
 from baton.contract.rules.document import presets
 
 
-def is_of_preset(event: EventView) -> bool:
-    """Whether it is what a preset told, or that this is over."""
+def is_preset_event(event: EventView) -> bool:
+    """Return True for the firing or clearing of a preset."""
     return event.data.get("rule") in presets.NAMES and event.type in (EventType.RULE_FIRED, EventType.RULE_CLEARED)
 
 
 def preset_line(event: EventView) -> str:
-    """`preset-stuck: no step for 14 min, usual 0.4 s`."""
-    return f"{event.data['rule']}: {event.data.get('message') or 'is over'}"
+    """Return `preset-stuck: no step for 14 min, usual 0.4 s`."""
+    return f"{event.data['rule']}: {event.data.get('message') or 'cleared'}"
 
 
 def line_of(event: EventView) -> str:
-    """`step 120: rule spike fired: loss = 7.25 (rollback)`."""
+    """Return `step 120: rule spike fired: loss = 7.25 (rollback)`."""
     data = event.data
-    if is_of_preset(event):
+    if is_preset_event(event):
         return f"step {data.get('step')}: {preset_line(event)}"
     if event.type is EventType.RING_QUARANTINED:
-        count = f" ({data['objects']:,} objects so far)" if _is_many(data.get("objects")) else ""
+        count = f" ({data['objects']:,} objects so far)" if _is_several(data.get("objects")) else ""
         return f"step {data.get('step')}: ring {data.get('ring')}: quarantined{count}: {data.get('message')}"
-    who = f"rule {data['rule']}" if data.get("rule") else "rules"
-    who = f"command {data['command']}" if data.get("command") else who
+    source = f"rule {data['rule']}" if data.get("rule") else "rules"
+    source = f"command {data['command']}" if data.get("command") else source
     word = {EventType.ROLLED_BACK: f"rolled back to step {data.get('to_step')}"}.get(
         event.type, event.type.value.partition(".")[2]
     )
     if event.type.value.startswith("action."):
         word = f"{', '.join(data.get('actions', []))} {word}"
     dry = " (dry run)" if data.get("dry_run") else ""
-    said = [f"{text} = {_said(value)}" for text, value in dict(data.get("operands") or {}).items()]
-    said += [str(data["message"])] if data.get("message") else []
-    line = f"step {data.get('step')}: {who} {word}{dry}"
-    return f"{line}: {', '.join(said)}" if said else line
+    parts = [f"{text} = {_format_value(value)}" for text, value in dict(data.get("operands") or {}).items()]
+    parts += [str(data["message"])] if data.get("message") else []
+    line = f"step {data.get('step')}: {source} {word}{dry}"
+    return f"{line}: {', '.join(parts)}" if parts else line
 
 
-def _is_many(objects: object) -> bool:
+def _is_several(objects: object) -> bool:
     return isinstance(objects, int) and objects > 1
 
 
-def _said(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return "unknown" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

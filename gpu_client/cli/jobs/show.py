@@ -1,4 +1,4 @@
-"""`baton jobs` and `baton show`."""
+"""Commands `baton jobs` and `baton show`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,18 @@ from baton.contract.history import AttemptView
 from baton.contract.jobs import JobState, JobView
 from baton.contract.recipes.lint import lint
 from gpu_client.cli.core.errors import CliError
-from gpu_client.cli.core.formats import age, count, duration, finite, moment, number, size
-from gpu_client.cli.core.output import CUT, FOLDED, Column, Screen, as_data
-from gpu_client.cli.core.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, Session, find_job, session_of
+from gpu_client.cli.core.formats import age, count, duration, moment, number, size
+from gpu_client.cli.core.output import CUT, FOLDED, CommandOutput, TableColumn, as_data
+from gpu_client.cli.core.session import (
+    SHOWN_ID_CHARACTERS,
+    AsJson,
+    CliSession,
+    JobIdArgument,
+    PricePerHour,
+    find_job,
+    list_attempts,
+    session_of,
+)
 from gpu_client.cli.jobs.explain import requirements_text
 from gpu_client.cli.jobs.goodput import goodput_lines, total_of
 from gpu_client.cli.jobs.summary import reason_text, summarize
@@ -26,31 +35,31 @@ from gpu_client.transport.errors import ApiError
 _COLUMNS = (
     "id",
     "state",
-    Column("job", CUT),
-    Column("queue", CUT),
-    Column("step", right=True),
-    Column("attempts", right=True),
+    TableColumn("job", CUT),
+    TableColumn("queue", CUT),
+    TableColumn("step", right=True),
+    TableColumn("attempts", right=True),
     "age",
-    Column("reason", CUT),
+    TableColumn("reason", CUT),
 )
 _ATTEMPTS = (
-    Column("#", right=True),
-    Column("machine", FOLDED),
+    TableColumn("#", right=True),
+    TableColumn("machine", FOLDED),
     "started",
-    "lasted",
+    "duration",
     "end",
-    Column("step", right=True),
-    Column("why", FOLDED),
+    TableColumn("step", right=True),
+    TableColumn("reason", FOLDED),
 )
-_CHECKPOINTS = (Column("step", right=True), "committed", Column("size", right=True), "checkpoint")
-_OUTPUTS = (Column("size", right=True), Column("output", FOLDED))
-_PARAMETERS = ("parameter", Column("value", FOLDED))
+_CHECKPOINTS = (TableColumn("step", right=True), "committed", TableColumn("size", right=True), "checkpoint")
+_OUTPUTS = (TableColumn("size", right=True), TableColumn("output", FOLDED))
+_PARAMETERS = ("parameter", TableColumn("value", FOLDED))
 _PER_PAGE = 1000
 DEFAULT_LIMIT = 50
 WATCH_S = 2.0
 _MAX_TITLE_CHARACTERS = 60
 _USUAL_QUEUE = "default"
-"""Where all jobs are of it, it goes without saying."""
+"""Queue that needs no column if all listed jobs belong to it."""
 
 
 def register(app: typer.Typer) -> None:
@@ -63,41 +72,41 @@ def jobs(
     context: typer.Context,
     *,
     status: Annotated[
-        JobState | None, typer.Option(metavar="STATE", help=f"Only jobs in this state: {', '.join(JobState)}.")
+        JobState | None, typer.Option(metavar="STATE", help=f"List only jobs in this state: {', '.join(JobState)}.")
     ] = None,
-    queue: Annotated[str | None, typer.Option(help="Only jobs of this queue.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help=f"The newest so many. Default: {DEFAULT_LIMIT}.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Not only the newest.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Show the list anew every two seconds, until Ctrl-C.")] = False,
+    queue: Annotated[str | None, typer.Option(help="List only jobs of this queue.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help=f"Number of jobs to list. Default: {DEFAULT_LIMIT}.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="List all jobs.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Update the list every two seconds until Ctrl-C.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List jobs, the newest first."""
+    """List jobs, newest first."""
     session = session_of(context)
     if everything and limit is not None:
-        raise CliError("--all and --limit exclude each other", "Give one of them.")
+        raise CliError("--all and --limit exclude each other", "Give one of the two.")
     wanted = None if everything else limit or DEFAULT_LIMIT
     with session.client() as client:
         while True:
-            found, more = newest_jobs(client, status, queue, wanted)
+            found, more = list_newest_jobs(client, status, queue, wanted)
             if as_json:
-                (session.screen.json_line if watch else session.screen.json)(found)
+                (session.output.json_line if watch else session.output.json)(found)
             else:
                 _show_list(session, found, clear=watch)
                 if more:
-                    session.screen.say(f"The newest {len(found)}. For all: --all")
+                    session.output.note(f"{count(len(found), 'job')} listed, newest first. To list all: --all")
             if not watch:
                 return
             session.sleep(WATCH_S)
 
 
-def newest_jobs(
+def list_newest_jobs(
     client: BatonClient, status: JobState | None, queue: str | None, limit: int | None
 ) -> tuple[list[JobView], bool]:
-    """The newest jobs, newest first (None: all), and whether there are more."""
+    """Return the newest jobs, newest first (limit None: all), and True if more exist."""
     found: list[JobView] = []
     cursor: str | None = None
     while True:
-        # a page is filtered by queue after it was read: a short one would find little
+        # The API filters a page by queue after reading, so a short page would find few jobs.
         size = _PER_PAGE if limit is None or queue is not None else min(limit - len(found), _PER_PAGE)
         page = client.jobs(status=status, queue=queue, limit=size, cursor=cursor, newest_first=True)
         found += page.jobs
@@ -106,15 +115,15 @@ def newest_jobs(
             return found[:limit], cursor is not None or len(found) > (limit or len(found))
 
 
-def _show_list(session: Session, found: list[JobView], *, clear: bool) -> None:
-    screen = session.screen
+def _show_list(session: CliSession, found: list[JobView], *, clear: bool) -> None:
+    output = session.output
     if clear:
-        screen.clear()
+        output.clear()
     now = session.clock()
-    everyday = all(job.queue == _USUAL_QUEUE for job in found)
-    screen.table(_COLUMNS, (_row(job, now, with_queue=not everyday) for job in found))
+    all_default = all(job.queue == _USUAL_QUEUE for job in found)
+    output.table(_COLUMNS, (_row(job, now, with_queue=not all_default) for job in found))
     if not found:
-        screen.say("No jobs.")
+        output.note("No jobs.")
 
 
 def _row(job: JobView, now: float, *, with_queue: bool) -> list[str]:
@@ -136,49 +145,45 @@ def _row(job: JobView, now: float, *, with_queue: bool) -> list[str]:
 def show(
     context: typer.Context,
     job_id: JobIdArgument,
-    price_per_hour: Annotated[
-        float | None, typer.Option(min=0, help="Of one machine; default: the profile's. Shows what was lost in money.")
-    ] = None,
+    price_per_hour: PricePerHour = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a job: its parameters, attempts, checkpoints and outputs.
+    """Show parameters, attempts, checkpoints and outputs of a job.
 
-    Parameters that have the recipe's default are counted only; --json has all.
+    Counts the parameters with the recipe's default without listing them; --json lists all parameters.
     """
     session = session_of(context)
-    price = finite(price_per_hour, "--price-per-hour")
-    if price is None:
-        price = session.profile().price_per_hour
+    price = session.price_per_hour(price_per_hour)
     with session.client() as client:
         job = find_job(client, job_id)
         defaults = {} if as_json else _defaults(client, job)
-        attempts = [one for page in pages(lambda c: client.attempts(job.id, cursor=c)) for one in page.attempts]
+        attempts = list_attempts(client, job.id)
         checkpoints = [
             one for page in pages(lambda c: client.checkpoints(job.id, cursor=c)) for one in page.checkpoints
         ]
     if as_json:
         more = {"attempts": attempts, "checkpoints": checkpoints, "goodput": total_of(attempts)}
-        session.screen.json({**as_data(job), **as_data(more)})
+        session.output.json({**as_data(job), **as_data(more)})
         return
-    screen = session.screen
-    screen.fields([*_details(job, attempts[-1] if attempts else None), *goodput_lines(total_of(attempts), price)])
-    _show_parameters(screen, job, defaults)
+    output = session.output
+    output.fields([*_details(job, attempts[-1] if attempts else None), *goodput_lines(total_of(attempts), price)])
+    _show_parameters(output, job, defaults)
     if attempts:
-        screen.line("")
-        screen.table(_ATTEMPTS, map(_attempt_row, attempts))
+        output.line("")
+        output.table(_ATTEMPTS, map(_attempt_row, attempts))
     if checkpoints:
-        screen.line("")
+        output.line("")
         rows = [
             [
                 str(one.step),
                 moment(one.committed_at),
                 size(one.total_bytes),
-                _remarks(one.current, one.pinned, one.damaged, one.tag),
+                _format_flags(one.current, one.pinned, one.damaged, one.tag),
             ]
             for one in checkpoints
         ]
-        screen.table(_CHECKPOINTS, rows)
-    _show_artifacts(screen, job)
+        output.table(_CHECKPOINTS, rows)
+    _show_artifacts(output, job)
 
 
 def _details(job: JobView, attempt: AttemptView | None) -> list[tuple[str, str]]:
@@ -210,29 +215,31 @@ def _details(job: JobView, attempt: AttemptView | None) -> list[tuple[str, str]]
 
 
 def _defaults(client: BatonClient, job: JobView) -> JsonObject:
-    """What the job's recipe gives parameters that a job does not; nothing where it cannot be read."""
+    """Return the parameter defaults of the job's recipe; {} if the recipe cannot be read."""
     if not job.recipe or not job.parameters:
         return {}
     try:
         recipe = lint(client.recipe(job.recipe).document).recipe
     except ApiError:
-        return {}  # of an older control plane, or not there any more: then all are shown
+        return {}  # an older control plane, or a deleted recipe: list all parameters
     return recipe.filled({}) if recipe else {}
 
 
-def _show_parameters(screen: Screen, job: JobView, defaults: JsonObject) -> None:
-    """Those that tell this job from another one, and how many do not."""
+def _show_parameters(output: CommandOutput, job: JobView, defaults: JsonObject) -> None:
+    """Print the parameters that differ from the recipe, and the number of the others."""
     own = {name: value for name, value in job.parameters.items() if name not in defaults or defaults[name] != value}
     if own:
-        screen.line("")
-        screen.table(_PARAMETERS, ([name, _parameter(value)] for name, value in own.items()))
+        output.line("")
+        output.table(_PARAMETERS, ([name, _parameter(value)] for name, value in own.items()))
     others = len(job.parameters) - len(own)
     if others:
-        screen.say(f"{count(others, 'other parameter')} as in {job.recipe}: baton recipes docs {job.recipe}")
+        output.note(
+            f"{count(others, 'other parameter')} with the default of {job.recipe}: baton recipes docs {job.recipe}"
+        )
 
 
 def _parameter(value: object) -> str:
-    """As `--set` takes it."""
+    """Format a value as `--set` accepts it."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -252,13 +259,15 @@ def _attempt_row(attempt: AttemptView) -> list[str]:
     ]
 
 
-def _remarks(current: bool, pinned: bool, damaged: bool, tag: str) -> str:
+def _format_flags(current: bool, pinned: bool, damaged: bool, tag: str) -> str:
     words = (("current", current), ("pinned", pinned), ("damaged", damaged), (f"tag {tag}", bool(tag)))
-    return ", ".join(word for word, holds in words if holds)
+    return ", ".join(word for word, applies in words if applies)
 
 
-def _show_artifacts(screen: Screen, job: JobView) -> None:
+def _show_artifacts(output: CommandOutput, job: JobView) -> None:
     if job.artifacts:
-        screen.line("")
-        screen.table(_OUTPUTS, ([size(one.size_bytes or 0), one.path] for one in job.artifacts))
-        screen.say(f"{count(len(job.artifacts), 'output')}; fetch with: baton fetch {job.id[:SHOWN_ID_CHARACTERS]} DIR")
+        output.line("")
+        output.table(_OUTPUTS, ([size(one.size_bytes or 0), one.path] for one in job.artifacts))
+        output.note(
+            f"{count(len(job.artifacts), 'output')}; fetch with: baton fetch {job.id[:SHOWN_ID_CHARACTERS]} DIR"
+        )

@@ -1,4 +1,4 @@
-"""Commands `baton submit`: build a job from a file and options, and submit it once."""
+"""Command `baton submit`: build a job from a file and options, submit it once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from baton.contract.documents import load_values
 from baton.contract.jobs import JobSubmit
 from baton.contract.rules.document.loader import load
 from baton.contract.steering import MAX_RULES_BYTES
-from gpu_client.cli.core.documents import read_text, require_sound, told
+from gpu_client.cli.core.documents import format_fault, read_text, require_no_faults
 from gpu_client.cli.core.errors import CliError, ExitCode
 from gpu_client.cli.core.formats import parse_duration
 from gpu_client.cli.core.profiles import state_directory
@@ -35,8 +35,8 @@ _SHOWN_PROBLEMS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What the command line adds to a document, or says instead of one. None and empty mean: not said."""
+class SubmitOptions:
+    """Options that extend or override a job file; None and () mean not given."""
 
     recipe: str | None = None
     name: str | None = None
@@ -51,8 +51,8 @@ class Options:
     rings: Sequence[str] = ()
 
 
-def read_document(text: str, name: str) -> dict[str, Any]:
-    """The job in a JSON or YAML file. Raises CliError saying where it is not."""
+def parse_job_file(text: str, name: str) -> dict[str, Any]:
+    """Parse a JSON or YAML job file. Raises CliError with the position of a syntax error."""
     try:
         found = json.loads(text) if name.endswith(".json") else load_values(text)
     except json.JSONDecodeError as error:
@@ -64,14 +64,17 @@ def read_document(text: str, name: str) -> dict[str, Any]:
     except RecursionError as error:
         raise CliError(f"{name} is nested too deeply") from error
     except ValueError as error:
-        raise CliError(f"{name} has a number that is too long to be one") from error
+        raise CliError(f"{name} has a number with too many digits") from error
     if not isinstance(found, dict):
-        raise CliError(f"{name} does not describe a job", "Write fields like 'recipe: digits@1' or 'command: [...]'.")
+        raise CliError(
+            f"{name} does not describe a job",
+            "Write fields like 'recipe: digits@1' or 'command: [...]'.",
+        )
     return found
 
 
-def build_job(document: dict[str, Any], options: Options) -> JobSubmit:
-    """The job to submit; options win over the document. Raises CliError naming each wrong field."""
+def build_job(document: dict[str, Any], options: SubmitOptions) -> JobSubmit:
+    """Build a job; options override the document. Raises CliError with each invalid field."""
     wanted: dict[str, Any] = dict(document)
     for name in ("recipe", "name", "queue", "priority", "webhook", "rules"):
         value = getattr(options, name)
@@ -80,26 +83,26 @@ def build_job(document: dict[str, Any], options: Options) -> JobSubmit:
     if options.checkpoint_every is not None:
         every = options.checkpoint_every
         policy = {"checkpoint_every": every if every == "auto" else parse_duration(every)}
-        wanted["policy"] = _joined(wanted.get("policy"), policy)
+        wanted["policy"] = _merge(wanted.get("policy"), policy)
     settings, tags = dict(map(parse_setting, options.settings)), dict(map(_parse_tag, options.tags))
     lists = (("inputs", list(map(parse_input, options.inputs))), ("rings", list(options.rings)))
     for name, added in (("parameters", settings), ("tags", tags), *lists):
         if added:
-            wanted[name] = _joined(wanted.get(name), added)
+            wanted[name] = _merge(wanted.get(name), added)
     try:
         return JobSubmit.model_validate(wanted)
     except ValidationError as error:
-        problems = _problems_in(wanted, error)
+        problems = _list_problems(wanted, error)
         if len(problems) == 1:
-            raise CliError(f"this is no job: {problems[0]}") from error
+            raise CliError(f"invalid job: {problems[0]}") from error
         shown = problems[:_SHOWN_PROBLEMS]
         if len(problems) > len(shown):
             shown.append(f"and {len(problems) - len(shown)} more")
-        raise CliError(f"this is no job: {len(problems)} things are wrong", problems=shown) from error
+        raise CliError(f"invalid job: {len(problems)} problems", problems=shown) from error
 
 
-def _joined(there: Any, added: Any) -> Any:
-    """Both together. What is there and of another kind stays alone: it is wrong, and refused as such."""
+def _merge(there: Any, added: Any) -> Any:
+    """Merge dicts or lists. Keeps a present value of another type, which the validation then refuses."""
     if there is None:
         return added
     if isinstance(there, dict) and isinstance(added, dict):
@@ -110,8 +113,8 @@ def _joined(there: Any, added: Any) -> Any:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """`steps=600` as ("steps", 600): a value that is JSON is taken as such, any other as text."""
-    name, value = _pair(text, "--set")
+    """Parse `steps=600` to ("steps", 600); a value that is not JSON is text."""
+    name, value = _split_pair(text, "--set")
     try:
         return name, json.loads(value)
     except ValueError:
@@ -119,37 +122,40 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 
 def parse_input(text: str) -> dict[str, str]:
-    """`PREFIX` or `PREFIX:INTO`, INTO being a folder below the job's data directory."""
+    """Parse `PREFIX` or `PREFIX:INTO`; INTO is a folder below the job's data directory."""
     prefix, _, into = text.partition(":")
     if not prefix:
-        raise CliError(f"--input {text[:80]!r} names no prefix", "Write it like digits/ or digits/:digits")
+        raise CliError(f"--input {text[:80]!r} has no prefix", "Write the input like digits/ or digits/:digits")
     return {"prefix": prefix, "into": into} if into else {"prefix": prefix}
 
 
 def _parse_tag(text: str) -> tuple[str, str]:
-    return _pair(text, "--tag")
+    return _split_pair(text, "--tag")
 
 
-def _pair(text: str, option: str) -> tuple[str, str]:
+def _split_pair(text: str, option: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
         raise CliError(f"{option} {text[:80]!r} is not NAME=VALUE")
     return name.strip(), value
 
 
-def _problems_in(document: dict[str, Any], error: ValidationError) -> list[str]:
-    """Each with its place. What may be of several kinds, and is of none, is one problem."""
+def _list_problems(document: dict[str, Any], error: ValidationError) -> list[str]:
+    """List the problems with their locations; the failed alternatives of a union are one problem."""
     found: dict[str, list[str]] = {}
     for problem in error.errors(include_url=False):
-        said = str(problem["msg"]).removeprefix("Value error, ")
+        messages = str(problem["msg"]).removeprefix("Value error, ")
         if problem["loc"] == ("recipe",) and problem["type"] == "string_pattern_mismatch":
-            said = f"{str(problem['input'])[:80]!r} is not NAME@VERSION, as in digits@1. See: baton recipes list"
-        found.setdefault(_place(document, problem["loc"]), []).append(said)
-    return [f"{place}: {'; or: '.join(said)}" if place else "; ".join(said) for place, said in found.items()]
+            name = str(problem["input"])[:80]
+            messages = f"{name!r} is not NAME@VERSION, as in digits@1. List the recipes with: baton recipes list"
+        found.setdefault(_format_location(document, problem["loc"]), []).append(messages)
+    return [
+        f"{place}: {'; or: '.join(messages)}" if place else "; ".join(messages) for place, messages in found.items()
+    ]
 
 
-def _place(value: Any, loc: Sequence[int | str]) -> str:
-    """Where in a document, without the names of kinds that pydantic adds behind it."""
+def _format_location(value: Any, loc: Sequence[int | str]) -> str:
+    """Format a location in the document, without the type names that pydantic appends."""
     parts: list[str] = []
     for part in loc:
         if isinstance(value, dict):
@@ -162,15 +168,16 @@ def _place(value: Any, loc: Sequence[int | str]) -> str:
     return ".".join(parts)
 
 
-FORGOTTEN_AFTER_S = 24 * 3600
-"""The same job a day later is meant as another one."""
+KEY_LIFETIME_S = 24 * 3600
+"""Lifetime of an idempotency key: an equal submission after a day is a new job."""
 
 
 @contextmanager
 def idempotency_key(directory: Path, *asked: str) -> Iterator[str]:
-    """The key for submitting what `asked` describes; kept if the block ends without an answer.
+    """Yield the idempotency key of a submission; keep the key on disk if the block ends without an answer.
 
-    Raises CliError if it cannot be written down. Two processes that submit the same at once get two keys.
+    The key is stored before the call and deleted after an answer, so that a repeated command after an interruption
+    submits the same job. `asked` identifies the submission. Two concurrent processes get two keys. Raises CliError.
     """
     path = directory / hashlib.sha256("\n".join(asked).encode()).hexdigest()
     try:
@@ -178,16 +185,16 @@ def idempotency_key(directory: Path, *asked: str) -> Iterator[str]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise CliError(
-            f"the submission's key cannot be written to {directory}: {error.strerror}",
-            "Set XDG_STATE_HOME to a directory that can be.",
+            f"the idempotency key cannot be written to {directory}: {error.strerror}",
+            "Set XDG_STATE_HOME to a writable directory.",
             exit_code=ExitCode.FAILED,
         ) from error
     with os.fdopen(descriptor, "r+") as file:
-        if not _ours(descriptor):
+        if not _try_lock(descriptor):
             yield uuid.uuid4().hex
             return
         key = file.read(64).strip()
-        too_old = time.time() - os.fstat(descriptor).st_mtime > FORGOTTEN_AFTER_S
+        too_old = time.time() - os.fstat(descriptor).st_mtime > KEY_LIFETIME_S
         if too_old or not re.fullmatch("[0-9a-f]{32}", key):
             key = uuid.uuid4().hex
             file.seek(0)
@@ -202,8 +209,8 @@ def idempotency_key(directory: Path, *asked: str) -> Iterator[str]:
         path.unlink(missing_ok=True)
 
 
-def _ours(descriptor: int) -> bool:
-    """Whether no other process is submitting the same: neither still, nor just now while we waited."""
+def _try_lock(descriptor: int) -> bool:
+    """Lock the key file; return False if another process has locked or deleted it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -222,59 +229,63 @@ def register(app: typer.Typer) -> None:
 def submit(
     context: typer.Context,
     file: Annotated[
-        str | None, typer.Argument(metavar="FILE", help="JSON or YAML; - reads standard input.", show_default=False)
+        str | None,
+        typer.Argument(metavar="FILE", help="Job file, JSON or YAML; - reads standard input.", show_default=False),
     ] = None,
     *,
-    recipe: Annotated[str | None, typer.Option(help="Such as digits@1.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="Recipe, for example digits@1.")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A parameter; may be repeated.")
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Parameter of the recipe; repeatable.")
     ] = None,
     inputs: Annotated[
         list[str] | None,
-        typer.Option("--input", metavar="PREFIX[:INTO]", help="Stored files that the job reads; may be repeated."),
+        typer.Option("--input", metavar="PREFIX[:INTO]", help="Stored files that the job reads; repeatable."),
     ] = None,
-    queue: Annotated[str | None, typer.Option(help="Default: default.")] = None,
-    priority: Annotated[int | None, typer.Option(help="0 to 100; higher first. Default: 50.")] = None,
-    name: Annotated[str | None, typer.Option(help="For people.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Queue of the job. Default: default.")] = None,
+    priority: Annotated[int | None, typer.Option(help="Priority, 0 to 100; higher runs first. Default: 50.")] = None,
+    name: Annotated[str | None, typer.Option(help="Display name of the job.")] = None,
     checkpoint_every: Annotated[
         str | None,
-        typer.Option(metavar="TIME|auto", help="Ask a script with our session for checkpoints so often: 15m, auto."),
+        typer.Option(
+            metavar="TIME|auto",
+            help="Checkpoint interval, for example 15m or auto; needs a script that uses baton.Session.",
+        ),
     ] = None,
-    rules: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What watches and steers the training: docs/rules.md.")
+    rules: Annotated[Path | None, typer.Option(metavar="FILE", help="Rule file: docs/rules.md.")] = None,
+    webhook: Annotated[str | None, typer.Option(help="Id of a webhook that receives this job's events.")] = None,
+    tags: Annotated[
+        list[str] | None, typer.Option("--tag", metavar="NAME=VALUE", help="Tag of the job; repeatable.")
     ] = None,
-    webhook: Annotated[str | None, typer.Option(help="Id of one that is told of this job's events too.")] = None,
-    tags: Annotated[list[str] | None, typer.Option("--tag", metavar="NAME=VALUE", help="May be repeated.")] = None,
     rings: Annotated[
         list[str] | None,
-        typer.Option("--ring", metavar="NAME", help="A ring baton:NAME that the job uses; may be repeated."),
+        typer.Option("--ring", metavar="NAME", help="Ring baton:NAME that the job uses; repeatable."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Submit a job and print its id.
 
-    Repeated after an interruption, the same command does not submit it twice.
+    After an interruption, repeat the command: it does not submit the job twice.
     """
     session = session_of(context)
     if file is None and recipe is None:
-        raise CliError("nothing to submit", "Name a file, or a recipe: baton submit --recipe digits@1 --input digits/")
-    options = Options(
+        raise CliError("nothing to submit", "Give a file or a recipe: baton submit --recipe digits@1 --input digits/")
+    options = SubmitOptions(
         recipe=recipe,
         name=name,
         queue=queue,
         priority=priority,
         webhook=webhook,
         checkpoint_every=checkpoint_every,
-        rules=_rules(rules) if rules is not None else None,
+        rules=_read_rules(rules) if rules is not None else None,
         settings=settings or (),
         inputs=inputs or (),
         tags=tags or (),
         rings=rings or (),
     )
-    job = build_job(read_document(_read(file), file) if file is not None else {}, options)
+    job = build_job(parse_job_file(_read(file), file) if file is not None else {}, options)
     if job.rules:
         for warning in load(job.rules, max_silence_s=job.policy.max_silence_s).warnings:
-            session.screen.say(f"{told(rules or Path(file or 'rules'), warning)} (warning)")
+            session.output.note(f"{format_fault(rules or Path(file or 'rules'), warning)} (warning)")
     profile = session.profile()
     asked = (profile.url, *profile.api_key.split("_")[:2], job.model_dump_json(exclude_unset=True))
     with (
@@ -283,32 +294,20 @@ def submit(
     ):
         submitted = client.submit(job, idempotency_key=key)
         if as_json:
-            session.screen.json(submitted)
+            session.output.json(submitted)
         else:
-            session.screen.raw(submitted.id)
+            session.output.raw(submitted.id)
 
 
-def _rules(file: Path) -> str:
-    """A rule document without faults. Raises CliError."""
+def _read_rules(file: Path) -> str:
+    """Read a rule document. Raises CliError with its faults."""
     text = read_text(file, "a rule document", MAX_RULES_BYTES)
-    require_sound(file, load(text).faults)
+    require_no_faults(file, load(text).faults)
     return text
 
 
 def _read(file: str) -> str:
-    """The text of a job file. Raises CliError."""
-    try:
-        if file == "-" and sys.stdin is None:
-            raise CliError("there is no standard input", "Name a file, or pipe the job in.")
-        if file == "-":
-            data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
-        else:
-            with Path(file).open("rb") as opened:
-                data = opened.read(MAX_FILE_BYTES + 1)
-        if len(data) > MAX_FILE_BYTES:
-            raise CliError(f"{file} is larger than a job can be")
-        return data.decode("utf-8-sig")
-    except OSError as error:
-        raise CliError(f"{file} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise CliError(f"{file} is not UTF-8 text") from error
+    """Read a job file or standard input. Raises CliError."""
+    if file == "-" and sys.stdin is None:
+        raise CliError("there is no standard input", "Give a file, or pipe the job to this command.")
+    return read_text(Path(file), "a job", MAX_FILE_BYTES, sys.stdin.buffer if file == "-" else None)

@@ -1,4 +1,4 @@
-"""A job in numbers: how far, how long still, what it cost. Pure; all times are the server's."""
+"""Summarize a job in numbers: progress, remaining time, cost. Pure; all times are server times."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _TOTAL = "_total"
 
 
 @dataclass(frozen=True)
-class Summary:
-    """Where a job stands. None is what is not known (yet)."""
+class JobSummary:
+    """State of a job in numbers; None if unknown."""
 
     id: str
     state: JobState
@@ -27,7 +27,7 @@ class Summary:
     eta_s: int | None
     loss: float | None
     phases: dict[str, tuple[int, int]]
-    """What is made between two steps: how many are, and of how many."""
+    """Work between two steps by name: finished items and all items."""
     attempts: int
     interruptions: int
     failures: int
@@ -39,9 +39,9 @@ class Summary:
     ended_by: str = ""
     """The rule or command that ended the training."""
     goodput: Goodput | None = None
-    """Of all attempts."""
+    """Sum over all attempts."""
     fired: str = ""
-    """What rule fired last, where somebody has looked."""
+    """Last firing in short; "" if not polled."""
 
     @property
     def share(self) -> float | None:
@@ -53,19 +53,19 @@ class Summary:
         return min(1.0, self.step / self.total_steps)
 
     def as_data(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the summary as JSON values."""
         goodput = self.goodput.model_dump() if self.goodput else None
         return {**asdict(self), "state": self.state.value, "goodput": goodput}
 
 
 def summarize(
     job: JobView, attempt: AttemptView | None, price_per_hour: float | None, goodput: Goodput | None = None
-) -> Summary:
-    """`attempt` is the newest one; it counts while it runs. `goodput`: of all of them."""
+) -> JobSummary:
+    """Summarize a job. `attempt`: the newest attempt, used while it runs. `goodput`: sum over all attempts."""
     live = attempt if attempt and attempt.ended_at is None and job.state is JobState.RUNNING else None
     progress = (live.progress if live else None) or job.progress
     runtime_s = job.counters.runtime_s + running_s(job, live)
-    return Summary(
+    return JobSummary(
         id=job.id,
         state=job.state,
         step=progress.step if progress else None,
@@ -87,22 +87,22 @@ def summarize(
 
 
 def _phases(metrics: Mapping[str, float]) -> dict[str, tuple[int, int]]:
-    """As `Session.phase` tells them: `<name>` and `<name>_total` are among the metrics."""
+    """Extract the phases that `Session.phase` reports as metrics `<name>` and `<name>_total`."""
     names = (name for name in metrics if f"{name}{_TOTAL}" in metrics)
     return {name: (int(metrics[name]), int(metrics[f"{name}{_TOTAL}"])) for name in names}
 
 
 def running_s(job: JobView, live: AttemptView | None) -> int:
-    """Seconds from the claim of the running attempt to its last heartbeat."""
+    """Return the seconds from the claim of the running attempt to its last heartbeat."""
     if live is None or job.lease_expires_at is None:
         return 0
-    # When a lease ends tells when the last heartbeat came.
+    # Each heartbeat sets the lease's expiry, so the expiry gives the time of the last heartbeat.
     last_heartbeat_at = job.lease_expires_at - LEASE_INTERVALS * job.policy.heartbeat_interval_s
     return max(0, last_heartbeat_at - live.started_at)
 
 
 def _eta_s(live: AttemptView | None) -> int | None:
-    """Seconds left at the pace of this attempt since it began; None before that can be told."""
+    """Return the remaining seconds at the mean speed of this attempt; None before its first new step."""
     if live is None or live.progress is None or not live.progress.total_steps or live.progress.reported_at is None:
         return None
     done = live.progress.step - (live.resumed_step or 0)
@@ -112,23 +112,23 @@ def _eta_s(live: AttemptView | None) -> int | None:
 
 
 def reason_text(job: JobView) -> str:
-    """The reason the control plane gives, as text; "" if there is none."""
+    """Format the job's reason; "" if there is none."""
     if job.reason is None:
         return ""
     return f"{job.reason.code}: {job.reason.message}" if job.reason.message else job.reason.code
 
 
 def ended_by_text(job: JobView) -> str:
-    """`rule spike at step 120: loss = 7.25`; "" where none ended it."""
+    """Return `rule spike at step 120: loss = 7.25`; "" if no rule or command ended the job."""
     by = job.ended_by
     if by is None:
         return ""
-    who = f"rule {by.rule}" if by.rule else f"command {by.command}"
-    return f"{who} at step {by.step:,}" + (f": {by.message}" if by.message else "")
+    source = f"rule {by.rule}" if by.rule else f"command {by.command}"
+    return f"{source} at step {by.step:,}" + (f": {by.message}" if by.message else "")
 
 
-def headline(summary: Summary) -> str:
-    """Everything on one line."""
+def headline(summary: JobSummary) -> str:
+    """Format a summary as one line."""
     parts: list[str] = [summary.state.value]
     if summary.step is not None:
         total = f"/{summary.total_steps:,}" if summary.total_steps else ""

@@ -1,4 +1,4 @@
-"""`baton watch`: one job until its end."""
+"""Command `baton watch`: follow a job to its end."""
 
 from __future__ import annotations
 
@@ -17,23 +17,31 @@ from baton.contract.artifacts import StoredArtifact
 from baton.contract.history import AttemptView, EventType, EventView
 from baton.contract.jobs import JobState, JobView, Progress
 from gpu_client.cli.core.errors import ExitCode
-from gpu_client.cli.core.formats import count, duration, finite, plain, size
-from gpu_client.cli.core.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, Session, full_id, session_of
-from gpu_client.cli.data.fetch import Stored
+from gpu_client.cli.core.formats import count, duration, plain, require_finite, size
+from gpu_client.cli.core.session import (
+    SHOWN_ID_CHARACTERS,
+    AsJson,
+    CliSession,
+    JobIdArgument,
+    PricePerHour,
+    list_attempts,
+    resolve_job_id,
+    session_of,
+)
+from gpu_client.cli.data.fetch import StoredOutputs
 from gpu_client.cli.jobs.goodput import goodput_lines, total_of
-from gpu_client.cli.jobs.rule_events import is_of_preset, line_of
-from gpu_client.cli.jobs.summary import Summary, headline, summarize
-from gpu_client.transport.api.calls import pages
+from gpu_client.cli.jobs.rule_events import is_preset_event, line_of
+from gpu_client.cli.jobs.summary import JobSummary, headline, summarize
 from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import ApiError, UnexpectedAnswer, Unreachable
 
 DEFAULT_EVERY_S = 2.0
-LOOK_EVERY_S = 10.0
-"""A look is a call of the API and a list in the store."""
+POLL_INTERVAL_S = 10.0
+"""Interval of polls for artifacts and events: each poll for artifacts is an API call and a list in the store."""
 MAX_SHOWN = 8
-"""At once; the others are counted."""
+"""Links per poll; further ones are counted."""
 MAX_EVENTS = 1000
-"""In one answer."""
+"""Events per page."""
 _SHOWN = frozenset(
     {
         EventType.RULE_FIRED,
@@ -56,44 +64,41 @@ def register(app: typer.Typer) -> None:
 def watch(
     context: typer.Context,
     job_id: JobIdArgument,
-    every_s: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between looks.")] = DEFAULT_EVERY_S,
-    price_per_hour: Annotated[
-        float | None, typer.Option(min=0, help="Of one machine; default: the profile's. Shows the cost.")
-    ] = None,
+    every_s: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between updates.")] = DEFAULT_EVERY_S,
+    price_per_hour: PricePerHour = None,
     as_json: AsJson = False,
 ) -> None:
-    """Follow a job to its end: progress, loss, cost, goodput, pictures.
+    """Follow a job to its end: progress, loss, cost, goodput.
 
-    Exit code 1 unless it completes. Ctrl-C ends the watching, never the job.
+    Also prints links to pictures and events of rules. Exit code 1 unless the job completes. Ctrl-C ends the command;
+    the job continues.
     """
     session = session_of(context)
-    pause_s = finite(every_s, "--every") or DEFAULT_EVERY_S
-    price = finite(price_per_hour, "--price-per-hour")
-    if price is None:
-        price = session.profile().price_per_hour
+    pause_s = require_finite(every_s, "--every") or DEFAULT_EVERY_S
+    price = session.price_per_hour(price_per_hour)
     with session.client() as client:
-        watcher = _Watcher(client, full_id(client, job_id), price)
-        first = watcher.look()
+        poller = _JobPoller(client, resolve_job_id(client, job_id), price)
+        first = poller.poll()
         with display(session, as_json) as show:
-            pictures = Pictures(session, client, as_json=as_json, look_every_s=pause_s)
-            firings = Firings(session, client, as_json=as_json, look_every_s=pause_s)
+            links = ArtifactLinks(session, client, as_json=as_json, refresh_s=pause_s)
+            rule_events = RuleEvents(session, client, as_json=as_json, refresh_s=pause_s)
 
-            def show_all(now: Summary) -> None:
-                # First: whoever reads JSON may stop at the line that says the end.
-                pictures.look(now.id, now.state)
-                firings.look(now.id, now.state)
-                show(replace(now, fired=firings.last))
+            def show_all(now: JobSummary) -> None:
+                # Links and events come first: a JSON reader may stop at the line with the final state.
+                links.poll(now.id, now.state)
+                rule_events.poll(now.id, now.state)
+                show(replace(now, fired=rule_events.last))
 
-            last = _until_the_end(session, watcher, first, show=show_all, every_s=pause_s)
+            last = _poll_until_end(session, poller, first, show=show_all, every_s=pause_s)
     if not as_json:
-        session.screen.line(f"{last.id[:SHOWN_ID_CHARACTERS]} {headline(last)}")
-        session.screen.fields(goodput_lines(last.goodput, price))
+        session.output.line(f"{last.id[:SHOWN_ID_CHARACTERS]} {headline(last)}")
+        session.output.fields(goodput_lines(last.goodput, price))
     if last.state is not JobState.COMPLETE:
         raise typer.Exit(ExitCode.FAILED)
 
 
-class _Watcher:
-    """Looks at a job; asks for its attempts only where one has begun or ended."""
+class _JobPoller:
+    """Polls a job; requests its attempts only after an attempt began or ended."""
 
     def __init__(self, client: BatonClient, job_id: str, price_per_hour: float | None) -> None:
         self._client = client
@@ -101,14 +106,13 @@ class _Watcher:
         self._price_per_hour = price_per_hour
         self._attempts: list[AttemptView] = []
 
-    def look(self) -> Summary:
-        """The job as it is now."""
+    def poll(self) -> JobSummary:
+        """Return the current summary of the job."""
         job = self._client.get_job(self._job_id)
         newest = self._attempts[-1] if self._attempts else None
         if job.epoch and (newest is None or job.epoch != newest.epoch or _has_ended(job, newest)):
-            listed = pages(lambda cursor: self._client.attempts(self._job_id, limit=1000, cursor=cursor))
-            self._attempts = [attempt for page in listed for attempt in page.attempts]
-        elif newest is not None and _is_of(job.progress, newest):
+            self._attempts = list_attempts(self._client, self._job_id)
+        elif newest is not None and _belongs_to(job.progress, newest):
             self._attempts[-1] = newest.model_copy(update={"progress": job.progress})
         newest = self._attempts[-1] if self._attempts else None
         return summarize(job, newest, self._price_per_hour, total_of(self._attempts))
@@ -118,22 +122,25 @@ def _has_ended(job: JobView, attempt: AttemptView) -> bool:
     return job.state is not JobState.RUNNING and attempt.ended_at is None
 
 
-def _is_of(progress: Progress | None, attempt: AttemptView) -> bool:
-    """The job's own progress is that of its running attempt, once that has reported any; else an earlier one's."""
+def _belongs_to(progress: Progress | None, attempt: AttemptView) -> bool:
+    """Return True if the job's progress was reported by this running attempt, not by an earlier attempt."""
     if attempt.ended_at is not None or progress is None or progress.reported_at is None:
         return False
     return progress.reported_at > attempt.started_at
 
 
-def _until_the_end(
-    session: Session,
-    watcher: _Watcher,
-    first: Summary,
+def _poll_until_end(
+    session: CliSession,
+    poller: _JobPoller,
+    first: JobSummary,
     *,
-    show: Callable[[Summary], None],
+    show: Callable[[JobSummary], None],
     every_s: float,
-) -> Summary:
-    """The last look. Once it has been reached, the control plane may blink: that is said once, and waited for."""
+) -> JobSummary:
+    """Poll until the job ends; return the last summary.
+
+    Prints one message for an outage of the control plane and keeps polling.
+    """
     now, silent = first, False
     while True:
         show(now)
@@ -141,104 +148,118 @@ def _until_the_end(
             return now
         session.sleep(every_s)
         try:
-            now, silent = watcher.look(), False
+            now, silent = poller.poll(), False
         except Unreachable as error:
             if not silent:
-                session.screen.say(f"{error}. Still trying; Ctrl-C ends the watching, not the job.")
+                session.output.note(f"{error}. Retrying; Ctrl-C ends this command, not the job.")
             silent = True
 
 
 @contextmanager
-def display(session: Session, as_json: bool) -> Iterator[Callable[[Summary], None]]:
-    """What shows a summary: a line of JSON, a bar on a terminal, or a line of text; only when something changed."""
-    if not as_json and session.screen.live:
+def display(session: CliSession, as_json: bool) -> Iterator[Callable[[JobSummary], None]]:
+    """Yield a function that shows a changed summary: as a JSON line, a bar on a terminal, or a line of text."""
+    if not as_json and session.output.live:
         with _bar(session) as show:
             yield show
         return
-    shown: Summary | str | None = None
+    shown: JobSummary | str | None = None
 
-    def show_change(summary: Summary) -> None:
+    def show_change(summary: JobSummary) -> None:
         nonlocal shown
-        # a line does not tell all that JSON does: the newest checkpoint, say
+        # JSON has fields that the line omits, for example the newest checkpoint.
         now = summary if as_json else headline(summary)
         if now == shown:
             return
         shown = now
         if as_json:
-            session.screen.json_line(summary.as_data())
+            session.output.json_line(summary.as_data())
         elif not summary.state.terminal:
-            session.screen.say(headline(summary))
+            session.output.note(headline(summary))
 
     yield show_change
 
 
 class _Bar(Bars):
-    """A bar, and below it what is known: one line could not hold both on a narrow terminal."""
+    """Bar with the headline below; one line cannot contain both on a narrow terminal."""
 
-    said = ""
+    headline = ""
 
     def get_renderables(self) -> Iterator[RenderableType]:
-        """What is drawn."""
+        """Return the bar and the headline."""
         yield self.make_tasks_table(self.tasks)
-        yield Text(self.said)
+        yield Text(self.headline)
 
 
 @contextmanager
-def _bar(session: Session) -> Iterator[Callable[[Summary], None]]:
-    """A bar on the terminal. Where the job stood before it moved stays above it."""
+def _bar(session: CliSession) -> Iterator[Callable[[JobSummary], None]]:
+    """Yield a function that updates a bar; earlier states of the job stay above the bar."""
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
-    with _Bar(*columns, console=session.screen.err, transient=True) as bar:
+    with _Bar(*columns, console=session.output.err, transient=True) as bar:
         task = bar.add_task("", total=None)
-        stood: list[tuple[JobState, int]] = []
+        shown: list[tuple[JobState, int]] = []
 
-        def show(summary: Summary) -> None:
-            stands = (summary.state, summary.attempts)
-            if stands not in stood[-1:] and not summary.state.terminal:
-                stood.append(stands)
-                session.screen.say(_move(summary))
-            bar.said = plain(headline(summary))
+        def show(summary: JobSummary) -> None:
+            state = (summary.state, summary.attempts)
+            if state not in shown[-1:] and not summary.state.terminal:
+                shown.append(state)
+                session.output.note(_format_transition(summary))
+            bar.headline = plain(headline(summary))
             description = summary.id[:SHOWN_ID_CHARACTERS]
             bar.update(task, description=description, total=summary.total_steps, completed=summary.step or 0)
 
         yield show
 
 
-def _move(summary: Summary) -> str:
-    """Where the job stands now."""
+def _format_transition(summary: JobSummary) -> str:
+    """Format a transition: attempt, machine and headline."""
     where = f"attempt {summary.attempts} on {summary.machine_id}: " if summary.machine_id else ""
     return f"{where}{headline(summary)}"
 
 
-class Pictures:
-    """Shows the files of a job whose name says a step when they appear, as links; each once."""
+class _PollSchedule:
+    """Selects the refreshes that poll: state changes, and one per POLL_INTERVAL_S."""
 
-    def __init__(self, session: Session, client: BatonClient, *, as_json: bool, look_every_s: float) -> None:
-        """`look_every_s`: how often `look` will be called."""
+    def __init__(self, refresh_s: float) -> None:
+        self._every = max(1, round(POLL_INTERVAL_S / refresh_s))
+        self._refreshes = 0
+        self._state: JobState | None = None
+
+    def is_due(self, state: JobState, *, active: bool) -> bool:
+        """Return True if this refresh polls. `active`: poll without a state change."""
+        changed, self._state = state is not self._state, state
+        due = changed or (active and self._refreshes % self._every == 0)
+        self._refreshes += 1
+        return due
+
+    def retry(self) -> None:
+        """Poll at the next refresh."""
+        self._state = None
+
+
+class ArtifactLinks:
+    """Shows each new file with a step in its name once, as a link."""
+
+    def __init__(self, session: CliSession, client: BatonClient, *, as_json: bool, refresh_s: float) -> None:
+        """`refresh_s`: seconds between calls of `poll`."""
         self._session = session
         self._client = client
         self._as_json = as_json
-        self._pause = max(1, round(LOOK_EVERY_S / look_every_s))
-        self._looks = 0
+        self._schedule = _PollSchedule(refresh_s)
         self._seen: set[str] = set()
-        self._known = True
-        self._state: JobState | None = None
+        self._supported = True
 
-    def look(self, job_id: str, state: JobState) -> None:
-        """Show what is new. Asks at the first look, now and then while the job runs, and when its state changes."""
-        moved, self._state = state is not self._state, state
-        due = moved or (state is JobState.RUNNING and self._looks % self._pause == 0)
-        self._looks += 1
-        if not due or not self._known:
+    def poll(self, job_id: str, state: JobState) -> None:
+        """Show new files. Requests the list on state changes, and every POLL_INTERVAL_S while the job runs."""
+        if not self._schedule.is_due(state, active=state is JobState.RUNNING) or not self._supported:
             return
         try:
-            stored = Stored(self._client, job_id)
+            stored = StoredOutputs(self._client, job_id)
         except (ApiError, UnexpectedAnswer):
-            self._known = (
-                False  # an older control plane, or a newer one: whatever else is wrong is said of the job itself
-            )
+            # A control plane without this route, or an error that `get_job` reports too: show no links.
+            self._supported = False
             return
         except Unreachable:
-            self._state = None  # the next look asks again, and the watching itself says that it cannot
+            self._schedule.retry()  # the poll of the job reports the outage
             return
         found = [one for one in stored.by_path.values() if one.step is not None and one.path not in self._seen]
         if found:
@@ -248,54 +269,49 @@ class Pictures:
     def _show(self, job_id: str, found: list[StoredArtifact], expires_in_s: int) -> None:
         if self._as_json:
             for one in found:
-                told = {**one.model_dump(), "expires_in_s": expires_in_s}
-                self._session.screen.json_line({"id": job_id, "artifact": told})
+                artifact = {**one.model_dump(), "expires_in_s": expires_in_s}
+                self._session.output.json_line({"id": job_id, "artifact": artifact})
             return
         earlier = found[:-MAX_SHOWN]
         if earlier:
             short = job_id[:SHOWN_ID_CHARACTERS]
-            said = count(len(earlier), "earlier picture")
-            self._session.screen.say(f"{said}; for all: baton fetch {short} DIR --so-far")
+            earlier_text = count(len(earlier), "earlier picture")
+            self._session.output.note(f"{earlier_text}; fetch all with: baton fetch {short} DIR --so-far")
         for one in found[-MAX_SHOWN:]:
             note = f"({size(one.size_bytes or 0)}, link valid for {duration(expires_in_s)})"
-            self._session.screen.link(f"step {one.step}: ", one.path, one.url, note)
+            self._session.output.link(f"step {one.step}: ", one.path, one.url, note)
 
 
-class Firings:
-    """Shows each once, from the first look on; `last` says in short what fired last."""
+class RuleEvents:
+    """Shows each new event of rules and rings once; `last` is the last firing in short."""
 
-    def __init__(self, session: Session, client: BatonClient, *, as_json: bool, look_every_s: float) -> None:
-        """`look_every_s`: how often `look` will be called."""
+    def __init__(self, session: CliSession, client: BatonClient, *, as_json: bool, refresh_s: float) -> None:
+        """`refresh_s`: seconds between calls of `poll`."""
         self._session = session
         self._client = client
         self._as_json = as_json
-        self._pause = max(1, round(LOOK_EVERY_S / look_every_s))
-        self._looks = 0
+        self._schedule = _PollSchedule(refresh_s)
         self._cursor: str | None = None
         self._unpassed = 0
-        """Events that were seen and lie behind the cursor: where the newest one ends no answer says."""
+        """Events already shown that follow the cursor: the last page has no cursor for its end."""
         self._seen = 0
         self.last = ""
-        self._state: JobState | None = None
 
-    def look(self, job_id: str, state: JobState) -> None:
-        """Show what is new. Asks now and then until the job has ended, and when its state changes."""
-        moved, self._state = state is not self._state, state
-        due = moved or (not state.terminal and self._looks % self._pause == 0)
-        self._looks += 1
-        if not due:
+    def poll(self, job_id: str, state: JobState) -> None:
+        """Show new events. Requests events on state changes, and every POLL_INTERVAL_S until the job ends."""
+        if not self._schedule.is_due(state, active=not state.terminal):
             return
         try:
             for event in self._new(job_id):
                 if event.type is EventType.RULE_FIRED:
-                    self.last = _in_short(event)
+                    self.last = _format_short(event)
                 if _is_shown(event):
                     self._show(job_id, event)
         except Unreachable:
-            self._state = None  # the next look asks again, and the watching itself says that it cannot
+            self._schedule.retry()  # the poll of the job reports the outage
 
     def _new(self, job_id: str) -> Iterator[EventView]:
-        """What has come since the last look, of which one event is read again, whatever the history's length."""
+        """Yield the events since the last poll. Reads one shown event again, independent of the history's length."""
         limit = self._unpassed - 1 if self._unpassed > 1 else MAX_EVENTS
         while True:
             page = self._client.events(job_id, limit=limit, cursor=self._cursor)
@@ -310,17 +326,17 @@ class Firings:
 
     def _show(self, job_id: str, event: EventView) -> None:
         if self._as_json:
-            self._session.screen.json_line({"id": job_id, "event": event.model_dump(mode="json")})
+            self._session.output.json_line({"id": job_id, "event": event.model_dump(mode="json")})
         else:
-            self._session.screen.say(line_of(event))
+            self._session.output.note(line_of(event))
 
 
 def _is_shown(event: EventView) -> bool:
-    return event.type in _SHOWN or is_of_preset(event)
+    return event.type in _SHOWN or is_preset_event(event)
 
 
-def _in_short(event: EventView) -> str:
-    """`spike fired at step 120: rollback`."""
+def _format_short(event: EventView) -> str:
+    """Return `spike fired at step 120: rollback`."""
     dry = " (dry run)" if event.data.get("dry_run") else ""
     actions = ", ".join(event.data.get("actions") or [])
     return f"{event.data.get('rule')} fired at step {event.data.get('step')}{dry}" + (f": {actions}" if actions else "")

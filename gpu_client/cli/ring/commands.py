@@ -13,18 +13,18 @@ import typer
 
 from gpu_client.cli.core.errors import CliError, ExitCode
 from gpu_client.cli.core.formats import count, moment
-from gpu_client.cli.core.output import Screen
-from gpu_client.cli.core.session import AsJson, Session, session_of
+from gpu_client.cli.core.output import CommandOutput
+from gpu_client.cli.core.session import AsJson, CliSession, session_of
 from gpu_client.transport.api.calls import pages
 
 if TYPE_CHECKING:
     from gpu_client.ring.tools.status import Status
 
 
-ring_app = typer.Typer(no_args_is_help=True, help="A circular cache of generated samples.")
+ring_app = typer.Typer(no_args_is_help=True, help="Manage rings: circular caches of generated samples.")
 
 Place = Annotated[
-    str, typer.Argument(metavar="RING", help="Its directory, s3://BUCKET/PREFIX, or baton:NAME.", show_default=False)
+    str, typer.Argument(metavar="RING", help="Directory, s3://BUCKET/PREFIX or baton:NAME.", show_default=False)
 ]
 
 
@@ -44,30 +44,30 @@ def make(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Make a ring, or look whether the one that is there has these settings."""
+    """Create a ring, or check that an existing ring has these settings."""
     session = session_of(context)
-    with told():
+    with ring_errors():
         from pydantic import ValidationError
 
         from gpu_client.ring.core.ring import make_ring
         from gpu_client.ring.settings import RingSettings
 
-        given = dict(_pair(one) for one in setting)
+        given = dict(_parse_setting(one) for one in setting)
         try:
             settings = RingSettings.model_validate_strings(given)
         except ValidationError as error:
-            said = [f"{'.'.join(map(str, one['loc'])) or 'settings'}: {one['msg']}" for one in error.errors()]
-            raise CliError("these are no settings of a ring", problems=said) from error
+            problems = [f"{'.'.join(map(str, one['loc'])) or 'settings'}: {one['msg']}" for one in error.errors()]
+            raise CliError("invalid ring settings", problems=problems) from error
         ring = make_ring(place, settings)
     if as_json:
-        session.screen.json(ring.settings.model_dump(mode="json"))
+        session.output.json(ring.settings.model_dump(mode="json"))
         return
-    session.screen.say(f"{place} is a ring of {count(ring.settings.cap, 'sample')}, {ring.settings.mode}")
+    session.output.note(f"{place} is a ring of {count(ring.settings.cap, 'sample')}, {ring.settings.mode}")
 
 
 @ring_app.command()
 def status(context: typer.Context, place: Place, *, as_json: AsJson = False) -> None:
-    """How full it is, how old, who writes and reads."""
+    """Show fill level, sample age, writers and readers of a ring."""
     session = session_of(context)
     with ring_errors():
         from gpu_client.ring.core.ring import open_ring
@@ -75,9 +75,9 @@ def status(context: typer.Context, place: Place, *, as_json: AsJson = False) -> 
 
         found = status_of(open_ring(place))
     if as_json:
-        session.screen.json({**asdict(found), "reuse": found.reuse})
+        session.output.json({**asdict(found), "reuse": found.reuse})
     else:
-        show(session.screen, found, None)
+        show_status(session.output, found, None)
 
 
 @ring_app.command()
@@ -85,11 +85,16 @@ def watch(
     context: typer.Context,
     place: Place,
     *,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
-    looks: Annotated[int | None, typer.Option(min=1, help="End after so many; else with Ctrl-C.")] = None,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between updates.")] = 1.0,
+    limit: Annotated[
+        int | None, typer.Option("--looks", min=1, help="Number of updates. Default: until Ctrl-C.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """The same again and again, with rates: a live view on a terminal. --json: one line each."""
+    """Show the status of a ring repeatedly, with rates.
+
+    --json: one line per update.
+    """
     session = session_of(context)
     with ring_errors(), _open_display(session.output, place, as_json=as_json) as shown:
         from gpu_client.ring.core.ring import open_ring
@@ -99,15 +104,15 @@ def watch(
         ring = open_ring(place)
         shown(status_of(ring))
         silent = False
-        for look in counting(1):
-            if look == looks or session.cancel.wait(every):
+        for number in counting(1):
+            if number == limit or session.cancel.wait(every):
                 return
             try:
                 shown(status_of(ring))
                 silent = False
             except (RingError, OSError) as error:
                 if not silent:
-                    session.screen.say(f"{error}. Still trying; Ctrl-C ends the watching.")
+                    session.output.note(f"{error}. Retrying; Ctrl-C ends the command.")
                 silent = True
 
 
@@ -117,11 +122,14 @@ def verify(
     place: Place,
     *,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Point to the newest good manifest, and leave out what is damaged.")
+        bool, typer.Option("--repair", help="Point to the newest intact manifest and exclude damaged samples.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read all that can be read. Exit code 1 if anything is damaged and stays so."""
+    """Read and verify all readable objects.
+
+    Exit code 1 if damage remains.
+    """
     session = session_of(context)
     with ring_errors():
         from gpu_client.ring.core.repair import examined, repaired
@@ -132,24 +140,24 @@ def verify(
         newest = ring.newest() if repair else None
     if as_json:
         result = {"objects": found.read, "damaged": found.damaged}
-        session.screen.json(
+        session.output.json(
             result if newest is None else {**result, "manifest": newest.number, "readable": len(newest)}
         )
     else:
         for key, why in found.damaged.items():
-            session.screen.line(why if key in why else f"{key}: {why}")
-        session.screen.say(f"{count(found.read, 'object')} read, {len(found.damaged)} damaged")
+            session.output.line(why if key in why else f"{key}: {why}")
+        session.output.note(f"{count(found.read, 'object')} read, {len(found.damaged)} damaged")
         if newest is not None and found.damaged:
-            session.screen.say(f"repaired: {count(len(newest), 'sample')} can be read, by manifest {newest.number}")
+            session.output.note(f"repaired: {count(len(newest), 'sample')} readable in manifest {newest.number}")
         elif found.damaged:
-            session.screen.say("baton ring verify --repair leaves them out")
+            session.output.note("Exclude the damaged objects with: baton ring verify --repair")
     if found.damaged and not repair:
         raise typer.Exit(ExitCode.FAILED)
 
 
 @ring_app.command()
 def publish(context: typer.Context, place: Place, *, as_json: AsJson = False) -> None:
-    """Make readable what waits, a whole generation or not."""
+    """Publish all finished samples, even an incomplete generation."""
     session = session_of(context)
     with ring_errors():
         from gpu_client.ring.core.ring import open_ring
@@ -159,24 +167,31 @@ def publish(context: typer.Context, place: Place, *, as_json: AsJson = False) ->
             pass
         newest = ring.newest()
     if as_json:
-        session.screen.json({"manifest": newest.number, "readable": len(newest), "inserted": newest.inserted})
+        session.output.json({"manifest": newest.number, "readable": len(newest), "inserted": newest.inserted})
         return
-    session.screen.say(f"{count(len(newest), 'sample')} can be read, by manifest {newest.number}")
+    session.output.note(f"{count(len(newest), 'sample')} readable in manifest {newest.number}")
 
 
 @ring_app.command(name="record")
 def record_samples(
     context: typer.Context,
     place: Place,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the data set is to be.", show_default=False)],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Directory of the new data set.", show_default=False)
+    ],
     *,
-    samples: Annotated[int, typer.Option(min=1, help="So many, each once; waits for them.")],
-    shard: Annotated[int, typer.Option(min=1, help="Samples in a file.")] = 256,
-    seed: Annotated[int, typer.Option(help="Of the order.")] = 0,
-    patience: Annotated[float, typer.Option(min=0, help="Seconds to wait for the next new sample.")] = 600.0,
+    samples: Annotated[int, typer.Option(min=1, help="Number of distinct samples to record; waits until they arrive.")],
+    shard: Annotated[int, typer.Option(min=1, help="Samples per shard file.")] = 256,
+    seed: Annotated[int, typer.Option(help="Seed of the shuffle.")] = 0,
+    patience: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait for the next new sample before failing.")
+    ] = 600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Make a data set that stays of what comes into a ring: shuffled, in shards."""
+    """Record samples of a ring as a permanent data set.
+
+    The samples are shuffled and written in shards.
+    """
     session = session_of(context)
     with ring_errors():
         from gpu_client.ring.core.ring import open_ring
@@ -186,9 +201,9 @@ def record_samples(
         with RingReader(open_ring(place), patience_s=patience) as reader:
             damaged = record(reader, directory, samples, shard=shard, seed=seed)
     if as_json:
-        session.screen.json({"samples": samples, "damaged": damaged})
+        session.output.json({"samples": samples, "damaged": damaged})
         return
-    session.screen.say(f"{count(samples, 'sample')} recorded in {directory}, {damaged} damaged ones left out")
+    session.output.note(f"{count(samples, 'sample')} recorded in {directory}, {damaged} damaged samples excluded")
 
 
 @ring_app.command()
@@ -196,14 +211,17 @@ def bench(
     context: typer.Context,
     place: Place,
     *,
-    size: Annotated[float, typer.Option(min=0.001, max=4096, help="MiB of a sample.")] = 32.0,
-    samples: Annotated[int, typer.Option(min=1, help="In a round.")] = 6,
-    rounds: Annotated[int, typer.Option(min=1, help="After one that is not counted.")] = 5,
+    size: Annotated[float, typer.Option(min=0.001, max=4096, help="Size of a sample in MiB.")] = 32.0,
+    samples: Annotated[int, typer.Option(min=1, help="Samples per round.")] = 6,
+    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds, after one warm-up round.")] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Put and read samples, in turns with the raw way. What it makes is beside the ring, and removed."""
+    """Measure put and get of samples against raw file or object access.
+
+    Writes temporary objects beside the ring and removes them.
+    """
     session = session_of(context)
-    with told():
+    with ring_errors():
         from gpu_client.cli.ring.view import bench_document, show_bench
         from gpu_client.ring.tools.benchmark import bench, machine_limits
 
@@ -211,37 +229,37 @@ def bench(
         rates = bench(place, size_bytes=size_bytes, samples=samples, rounds=rounds)
         limits = machine_limits(size_bytes)
     if as_json:
-        session.screen.json(bench_document(rates, limits))
+        session.output.json(bench_document(rates, limits))
     else:
-        show_bench(session.screen, rates, limits)
+        show_bench(session.output, rates, limits)
 
 
-def show(screen: Screen, found: Status, rates: tuple[float, float] | None) -> None:
-    """For people."""
+def show_status(output: CommandOutput, found: Status, rates: tuple[float, float] | None) -> None:
+    """Print a status as fields and tables. `rates`: samples put and read per second."""
     age = "" if found.oldest_s is None or found.newest_s is None else f"{found.newest_s:.1f} to {found.oldest_s:.1f} s"
-    reuse = "" if found.reuse is None else f"{found.reuse:.2f} reads of each"
+    reuse = "" if found.reuse is None else f"{found.reuse:.2f} reads per sample"
     fields = [
         ("readable", f"{found.readable} of {found.cap}, manifest {found.manifest} ({found.mode})"),
         ("waiting", f"{count(found.finished, 'finished sample')}"),
         ("so far", f"{found.inserted} put, {found.read} read{', ' if reuse else ''}{reuse}"),
         ("age", age),
-        ("stored", f"{count(found.objects, 'object')}, {found.unlisted} of them not listed"),
+        ("stored", f"{count(found.objects, 'object')}, {found.unlisted} of them unlisted"),
     ]
     if found.writers:
         silent = len(found.writers) - len(found.at_work)
-        said = f"{len(found.at_work)} at work, {sum(row.put for row in found.at_work)} put by them"
-        fields.append(("writers", said + (f"; {silent} silent or dead" if silent else "")))
+        writers = f"{len(found.at_work)} active, which put {sum(row.put for row in found.at_work)}"
+        fields.append(("writers", writers + (f"; {silent} inactive" if silent else "")))
     if rates is not None:
         fields.insert(2, ("per second", f"{rates[0]:.1f} put, {rates[1]:.1f} read"))
     if found.damaged:
         fields.append(("damaged", ", ".join(sorted(found.damaged)[:5])))
-    screen.fields([(name, value) for name, value in fields if value])
+    output.fields([(name, value) for name, value in fields if value])
     if found.writers:
         rows = [(row.name, row.state, str(row.put), str(row.refused), f"{row.waited_s:.1f}") for row in found.writers]
-        screen.table(["writer", "", "put", "refused", "waited (s)"], rows)
+        output.table(["writer", "", "put", "refused", "waited (s)"], rows)
     if found.readers:
         lines = [(row.name, str(row.read), str(row.damaged), f"{row.waited_s:.1f}") for row in found.readers]
-        screen.table(["reader", "read", "damaged", "waited (s)"], lines)
+        output.table(["reader", "read", "damaged", "waited (s)"], lines)
 
 
 @contextmanager
@@ -251,50 +269,50 @@ def _open_display(output: CommandOutput, place: str, *, as_json: bool) -> Iterat
     from gpu_client.ring.tools.status import Trend
 
     trend = Trend()
-    if screen.live and not as_json:
-        with screen.redrawn() as draw:
+    if output.live and not as_json:
+        with output.live_area() as draw:
 
-            def drawn(found: Status) -> None:
+            def draw_status(found: Status) -> None:
                 trend.look(found)
-                lines, columns = screen.area
-                draw(view(place, found, trend, lines=lines, columns=columns, unicode=screen.knows_blocks))
+                lines, columns = output.terminal_size
+                draw(render_status(place, found, trend, lines=lines, columns=columns, unicode=output.supports_unicode))
 
-            yield drawn
+            yield draw_status
         return
 
-    def said(found: Status) -> None:
+    def print_status(found: Status) -> None:
         trend.look(found)
         rates = trend.rates[-1] if trend.rates else None
         if as_json:
             put_per_s, get_per_s = rates or (None, None)
-            screen.json_line({**asdict(found), "put_per_s": put_per_s, "get_per_s": get_per_s})
+            output.json_line({**asdict(found), "put_per_s": put_per_s, "get_per_s": get_per_s})
         else:
-            show(screen, found, rates)
+            show_status(output, found, rates)
 
-    yield said
+    yield print_status
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """What is wrong with a ring, in the words of the command line."""
+def ring_errors() -> Iterator[None]:
+    """Convert errors of rings to CliError."""
     try:
         from gpu_client.ring.errors import RingError
     except ImportError as error:
-        raise CliError(f"rings need {error.name}", "Install it with: pip install 'baton[ring]'") from error
+        raise CliError(f"rings need the package {error.name}", "Install with: pip install 'baton[ring]'") from error
     try:
         yield
     except ImportError as error:
-        raise CliError(f"rings need {error.name}", "Install it with: pip install 'baton[ring]'") from error
+        raise CliError(f"rings need the package {error.name}", "Install with: pip install 'baton[ring]'") from error
     except RingError as error:
         raise CliError(error.problem, error.remedy, exit_code=ExitCode.FAILED) from error
     except OSError as error:
         raise CliError(f"the ring cannot be reached: {error.strerror or error}", exit_code=ExitCode.FAILED) from error
 
 
-def _pair(text: str) -> tuple[str, Any]:
+def _parse_setting(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise CliError(f"{text!r} is no setting", "Write it as: --set cap=1000")
+        raise CliError(f"{text!r} is not NAME=VALUE", "Write a setting as: --set cap=1000")
     return name, value
 
 
@@ -304,24 +322,24 @@ def _with_profile(context: typer.Context) -> None:
     from gpu_client.ring.store.uri import look_elsewhere
 
     session = session_of(context)
-    look_elsewhere(lambda: _access(session))
-    context.call_on_close(lambda: look_elsewhere(None))  # of this command alone, whatever the process does next
+    look_elsewhere(lambda: _choose_access(session))
+    context.call_on_close(lambda: look_elsewhere(None))  # of this command only: tests run several per process
 
 
 @ring_app.command(name="list")
 def list_rings(context: typer.Context, as_json: AsJson = False) -> None:
-    """Those that lie with the control plane: baton:NAME."""
+    """List the rings of the control plane, baton:NAME."""
     session = session_of(context)
     with session.client() as client:
         found = [ring for page in pages(lambda cursor: client.rings(cursor=cursor)) for ring in page.rings]
     if as_json:
-        session.screen.json({"rings": [ring.model_dump() for ring in found]})
+        session.output.json({"rings": [ring.model_dump() for ring in found]})
         return
     if not found:
-        session.screen.say("No rings. Make one: baton ring make baton:NAME --set cap=1000")
+        session.output.note("No rings. Create one with: baton ring make baton:NAME --set cap=1000")
         return
     rows = [(f"baton:{ring.name}", moment(ring.created_at), "being removed" if ring.removing else "") for ring in found]
-    session.screen.table(["ring", "made", ""], rows)
+    session.output.table(["ring", "created", ""], rows)
 
 
 @ring_app.command()
@@ -329,12 +347,12 @@ def remove(
     context: typer.Context,
     place: Place,
     *,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not prompt for confirmation.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove a ring with all its samples. Stop what uses it before.
+    """Delete a ring and all its samples.
 
-    Repeated after an interruption, it goes on.
+    Stop the ring's writers and readers first. After an interruption, repeat the command.
     """
     session = session_of(context)
     if not yes and not as_json and not typer.confirm(f"Remove {place} and all its samples?", err=True):
@@ -344,15 +362,15 @@ def remove(
 
         removed = remove_ring(place)
     if as_json:
-        session.screen.json({"ring": place, "removed": removed})
+        session.output.json({"ring": place, "removed": removed})
         return
-    session.screen.say(f"{place} is removed, with {count(removed, 'object')} in it")
+    session.output.note(f"removed {place} with {count(removed, 'object')}")
 
 
 def _choose_access(session: CliSession) -> tuple[str, str] | None:
     from gpu_client.ring.store.uri import TOKEN
 
     if session.profile_name is None and session.environ.get(TOKEN):
-        return None  # one of a job's processes, which is let in by that
+        return None  # a process of a job: the ring module authorizes by the job's token
     profile = session.profile()
     return profile.url, profile.api_key

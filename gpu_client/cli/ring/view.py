@@ -1,4 +1,4 @@
-"""Render a ring's status and benchmark."""
+"""Render the live view of a ring, and the tables of its benchmark."""
 
 from __future__ import annotations
 
@@ -19,18 +19,23 @@ if TYPE_CHECKING:
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 _CELLS = (10, 30)
-"""Of bars and curves, at least and at most."""
+"""Minimum and maximum width of bars and sparklines."""
 _TEXT_CELLS = 58
-"""What stands beside them."""
+"""Width of the text beside a bar."""
 _OTHER_LINES = 15
-"""Above the rows, between and below them."""
+"""Lines of the view that are not rows of writers or readers."""
 _ROWS_AT_LEAST = 4
 _LATE_WAIT_SHARE = 0.05
-"""A training that waits for more of its time than this is starved."""
+"""A training that waits for a larger share of its time is starved and shown in yellow."""
 
 
-def view(place: str, found: Status, trend: Trend, *, lines: int, columns: int, unicode: bool = True) -> RenderableType:
-    """`lines`, `columns`: of the terminal; rows that do not fit are counted. `unicode`: whether it can show blocks."""
+def render_status(
+    place: str, found: Status, trend: Trend, *, lines: int, columns: int, unicode: bool = True
+) -> RenderableType:
+    """Render a status for a terminal of `lines` and `columns`; count the rows that do not fit.
+
+    `unicode`: use block characters.
+    """
     cells = min(max(columns - _TEXT_CELLS, _CELLS[0]), _CELLS[1])
     parts: list[RenderableType] = [_title(place, found), *_head(found, trend, cells, unicode=unicode)]
     room = max(lines - _OTHER_LINES, 2 * _ROWS_AT_LEAST)
@@ -43,8 +48,8 @@ def view(place: str, found: Status, trend: Trend, *, lines: int, columns: int, u
     return Group(*parts)
 
 
-def curve(values: Sequence[float], cells: int) -> str:
-    """The newest values as blocks, the greatest as a whole one."""
+def sparkline(values: Sequence[float], cells: int) -> str:
+    """Return the newest values as block characters, scaled to the greatest value."""
     shown = [max(value, 0.0) for value in values[-cells:]]
     top = max(shown, default=0.0)
     if top <= 0:
@@ -64,7 +69,7 @@ def _head(found: Status, trend: Trend, cells: int, *, unicode: bool) -> Iterator
         return whole.append(f"  {text}" if text else "", "not bold")
 
     waiting = f", {found.finished:,} waiting" if found.finished else ""
-    fill = f"{100 * found.readable / found.cap:.0f} %: {found.readable:,} of {found.cap:,} can be read{waiting}"
+    fill = f"{100 * found.readable / found.cap:.0f} %: {found.readable:,} of {found.cap:,} readable{waiting}"
     yield line("fill", _bar(found.readable / found.cap, cells, unicode=unicode), fill)
     rates = trend.rates
     for name, place, total, more in (
@@ -72,7 +77,7 @@ def _head(found: Status, trend: Trend, cells: int, *, unicode: bool) -> Iterator
         ("read", 1, found.read, ""),
     ):
         values = [pair[place] for pair in rates]
-        drawn = Text(curve(values, cells) if unicode else "", "not bold green" if place == 0 else "not bold cyan")
+        drawn = Text(sparkline(values, cells) if unicode else "", "not bold green" if place == 0 else "not bold cyan")
         now = f"{values[-1]:,.1f}/s{more}, {total:,} so far" if values else f"{total:,} so far"
         yield line(name, drawn, now)
     if found.reuse is not None:
@@ -81,21 +86,21 @@ def _head(found: Status, trend: Trend, cells: int, *, unicode: bool) -> Iterator
         yield line("age", Text(f"{found.newest_s:.1f} to {found.oldest_s:.1f} s", "not bold"))
     yield line("waits", *_waits(trend))
     if found.damaged:
-        said = f"{count(len(found.damaged), 'object')}; baton ring verify says which"
-        yield line("damaged", Text(said, "not bold red"))
+        label = f"{count(len(found.damaged), 'object')}; list them with: baton ring verify"
+        yield line("damaged", Text(label, "not bold red"))
 
 
 def _reuse(in_all: float, trend: Trend) -> tuple[Text, str]:
     if trend.reuse is None:
-        return Text("nothing new comes", "not bold yellow"), f"{in_all:.1f} reads of each in all"
-    return Text(f"{trend.reuse:.1f} reads of each", "not bold"), f"{in_all:.1f} in all"
+        return Text("no new samples", "not bold yellow"), f"{in_all:.1f} reads per sample in total"
+    return Text(f"{trend.reuse:.1f} reads per sample", "not bold"), f"{in_all:.1f} in total"
 
 
 def _waits(trend: Trend) -> tuple[Text, str]:
     readers, writers = trend.readers_waited_share, trend.writers_waited_share
     starved = readers is not None and readers > _LATE_WAIT_SHARE
-    said = Text(f"readers {_share(readers) or 'unknown'}", "not bold yellow" if starved else "not bold")
-    return said, f"writers {_share(writers) or 'unknown'}"
+    label = Text(f"readers {_share(readers) or 'unknown'}", "not bold yellow" if starved else "not bold")
+    return label, f"writers {_share(writers) or 'unknown'}"
 
 
 def _writers(rows: Sequence[WriterRow], trend: Trend, room: int) -> list[RenderableType]:
@@ -147,19 +152,19 @@ def _bar(share: float, cells: int, *, unicode: bool) -> Text:
     return Text(one * full, "not bold green").append(other * (cells - full), "not bold dim")
 
 
-def show_bench(screen: Screen, rates: Rates, limits: Mapping[str, float]) -> None:
-    """For people."""
+def show_bench(output: CommandOutput, rates: Rates, limits: Mapping[str, float]) -> None:
+    """Print the rates of a benchmark as a table."""
     rows = [
-        (said, f"{rates.per_s(name):.1f}", f"{rates.per_s(name) * rates.size_bytes / 1e9:.2f}", part)
-        for said, name, part in (
+        (label, f"{rates.per_s(name):.1f}", f"{rates.per_s(name) * rates.size_bytes / 1e9:.2f}", part)
+        for label, name, part in (
             ("put", "put_s", f"{rates.of_raw('put'):.0%}"),
-            ("  raw: a new file or object", "raw_put_s", ""),
+            ("  raw: new file or object", "raw_put_s", ""),
             ("verified get", "get_s", f"{rates.of_raw('get'):.0%}"),
-            ("  raw: read and hashed", "raw_get_s", ""),
+            ("  raw: read and hash", "raw_get_s", ""),
         )
     ]
-    screen.table(["", "per second", "GB/s", "of raw"], rows)
-    screen.say(
+    output.table(["", "per second", "GB/s", "vs. raw"], rows)
+    output.note(
         f"{count(len(rates.turns), 'sample')} of {rates.size_bytes / 2**20:.4g} MiB, one thread. This machine copies "
         f"{limits['copy'] / 1e9:.1f}, hashes {limits['xxh3'] / 1e9:.1f} and sends itself "
         f"{limits['loopback'] / 1e9:.1f} GB/s"
@@ -167,7 +172,7 @@ def show_bench(screen: Screen, rates: Rates, limits: Mapping[str, float]) -> Non
 
 
 def bench_document(rates: Rates, limits: Mapping[str, float]) -> dict[str, object]:
-    """For programs."""
+    """Return the rates of a benchmark as JSON values."""
     found: dict[str, object] = {"size_bytes": rates.size_bytes, "samples": len(rates.turns)}
     for name in ("put", "get"):
         found[name] = {

@@ -18,24 +18,30 @@ from baton.contract.rules.document.rule import RuleSet
 from baton.contract.rules.metrics import name_in_rules
 from baton.contract.rules.numbers import encode
 from baton.contract.steering import MAX_RULES_BYTES
-from gpu_client.cli.core.documents import read_text, require_sound, told
+from gpu_client.cli.core.documents import format_fault, read_text, require_no_faults
 from gpu_client.cli.core.errors import CliError
-from gpu_client.cli.core.formats import count, duration, finite, number, plain
-from gpu_client.cli.core.output import FOLDED, Column
-from gpu_client.cli.core.session import SHOWN_ID_CHARACTERS, AsJson, Session, find_job, session_of
-from gpu_client.cli.insight.metric_history import stitched
+from gpu_client.cli.core.formats import count, duration, number, plain, require_finite
+from gpu_client.cli.core.output import FOLDED, TableColumn
+from gpu_client.cli.core.session import SHOWN_ID_CHARACTERS, AsJson, CliSession, find_job, session_of
+from gpu_client.cli.insight.metric_history import join_attempts
 from gpu_client.transport.api.calls import pages
 from gpu_client.transport.api.client import BatonClient
 
 if TYPE_CHECKING:
-    # loading numpy takes long, so that only this command does
+    # Loading numpy is slow, so only this command loads it.
     from gpu_client.backtest.history import History
     from gpu_client.backtest.judging import After, Aim, Finding, Run, Verdict
 
 _COLUMNS = (
-    "rule", Column("fires", right=True), Column("first at step", right=True), Column("after", right=True),
-    Column("values then", FOLDED), "it would", Column("GPU hours", right=True), Column("why", FOLDED),
-)  # fmt: skip
+    "rule",
+    TableColumn("fires", right=True),
+    TableColumn("first at step", right=True),
+    TableColumn("after", right=True),
+    TableColumn("values then", FOLDED),
+    "it would",
+    TableColumn("GPU hours", right=True),
+    TableColumn("why", FOLDED),
+)
 
 
 def backtest(
@@ -66,7 +72,7 @@ def backtest(
     session = session_of(context)
     if not (jobs or tables or documents):
         raise CliError("there is nothing to try the rules on", "Give --job ID, --csv FILE or --jsonl FILE.")
-    finite(gpus, "--gpus")
+    require_finite(gpus, "--gpus")
     rules = _rules(session, file)
     from gpu_client.backtest.judging import judged
 
@@ -78,31 +84,31 @@ def backtest(
             verdicts.append(judged(rules, run, advance))
     if as_json:
         data = {"rules": str(file), "runs": [_as_data(one) for one in verdicts], "total": _total(verdicts)}
-        session.screen.json(data)
+        session.output.json(data)
         return
     for place, verdict in enumerate(verdicts):
         if place:
-            session.screen.line("")
+            session.output.line("")
         _show(session, verdict)
     if len(verdicts) > 1:
-        session.screen.line("")
-        session.screen.line(_total_sentence(_total(verdicts)))
+        session.output.line("")
+        session.output.line(_total_sentence(_total(verdicts)))
 
 
 @contextmanager
-def _rows_bar(session: Session, history: History) -> Iterator[Callable[[int], None]]:
+def _rows_bar(session: CliSession, history: History) -> Iterator[Callable[[int], None]]:
     """Show a bar on a terminal's standard error, nothing elsewhere; yields what is called with a number of rows."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=session.screen.err, transient=True, disable=not session.screen.live) as bar:
+    with Progress(*columns, console=session.output.err, transient=True, disable=not session.output.live) as bar:
         task = bar.add_task(plain(history.name), total=history.rows)
         yield lambda rows: bar.update(task, advance=rows)
 
 
-def _rules(session: Session, file: Path) -> RuleSet:
+def _rules(session: CliSession, file: Path) -> RuleSet:
     loaded = load(read_text(file, "a rule document", MAX_RULES_BYTES))
-    require_sound(file, loaded.faults)
+    require_no_faults(file, loaded.faults)
     for warning in loaded.warnings:
-        session.screen.say(f"{told(file, warning)} (warning)")
+        session.output.note(f"{format_fault(file, warning)} (warning)")
     if loaded.rules is None or not loaded.rules.rules:
         raise CliError(f"{file} has no rules", "Write one: docs/rules.md.")
     return loaded.rules
@@ -132,7 +138,7 @@ def _runs_of_files(options: _Options, tables: Sequence[Path], documents: Sequenc
             yield Run(history, 1.0 if options.gpus is None else options.gpus, aim=_aim(history, options, None))
 
 
-def _runs_of_jobs(session: Session, options: _Options, jobs: Sequence[str]) -> Iterator[Run]:
+def _runs_of_jobs(session: CliSession, options: _Options, jobs: Sequence[str]) -> Iterator[Run]:
     if not jobs:
         return
     with session.client() as client:
@@ -165,7 +171,7 @@ def _history_of(client: BatonClient, job: JobView, attempts: Iterable[AttemptVie
     from gpu_client.backtest.history import HistoryError
     from gpu_client.backtest.reading import history_of_points
 
-    points = stitched(client.metric_points(job.id), {one.epoch: one.resumed_step for one in attempts}).kept
+    points = join_attempts(client.metric_points(job.id), {one.epoch: one.resumed_step for one in attempts}).kept
     name = job.name or job.id[:SHOWN_ID_CHARACTERS]
     try:
         return history_of_points(points, name)
@@ -185,17 +191,17 @@ def _aim(history: History, options: _Options, keep_best: Aim | None) -> Aim | No
         raise CliError(f"{history.name}: {error}") from error
 
 
-def _show(session: Session, verdict: Verdict) -> None:
+def _show(session: CliSession, verdict: Verdict) -> None:
     run, history = verdict.run, verdict.run.history
     steps = f"steps {history.steps[0]:,} to {history.steps[-1]:,}"
     time_span = "no times" if history.times is None else _duration_text(run.seconds_after(0))
     aim = f"goal: {run.aim.goal} {run.aim.metric}" if run.aim is not None else "no goal known"
     gpus = f"{run.gpus:g} {'GPU' if run.gpus == 1 else 'GPUs'}"
-    session.screen.line(f"{history.name}: {count(history.rows, 'row')}, {steps}, {time_span}, {gpus}, {aim}")
+    session.output.line(f"{history.name}: {count(history.rows, 'row')}, {steps}, {time_span}, {gpus}, {aim}")
     for note in history.notes:
-        session.screen.say(f"{history.name}: {note}")
-    session.screen.table(_COLUMNS, [_row(finding, run) for finding in verdict.findings])
-    session.screen.line(_end_sentence(verdict))
+        session.output.note(f"{history.name}: {note}")
+    session.output.table(_COLUMNS, [_row(finding, run) for finding in verdict.findings])
+    session.output.line(_end_sentence(verdict))
 
 
 def _row(finding: Finding, run: Run) -> list[str]:

@@ -1,4 +1,4 @@
-"""A recipe run on this machine: a control plane that forgets everything, one worker, one job, its outputs."""
+"""Run a recipe on this machine: a temporary control plane, one worker, one job, its outputs."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from baton.contract.jobs import InputRef, JobState, JobSubmit, JobView, Policy, 
 from baton.contract.names import DATA_BUCKET
 from baton.contract.recipes.model import Recipe
 from baton.contract.recipes.rendering import parameter_faults, plan_of
-from gpu_client.cli.admin.local import built_in_document, require_local_stack
+from gpu_client.cli.admin.local import read_built_in_recipe, require_local_stack
 from gpu_client.cli.core.errors import CliError, ExitCode
-from gpu_client.cli.core.session import PATIENCE, Session
+from gpu_client.cli.core.session import RETRY_POLICY, CliSession
 from gpu_client.cli.data.fetch import fetch_outputs
-from gpu_client.cli.data.push import local_files
+from gpu_client.cli.data.push import list_local_files
 from gpu_client.cli.jobs.submit import parse_setting
 from gpu_client.transport.api.client import BatonClient
 
 POLL_S = 0.3
 END_S = 20.0
-"""What is asked to end has this long."""
+"""Seconds between SIGTERM and SIGKILL."""
 _HEARTBEAT_S = 2
 _LINES = 1000
 
 
 class LocalRun:
-    """Raises CliError for what cannot be run, before anything is started."""
+    """Run of one recipe. The constructor raises CliError for invalid parameters, inputs and output paths."""
 
     def __init__(
         self,
-        session: Session,
+        session: CliSession,
         recipe: Recipe,
         document: str,
         *,
@@ -58,15 +58,15 @@ class LocalRun:
         self._parameters = dict(map(parse_setting, settings))
         self._inputs: list[InputRef] = []
         self._files: dict[str, Path] = {}
-        problems = [_told(fault) for fault in parameter_faults(recipe, self._parameters)]
+        problems = [_format_parameter_fault(fault) for fault in parameter_faults(recipe, self._parameters)]
         for number, text in enumerate(inputs):
             folder, _, into = text.partition(":")
             prefix = f"input-{number}/"
             try:
                 self._inputs.append(InputRef(prefix=prefix, into=into))
-                self._files |= local_files(Path(folder), prefix)
+                self._files |= list_local_files(Path(folder), prefix)
             except (CliError, ValidationError) as error:
-                problems.append(f"--input {text}: {_reason(error)}")
+                problems.append(f"--input {text}: {_format_error(error)}")
         given = {text.partition(":")[2] for text in inputs}
         problems += [
             f"--input DIR{':' + one.into if one.into else ''} is missing: {one.description}"
@@ -75,45 +75,45 @@ class LocalRun:
         ]
         if problems:
             _refuse(problems)
-        self._require_room(given)
+        self._require_free_paths(given)
 
-    def _require_room(self, given: Collection[str]) -> None:
-        """What would lie where an output goes is told before hours are spent on it. Raises CliError."""
+    def _require_free_paths(self, given: Collection[str]) -> None:
+        """Raise CliError if an output path is occupied, before the run spends hours."""
         if self._out.exists() and not self._out.is_dir():
-            raise CliError(f"{self._out} is not a directory", "Name another one with --out.")
+            raise CliError(f"{self._out} is not a directory", "Give another path with --out.")
         plan, _ = plan_of(self._recipe, self._parameters, given)
         if plan is None or self._force:
-            return  # what is wrong with the plan the control plane tells
+            return  # the control plane reports the faults of a plan
         paths = [one.path for one in (*plan.outputs, *plan.optional_outputs)] + [one.path for one in plan.shared]
-        there = sorted({path for path in paths if _occupied(self._out, path)})
+        there = sorted({path for path in paths if _is_occupied(self._out, path)})
         if there:
             raise CliError(
                 f"{', '.join(there[:3])}{', ...' if len(there) > 3 else ''} in {self._out} would be overwritten",
-                "Choose another directory with --out, or replace them with --force.",
+                "Give another directory with --out, or replace the files with --force.",
             )
 
-    def run(self, *, say: Callable[[str], None], line: Callable[[str], None]) -> JobView:
-        """Do it; `say` tells what happens, `line` what the job prints. The job as it ended."""
-        with tempfile.TemporaryDirectory(prefix="baton-run-") as folder, _stack() as stack:
+    def run(self, *, note: Callable[[str], None], line: Callable[[str], None]) -> JobView:
+        """Run the recipe and return the ended job. `note` receives progress messages, `line` the job's output."""
+        with tempfile.TemporaryDirectory(prefix="baton-run-") as folder, _started_stack() as stack:
             url, keys = str(stack["url"]), stack["keys"]
             assert isinstance(keys, dict)
-            with BatonClient(url, keys["admin"], policy=PATIENCE) as client:
-                if built_in_document(self._recipe.id) != self._document:  # that one is there
+            with BatonClient(url, keys["admin"], policy=RETRY_POLICY) as client:
+                if read_built_in_recipe(self._recipe.id) != self._document:  # the local stack has the built-in recipes
                     client.push_recipe(self._document)
                 if self._files:
                     client.upload_files(DATA_BUCKET, self._files, cancel=self._session.cancel)
                 job = client.submit(self._job())
-                say(f"job {job.id} runs {self._recipe.id} on this machine")
-                with _agent(url, keys["worker"], Path(folder)) as agent:
-                    job = self._followed(client, job.id, agent, line)
-                say(f"the job is {job.state.value}{f': {job.reason.message}' if job.reason else ''}")
+                note(f"job {job.id} runs {self._recipe.id} on this machine")
+                with _started_agent(url, keys["worker"], Path(folder)) as agent:
+                    job = self._print_until_end(client, job.id, agent, line)
+                note(f"the job is {job.state.value}{f': {job.reason.message}' if job.reason else ''}")
                 if job.state is JobState.COMPLETE and job.artifacts:
                     fetched = fetch_outputs(client, job, self._out, self._session.cancel, force=self._force)
-                    say(f"{len(fetched.missing)} outputs are in {self._out}")
+                    note(f"{len(fetched.missing)} outputs are in {self._out}")
         return job
 
     def _job(self) -> JobSubmit:
-        # Said one by one, so that the recipe's own do not count: whoever runs it here knows this machine.
+        # Explicit values override the recipe's requirements: the user selected this machine.
         none = Requirements(**Requirements().model_dump())
         return JobSubmit(
             recipe=self._recipe.id,
@@ -123,13 +123,13 @@ class LocalRun:
             policy=Policy(max_failures=1, max_node_faults=1, heartbeat_interval_s=_HEARTBEAT_S),
         )
 
-    def _followed(
+    def _print_until_end(
         self, client: BatonClient, job_id: str, agent: subprocess.Popen[bytes], line: Callable[[str], None]
     ) -> JobView:
-        """Show what it prints until it has ended. Raises CliError if its worker has before it."""
+        """Print the output until the job ends. Raises CliError if the worker ends first."""
         cursor: str | None = None
         while True:
-            # asked first: what was printed before the end is there once the job has ended
+            # Requested before the lines: once the job has ended, the log is complete.
             gone = agent.poll() is not None
             job = client.get_job(job_id)
             while (page := client.logs(job_id, limit=_LINES, cursor=cursor)).lines:
@@ -141,14 +141,14 @@ class LocalRun:
             if gone:
                 raise CliError(
                     f"the worker ended (exit code {agent.returncode}) before the job did",
-                    "Its own lines are above.",
+                    "See the worker's messages above.",
                     exit_code=ExitCode.FAILED,
                 )
             self._session.sleep(POLL_S)
 
 
-def _occupied(directory: Path, path: str) -> bool:
-    """Whether there is something in the place of an output, or a file in that of a folder that it goes to."""
+def _is_occupied(directory: Path, path: str) -> bool:
+    """Return True if an output path has a file, or a parent of the path is a file."""
     place = directory / path
     if place.is_dir():
         return any(found.is_file() for found in place.rglob("*"))
@@ -159,36 +159,36 @@ def _occupied(directory: Path, path: str) -> bool:
 def _refuse(problems: list[str]) -> NoReturn:
     if len(problems) == 1:
         raise CliError(problems[0])
-    raise CliError(f"{len(problems)} things are wrong", problems=problems)
+    raise CliError(f"{len(problems)} problems", problems=problems)
 
 
-def _told(fault: Fault) -> str:
+def _format_parameter_fault(fault: Fault) -> str:
     return f"{fault.field}: {fault.reason}. {fault.remedy}".rstrip()
 
 
-def _reason(error: CliError | ValidationError) -> str:
+def _format_error(error: CliError | ValidationError) -> str:
     if isinstance(error, CliError):
         return str(error)
     return "; ".join(one["msg"].removeprefix("Value error, ") for one in error.errors(include_url=False))
 
 
 @contextmanager
-def _stack() -> Iterator[Mapping[str, object]]:
-    """The local stack: its address and keys."""
+def _started_stack() -> Iterator[Mapping[str, object]]:
+    """Start a local stack; yield its address and keys."""
     command = [sys.executable, "-m", "functions.local", "--forget", "--port", "0", "--json", "--sweep-interval-s", "2"]
-    with _ended(
+    with _terminated(
         subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True)
     ) as (process):
         assert process.stdout is not None
-        said = process.stdout.readline()
-        if not said:
+        line = process.stdout.readline()
+        if not line:
             raise CliError("the local stack did not start", exit_code=ExitCode.FAILED)
-        yield json.loads(said)
+        yield json.loads(line)
 
 
 @contextmanager
-def _agent(url: str, key: str, workspace: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker that takes one job."""
+def _started_agent(url: str, key: str, workspace: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a worker for one job."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
     settings = {
         "BATON_API_URL": url,
@@ -200,15 +200,15 @@ def _agent(url: str, key: str, workspace: Path) -> Iterator[subprocess.Popen[byt
         "BATON_LOG_LEVEL": "WARNING",
     }
     command = [sys.executable, "-m", "gpu_client.agent"]
-    with _ended(
+    with _terminated(
         subprocess.Popen(command, env={**kept, **settings}, stdin=subprocess.DEVNULL, start_new_session=True)
     ) as process:
         yield process
 
 
 @contextmanager
-def _ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """Inside it runs; afterwards nothing of it does."""
+def _terminated(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Yield the process; afterwards end it and its process group."""
     try:
         with process:
             try:

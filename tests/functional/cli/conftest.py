@@ -1,4 +1,4 @@
-"""One local stack for all commands; a user who is logged in to it; a worker."""
+"""Fixtures: one local stack for all tests, a logged-in user, a worker."""
 
 from __future__ import annotations
 

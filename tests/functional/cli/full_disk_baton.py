@@ -1,7 +1,7 @@
-"""`baton` on a machine where the disk of the directory FULL_DISK is full: the kernel refuses what is written there.
+"""Run `baton` with a full disk at the directory FULL_DISK: the kernel refuses writes there.
 
-Needs no rights. New files come into being, as they do on a full disk, but their descriptors lead to /dev/full, which
-answers every write with ENOSPC.
+Needs no privileges. New files are created, as on a full disk, but their descriptors are /dev/full, which fails every write
+with ENOSPC.
 """
 
 import os

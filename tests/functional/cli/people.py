@@ -1,4 +1,4 @@
-"""What tests of the command line work with: a user who types commands, and a worker without a machine."""
+"""Actors of command-line tests: a user who runs commands, and a worker without a machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from baton.contract.output import LogChunk
 from baton.contract.work import CompleteRequest, FailRequest, HeartbeatRequest, ReleaseRequest, WorkItem, WorkQuery
 from gpu_client.checkpoints.artifacts import collect_outputs, upload_artifacts
 from gpu_client.checkpoints.upload import commit_checkpoint
-from gpu_client.cli.core.session import Session
+from gpu_client.cli.core.session import CliSession
 from gpu_client.cli.main import main
 from gpu_client.transport.api.client import BatonClient
 from tests.emulator import unique
@@ -30,7 +30,7 @@ from tests.trees import write_files
 
 @dataclass(frozen=True)
 class Said:
-    """What a command left behind."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -42,7 +42,7 @@ class Said:
 
     @property
     def lines(self) -> list[Any]:
-        """Of a stream of JSON documents."""
+        """Parse a stream of JSON documents."""
         return [json.loads(line) for line in self.out.splitlines()]
 
     def ok(self) -> Said:
@@ -50,13 +50,13 @@ class Said:
         return self
 
     def refused(self, code: int, summary: str, *problems: str) -> Said:
-        """It must have failed so, with a line that sums up and one for each problem, and nothing on standard output."""
+        """Assert the exit code, a summary line, one line per problem, and an empty standard output."""
         assert (self.code, self.out) == (code, ""), self
         assert self.err.splitlines() == [f"baton: {summary}", *problems], self
         return self
 
     def failed(self, code: int, *parts: str) -> Said:
-        """It must have failed so, with one line that has all the parts, and nothing on standard output."""
+        """Assert the exit code, one line with all the parts, and an empty standard output."""
         assert self.code == code, self
         assert self.out == "", self
         assert self.err.startswith("baton: "), self
@@ -68,7 +68,7 @@ class Said:
 
 @dataclass
 class Baton:
-    """Runs commands. `environ` is what they see of the environment."""
+    """User who runs commands. `environ`: environment of the commands."""
 
     environ: dict[str, str]
     capture: pytest.CaptureFixture[str]
@@ -77,22 +77,22 @@ class Baton:
     session_options: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, *arguments: object, stdin: str = "", **environ: str) -> Said:
-        """One command in this process."""
+        """Run one command in this process."""
         self.monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         self.capture.readouterr()
-        session = Session(environ={**self.environ, **environ}, **self.session_options)
+        session = CliSession(environ={**self.environ, **environ}, **self.session_options)
         code = main(list(map(str, arguments)), session)
         seen = self.capture.readouterr()
         self.heard += [seen.out, seen.err]
         return Said(code, seen.out, seen.err)
 
     def started(self, *arguments: object, wrapper: Path | None = None, **environ: str) -> Running:
-        """One command as a process. `wrapper`: a script that runs the program on a machine that is not as usual."""
+        """Start one command as a process. `wrapper`: script that prepares a special machine and runs the program."""
         return Running({**self.environ, **environ}, arguments, self.heard, str(wrapper or "gpu_client.cli"))
 
 
 class Running:
-    """A command that runs by itself."""
+    """Command in a process of its own."""
 
     def __init__(
         self, environ: Mapping[str, str], arguments: tuple[object, ...], heard: list[str], program: str
@@ -109,24 +109,24 @@ class Running:
         )
 
     def interrupt(self) -> Said:
-        """Ctrl-C; what it left behind, which must be soon."""
+        """Send SIGINT; return the result, which must come soon."""
         self.process.send_signal(signal.SIGINT)
         return self.end()
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.process.kill()
         self.process.communicate(timeout=20)
 
     def end(self) -> Said:
-        """Wait for its end."""
+        """Wait for the end of the process."""
         out, err = self.process.communicate(timeout=30)
         self._heard += [out, err]
         return Said(self.process.returncode, out, err)
 
 
 class Labour:
-    """A worker without a machine, for one queue."""
+    """Worker of one queue, without a machine."""
 
     def __init__(self, client: BatonClient, tmp_path: Path) -> None:
         self.client = client
@@ -140,30 +140,30 @@ class Labour:
         return self.item
 
     def claim(self, machine_id: str = "m-1") -> WorkItem:
-        """Take the next job of the queue."""
+        """Claim the next job of the queue."""
         self.item = self.client.claim(WorkQuery(queue=self.queue, machine_id=machine_id))
         return self.held
 
     def report(self, step: int, total_steps: int, loss: float, goodput: Goodput | None = None) -> None:
-        """A heartbeat with progress."""
+        """Send a heartbeat with progress."""
         request = HeartbeatRequest(step=step, total_steps=total_steps, metrics={"loss": loss}, goodput=goodput)
         self.client.heartbeat(self.held.id, self.held.lease_token, request)
 
     def commit(self, step: int) -> None:
-        """A checkpoint."""
+        """Commit a checkpoint."""
         place = self._files({"model.bin": b"%d" % step}, f"checkpoint-{self.held.id}-{step}")
         commit_checkpoint(self.client, self.client.transfer, self.held, place, step)
 
     def log(self, first_line: int, *lines: str) -> None:
-        """Lines of output."""
+        """Send log lines."""
         self.client.send_logs(self.held.id, self.held.lease_token, LogChunk(first_line=first_line, lines=list(lines)))
 
     def release(self) -> None:
-        """Hand the job back."""
+        """Release the job."""
         self.client.release(self.held.lease_token, ReleaseRequest(job_id=self.held.id))
 
     def fail(self, message: str, *log_tail: str) -> None:
-        """Give the job up."""
+        """Fail the job."""
         request = FailRequest(
             job_id=self.held.id,
             failure_class=FailureClass.SCRIPT_ERROR,
@@ -190,14 +190,14 @@ class Labour:
 
 
 def submit(baton: Baton, labour: Labour, tmp_path: Path, **job: Any) -> str:
-    """A job of the worker's queue, submitted by the command; its id."""
+    """Submit a job to the worker's queue by the command; return its id."""
     file = tmp_path / "job.json"
     file.write_text(json.dumps({"command": ["train"], "queue": labour.queue, **job}))
     return baton("submit", file).ok().out.strip()
 
 
 def finished(baton: Baton, labour: Labour, tmp_path: Path, outputs: Mapping[str, bytes]) -> str:
-    """A complete job with these outputs; its id."""
+    """Complete a job with these outputs; return its id."""
     job_id = submit(baton, labour, tmp_path, outputs=sorted(outputs))
     labour.claim()
     labour.complete(outputs)

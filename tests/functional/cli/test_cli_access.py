@@ -1,4 +1,4 @@
-"""Keys, profiles, and what stands between this machine and the control plane."""
+"""Keys, profiles, and the connection to the control plane."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 @pytest.fixture
 def dead_url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """An address at which nobody listens, given up at once."""
-    monkeypatch.setattr(session_module, "PATIENCE", RetryPolicy(max_tries=1, budget_s=5))
+    monkeypatch.setattr(session_module, "RETRY_POLICY", RetryPolicy(max_tries=1, budget_s=5))
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{held.getsockname()[1]}"
@@ -91,7 +91,7 @@ def test_a_login_that_fails_changes_nothing(baton: Baton, stack: Stack, dead_url
     baton("login", stack.url, stdin="baton_nobody00_" + "x" * 32).failed(3, "key_unknown")
     baton("login", stack.url, stdin="").failed(2, "no API key")
     baton("login", "no-url", stdin=stack.keys["submit"]).failed(2, "URL")
-    baton("login", stack.url, "--name", "a/b", stdin=stack.keys["submit"]).failed(2, "cannot name a profile")
+    baton("login", stack.url, "--name", "a/b", stdin=stack.keys["submit"]).failed(2, "is not a profile name")
     assert path.read_bytes() == before
 
 
@@ -101,7 +101,7 @@ def test_several_profiles(baton: Baton, stack: Stack) -> None:
     baton("jobs").failed(3, "wrong_scope")
     assert baton("--profile", "default", "jobs", "--json").ok()
     assert baton("jobs", "--json", BATON_PROFILE="default").ok()
-    baton("--profile", "nobody", "jobs").failed(2, "there are default, worker")
+    baton("--profile", "nobody", "jobs").failed(2, "existing profiles: default, worker")
 
 
 def test_a_profile_file_that_others_may_read(baton: Baton, stack: Stack) -> None:
@@ -126,7 +126,7 @@ def test_a_place_of_its_own_that_cannot_be_written(
     place = {"BATON_API_URL": stack.url, "BATON_API_KEY": stack.keys["submit"]}
     jobs = len(stack.client.jobs(limit=1000).jobs)
     said = baton(*words, stdin=stack.keys["submit"], **place, **{variable: "/proc/nowhere"})
-    said.failed(1, "/proc/nowhere", what, f"Set {variable} to a directory")
+    said.failed(1, "/proc/nowhere", what, f"Set {variable} to a writable directory")
     assert len(stack.client.jobs(limit=1000).jobs) == jobs, "nothing was sent"
 
 
@@ -164,7 +164,7 @@ def test_the_life_of_a_key(baton: Baton, stack: Stack) -> None:
     made = baton("keys", "create", "laptop", "--scope", "submit", "--scope", "submit", "--expires-in", "30d").ok()
     key = made.out.strip()
     key_id = key.split("_")[1]
-    assert "It is shown only now" in made.err
+    assert "It is shown only once" in made.err
     assert key not in made.err
     baton("jobs", BATON_API_URL=stack.url, BATON_API_KEY=key).ok()
 
@@ -185,7 +185,7 @@ def test_the_life_of_a_key(baton: Baton, stack: Stack) -> None:
 
 def test_one_key_serves_a_client_of_the_original_as_the_help_says(baton: Baton, stack: Stack) -> None:
     said = " ".join(baton("keys", "create", "--help").ok().out.replace("│", " ").split())
-    assert "one key for everything: --scope submit --scope worker" in said
+    assert "needs both: --scope submit --scope worker" in said
     key = baton("keys", "create", "dreambooth", "--scope", "submit", "--scope", "worker").ok().out.strip()
     client = OriginalClient(stack.url, key)
     row = client.submit({"instance_prompt": "dog", "instance_data_prefix": "dog/"})
@@ -200,11 +200,11 @@ def test_one_key_serves_a_client_of_the_original_as_the_help_says(baton: Baton, 
 
 def test_keys_bad_input(baton: Baton, stack: Stack) -> None:
     baton("keys", "create", "x" * 65, "--scope", "submit").failed(2, "1 to 64 characters")
-    baton("keys", "create", "x", "--scope", "submit", "--expires-in", "5s").failed(2, "from 60s to 3650d")
+    baton("keys", "create", "x", "--scope", "submit", "--expires-in", "5s").failed(2, "Give 60s to 3650d")
     baton("keys", "create", "x", "--scope", "root").failed(2, "--scope")
     baton("keys", "revoke", "nosuchkey").failed(2, "no key has the id", "baton keys list")
-    baton("keys", "rotate", "abcd", "--overlap", "40d").failed(2, "At most 30d")
-    said = baton("keys", "revoke", stack.keys["submit"]).failed(2, "that looks like a whole key")
+    baton("keys", "rotate", "abcd", "--overlap", "40d").failed(2, "Give at most 30d")
+    said = baton("keys", "revoke", stack.keys["submit"]).failed(2, "this is a secret key, not a key id")
     assert stack.keys["submit"] not in said.err
 
 
@@ -212,7 +212,7 @@ def test_a_key_whose_answer_was_lost_may_exist(baton: Baton, stack: Stack) -> No
     with FaultyProxy(stack.front) as front, front.dropping("POST /keys"):
         place = {"BATON_API_URL": front.url, "BATON_API_KEY": stack.keys["admin"]}
         said = baton("keys", "create", "lost", "--scope", "submit", **place)
-    said.failed(4, "A key may have been made", "baton keys list")
+    said.failed(4, "The key may have been created", "baton keys list")
 
 
 def test_doctor_finds_all_well(baton: Baton, stack: Stack) -> None:
@@ -228,7 +228,7 @@ def test_doctor_finds_all_well(baton: Baton, stack: Stack) -> None:
     }
     assert {one["name"] for one in said["checks"]} >= {"upload", "download"}
     assert stack.keys_below(".baton-doctor/", "training-data") == {}, "the probe is gone"
-    assert "valid; may: submit, worker, admin" in baton("doctor").ok().out
+    assert "valid; scopes: submit, worker, admin" in baton("doctor").ok().out
 
 
 def test_doctor_finds_what_is_wrong(baton: Baton, stack: Stack, dead_url: str) -> None:
@@ -239,7 +239,7 @@ def test_doctor_finds_what_is_wrong(baton: Baton, stack: Stack, dead_url: str) -
 
     dead = checks(1, BATON_API_URL=dead_url, BATON_API_KEY="k")
     assert (list(dead), dead["address"]["verdict"]) == (["profile", "address"], "fail")
-    assert "Connection refused" in dead["address"]["found"] and "running" in dead["address"]["remedy"]
+    assert "Connection refused" in dead["address"]["found"] and "that the API runs" in dead["address"]["remedy"]
     assert "doctor" not in str(dead["address"]), "it is being followed already"
     unknown = checks(1, BATON_API_URL=stack.url, BATON_API_KEY="baton_nobody00_" + "x" * 32)
     assert unknown["key"]["found"].startswith("key_unknown")

@@ -1,4 +1,4 @@
-"""Rules tried on what jobs of the control plane reported."""
+"""Back-tests on the recorded metrics of jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`baton data validate`: what a person and a program are told of a folder of images."""
+"""`baton data validate`: findings for users and for programs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_small_images_are_summed_up_as_one_warning(baton: Baton, folder: Path) -
         "00.png and 11 others  have shorter sides below 512 pixels; the smallest has 250"
     ]
     assert said.out.startswith("images "), "no empty line comes first"
-    assert "--json names all small images" in said.err
+    assert "--json lists all small images" in said.err
     found = baton("data", "validate", folder, "--json").ok().json["findings"]
     assert [one["path"] for one in found if one["code"] == "small"] == [f"{number:02}.png" for number in range(12)]
     for number in range(1, 12):
@@ -55,7 +55,7 @@ def test_faults_end_in_an_exit_code_and_are_told_with_a_remedy(baton: Baton, fol
     said = baton("data", "validate", folder, "--captions")
     assert said.code == 1
     assert "undecodable" in said.out and "Replace or remove it." in said.out
-    assert "and 1 more of no_caption; --json has all" in said.err
+    assert "and 1 more no_caption finding; --json lists all" in said.err
     found = baton("data", "validate", folder, "--captions", "--json")
     assert found.code == 1
     assert found.json["faults"] == 12
@@ -79,7 +79,7 @@ def test_push_looks_at_new_images_first(baton: Baton, stack: Stack, folder: Path
     whole = (folder / "03.png").read_bytes()
     (folder / "03.png").write_bytes(whole[:2000])
     refused = baton("data", "push", folder, prefix)
-    refused.failed(2, "03.png does not decode", "nothing was sent", "--no-check sends it as it is")
+    refused.failed(2, "03.png does not decode", "nothing was sent", "To skip the check: --no-check")
     assert stack.keys_below(prefix + "/", "training-data") == {}
     (folder / "03.png").write_bytes(whole)
     said = baton("data", "push", folder, prefix).ok()
@@ -94,8 +94,8 @@ def test_push_asks_for_what_validate_can_ask_for(baton: Baton, stack: Stack, fol
     prefix = unique("set")
     (folder / "captions.jsonl").write_text('{"file_name": "00.png", "text": "a temple"}\n')
     baton("data", "push", folder, prefix, "--captions").failed(2, "has no caption", "nothing was sent")
-    baton("data", "push", folder, prefix, "--min-side", "251").failed(2, "250 x 250", "--min-side 251 tells all")
-    baton("data", "push", folder, prefix, "--captions", "--no-check").failed(2, "looks at nothing")
+    baton("data", "push", folder, prefix, "--min-side", "251").failed(2, "250 x 250", "--min-side 251. To skip")
+    baton("data", "push", folder, prefix, "--captions", "--no-check").failed(2, "excludes --captions")
     assert stack.keys_below(prefix + "/", "training-data") == {}
     baton("data", "push", folder, prefix, "--min-side", "250").ok()
     (folder / "13.png").write_bytes((folder / "03.png").read_bytes())

@@ -1,4 +1,4 @@
-"""From submission to explanation: what the commands say about a job in each of its states."""
+"""Commands for one job in each state, from submission to explanation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_submit_bad_input(baton: Baton, labour: Labour, tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     baton("submit", tmp_path / "binary").failed(2, "is not UTF-8 text")
     (tmp_path / "huge.yaml").write_bytes(b"#" * (1024 * 1024 + 1))
-    baton("submit", tmp_path / "huge.yaml").failed(2, "larger than a job can be")
+    baton("submit", tmp_path / "huge.yaml").failed(2, "too large for a job")
     (tmp_path / "list.yaml").write_text("recipe: digits@1\nparameters: [1]\n")
     baton("submit", tmp_path / "list.yaml", "--set", "steps=9").failed(2, "parameters: ")
     baton("submit", "--recipe", "digits@1", "--priority", "900").failed(2, "priority")
@@ -74,7 +74,7 @@ def test_jobs_and_their_filters(baton: Baton, labour: Labour, tmp_path: Path) ->
     few = baton("jobs", "--queue", labour.queue, "--status", "pending", "--limit", "1").ok()
     # submitted within one second, they have no order
     assert few.out.splitlines()[1].split()[0] in (ids[1][:8], ids[2][:8])
-    assert (len(few.out.splitlines()), few.err) == (2, "The newest 1. For all: --all\n")
+    assert (len(few.out.splitlines()), few.err) == (2, "1 job listed, newest first. To list all: --all\n")
     whole = baton("jobs", "--queue", labour.queue, "--status", "pending", "--all")
     assert (len(whole.ok().out.splitlines()), whole.err) == (3, "")
     baton("jobs", "--all", "--limit", "3").failed(2, "--all", "--limit")
@@ -95,20 +95,20 @@ def test_show_tells_what_is_not_the_recipes_default(baton: Baton, labour: Labour
     assert [line.split() for line in lines[lines.index("") + 1 :]] == [["parameter", "value"], ["steps", "7"]]
     everything = baton("show", made.out.strip(), "--json").ok().json["parameters"]
     others = len(everything) - 1
-    assert f"{others} other parameters as in digits@1: baton recipes docs digits@1" in shown.err
+    assert f"{others} other parameters with the default of digits@1: baton recipes docs digits@1" in shown.err
 
 
 def test_a_job_without_output_says_so(baton: Baton, labour: Labour, tmp_path: Path) -> None:
     job_id = submit(baton, labour, tmp_path)
     assert baton("logs", job_id).ok().err == (
-        f"No output yet: no worker has begun the job. Why: baton explain {job_id[:8]}\n"
+        f"No output yet: no worker has claimed the job. To see the cause: baton explain {job_id[:8]}\n"
     )
     labour.claim()
     assert baton("logs", job_id).ok().err == "No output yet: the job is running.\n"
     labour.complete({"model.bin": b"weights"})
     for follow in ([], ["-f"]):
         said = baton("logs", job_id, *follow).ok()
-        assert (said.out, said.err) == ("", "The job is complete and printed nothing.\n")
+        assert (said.out, said.err) == ("", "The job is complete and produced no output.\n")
     assert baton("logs", job_id, "--json").ok().err == ""
 
 
@@ -156,7 +156,7 @@ def test_steering(baton: Baton, labour: Labour, stack: Stack, tmp_path: Path) ->
     baton("retry", job_id).failed(3, "illegal_transition")
     assert baton("stop", job_id, "--message", "wrong prompt").ok().out == f"{job_id} is canceled\n"
     baton("stop", job_id).failed(3, "job_canceled", "baton retry ID")
-    assert "stopped by a user (wrong prompt)" in baton("explain", job_id).ok().out
+    assert "A user stopped the job (wrong prompt)" in baton("explain", job_id).ok().out
     baton("retry", job_id, "--from-step", "77").failed(3, "checkpoint_not_found", "baton show ID")
     assert baton("retry", job_id).ok().out == f"{job_id} is pending\n"
 
@@ -193,7 +193,7 @@ def test_show_logs_events_and_explain_along_a_life(baton: Baton, labour: Labour,
         baton, labour, tmp_path, name="life", outputs=["model.bin"], policy={"backoff_s": 0, "avoid_machine_s": 0}
     )
     waiting = baton("explain", job_id).ok().out
-    assert "no worker has taken it. It is the next of its queue." in waiting
+    assert "no worker has claimed it. It is the first job of its queue." in waiting
     assert f"BATON_QUEUE={labour.queue}" in waiting
 
     labour.claim("gpu-1")
@@ -237,7 +237,7 @@ def test_show_logs_events_and_explain_along_a_life(baton: Baton, labour: Labour,
     assert "script_error exit code 1" in baton("events", job_id).ok().out
 
     explained = baton("explain", job_id).ok().out
-    assert "It is complete" in explained
+    assert "The job completed" in explained
     assert "attempt 1 on gpu-1, from the start: failed after" in explained
     assert "committed step 10" in explained
     assert "1 of 3 failures" in explained
@@ -251,7 +251,7 @@ def test_explain_a_job_that_failed_for_good(baton: Baton, labour: Labour, stack:
     assert stack.job(job_id).state is JobState.FAILED
     said = baton("explain", job_id).ok().out
     assert "its command failed too often (failed 1 time; the policy allows 1)" in said
-    assert "last words: ValueError: too bad" in said
+    assert "last line: ValueError: too bad" in said
     assert f"baton logs {job_id[:8]}" in said
 
 
@@ -262,5 +262,5 @@ def test_explain_names_what_is_before_it(baton: Baton, labour: Labour, tmp_path:
     submit(baton, labour, tmp_path, priority=95)
     labour.claim()
     answer = baton("explain", job_id, "--json").ok().json
-    assert "1 job of the queue is handed out before it" in answer["answer"]
+    assert "1 job of its queue precedes it" in answer["answer"]
     assert "1 job of the queue" in answer["advice"][0]

@@ -1,4 +1,4 @@
-"""What a training reported, from the command line: a table, every point, a page."""
+"""Metrics as a table, as all points, and as a report."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_wrong_usage(baton: Baton, labour: Labour, tmp_path: Path) -> None:
     assert baton("metrics", job, "--json").ok().json == []
     assert baton("metrics", job, "--csv").ok().out == "epoch,step,at\n"
     baton("metrics", job, "--csv", "--jsonl").failed(2, "exclude each other")
-    baton("metrics", job, "--output", tmp_path / "x").failed(2, "--output is for --csv or --jsonl")
+    baton("metrics", job, "--output", tmp_path / "x").failed(2, "--output requires --csv or --jsonl")
     baton("metrics", job, "--metric", "loss").failed(2, "there is no metric 'loss'")
     baton("metrics", "146683a1-cb76-4702-9fef-fcccd32594f1").failed(3, "job_not_found")
     baton("report", job, "--output", tmp_path / "no" / "report.html").failed(1, "report.html")

@@ -1,4 +1,4 @@
-"""`baton data` and `baton fetch`: only what is new, verified, and finished by a repeat whatever interrupted them."""
+"""`baton data` and `baton fetch` transfer only changes, verify them, and finish after any interruption."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_push_sends_what_is_new(baton: Baton, stack: Stack, tmp_path: Path) -> N
     ]
     assert stored(stack, prefix) == {}
     first = baton("data", "push", place, prefix + "/").ok()
-    assert first.out == f"3 files (1.0 kB) sent to {prefix}/, 0 files there already\n"
+    assert first.out == f"3 files (1.0 kB) sent to {prefix}/, 0 files unchanged\n"
     assert stored(stack, prefix) == files_below(place)
     again = baton("data", "push", place, prefix, "--json").ok().json
     assert (again["sent"], again["bytes"], again["unchanged"]) == ([], 0, 3)
@@ -177,7 +177,7 @@ OUTPUTS = {"model.bin": b"weights" * 50_000, "samples/1 ü.png": b"png", "empty"
 def test_fetch(baton: Baton, labour: Labour, tmp_path: Path) -> None:
     job_id = finished(baton, labour, tmp_path, OUTPUTS)
     said = baton("fetch", job_id, tmp_path / "got").ok()
-    assert said.out == f"3 files (350.0 kB) fetched into {tmp_path / 'got'}, 0 files there already\n"
+    assert said.out == f"3 files (350.0 kB) fetched into {tmp_path / 'got'}, 0 files unchanged\n"
     assert files_below(tmp_path / "got") == OUTPUTS
     (tmp_path / "got" / "empty").unlink()
     again = baton("fetch", job_id[:12], tmp_path / "got", "--json").ok().json
@@ -249,7 +249,7 @@ def test_a_full_disk_is_one_line_and_a_repeat_goes_on(baton: Baton, labour: Labo
     got = tmp_path / "got"
     full = Path(__file__).with_name("full_disk_baton.py")
     said = baton.started("fetch", job_id, got, wrapper=full, FULL_DISK=str(got)).end()
-    said.failed(1, "no space left on this machine", "Make room, then repeat")
+    said.failed(1, "no space left on this machine", "Free disk space, then repeat")
     assert said.err.count("writing") == 1
     assert "model.bin" not in files_below(got)
     assert not list(got.rglob("*.part"))
@@ -261,9 +261,9 @@ def test_a_place_that_is_none(baton: Baton, labour: Labour, tmp_path: Path) -> N
     job_id = finished(baton, labour, tmp_path, OUTPUTS)
     (tmp_path / "file").write_bytes(b"mine")
     baton("fetch", job_id, tmp_path / "file").failed(2, "file is not a directory")
-    baton("fetch", job_id, tmp_path / "file" / "below").failed(1, "Not a directory", "Put that right, then repeat")
+    baton("fetch", job_id, tmp_path / "file" / "below").failed(1, "Not a directory", "Correct this, then repeat")
     (tmp_path / "got" / "model.bin").mkdir(parents=True)
-    baton("fetch", job_id, tmp_path / "got").failed(1, "is a directory already", "Put that right, then repeat")
+    baton("fetch", job_id, tmp_path / "got").failed(1, "is a directory already", "Correct this, then repeat")
     assert files_below(tmp_path / "got") == {}
     assert (tmp_path / "file").read_bytes() == b"mine"
 
@@ -278,7 +278,7 @@ def test_a_small_disk_that_fills_up(baton: Baton, labour: Labour, tmp_path: Path
     if mount.returncode:
         pytest.skip("this machine may not mount")
     try:
-        said = baton("fetch", job_id, disk).failed(1, "no space left on this machine", "Make room, then repeat")
+        said = baton("fetch", job_id, disk).failed(1, "no space left on this machine", "Free disk space, then repeat")
         assert said.err.count("writing") == 1
         assert not list(disk.rglob("*.part"))
         subprocess.run(["mount", "-o", "remount,size=4m", disk], check=True)
@@ -313,7 +313,7 @@ def test_fetch_killed_leaves_nothing_that_a_repeat_does_not_clear(
     with stack.s3.holding(r"GET /.*model\.bin") as held:
         running = baton.started("fetch", job_id, got)
         held.wait()
-        baton("fetch", job_id, got).failed(2, "another fetch", "is under way")
+        baton("fetch", job_id, got).failed(2, "another fetch", "is running")
         running.kill()
     baton("fetch", job_id, got).ok()
     assert files_below(got) == {**OUTPUTS, ".my.part": b"mine"}

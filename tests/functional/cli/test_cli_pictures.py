@@ -1,4 +1,4 @@
-"""Pictures of a job that still runs: links in `baton watch`, files by `baton fetch --so-far`."""
+"""Pictures of a running job: links in `baton watch`, files by `baton fetch --so-far`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LINK = re.compile(r"^step (\d+): (\S+) \((.*), link valid for 15 min\) (http://\
 
 @pytest.fixture(autouse=True)
 def every_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(watch, "POLL_INTERVAL_S", 0.1)
 
 
 def picture(step: int, number: int = 0) -> dict[str, bytes]:
@@ -74,7 +74,7 @@ def test_one_who_comes_late_sees_the_newest_and_how_to_get_the_others(
     labour.show({name: data for step in range(12) for name, data in picture(step).items()})
     said = watched(baton, job_id, acts=[lambda: labour.fail("no"), lambda: baton.session_options])
     assert [int(step) for step, *_ in LINK.findall(said.err)] == list(range(4, 12))
-    assert f"4 earlier pictures; for all: baton fetch {job_id[:8]} DIR --so-far" in said.err
+    assert f"4 earlier pictures; fetch all with: baton fetch {job_id[:8]} DIR --so-far" in said.err
 
 
 def test_links_as_json(baton: Baton, labour: Labour, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_control_plane_that_knows_no_pictures_is_watched_all_the_same(
 def test_a_look_that_fails_is_made_again(
     baton: Baton, labour: Labour, stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "PATIENCE", RetryPolicy(max_tries=1, budget_s=5))
+    monkeypatch.setattr(session_module, "RETRY_POLICY", RetryPolicy(max_tries=1, budget_s=5))
     job_id = submit(baton, labour, tmp_path, outputs=["validation"])
     labour.claim()
     labour.show(picture(5))
@@ -131,7 +131,7 @@ def test_what_there_is_so_far_can_be_fetched(baton: Baton, labour: Labour, tmp_p
     baton("fetch", job_id, place).failed(1, "outputs exist once a job is complete")
     said = baton("fetch", job_id, place, "--so-far").ok()
     assert said.out.startswith("2 files (28 B) fetched")
-    assert said.err == "The job is running: none of this is an output before it is complete.\n"
+    assert said.err == "The job is running: its files become outputs when the job is complete.\n"
     newest = {"validation/step-000005-0.png": b"made again", **picture(10)}
     assert files_below(place) == newest, "of each path what the last attempt stored"
     labour.show(picture(15))
@@ -139,5 +139,5 @@ def test_what_there_is_so_far_can_be_fetched(baton: Baton, labour: Labour, tmp_p
     assert [one["path"] for one in again["files"] if one["fetched"]] == ["validation/step-000015-0.png"]
     labour.complete({**newest, **picture(15)})
     done = baton("fetch", job_id, place, "--so-far").ok()
-    assert done.out.startswith("0 files (0 B) fetched") and "3 files there already" in done.out
+    assert done.out.startswith("0 files (0 B) fetched") and "3 files unchanged" in done.out
     assert done.err == "", "now it is verified as ever"

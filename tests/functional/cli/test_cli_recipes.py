@@ -1,4 +1,4 @@
-"""Recipes on the command line: written, checked, registered, read about, run on this machine."""
+"""`baton recipes`: check, register, document and run recipes."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_all_that_is_wrong_with_a_submission_is_told_at_once(baton: Baton, file:
     said = baton("submit", "--recipe", f"{name}@1", "--set", "tims=3", "--set", "times=10")
     said.refused(
         3,
-        "invalid_value: 4 things are wrong",
+        "invalid_value: 4 problems",
         f"parameters.tims: is not a parameter of {name}@1. Did you mean 'times'?",
         "parameters.word: is required. Give one of hello, bye.",
         "parameters.times: must be at most 9. Give a whole number, at least 1, at most 9.",
@@ -167,7 +167,7 @@ def test_all_that_contradicts_itself_in_a_dreambooth_job_is_told_at_once(baton: 
     said = baton("submit", file)
     assert said.code == 3
     summary, *problems = said.err.splitlines()
-    assert summary == "baton: invalid_value: 3 things are wrong"
+    assert summary == "baton: invalid_value: 3 problems"
     assert [problem.partition(":")[0] for problem in problems] == [
         "parameters.learning_rate",
         "parameters.cache_text_embeddings",
@@ -232,7 +232,7 @@ def test_what_cannot_be_run_is_said_before_anything_starts(baton: Baton, file: P
     baton(*run, *good).failed(2, "--input DIR:names is missing: Who is spoken to.")
     baton(*run, "--set", "word=hi", "--set", "times=10", "--set", "tims=1", "--input", "/nowhere:names").refused(
         2,
-        "4 things are wrong",
+        "4 problems",
         f"parameters.tims: is not a parameter of {name}@1. Did you mean 'times'?",
         "parameters.word: is none of its choices. Give one of hello, bye.",
         "parameters.times: must be at most 9. Give a whole number, at least 1, at most 9.",

@@ -1,4 +1,4 @@
-"""`baton ring` with the control plane: made, listed, looked at and removed with the profile's key."""
+"""`baton ring` with the control plane: create, list, inspect and remove with the profile's key."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def test_removing_asks_before(baton: Baton) -> None:
     place = f"baton:{unique('ring')}"
     baton("ring", "make", place, "--set", "cap=4").ok()
     said = baton("ring", "remove", place, stdin="n\n")
-    assert said.code != 0 and "is as it was" in said.err
+    assert said.code != 0 and "was not removed" in said.err
     baton("ring", "remove", place, stdin="y\n").ok()

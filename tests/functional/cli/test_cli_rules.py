@@ -1,4 +1,4 @@
-"""What the commands say of rules and live commands: before a worker has them, afterwards, and of wrong ones."""
+"""`baton rules` and `baton tell`: before and after acknowledgment by a worker, and with faults."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SPIKE = "rules:\n- {name: spike, when: loss > 9, for: 3 checks, do: {stop: faile
 WRONG = "rules:\n- {name: spike, when: 'mena(loss, 3) > 9', do: stop}\n"
 
 
-def say(labour: Labour, at: int, **report: Any) -> None:
-    """A heartbeat of the worker, with a word on rules."""
+def report_rules(labour: Labour, at: int, **report: Any) -> None:
+    """Send a heartbeat with a control report."""
     control = ControlReport(**{"rules_revision": 0, "commands_seq": 0, **report})
     request = HeartbeatRequest(step=at, total_steps=100, metrics={"loss": 2.5}, control=control)
     labour.client.heartbeat(labour.held.id, labour.held.lease_token, request)
@@ -40,7 +40,7 @@ def test_a_check_tells_what_only_the_training_reports(baton: Baton, tmp_path: Pa
         "- {name: a, when: log.ecc > 0, do: {alert: x}}\n- {name: b, when: f1 > 0 and loss > 1, do: stop}\n"
     )
     said = baton("rules", "check", file).ok().out
-    assert said == f"{file}: 2 rules without faults\nThey read what only your training reports: f1\n"
+    assert said == f"{file}: 2 rules without faults\nThe rules read metrics that your training must report: f1\n"
 
 
 def test_rules_from_the_file_to_what_the_worker_says(baton: Baton, labour: Labour, tmp_path: Path) -> None:
@@ -54,11 +54,11 @@ def test_rules_from_the_file_to_what_the_worker_says(baton: Baton, labour: Labou
     baton("submit", "--recipe", "digits@1", "--rules", wrong).refused(2, *told)
 
     job = submit(baton, labour, tmp_path)
-    assert baton("rules", "show", job).ok().err == f"No rules. Give it some: baton rules set {job} FILE\n"
+    assert baton("rules", "show", job).ok().err == f"No rules. Set rules with: baton rules set {job} FILE\n"
     baton("rules", "set", job, wrong).refused(2, *told)
     assert baton("rules", "set", job, file).ok().out.startswith("revision 1.")
     assert baton("rules", "set", job, file).ok().out.startswith("revision 1."), "the same again"
-    assert "no worker has said anything of it yet" in baton("rules", "show", job).ok().out
+    assert "not yet acknowledged by a worker" in baton("rules", "show", job).ok().out
     assert baton("rules", "show", job, "--text").ok().out == SPIKE
     (tmp_path / "next.yaml").write_text(SPIKE.replace("9", "8"))
     baton("rules", "set", job, tmp_path / "next.yaml", "--if-revision", "7").failed(3, "conflict")
@@ -66,7 +66,7 @@ def test_rules_from_the_file_to_what_the_worker_says(baton: Baton, labour: Labou
 
     assert labour.claim().control is not None and labour.held.control.rules is not None
     status = RuleStatus(rule="spike", state="pending", said="pending, 2 of 3, last value 9.5", fires=0)
-    say(labour, 40, rules_revision=1, step=1, statuses=[status])
+    report_rules(labour, 40, rules_revision=1, step=1, statuses=[status])
     shown = baton("rules", "show", job).ok().out
     assert "in force since step 1 of attempt 1" in shown
     assert shown.splitlines()[-1].split(maxsplit=2)[:2] == ["spike", "pending"] and "2 of 3, last value 9.5" in shown
@@ -76,8 +76,8 @@ def test_rules_from_the_file_to_what_the_worker_says(baton: Baton, labour: Labou
 
     file.write_text("")
     assert baton("rules", "set", job, file).ok().out.startswith("revision 2.")
-    assert "on its way" in baton("rules", "show", job).ok().out
-    say(labour, 50, rules_revision=2, rejected=2, reason="it cannot be read here")
+    assert "in delivery" in baton("rules", "show", job).ok().out
+    report_rules(labour, 50, rules_revision=2, rejected=2, reason="it cannot be read here")
     assert "rejected by the training: it cannot be read here" in baton("rules", "show", job).ok().out
     listed = baton("rules", "history", job).ok().out.splitlines()
     assert [line.split()[0] for line in listed[1:]] == ["2", "1"] and "spike" in listed[2]
@@ -91,7 +91,7 @@ def test_commands_and_what_became_of_them(baton: Baton, labour: Labour, tmp_path
     assert baton("tell", job, "set", "lr", "--factor", "0.5").ok().out.startswith("command 1: set factor=0.5 knob=lr")
     assert baton("tell", job, "save", "--tag", "best", "--json").ok().json["seq"] == 2
     applied = CommandResult(seq=1, status="applied", step=41, message="lr: 0.1 -> 0.05")
-    say(labour, 42, commands_seq=2, results=[applied])
+    report_rules(labour, 42, commands_seq=2, results=[applied])
     rows = baton("tell", job).ok().out.splitlines()[1:]
     assert rows[0].split()[0] == "2" and "waiting" in rows[0]
     assert "applied" in rows[1] and "step 41: lr: 0.1 -> 0.05" in rows[1]
@@ -103,7 +103,7 @@ def test_watch_tells_what_rules_do(baton: Baton, labour: Labour, tmp_path: Path)
     fired = Decision(
         number=1, type="rule.fired", rule="spike", revision=1, step=44, at=0, operands={"loss": 9.5}, actions=["stop"]
     )
-    say(labour, 44, rules_revision=1, step=1, decisions=[fired])
+    report_rules(labour, 44, rules_revision=1, step=1, decisions=[fired])
     labour.complete({})
     said = baton("watch", job).ok()
     assert "step 44: rule spike fired: loss = 9.5" in said.err
@@ -125,7 +125,7 @@ def test_it_is_said_where_each_rule_is_evaluated(baton: Baton, labour: Labour, t
     assert "in the control plane: checked at " in shown
     assert shown.splitlines()[-1].split()[:6] == ["waits", "armed", "control", "plane", "last", "value"]
     labour.claim()
-    say(labour, 3, rules_revision=1, step=1, statuses=[RuleStatus(rule="nan", state="armed", said="armed")])
+    report_rules(labour, 3, rules_revision=1, step=1, statuses=[RuleStatus(rule="nan", state="armed", said="armed")])
     rows = [line.split()[:3] for line in baton("rules", "show", job).ok().out.splitlines()[-2:]]
     assert rows == [["nan", "armed", "training"], ["waits", "armed", "control"]]
 
@@ -173,11 +173,11 @@ def test_what_presets_tell_is_seen_by_who_watches_and_who_asks_why(
     over = {"type": "rule.cleared", "rule": "preset-starved", "step": 30, "at": 0}
     starved = {**over, "type": "rule.fired", "step": 20, "message": "waits"}
     told = [starved, over, {**stuck, "message": message, "operands": {"step.age": 840.0}}]
-    say(labour, 44, decisions=[Decision(number=at, **one) for at, one in enumerate(told, 1)])
+    report_rules(labour, 44, decisions=[Decision(number=at, **one) for at, one in enumerate(told, 1)])
     said = baton("explain", job).ok().out
     assert f"preset-stuck: {message} (at step 44)" in said and "preset-starved" not in said
     assert baton("explain", job, "--json").ok().json["alerts"] == [f"preset-stuck: {message} (at step 44)"]
     labour.complete({})
     watched = baton("watch", job).ok().err
     assert f"step 44: preset-stuck: {message}\n" in watched
-    assert "step 20: preset-starved: waits\n" in watched and "step 30: preset-starved: is over\n" in watched
+    assert "step 20: preset-starved: waits\n" in watched and "step 30: preset-starved: cleared\n" in watched

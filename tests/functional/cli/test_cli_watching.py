@@ -1,4 +1,4 @@
-"""`baton watch` and `baton logs -f`: to the end, through outages, until Ctrl-C."""
+"""`baton watch` and `baton logs -f`: until the end, through outages, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_where_the_time_of_all_attempts_went(baton: Baton, labour: Labour, stack
     shown = baton("show", job_id, "--price-per-hour", "2").ok().out
     assert "75%: 1 h 30 min of 2 h (3.00 of 4.00) went into new steps" in shown
     assert "repeated steps 15 min (0.50), starting and ending 15 min (0.50), taking checkpoints 0.5 s (<0.01)" in shown
-    assert "4 stored; 1.0 kB sent of 8.0 kB (12%); 0.1 s of standstill each" in shown
+    assert "4 stored; 1.0 kB sent of 8.0 kB (12%); 0.1 s of stall each" in shown
     assert baton("show", job_id, "--json").ok().json["goodput"]["repeated_s"] == 900
     watched = baton("watch", job_id).ok().out
     assert "goodput 75%" in watched.splitlines()[0]
@@ -105,7 +105,7 @@ def test_the_price_of_the_profile(baton: Baton, labour: Labour, stack: Stack, tm
 def test_an_outage_is_waited_for_once_there_was_an_answer(
     baton: Baton, labour: Labour, stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "PATIENCE", RetryPolicy(max_tries=1, budget_s=5))
+    monkeypatch.setattr(session_module, "RETRY_POLICY", RetryPolicy(max_tries=1, budget_s=5))
     job_id = submit(baton, labour, tmp_path, outputs=["m"])
     labour.claim()
     labour.log(0, "first")
@@ -125,7 +125,7 @@ def test_an_outage_is_waited_for_once_there_was_an_answer(
                 }
                 said = baton(*arguments)
             assert said.code == 130
-            assert said.err.count("Still trying") == 1
+            assert said.err.count("Retrying") == 1
             assert json.loads(said.out.splitlines()[0])
 
 
@@ -173,7 +173,7 @@ def test_one_who_follows_is_told_how_long_lines_are_held_back(
     said = baton("logs", "-f", job_id).ok()
     assert said.out == "one\ntwo\n"
     told = [line for line in said.err.splitlines() if "sends its output" in line]
-    assert told == [f"--- attempt {epoch} sends its output about every 2 min by now ---" for epoch in (1, 2)]
+    assert told == [f"--- attempt {epoch} now sends its output about every 2 min ---" for epoch in (1, 2)]
     assert "sends its output" not in baton("logs", job_id).ok().err
 
 

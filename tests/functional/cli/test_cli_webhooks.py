@@ -1,4 +1,4 @@
-"""Webhooks by the command line: made, listed, their deliveries, told again, deleted."""
+"""`baton webhooks`: create, list, deliveries, replay, delete."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def made(baton: Baton, *more: object) -> dict[str, Any]:
 def test_the_life_of_a_webhook(baton: Baton, stack: Stack) -> None:
     said = baton("webhooks", "create", URL, "--type", "job.failed", "--type", "job.completed", "--type", "job.failed")
     secret = said.ok().out.strip()
-    assert len(secret) >= 32 and secret not in said.err and "shown only now" in said.err
+    assert len(secret) >= 32 and secret not in said.err and "shown only once" in said.err
     (listed,) = baton("webhooks", "list", "--json").ok().json
     assert (listed["url"], listed["types"], listed["every_job"]) == (URL, ["job.failed", "job.completed"], True)
     assert listed["id"] in said.err and secret not in str(listed)
-    for part in (listed["id"], URL, "job.failed, job.completed", "every job"):
+    for part in (listed["id"], URL, "job.failed, job.completed", "all jobs"):
         assert part in baton("webhooks", "list").ok().out
     named = made(baton, "--only-named")
     assert (named["every_job"], named["types"], len(named["secret"]) >= 32) == (False, [], True)
-    assert "jobs that name it" in baton("webhooks", "list").ok().out
+    assert "jobs that name the webhook" in baton("webhooks", "list").ok().out
 
     assert baton("webhooks", "delete", listed["id"][:6]).ok().out == f"Webhook {listed['id']} is deleted.\n"
     assert baton("webhooks", "delete", named["id"], "--json").ok().json == {"id": named["id"], "deleted": True}
@@ -54,7 +54,7 @@ def test_deliveries_and_telling_again(
     baton: Baton, stack: Stack, labour: Labour, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     webhook = made(baton, "--only-named")["id"]
-    assert "Nothing" in baton("webhooks", "deliveries", webhook).ok().err
+    assert "No delivery" in baton("webhooks", "deliveries", webhook).ok().err
     job = submit(baton, labour, tmp_path, webhook=webhook)
     assert baton("show", job, "--json").ok().json["webhook"] == webhook
     assert webhook in baton("show", job).ok().out
@@ -67,7 +67,7 @@ def test_deliveries_and_telling_again(
         assert part in shown
 
     again = baton("webhooks", "replay", webhook, job).ok().out
-    assert again == f"1 event of {job} is told to {webhook} again.\n"
+    assert again == f"1 event of {job} is queued for {webhook} again.\n"
     said = baton("webhooks", "replay", webhook, job, "--from-seq", "2", "--json").ok().json
     assert said == {"id": webhook, "job_id": job, "queued": 0}
 
@@ -106,12 +106,12 @@ def test_an_address_that_is_a_secret_is_in_no_command_line(baton: Baton) -> None
     baton("webhooks", "create", "-", stdin=f"{address}\n").ok()
     (listed,) = baton("webhooks", "list", "--json").ok().json
     assert listed["url"] == address
-    baton("webhooks", "create", "-", stdin="").failed(2, "is no address")
+    baton("webhooks", "create", "-", stdin="").failed(2, "is not an HTTPS URL")
 
 
 def test_bad_input(baton: Baton, stack: Stack) -> None:
     for url in ("hooks.example.com", "https://hooks.example.com/a b", "https://x/" + "a" * 2050, ""):
-        baton("webhooks", "create", url).failed(2, "is no address", "https://")
+        baton("webhooks", "create", url).failed(2, "is not an HTTPS URL", "https://")
     baton("webhooks", "create", "http://hooks.example.com/").failed(3, "invalid_value", "not https")
     baton("webhooks", "create", "https://127.0.0.1/").failed(3, "invalid_value", "loopback")
     baton("webhooks", "create", URL, "--type", "job.melted").failed(2, "--type")
@@ -145,4 +145,4 @@ def test_a_webhook_whose_answer_was_lost_may_exist(baton: Baton, stack: Stack) -
     with FaultyProxy(stack.front) as front, front.dropping("POST /webhooks"):
         place = {"BATON_API_URL": front.url, "BATON_API_KEY": stack.keys["admin"]}
         said = baton("webhooks", "create", URL, **place)
-    said.failed(4, "A webhook may have been made", "baton webhooks list")
+    said.failed(4, "The webhook may have been created", "baton webhooks list")

@@ -1,4 +1,4 @@
-"""Ctrl-C while a program is still loading, which takes long enough to regret a command: one line, and exit code 130."""
+"""Ctrl-C while the program loads: one line, and exit code 130."""
 
 from __future__ import annotations
 

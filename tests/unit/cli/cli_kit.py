@@ -1,4 +1,4 @@
-"""Jobs and attempts as the API shows them; a test names only what it is about."""
+"""Builders of job and attempt views; a test states only the fields under test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`baton rules backtest` on files: what it shows, and what it refuses."""
+"""`baton rules backtest` on files: output and refusals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpu_client.cli.core.session import Session
+from gpu_client.cli.core.session import CliSession
 from gpu_client.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -27,7 +27,7 @@ class Command:
         self._environ = {"HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
 
     def __call__(self, *arguments: object) -> tuple[int, str, str]:
-        code = main(["rules", "backtest", *map(str, arguments)], Session(environ=self._environ))
+        code = main(["rules", "backtest", *map(str, arguments)], CliSession(environ=self._environ))
         said = self._capture.readouterr()
         assert "Traceback" not in said.err + said.out
         return code, said.out, said.err

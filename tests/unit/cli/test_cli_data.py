@@ -11,7 +11,7 @@ import pytest
 from baton.contract.parts import MAX_PARTED_BYTES, PARTS_FROM_BYTES, part_bytes_of
 from baton.contract.transfers import ObjectView
 from gpu_client.cli.core.errors import CliError
-from gpu_client.cli.data.push import etag_of, local_files, not_among, plan_push
+from gpu_client.cli.data.push import compute_etag, list_extra, list_local_files, plan_push
 from gpu_client.transport.errors import TransferCanceled
 
 HELLO_MD5 = "5d41402abc4b2a76b9719d911017c592"
@@ -22,14 +22,14 @@ def stored(key: str, size_bytes: int, etag: str) -> dict[str, ObjectView]:
 
 
 def etag(path: Path, parts: int) -> str:
-    return etag_of(path, parts, threading.Event())
+    return compute_etag(path, parts, threading.Event())
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
     """One file, `set/hello.txt`."""
     (tmp_path / "hello.txt").write_bytes(b"hello")
-    return local_files(tmp_path, "set")
+    return list_local_files(tmp_path, "set")
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_what_is_stored_beside_the_files_of_a_push(files: dict[str, Path]) -> No
     """Neither manifests nor what rings store: `--delete` deletes all of them."""
     keys = ("set/hello.txt", "set/old.txt", "set/.baton/dataset.json", "set/in/.baton/dataset.json", "rings/a/0f/1")
     there = {key: view for name in keys for key, view in stored(name, 5, HELLO_MD5).items()}
-    assert not_among(files, there) == ["set/old.txt"]
+    assert list_extra(files, there) == ["set/old.txt"]
 
 
 def test_what_was_uploaded_in_parts_is_known_by_its_etag(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_what_was_uploaded_in_parts_is_known_by_its_etag(tmp_path: Path) -> None
     digests = b"".join(hashlib.md5(piece, usedforsecurity=False).digest() for piece in pieces)
     right = f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(pieces)}"
     (tmp_path / "large").write_bytes(data)
-    files = local_files(tmp_path, "set")
+    files = list_local_files(tmp_path, "set")
     for said, sent in ((right, 0), (f'"{right}"', 0), (f"{right[:-1]}4", 1), ("0" * 32 + f"-{len(pieces)}", 1)):
         assert len(plan_push(files, stored("set/large", len(data), said), etag).send) == sent, said
     (tmp_path / "large").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
@@ -84,36 +84,36 @@ def test_hashing_stops_when_told(files: dict[str, Path]) -> None:
     cancel = threading.Event()
     cancel.set()
     with pytest.raises(TransferCanceled):
-        plan_push(files, stored("set/hello.txt", 5, HELLO_MD5), lambda path, parts: etag_of(path, parts, cancel))
+        plan_push(files, stored("set/hello.txt", 5, HELLO_MD5), lambda path, parts: compute_etag(path, parts, cancel))
 
 
 def test_keys_keep_the_path_below_the_directory(tmp_path: Path) -> None:
     (tmp_path / "a b" / "ü").mkdir(parents=True)
     (tmp_path / "a b" / "ü" / "1.png").touch()
-    assert list(local_files(tmp_path, "sets/digits/")) == ["sets/digits/a b/ü/1.png"]
+    assert list(list_local_files(tmp_path, "sets/digits/")) == ["sets/digits/a b/ü/1.png"]
 
 
 @pytest.mark.parametrize("prefix", ["", "/", "../up", "a//b", "a\nb", "x" * 901])
 def test_prefixes_that_are_none(tmp_path: Path, prefix: str) -> None:
     (tmp_path / "a").touch()
     with pytest.raises(CliError, match="prefix"):
-        local_files(tmp_path, prefix)
+        list_local_files(tmp_path, prefix)
 
 
 def test_what_cannot_be_stored_is_said_before_anything_is_sent(tmp_path: Path) -> None:
     with pytest.raises(CliError, match="is not a directory"):
-        local_files(tmp_path / "absent", "set")
+        list_local_files(tmp_path / "absent", "set")
     with pytest.raises(CliError, match="has no files"):
-        local_files(tmp_path, "set")
+        list_local_files(tmp_path, "set")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(CliError, match="pipe is not a regular file"):
-        local_files(tmp_path, "set")
+        list_local_files(tmp_path, "set")
     (tmp_path / "pipe").unlink()
     (tmp_path / "back\\slash").touch()
     with pytest.raises(CliError, match="backslash"):
-        local_files(tmp_path, "set")
+        list_local_files(tmp_path, "set")
     (tmp_path / "back\\slash").unlink()
     with (tmp_path / "huge").open("wb") as file:
         file.truncate(MAX_PARTED_BYTES + 1)
-    with pytest.raises(CliError, match=r"huge.*more than 5\.5 TB"):
-        local_files(tmp_path, "set")
+    with pytest.raises(CliError, match=r"huge.*exceeds 5\.5 TB"):
+        list_local_files(tmp_path, "set")

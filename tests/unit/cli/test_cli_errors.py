@@ -1,4 +1,4 @@
-"""Every error becomes an exit code and a line that says what to do."""
+"""Each error maps to an exit code and one line with a remedy."""
 
 from __future__ import annotations
 
@@ -38,10 +38,14 @@ def refusal(code: str, status: int = 403, **more: object) -> ApiError:
         (typer.Abort(), ExitCode.INTERRUPTED, "interrupted"),
         (Unreachable("no answer"), ExitCode.UNREACHABLE, "baton doctor"),
         (UnexpectedAnswer("what?"), ExitCode.UNREACHABLE, "baton doctor"),
-        (DiskFull("no space left"), ExitCode.FAILED, "Make room, then repeat"),
-        (UnsafePath("a is a directory already"), ExitCode.FAILED, "already. Put that right, then repeat the command"),
-        (ChecksumMismatch("a.bin: other"), ExitCode.FAILED, "a.bin: other. What is done stays done"),
-        (FalseDigest("a.bin: BLAKE3 is 1"), ExitCode.FAILED, "digest_mismatch: a.bin: BLAKE3 is 1. The file is stored"),
+        (DiskFull("no space left"), ExitCode.FAILED, "Free disk space, then repeat"),
+        (UnsafePath("a is a directory already"), ExitCode.FAILED, "already. Correct this, then repeat the command"),
+        (ChecksumMismatch("a.bin: other"), ExitCode.FAILED, "a.bin: other. Repeat the command; finished work is kept"),
+        (
+            FalseDigest("a.bin: BLAKE3 is 1"),
+            ExitCode.FAILED,
+            "digest_mismatch: a.bin: BLAKE3 is 1. The worker declared",
+        ),
         (PermissionError(13, "Permission denied", "/x/y"), ExitCode.FAILED, "/x/y: Permission denied"),
         (RuntimeError("oops"), ExitCode.FAILED, "a defect of this program (RuntimeError: oops)"),
     ],
@@ -58,7 +62,7 @@ def test_trouble_with_files_of_this_machine() -> None:
             raise PermissionError(13, "Permission denied")
     except TransferError as error:
         line = describe(error)[1]
-    assert line == "creating a/b: Permission denied. Put that right, then repeat the command: what is done stays done."
+    assert line == "creating a/b: Permission denied. Correct this, then repeat the command; finished work is kept."
 
 
 @pytest.mark.parametrize("code", [ErrorCode.KEY_UNKNOWN, ErrorCode.KEY_EXPIRED, ErrorCode.KEY_REVOKED])
@@ -85,7 +89,7 @@ def test_each_of_several_things_that_are_wrong_has_a_line() -> None:
         Fault("steps.0.run", "is missing", "Add it.", line=3, column=5),
     ]
     error = refusal(ErrorCode.INVALID_VALUE, 422, field="parameters.a", problems=faults)
-    assert describe(error) == (ExitCode.REFUSED, "invalid_value: 3 things are wrong")
+    assert describe(error) == (ExitCode.REFUSED, "invalid_value: 3 problems")
     assert problems_of(error) == [
         "parameters.a: must be true or false. Give true or false.",
         "is no job.",
@@ -96,9 +100,9 @@ def test_each_of_several_things_that_are_wrong_has_a_line() -> None:
     assert describe(one)[1] == "invalid_value: parameters.a: must be true or false. Give true or false."
     assert problems_of(refusal("http_403", foreign=True, problems=faults)) == []
     assert problems_of(RuntimeError("oops")) == []
-    assert problems_of(CliError("2 things are wrong", problems=["a", "b"])) == ["a", "b"]
+    assert problems_of(CliError("2 problems", problems=["a", "b"])) == ["a", "b"]
 
 
 def test_an_answer_that_is_not_ours() -> None:
     line = describe(refusal("http_403", foreign=True))[1]
-    assert "This answer is not Baton's" in line
+    assert "The answer does not come from Baton" in line

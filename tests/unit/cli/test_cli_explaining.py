@@ -1,4 +1,4 @@
-"""What `baton explain` says in each situation."""
+"""`baton explain` in each state of a job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from baton.contract.jobs import AttemptEnd, JobState, JobView
 from gpu_client.cli.jobs.explain import (
     Explanation,
-    Facts,
+    JobFacts,
     avoided_machines,
     explain,
     fruitless_interruptions,
@@ -19,7 +19,7 @@ from tests.unit.cli.cli_kit import ID, NOW, a_job, an_attempt
 
 
 def explained(job: JobView, **more: Any) -> Explanation:
-    return explain(Facts(now=NOW, job=job, **more))
+    return explain(JobFacts(now=NOW, job=job, **more))
 
 
 def another(number: int, **more: Any) -> JobView:
@@ -28,7 +28,10 @@ def another(number: int, **more: Any) -> JobView:
 
 def test_ready_and_nobody_there() -> None:
     found = explained(a_job(queue="night"))
-    assert found.answer == "It has been ready for 10 min, and no worker has taken it. It is the next of its queue."
+    assert (
+        found.answer
+        == "The job has been claimable for 10 min, and no worker has claimed it. It is the first job of its queue."
+    )
     assert "BATON_QUEUE=night" in found.advice[0]
 
 
@@ -36,8 +39,8 @@ def test_ready_behind_others_with_workers_busy() -> None:
     ahead = [another(1, priority=90), another(2, created_at=NOW - 700), another(3, epoch=1, priority=1)]
     behind = [another(4, priority=10), another(5, created_at=NOW), another(6, not_before=NOW + 60, priority=99)]
     found = explained(a_job(), pending=[*behind, *ahead], running=[another(7)])
-    assert "3 jobs of the queue are handed out before it." in found.answer
-    assert found.advice == ["Workers are there, but busy or unsuitable: 1 job of the queue 'default' runs now."]
+    assert "3 jobs of its queue precede it." in found.answer
+    assert found.advice == ["All workers are busy or unsuitable: 1 job of the queue 'default' runs now."]
     assert [one.id[:8] for one in jobs_ahead(a_job(), [*behind, *ahead], NOW)] == ["00000003", "00000001", "00000002"]
 
 
@@ -50,8 +53,8 @@ def test_requirements_are_named() -> None:
     found = explained(a_job(requirements=needs))
     named = "24 GiB of GPU memory, 2 GPUs, one of the models A100, H100"
     assert f"Only a worker that declares {named}" in found.answer
-    assert f"Is a worker that has {named} started for it?" in found.advice[0], "one without them may well be"
-    assert "first line says what it has" in found.advice[1] and "baton stop ID" in found.advice[1]
+    assert f"Start a worker with {named}: " in found.advice[0], "one without them may well be"
+    assert "first log line of a worker lists its resources" in found.advice[1] and "baton stop ID" in found.advice[1]
     assert "the image registry/trainer:2" in explained(a_job(requirements={"image": "registry/trainer:2"})).answer
     assert len(explained(a_job()).advice) == 1
 
@@ -64,7 +67,7 @@ def test_waiting_after_a_failure() -> None:
         1, AttemptEnd.FAILED, reason={"code": "script_error"}, exit_code=1, resumed_step=100, checkpoint_step=200
     )
     found = explained(job, attempts=[failed])
-    assert "after script_error: exit code 1, and is handed out again in 45 s" in found.answer
+    assert "after script_error: exit code 1; workers can claim it in 45 s" in found.answer
     assert found.history == [
         "attempt 1 on m-1, from step 100: failed after 1 min 40 s (script_error), exit code 1; committed step 200"
     ]
@@ -101,8 +104,11 @@ def test_a_wait_that_has_ended() -> None:
     job = a_job(not_before=NOW - 20)
     failed = an_attempt(1, AttemptEnd.FAILED)
     found = explained(job, attempts=[failed])
-    assert "Its wait ended 20 s ago" in found.answer
-    assert found.advice[-1] == "Machines that failed it are not given it: m-1 (for 23 h 53 min). Another one is."
+    assert "The backoff ended 20 s ago" in found.answer
+    assert (
+        found.advice[-1]
+        == "These machines failed the job and cannot claim it yet: m-1 (for 23 h 53 min). Other machines can."
+    )
 
 
 def test_machines_are_avoided_for_a_while() -> None:
@@ -110,13 +116,13 @@ def test_machines_are_avoided_for_a_while() -> None:
     old = an_attempt(1, AttemptEnd.FAILED, ended_at=NOW - 301)
     new = an_attempt(2, AttemptEnd.FAILED, ended_at=NOW - 299)
     lost = an_attempt(3, AttemptEnd.INTERRUPTED)
-    assert avoided_machines(Facts(now=NOW, job=job, attempts=[old, new, lost])) == {"m-2": 1}
+    assert avoided_machines(JobFacts(now=NOW, job=job, attempts=[old, new, lost])) == {"m-2": 1}
 
 
 def test_running() -> None:
     job = a_job(JobState.RUNNING, machine_id="gpu-7", lease_expires_at=NOW + 60, counters={"attempts": 1})
     found = explained(job, attempts=[an_attempt(1)])
-    assert found.answer.startswith("It runs on gpu-7: running, 1 attempt")
+    assert found.answer.startswith("The job runs on gpu-7: running, 1 attempt")
     assert found.history == ["attempt 1 on m-1, from the start: runs"]
 
 
@@ -129,8 +135,8 @@ def test_running_and_asked_to_pause() -> None:
 def test_a_machine_that_is_silent(silent_s: int, advice: int) -> None:
     job = a_job(JobState.RUNNING, machine_id="gpu-7", lease_expires_at=NOW - silent_s, checkpoint_step=400)
     found = explained(job, attempts=[an_attempt(1)])
-    assert "gpu-7 has not been heard of" in found.answer
-    assert "goes on from step 400." in found.answer
+    assert "gpu-7 is silent" in found.answer
+    assert "resumes the job from step 400." in found.answer
     assert len(found.advice) == advice
 
 
@@ -147,15 +153,13 @@ def test_what_a_rule_did_is_not_put_on_a_user() -> None:
     running = a_job(JobState.RUNNING, machine_id="gpu-7", lease_expires_at=NOW + 9, reason=said)
     assert "was asked to pause by rule dear at step 7: cost = 41" in explained(running).answer
     failed = explained(a_job(JobState.FAILED, reason={**said, "code": "stopped_by_rule"}))
-    assert failed.answer == "It failed: a rule ended it (rule dear at step 7: cost = 41)."
+    assert failed.answer == "The job failed: a rule ended it (rule dear at step 7: cost = 41)."
     assert "baton rules set ID FILE" in failed.advice[0]
 
 
 def test_complete() -> None:
     job = a_job(JobState.COMPLETE, completed_at=NOW, counters={"attempts": 3, "runtime_s": 300})
-    assert explained(job).answer == (
-        "It is complete: 10 min after it was submitted, of which it ran 5 min, in 3 attempts."
-    )
+    assert explained(job).answer == ("The job completed 10 min after its submission and ran for 5 min in 3 attempts.")
 
 
 @pytest.mark.parametrize(
@@ -164,8 +168,8 @@ def test_complete() -> None:
         ("failure_cap", "its command failed too often", "baton logs ID"),
         ("node_fault_cap", "faulty machines", "baton show ID"),
         ("interruption_cap", "lost its machine too often", "max_interruptions"),
-        ("fruitless_interruption_cap", "probably kills them", "checkpoints more often"),
-        ("max_runtime", "used up the time", "max_runtime_s"),
+        ("fruitless_interruption_cap", "probably crashes them", "checkpoints more often"),
+        ("max_runtime", "reached the maximum runtime", "max_runtime_s"),
         ("deadline", "deadline has passed", "deadline_at"),
         ("something_new", "something_new: because", "baton show ID"),
     ],
@@ -176,7 +180,7 @@ def test_failed(code: str, said: str, advice: str) -> None:
     found = explained(job, attempts=[last])
     assert said in found.answer
     assert "because" in found.answer
-    assert found.history[-1].endswith("; last words: CUDA out of memory")
+    assert found.history[-1].endswith("; last line: CUDA out of memory")
     (what_to_do,) = found.advice
     assert advice in what_to_do
     assert what_to_do.endswith("then: baton retry ID")
@@ -184,19 +188,19 @@ def test_failed(code: str, said: str, advice: str) -> None:
 
 def test_canceled() -> None:
     job = a_job(JobState.CANCELED, reason={"code": "canceled_by_user", "message": "wrong prompt"})
-    assert explained(job).answer == "It was stopped by a user (wrong prompt)."
+    assert explained(job).answer == "A user stopped the job (wrong prompt)."
 
 
 def test_canceled_by_a_rule() -> None:
     message = "rule shrink of job 1 takes it out of group g"
     job = a_job(JobState.CANCELED, reason={"code": "canceled_by_rule", "message": message})
-    assert explained(job).answer == f"It was canceled: {message}."
+    assert explained(job).answer == f"The job was canceled: {message}."
 
 
 def test_a_copy_says_where_it_comes_from() -> None:
     source = "00000000-0000-4000-8000-000000000001"
     assert explained(a_job(JobState.CANCELED, copy_of=source)).answer.endswith(
-        f" A rule made it, as a copy of job {source}."
+        f" A rule created the job as a copy of job {source}."
     )
 
 
@@ -213,11 +217,11 @@ def test_an_exit_code_is_told_once_and_last_words_in_short() -> None:
         reason={"code": "script_error", "message": "exit code 3"},
         log_tail=["Traceback", "ValueError: " + "x" * 500],
     )
-    (told,) = explained(a_job(), attempts=[failed]).history
-    assert told.count("exit code 3") == 1
-    assert "; last words: ValueError: xxx" in told
-    assert told.endswith("xxx ...")
-    assert len(told) < 320
+    (attempt_text,) = explained(a_job(), attempts=[failed]).history
+    assert attempt_text.count("exit code 3") == 1
+    assert "; last line: ValueError: xxx" in attempt_text
+    assert attempt_text.endswith("xxx ...")
+    assert len(attempt_text) < 320
 
 
 def test_machines_lost_in_a_row() -> None:
@@ -237,8 +241,8 @@ def test_budgets() -> None:
     assert explained(job, attempts=[an_attempt(1, AttemptEnd.INTERRUPTED)]).budgets == [
         "1 of 10 faulty machines",
         "4 of 100 lost machines",
-        "1 of 10 lost in a row without a checkpoint",
-        "30 min of 2 h of running",
+        "1 of 10 consecutive lost machines without a checkpoint",
+        "30 min of 2 h of runtime",
         "1 h to its deadline",
     ]
 

@@ -1,4 +1,4 @@
-"""Where a job's time went, as people read it."""
+"""Goodput as text: shares, lost time, advice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from baton.contract.goodput import Goodput
 from baton.contract.history import AttemptView
 from baton.contract.jobs import AttemptEnd, JobState
-from gpu_client.cli.jobs.explain import Facts, explain
+from gpu_client.cli.jobs.explain import JobFacts, explain
 from gpu_client.cli.jobs.goodput import (
     checkpoints_text,
     goodput_lines,
@@ -65,8 +65,8 @@ def test_where_the_money_went() -> None:
 
 
 def test_what_the_checkpoints_weighed() -> None:
-    assert checkpoints_text(BYTES) == "8 stored, 1 passed over; 300.0 MB sent of 1.2 GB (25%); 0.2 s of standstill each"
-    assert checkpoints_text(Goodput(checkpoints_skipped=2)) == "2 passed over"
+    assert checkpoints_text(BYTES) == "8 stored, 1 skipped; 300.0 MB sent of 1.2 GB (25%); 0.2 s of stall each"
+    assert checkpoints_text(Goodput(checkpoints_skipped=2)) == "2 skipped"
     assert checkpoints_text(TIMES) == ""
 
 
@@ -99,14 +99,14 @@ def test_the_headline_has_it_for_all_attempts() -> None:
 
 def advice(policy: dict[str, Any] | None = None, **goodput: Any) -> list[str]:
     job = a_job(JobState.CANCELED, policy=policy or {})
-    return explain(Facts(now=NOW, job=job, attempts=[attempt_with(end=AttemptEnd.CANCELED, **goodput)])).advice[1:]
+    return explain(JobFacts(now=NOW, job=job, attempts=[attempt_with(end=AttemptEnd.CANCELED, **goodput)])).advice[1:]
 
 
 def test_a_third_may_be_lost() -> None:
     assert advice(productive_s=800, repeated_s=400) == []
     assert advice(productive_s=200, idle_s=390) == [], "the beginning of a short one says nothing"
     (found,) = advice(productive_s=800, repeated_s=402)
-    assert found.startswith("33% of the time in 1 attempt brought no new step, mostly repeated steps (6 min 42 s). ")
+    assert found.startswith("33% of the time in 1 attempt produced no new step, mostly repeated steps (6 min 42 s). ")
     assert "policy.checkpoint_every: auto" in found
 
 
@@ -114,10 +114,10 @@ def test_a_third_may_be_lost() -> None:
     ("lost", "policy", "remedy"),
     [
         ("repeated_s", {"checkpoint_every": 60}, "policy.checkpoint_every: auto"),
-        ("repeated_s", {"checkpoint_every": "auto"}, "machines that last longer"),
-        ("stalled_s", {}, "fewer of them (policy.checkpoint_every: auto), room in /dev/shm"),
-        ("stalled_s", {"checkpoint_every": "auto"}, "Cheaper checkpoints would help: room in /dev/shm"),
-        ("transferring_s", {}, "a faster line"),
+        ("repeated_s", {"checkpoint_every": "auto"}, "machines that are preempted less often"),
+        ("stalled_s", {}, "fewer checkpoints (policy.checkpoint_every: auto), space in /dev/shm"),
+        ("stalled_s", {"checkpoint_every": "auto"}, "Reduce the cost of checkpoints: space in /dev/shm"),
+        ("transferring_s", {}, "a faster network"),
         ("idle_s", {}, "into the image"),
     ],
 )
@@ -128,7 +128,7 @@ def test_the_remedy_fits_the_loss(lost: str, policy: dict[str, Any], remedy: str
 
 def test_each_attempt_says_how_useful_it_was() -> None:
     attempts = [attempt_with(1, end=AttemptEnd.INTERRUPTED, productive_s=9, idle_s=1), attempt_with(2, idle_s=3)]
-    found = explain(Facts(now=NOW, job=a_job(JobState.RUNNING, lease_expires_at=NOW + 60), attempts=attempts))
+    found = explain(JobFacts(now=NOW, job=a_job(JobState.RUNNING, lease_expires_at=NOW + 60), attempts=attempts))
     assert found.history == [
         "attempt 1 on m-1, from the start: lost its machine after 1 min 40 s, goodput 90%",
         "attempt 2 on m-2, from the start: runs, goodput 0%",

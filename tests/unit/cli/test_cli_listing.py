@@ -1,4 +1,4 @@
-"""Which jobs are looked at: the newest first, and no more of them than are needed."""
+"""Lists and id searches request the newest jobs first, and no more pages than needed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from baton.contract.jobs import JobPage, JobState
 from gpu_client.cli.core.errors import CliError
-from gpu_client.cli.core.session import full_id
-from gpu_client.cli.jobs.show import newest_jobs
+from gpu_client.cli.core.session import resolve_job_id
+from gpu_client.cli.jobs.show import list_newest_jobs
 from gpu_client.transport.api.client import BatonClient
 from tests.unit.cli.cli_kit import ID, a_job
 
@@ -44,46 +44,46 @@ def numbered(count: int, first: int = 0) -> list[str]:
 def test_no_more_is_read_than_is_shown(limit: int, asked: list[int]) -> None:
     ids = numbered(2600)
     listing = Listing(*ids)
-    found, more = newest_jobs(listing.client, None, None, limit)
+    found, more = list_newest_jobs(listing.client, None, None, limit)
     assert [job.id for job in found] == ids[::-1][:limit]
     assert more == (limit < 2600)
     assert listing.limits == asked
 
 
 def test_all_of_them() -> None:
-    found, more = newest_jobs(Listing(*numbered(1200)).client, JobState.PENDING, None, None)
+    found, more = list_newest_jobs(Listing(*numbered(1200)).client, JobState.PENDING, None, None)
     assert (len(found), more) == (1200, False)
 
 
 def test_an_empty_page_is_not_the_end() -> None:
     ids = numbered(1010)
-    found, more = newest_jobs(Listing(*ids).client, None, "rare", 20)
+    found, more = list_newest_jobs(Listing(*ids).client, None, "rare", 20)
     assert ([job.id for job in found], more) == (ids[9::-1], False)
 
 
 def test_an_abbreviated_id_as_jobs_shows_it_is_found_without_reading_on() -> None:
     listing = Listing(*numbered(5000, first=2), ID)
-    assert full_id(listing.client, ID[:8]) == ID
+    assert resolve_job_id(listing.client, ID[:8]) == ID
     assert listing.limits == [100]
 
 
 def test_a_shorter_one_is_compared_with_all_that_are_searched() -> None:
     twin = ID[:6] + "ff-0000-4000-8000-000000000000"
     listing = Listing(twin, *numbered(2000, first=2), ID)
-    with pytest.raises(CliError, match=f"2 job ids begin with '{ID[:6]}': {ID}, {twin}. Give more of it"):
-        full_id(listing.client, ID[:6])
-    assert full_id(listing.client, ID[:7]) == ID
-    assert full_id(listing.client, twin[:8]) == twin
+    with pytest.raises(CliError, match=f"2 job ids begin with '{ID[:6]}': {ID}, {twin}. Give a longer prefix"):
+        resolve_job_id(listing.client, ID[:6])
+    assert resolve_job_id(listing.client, ID[:7]) == ID
+    assert resolve_job_id(listing.client, twin[:8]) == twin
 
 
 def test_two_side_by_side_are_not_told_apart_by_eight_characters() -> None:
     with pytest.raises(CliError, match="2 job ids begin with"):
-        full_id(Listing(ID[:9] + "0000-4000-8000-000000000000", ID).client, ID[:8])
+        resolve_job_id(Listing(ID[:9] + "0000-4000-8000-000000000000", ID).client, ID[:8])
 
 
 @pytest.mark.parametrize("text", [ID[:6], ID[:8]])
 def test_what_lies_too_far_back_needs_its_whole_id(text: str) -> None:
     listing = Listing(ID, *numbered(6000))
-    with pytest.raises(CliError, match=r"none of the newest 4,100 jobs begins with .* Give the whole id"):
-        full_id(listing.client, text)
-    assert full_id(listing.client, ID) == ID
+    with pytest.raises(CliError, match=r"none of the newest 4,100 jobs begins with .* Give the full id"):
+        resolve_job_id(listing.client, text)
+    assert resolve_job_id(listing.client, ID) == ID

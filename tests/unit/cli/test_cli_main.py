@@ -1,4 +1,4 @@
-"""The program as a whole, without a control plane: help, usage, unknown profiles, interruptions, defects."""
+"""The program without a control plane: help, usage, unknown profiles, interruptions, defects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import typer
 from gpu_client.cli import main as main_module
 from gpu_client.cli.__main__ import run
 from gpu_client.cli.admin import local as local_module
-from gpu_client.cli.core.session import Session
+from gpu_client.cli.core.session import CliSession
 from gpu_client.cli.jobs import show as show_module
 from gpu_client.cli.main import app, main
 
@@ -48,8 +48,8 @@ COMMANDS = [
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Session:
-    return Session(environ={"XDG_CONFIG_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)})
+def session(tmp_path: Path) -> CliSession:
+    return CliSession(environ={"XDG_CONFIG_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)})
 
 
 def test_every_command_is_there() -> None:
@@ -59,7 +59,7 @@ def test_every_command_is_there() -> None:
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_every_command_has_help_and_json(
-    words: list[str], session: Session, capsys: pytest.CaptureFixture[str]
+    words: list[str], session: CliSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*words, "--help"], session) == 0
     said = capsys.readouterr().out
@@ -87,7 +87,7 @@ def test_every_command_has_help_and_json(
     ids=" ".join,
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(
-    words: list[str], session: Session, capsys: pytest.CaptureFixture[str]
+    words: list[str], session: CliSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words, session) == 2
     seen = capsys.readouterr()
@@ -98,7 +98,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
 
 @pytest.mark.parametrize("words", [[], ["data"], ["keys"]], ids=" ".join)
 def test_no_command_shows_which_there_are_and_no_more(
-    words: list[str], session: Session, capsys: pytest.CaptureFixture[str]
+    words: list[str], session: CliSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words, session) == 2
     seen = capsys.readouterr()
@@ -107,7 +107,7 @@ def test_no_command_shows_which_there_are_and_no_more(
 
 
 def test_the_help_has_one_line_for_each_command(
-    session: Session, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    session: CliSession, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERMINAL_WIDTH", "80")
@@ -119,7 +119,7 @@ def test_the_help_has_one_line_for_each_command(
 
 
 @pytest.mark.parametrize("words", [["jobs"], ["show", "146683a1"], ["keys", "list"], ["data", "ls"]], ids=" ".join)
-def test_without_a_profile(words: list[str], session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_profile(words: list[str], session: CliSession, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words, "--json"], session) == 2
     seen = capsys.readouterr()
     assert seen.out == ""
@@ -133,18 +133,18 @@ def test_addresses_and_keys_that_are_none(
     url: str, key: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     environ = {"BATON_API_URL": url, "BATON_API_KEY": key, "XDG_CONFIG_HOME": str(tmp_path)}
-    assert main(["jobs"], Session(environ=environ)) == 2
+    assert main(["jobs"], CliSession(environ=environ)) == 2
     assert "baton login --help" in capsys.readouterr().err
 
 
-def test_the_version(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version(session: CliSession, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"], session) == 0
     assert capsys.readouterr().out.startswith("baton ")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_end_it_in_good_order(
-    number: signal.Signals, session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    number: signal.Signals, session: CliSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = signal.getsignal(number)
     monkeypatch.setattr(show_module, "session_of", lambda _: signal.raise_signal(number))
@@ -155,7 +155,7 @@ def test_signals_end_it_in_good_order(
 
 
 def test_a_defect_is_one_line_without_a_traceback(
-    session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    session: CliSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(_: object) -> None:
         raise KeyError("x")
@@ -163,21 +163,23 @@ def test_a_defect_is_one_line_without_a_traceback(
     monkeypatch.setattr(show_module, "session_of", broken)
     assert main(["jobs"], session) == 1
     said = capsys.readouterr().err
-    assert said == "baton: a defect of this program (KeyError: 'x'). BATON_DEBUG=1 shows where.\n"
+    assert said == "baton: a defect of this program (KeyError: 'x'). Set BATON_DEBUG=1 for a traceback.\n"
     session.environ = {"BATON_DEBUG": "1"}
     assert main(["jobs"], session) == 1
     assert "Traceback" in capsys.readouterr().err
 
 
 def test_local_says_what_is_missing(
-    session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    session: CliSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(local_module, "find_spec", lambda name: None if name == "uvicorn" else object())
     assert main(["local"], session) == 1
-    assert "not installed (uvicorn missing). In a checkout of the repository: make local" in capsys.readouterr().err
+    assert (
+        "not installed (uvicorn missing). In a checkout of the repository, run: make local" in capsys.readouterr().err
+    )
 
 
-def test_local_becomes_the_local_stack(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_becomes_the_local_stack(session: CliSession, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda program, command: started.append([program, *command]))
     words = ["--port", "0", "--state-dir", "kept here", "--forget", "--json"]
@@ -187,7 +189,7 @@ def test_local_becomes_the_local_stack(session: Session, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("words", [["submit", "-"], ["login", "https://host"]], ids=" ".join)
 def test_standard_input_may_be_closed(
-    words: list[str], session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], session: CliSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     assert main(words, session) == 2
@@ -196,7 +198,7 @@ def test_standard_input_may_be_closed(
 
 @pytest.mark.parametrize("closed", ["stdout", "stderr"])
 def test_a_closed_stream_is_no_defect(
-    closed: str, session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    closed: str, session: CliSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, closed, None)
     assert main(["--version"], session) == 0

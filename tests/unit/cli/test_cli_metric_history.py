@@ -1,4 +1,4 @@
-"""What a training saw, over all its attempts: each step once."""
+"""The metric history of all attempts contains each step once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from baton.contract.output import MetricPoint
-from gpu_client.cli.insight.metric_history import History, goal_of, outlines_of, stitched
+from gpu_client.cli.insight.metric_history import MetricHistory, goal_of, join_attempts, summarize_metrics
 
 
 def points(epoch: int, steps: Iterable[int], **metrics: float) -> list[MetricPoint]:
@@ -17,16 +17,16 @@ def points(epoch: int, steps: Iterable[int], **metrics: float) -> list[MetricPoi
     return [MetricPoint(epoch=epoch, step=step, at=step, metrics=said) for step in steps]
 
 
-def seen(history: History) -> list[tuple[int, int]]:
+def seen(history: MetricHistory) -> list[tuple[int, int]]:
     return [(point.epoch, point.step) for point in history.kept]
 
 
-def void(history: History) -> list[tuple[int, int]]:
+def void(history: MetricHistory) -> list[tuple[int, int]]:
     return [(point.epoch, point.step) for point in history.void]
 
 
 def test_one_attempt_is_its_history() -> None:
-    history = stitched(points(1, range(1, 6)))
+    history = join_attempts(points(1, range(1, 6)))
     assert seen(history) == [(1, step) for step in range(1, 6)]
     assert history.void == []
 
@@ -34,34 +34,34 @@ def test_one_attempt_is_its_history() -> None:
 @pytest.mark.parametrize("known", [True, False])
 def test_what_lies_behind_the_step_that_the_next_attempt_resumed_from_is_void(known: bool) -> None:
     told = [*points(1, range(1, 9)), *points(2, range(5, 8)), *points(3, range(7, 10))]
-    history = stitched(told, {1: None, 2: 4, 3: 6} if known else None)
+    history = join_attempts(told, {1: None, 2: 4, 3: 6} if known else None)
     assert seen(history) == [(1, 1), (1, 2), (1, 3), (1, 4), (2, 5), (2, 6), (3, 7), (3, 8), (3, 9)]
     assert void(history) == [(1, 5), (1, 6), (1, 7), (1, 8), (2, 7)]
 
 
 def test_a_sparse_attempt_does_not_keep_what_it_went_back_behind() -> None:
     """It resumed at 4 and first reports 8: steps 5 to 7 of the first attempt are not what it saw."""
-    history = stitched([*points(1, range(1, 8)), *points(2, (8, 12))], {1: None, 2: 4})
+    history = join_attempts([*points(1, range(1, 8)), *points(2, (8, 12))], {1: None, 2: 4})
     assert seen(history) == [(1, 1), (1, 2), (1, 3), (1, 4), (2, 8), (2, 12)]
 
 
 def test_an_attempt_that_began_anew_voids_everything() -> None:
-    history = stitched([*points(1, range(1, 8)), *points(2, range(1, 3))], {1: None, 2: None})
+    history = join_attempts([*points(1, range(1, 8)), *points(2, range(1, 3))], {1: None, 2: None})
     assert seen(history) == [(2, 1), (2, 2)]
 
 
 def test_an_attempt_that_reported_nothing_yet_changes_nothing() -> None:
-    assert seen(stitched(points(1, range(1, 4)), {1: None, 2: 1})) == [(1, 1), (1, 2), (1, 3)]
+    assert seen(join_attempts(points(1, range(1, 4)), {1: None, 2: 1})) == [(1, 1), (1, 2), (1, 3)]
 
 
 def test_a_damaged_checkpoint_leads_further_back_than_was_planned() -> None:
-    history = stitched([*points(1, range(1, 9)), *points(2, range(3, 6))], {1: None, 2: 6})
+    history = join_attempts([*points(1, range(1, 9)), *points(2, range(3, 6))], {1: None, 2: 6})
     assert seen(history) == [(1, 1), (1, 2), (2, 3), (2, 4), (2, 5)]
 
 
 def test_an_attempt_that_goes_back_itself() -> None:
     """A step of a plan that is tried again, on the same machine."""
-    history = stitched([*points(1, range(1, 6)), *points(1, range(3, 8), loss=0.9)], {1: None})
+    history = join_attempts([*points(1, range(1, 6)), *points(1, range(3, 8), loss=0.9)], {1: None})
     assert seen(history) == [(1, step) for step in range(1, 8)]
     assert [point.metrics["loss"] for point in history.kept] == [0.1, 0.1, 0.9, 0.9, 0.9, 0.9, 0.9]
     assert void(history) == [(1, 3), (1, 4), (1, 5)]
@@ -69,13 +69,13 @@ def test_an_attempt_that_goes_back_itself() -> None:
 
 def test_points_of_one_step_are_one() -> None:
     told = [*points(1, [10], loss=0.5), *points(1, [10], **{"eval.loss": 0.7}), *points(1, [11], loss=0.4)]
-    history = stitched(told)
+    history = join_attempts(told)
     assert [point.metrics for point in history.kept] == [{"loss": 0.5, "eval.loss": 0.7}, {"loss": 0.4}]
 
 
 def test_an_evaluation_that_comes_late_is_put_where_it_belongs() -> None:
     told = [*points(1, (10, 11, 13), loss=0.5), *points(1, [10, 12], **{"eval.loss": 0.7}), *points(1, [14], loss=0.4)]
-    history = stitched(told)
+    history = join_attempts(told)
     assert seen(history) == [(1, step) for step in (10, 11, 12, 13, 14)]
     assert history.kept[0].metrics == {"loss": 0.5, "eval.loss": 0.7}
     assert history.kept[2].metrics == {"eval.loss": 0.7}
@@ -86,7 +86,7 @@ def test_where_it_resumed_is_said_without_metrics_and_hides_nothing() -> None:
     """Trainings say once how far they are before they begin."""
     told = [*points(1, range(1, 6)), MetricPoint(epoch=2, step=3, at=1, metrics={}), *points(2, range(4, 7))]
     for resumed in ({1: None, 2: 3}, None):
-        history = stitched(told, resumed)
+        history = join_attempts(told, resumed)
         assert seen(history) == [(1, 1), (1, 2), (1, 3), (2, 4), (2, 5), (2, 6)]
         assert history.kept[2].metrics == {"loss": 0.1}
 
@@ -94,7 +94,7 @@ def test_where_it_resumed_is_said_without_metrics_and_hides_nothing() -> None:
 def test_whatever_comes_each_step_is_there_once_and_nothing_vanishes() -> None:
     told = [point for epoch, begin, end in ((1, 5, 40), (2, 20, 21), (3, 1, 60), (5, 30, 90), (6, 90, 95))
             for point in points(epoch, range(begin, end))]  # fmt: skip
-    history = stitched(told)
+    history = join_attempts(told)
     steps = [point.step for point in history.kept]
     assert steps == sorted(set(steps))
     assert len(history.kept) + len(history.void) == len(told)
@@ -106,11 +106,11 @@ def test_a_metric_in_a_few_numbers() -> None:
         *points(1, [4], loss=0.2), *points(1, [5], accuracy=0.5),
     ]  # fmt: skip
     told.append(MetricPoint(epoch=1, step=6, at=6, metrics={"loss": "nan"}))
-    [found] = outlines_of(["loss", "nothing"], told)
+    [found] = summarize_metrics(["loss", "nothing"], told)
     assert (found.points, found.not_finite, found.first) == (5, 2, 0.9)
     assert math.isnan(found.last)
     assert (found.best, found.best_step, found.lowest, found.highest) == (0.2, 3, 0.2, 0.9)
-    [odd] = outlines_of(["x"], points(1, [1], x=math.nan))
+    [odd] = summarize_metrics(["x"], points(1, [1], x=math.nan))
     assert odd.best is None and odd.lowest is None
 
 
@@ -131,4 +131,4 @@ def test_which_values_are_better(name: str, goal: str | None) -> None:
 
 def test_the_loss_comes_first() -> None:
     told = points(1, [1], lr=1.0, **{"train/f1": 1.0, "eval.accuracy": 1.0, "eval.loss": 1.0, "loss": 1.0})
-    assert stitched(told).names() == ["loss", "eval.loss", "eval.accuracy", "lr", "train/f1"]
+    assert join_attempts(told).names() == ["loss", "eval.loss", "eval.accuracy", "lr", "train/f1"]

@@ -1,4 +1,4 @@
-"""What people see: lists that fit a terminal, and lists in pipes that programs can read."""
+"""Tables fit a terminal; tables in pipes are complete for programs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from collections.abc import Callable
 import pytest
 from rich.cells import cell_len
 
-from gpu_client.cli.core.output import CUT, FOLDED, WHOLE, Column, Screen
+from gpu_client.cli.core.output import CUT, FOLDED, WHOLE, CommandOutput, TableColumn
 
-COLUMNS = (Column("id", WHOLE), Column("job", CUT), Column("note", FOLDED), Column("step", WHOLE, right=True))
+COLUMNS = (
+    TableColumn("id", WHOLE),
+    TableColumn("job", CUT),
+    TableColumn("note", FOLDED),
+    TableColumn("step", WHOLE, right=True),
+)
 ID = "146683a1"
 LONG = "a job with a name that says all that there is to be said about it, and then some more, to be sure"
 ROWS = [(ID, LONG, "", "7"), ("2b9f0c11", "日本語の仕事" * 9, "", "1200")]
@@ -39,7 +44,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Terminal]:
 @pytest.mark.parametrize("width", [60, 80, 140])
 def test_a_row_is_one_line_on_a_terminal(width: int, terminal: Callable[[int], Terminal]) -> None:
     shown = terminal(width)
-    Screen().table(COLUMNS, ROWS)
+    CommandOutput().table(COLUMNS, ROWS)
     lines = shown.getvalue().splitlines()
     assert [line.split()[0] for line in lines[1:]] == [ID, "2b9f0c11"]
     assert [line.split()[-1] for line in lines[1:]] == ["7", "1200"]
@@ -50,7 +55,7 @@ def test_a_row_is_one_line_on_a_terminal(width: int, terminal: Callable[[int], T
 
 def test_what_folds_is_all_there(terminal: Callable[[int], Terminal]) -> None:
     shown = terminal(80)
-    Screen().table(COLUMNS, [(ID, "x", LONG, "7")])
+    CommandOutput().table(COLUMNS, [(ID, "x", LONG, "7")])
     lines = shown.getvalue().splitlines()
     assert len(lines) > 2
     assert [word for word in " ".join(lines[1:]).split() if word not in (ID, "x", "7")] == LONG.split()
@@ -59,7 +64,7 @@ def test_what_folds_is_all_there(terminal: Callable[[int], Terminal]) -> None:
 def test_a_pipe_gets_whole_rows_without_blanks_at_their_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     piped = io.StringIO()
     monkeypatch.setattr(sys, "stdout", piped)
-    Screen().table(COLUMNS, [(ID, LONG * 5, LONG * 5, ""), ("2b9f0c11", "short", "", "")])
+    CommandOutput().table(COLUMNS, [(ID, LONG * 5, LONG * 5, ""), ("2b9f0c11", "short", "", "")])
     lines = piped.getvalue().split("\n")
     assert len(lines) == 4
     assert lines[1] == f"{ID}  {LONG * 5}  {LONG * 5}"
@@ -70,7 +75,7 @@ def test_a_pipe_gets_whole_rows_without_blanks_at_their_ends(monkeypatch: pytest
 def test_nothing_is_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
     piped = io.StringIO()
     monkeypatch.setattr(sys, "stdout", piped)
-    Screen().table(COLUMNS, [])
+    CommandOutput().table(COLUMNS, [])
     assert piped.getvalue() == ""
 
 
@@ -81,17 +86,17 @@ def test_colours_only_where_they_are_wanted(
     shown = terminal(80)
     if plain:
         monkeypatch.setenv("NO_COLOR", "1")
-    screen = Screen()
-    screen.table(("id", "state"), [(ID, "failed")])
-    screen.line("\x1b[31mred\x1b[0m")
+    output = CommandOutput()
+    output.table(("id", "state"), [(ID, "failed")])
+    output.line("\x1b[31mred\x1b[0m")
     assert ("\x1b[31m" in shown.getvalue()) != plain
 
 
 def test_long_sentences_break_between_words(terminal: Callable[[int], Terminal]) -> None:
     shown = terminal(60)
-    screen = Screen()
-    screen.paragraph(LONG)
-    screen.items([LONG])
+    output = CommandOutput()
+    output.paragraph(LONG)
+    output.items([LONG])
     lines = shown.getvalue().splitlines()
     assert " ".join(lines[:2]) == LONG
     assert lines[2].startswith("  - a job with")
@@ -111,7 +116,7 @@ def test_a_link_is_a_word_where_the_terminal_knows_such_and_an_address_elsewhere
     monkeypatch.setenv("TERM", terminal_name)
     monkeypatch.setenv("TERM_PROGRAM", program)
     url = "https://store.example/" + "x" * 300
-    Screen().link("step 5: ", "step-5\x1b[2J.png", url, "(1 B)")
+    CommandOutput().link("step 5: ", "step-5\x1b[2J.png", url, "(1 B)")
     text = shown.getvalue()
     assert ("\x1b]8;" in text) is worded
     assert url in text, "in one piece, however narrow the terminal is"

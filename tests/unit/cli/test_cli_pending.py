@@ -1,4 +1,4 @@
-"""A submission that may have arrived is repeated with its key; one whose outcome is known is not."""
+"""An unanswered submission keeps its idempotency key; an answered submission does not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.cli.jobs.submit import FORGOTTEN_AFTER_S, idempotency_key
+from gpu_client.cli.jobs.submit import KEY_LIFETIME_S, idempotency_key
 from gpu_client.transport.errors import ApiError, Unreachable
 
 
@@ -44,7 +44,7 @@ def test_two_at_once_are_two_jobs(tmp_path: Path) -> None:
 def test_after_a_day_it_is_another_job(tmp_path: Path) -> None:
     first = interrupted(tmp_path, "job", by=KeyboardInterrupt())
     (record,) = tmp_path.iterdir()
-    long_ago = record.stat().st_mtime - FORGOTTEN_AFTER_S - 5
+    long_ago = record.stat().st_mtime - KEY_LIFETIME_S - 5
     os.utime(record, (long_ago, long_ago))
     with idempotency_key(tmp_path, "job") as again:
         assert again != first

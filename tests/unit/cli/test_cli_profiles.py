@@ -8,7 +8,7 @@ import pytest
 
 from gpu_client.cli.core.errors import CliError
 from gpu_client.cli.core.profiles import (
-    Profile,
+    ConnectionProfile,
     ProfileFile,
     choose_profile,
     load_profiles,
@@ -18,8 +18,8 @@ from gpu_client.cli.core.profiles import (
 )
 
 SECRET = "baton_k3f9k3f9_" + "s3cret" * 5
-ONE = Profile(url="https://one", api_key=SECRET, price_per_hour=0.5)
-TWO = Profile(url="https://two", api_key="baton_second00_other")
+ONE = ConnectionProfile(url="https://one", api_key=SECRET, price_per_hour=0.5)
+TWO = ConnectionProfile(url="https://two", api_key="baton_second00_other")
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_which_profile_counts(environ: dict[str, str]) -> None:
 
 def test_the_environment_wins_over_the_file(environ: dict[str, str]) -> None:
     both = {**environ, "BATON_API_URL": "https://env", "BATON_API_KEY": "env-key"}
-    assert choose_profile(both, None) == Profile(url="https://env", api_key="env-key")
+    assert choose_profile(both, None) == ConnectionProfile(url="https://env", api_key="env-key")
     assert choose_profile(both, "two") == TWO, "what is said on the command line wins over both"
     profile_path(environ).chmod(0o644)
     assert choose_profile(both, None).url == "https://env", "a file that is not used does not matter"
@@ -113,9 +113,9 @@ def test_half_of_the_environment(environ: dict[str, str]) -> None:
 
 
 def test_no_such_profile(environ: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(CliError, match=r"no profile 'three'.*there are one, two.*baton login"):
+    with pytest.raises(CliError, match=r"no profile 'three'.*existing profiles: one, two.*baton login"):
         choose_profile(environ, "three")
-    with pytest.raises(CliError, match="there is none yet"):
+    with pytest.raises(CliError, match="there are no profiles yet"):
         choose_profile({"XDG_CONFIG_HOME": str(tmp_path / "nothing")}, None)
 
 

@@ -1,4 +1,4 @@
-"""The reference page of a recipe says all that its document does."""
+"""The reference page of a recipe contains everything in its document."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import json
 import pytest
 
 from functions.recipes import built_in_ids, built_in_recipe
-from gpu_client.cli.rules_recipes.recipes import page_of
+from gpu_client.cli.rules_recipes.recipes import render_reference
 
 
 def test_a_list_is_submitted_as_json() -> None:
     recipe = built_in_recipe("command@1")
     assert recipe is not None
-    assert page_of(recipe).endswith("""    baton submit --recipe command@1 --set command='["...", "..."]'""")
+    assert render_reference(recipe).endswith("""    baton submit --recipe command@1 --set command='["...", "..."]'""")
 
 
 @pytest.mark.parametrize("recipe_id", built_in_ids())
 def test_every_parameter_rule_input_step_and_output_is_on_the_page(recipe_id: str) -> None:
     recipe = built_in_recipe(recipe_id)
     assert recipe is not None
-    lines = page_of(recipe).splitlines()
+    lines = render_reference(recipe).splitlines()
     assert lines[0] == f"# {recipe_id}"
     for name, spec in recipe.parameters.items():
         default = "none" if spec.default is None else f"`{json.dumps(spec.default)}`"

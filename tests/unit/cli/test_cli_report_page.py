@@ -1,4 +1,4 @@
-"""The page about a job: whole, harmless, small; whatever the job has, or has not, reported."""
+"""The HTML report is complete, safe and small for any job and any metrics."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from baton.contract.history import AttemptView, EventView
 from baton.contract.jobs import JobCounters, JobView, Policy, Progress, Reason, Requirements
 from baton.contract.output import MetricPoint
 from baton.contract.steering import EndedBy
-from gpu_client.cli.insight.charts import Curve, Frame, Mark, drawn, nice_ticks, thinned
-from gpu_client.cli.insight.metric_history import stitched
-from gpu_client.cli.insight.report import Material, page_of
+from gpu_client.cli.insight.charts import Curve, Frame, Mark, draw_chart, round_ticks, thin_points
+from gpu_client.cli.insight.metric_history import join_attempts
+from gpu_client.cli.insight.report import ReportInput, render_report
 
 ID = "146683a1-cb76-4702-9fef-fcccd32594f1"
 EVIL = '"><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\x1b[31m\x00'
@@ -93,8 +93,8 @@ def page(
     **fields: Any,
 ) -> tuple[str, Page]:
     resumed = {one.epoch: one.resumed_step for one in attempts}
-    history = stitched(points, resumed)
-    text = page_of(Material(job(**fields), attempts, events, history, price, 1_790_001_000))
+    history = join_attempts(points, resumed)
+    text = render_report(ReportInput(job(**fields), attempts, events, history, price, 1_790_001_000))
     assert "NaN" not in re.sub("NaN or infinite", "", text), "nothing is drawn at a place that is none"
     assert "inf," not in text
     return text, Page(text)
@@ -221,8 +221,8 @@ def test_many_metrics_firings_and_attempts_make_a_small_page() -> None:
     attempts = [attempt(epoch, resumed_step=epoch - 1) for epoch in range(1, 300)]
     text, read = page(points, events=events, attempts=attempts)
     assert len(text.encode()) < 2_000_000
-    assert "more are in the table" in read.said
-    assert "earlier ones: baton events" in read.said
+    assert "more metrics are in the table" in read.said
+    assert "earlier decisions: see baton events" in read.said
 
 
 def test_thinning_keeps_every_peak_and_the_ends() -> None:
@@ -230,7 +230,7 @@ def test_thinning_keeps_every_peak_and_the_ends() -> None:
     points[4321] = (4321, 9.0)
     points[7777] = (7777, -9.0)
     points[5000] = (5000, math.nan)
-    kept = thinned(points, 100)
+    kept = thin_points(points, 100)
     assert len(kept) <= 500
     assert (kept[0], kept[-1]) == ((0, 0.0), (9999, 0.0))
     assert (4321, 9.0) in kept
@@ -242,14 +242,14 @@ def test_thinning_keeps_every_peak_and_the_ends() -> None:
 
 def test_labels_do_not_cover_each_other() -> None:
     marks = [Mark("fire", 50 + number, f"rule-{number}") for number in range(6)]
-    picture = ElementTree.fromstring(drawn([Curve("curve", [(0, 1.0), (100, 2.0)])], Frame(marks=marks)))
+    picture = ElementTree.fromstring(draw_chart([Curve("curve", [(0, 1.0), (100, 2.0)])], Frame(marks=marks)))
     places = [(one.get("x"), one.get("y")) for one in picture.iter("text") if "word" in one.get("class", "")]
     assert len({y for _, y in places}) == len(places) == 6
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (-3, 7), (0, 1e-9), (1e15, 1e15 + 4), (2.0, 2.0), (-1e308, 1e308)])
 def test_ticks_lie_within(low: float, high: float) -> None:
-    found = nice_ticks(low, high, 5)
+    found = round_ticks(low, high, 5)
     assert 1 <= len(found) <= 22
     assert all(low - 1e-9 <= value <= high * (1 + 1e-9) + 1e-9 for value in found)
 
@@ -258,4 +258,4 @@ def test_a_loop_that_puts_the_step_into_its_metrics_names_has_a_page_as_any_othe
     """Each name was looked for in all points: an hour of work, and a row each."""
     text, read = page([point(1, step, **{"loss": 1.0, f"grad/{step}": 0.5}) for step in range(4000)])
     assert len(text) < 2_000_000
-    assert "3,001 more: baton metrics." in read.said
+    assert "3,001 more metrics: see baton metrics." in read.said

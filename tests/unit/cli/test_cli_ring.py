@@ -1,4 +1,4 @@
-"""`baton ring`: made, looked at, verified; what is wrong is one line."""
+"""`baton ring`: create, inspect and verify; each error is one line."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_client.cli.core.output import Screen
-from gpu_client.cli.core.session import Session
+from gpu_client.cli.core.output import CommandOutput
+from gpu_client.cli.core.session import CliSession
 from gpu_client.cli.main import main
 from gpu_client.ring.core.ring import make_ring, open_ring
 from gpu_client.ring.format.manifest import Manifest, manifest_key
@@ -28,7 +28,7 @@ class Command:
         self._environ = {"HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
 
     def __call__(self, *arguments: object) -> tuple[int, str, str]:
-        code = main(["ring", *map(str, arguments)], Session(environ=self._environ))
+        code = main(["ring", *map(str, arguments)], CliSession(environ=self._environ))
         said = self._capture.readouterr()
         assert "Traceback" not in said.err + said.out
         return code, said.out, said.err
@@ -93,10 +93,13 @@ def test_what_is_damaged_is_repaired(command: Command, tmp_path: Path) -> None:
     code, out, err = command("verify", place)
     assert code == 1
     assert out.splitlines()[0].startswith("pointer: it cannot be read")
-    assert err.splitlines() == ["3 objects read, 2 damaged", "baton ring verify --repair leaves them out"]
+    assert err.splitlines() == [
+        "3 objects read, 2 damaged",
+        "Exclude the damaged objects with: baton ring verify --repair",
+    ]
     code, _, err = command("verify", place, "--repair")
     assert code == 0
-    assert err.splitlines()[-1].startswith("repaired: 2 samples can be read, by manifest ")
+    assert err.splitlines()[-1].startswith("repaired: 2 samples readable in manifest ")
     code, out, _ = command("verify", place, "--repair", "--json")
     said = json.loads(out)
     assert (code, said["objects"], said["damaged"], said["readable"]) == (0, 2, {}, 2)
@@ -109,10 +112,10 @@ def test_a_terminal_is_drawn_anew_and_keeps_the_last_look(
     place = tmp_path / "ring"
     command("make", place, "--set", "cap=4")
     filled(place, 3)
-    monkeypatch.setattr(Screen, "live", True)
+    monkeypatch.setattr(CommandOutput, "live", True)
     code, out, err = command("watch", place, "--looks", "2", "--every", "0.1")
     assert (code, out) == (0, "")
-    assert "75 %: 3 of 4 can be read" in err
+    assert "75 %: 3 of 4 readable" in err
     assert "waits    readers unknown" in err
     code, out, err = command("watch", place, "--looks", "1", "--json")
     assert (len(out.splitlines()), err) == (1, "")
@@ -136,7 +139,7 @@ def test_watching_goes_on_when_the_ring_blinks(
     monkeypatch.setattr(DirectoryStore, "record", blinking)
     code, out, err = command("watch", place, "--looks", "4", "--every", "0.1", "--json")
     assert (code, len(out.splitlines())) == (0, 2)
-    assert err.splitlines() == ["[Errno 5] Input/output error. Still trying; Ctrl-C ends the watching."]
+    assert err.splitlines() == ["[Errno 5] Input/output error. Retrying; Ctrl-C ends the command."]
 
 
 def test_a_manifest_that_is_replaced_while_it_is_looked_at_is_no_error(tmp_path: Path) -> None:
@@ -162,18 +165,18 @@ def test_a_generation_that_is_not_whole_is_published_when_asked(command: Command
     filled(place, 3)
     assert json.loads(command("status", place, "--json")[1])["finished"] == 3
     code, _, err = command("publish", place)
-    assert (code, err.strip()) == (0, "3 samples can be read, by manifest 2")
+    assert (code, err.strip()) == (0, "3 samples readable in manifest 2")
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
         (["status", "nowhere"], 1, "there is no directory nowhere"),
-        (["make", "r", "--set", "cap=0"], 2, "these are no settings of a ring"),
-        (["make", "r", "--set", "cap"], 2, "'cap' is no setting"),
-        (["make", "r", "--set", "cap=3", "--set", "capp=3"], 2, "these are no settings of a ring"),
-        (["make", "r", "--set", "cap=3", "--set", "min_size=4"], 2, "these are no settings of a ring"),
-        (["make", "r", "--set", "cap=3", "--set", "publish_every_samples=4"], 2, "these are no settings of a ring"),
+        (["make", "r", "--set", "cap=0"], 2, "invalid ring settings"),
+        (["make", "r", "--set", "cap"], 2, "'cap' is not NAME=VALUE"),
+        (["make", "r", "--set", "cap=3", "--set", "capp=3"], 2, "invalid ring settings"),
+        (["make", "r", "--set", "cap=3", "--set", "min_size=4"], 2, "invalid ring settings"),
+        (["make", "r", "--set", "cap=3", "--set", "publish_every_samples=4"], 2, "invalid ring settings"),
         (["make", "a file/r", "--set", "cap=3"], 1, "a file/r cannot hold a ring: Not a directory"),
         (["status", "empty"], 1, "there is no ring here"),
     ],

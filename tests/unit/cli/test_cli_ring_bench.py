@@ -1,4 +1,4 @@
-"""`baton ring bench`: figures beside raw ones, and nothing left behind."""
+"""`baton ring bench` prints rates beside raw rates and removes its objects."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.cli.core.session import Session
+from gpu_client.cli.core.session import CliSession
 from gpu_client.cli.main import main
 from gpu_client.ring.core.ring import make_ring, open_ring
 from gpu_client.ring.settings import RingSettings
@@ -17,7 +17,7 @@ LITTLE = ("--size", "0.05", "--samples", "2", "--rounds", "1")
 
 
 def run(capture: pytest.CaptureFixture[str], folder: Path, *arguments: object) -> tuple[int, str, str]:
-    code = main(["ring", "bench", *map(str, arguments)], Session(environ={"HOME": str(folder)}))
+    code = main(["ring", "bench", *map(str, arguments)], CliSession(environ={"HOME": str(folder)}))
     said = capture.readouterr()
     assert "Traceback" not in said.err + said.out
     return code, said.out, said.err

@@ -1,4 +1,4 @@
-"""The live view of a ring: what it shows, of what, and in how much room."""
+"""The live view of a ring: content and fit to the terminal size."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ def shown(*looks: Status, lines: int = 40, columns: int = 100, unicode: bool = T
     for look in looks:
         trend.look(look)
     console = Console(file=io.StringIO(), width=columns, height=lines, force_terminal=True, color_system=None)
-    console.print(view("/mnt/ring", looks[-1], trend, lines=lines, columns=columns, unicode=unicode))
+    console.print(render_status("/mnt/ring", looks[-1], trend, lines=lines, columns=columns, unicode=unicode))
     assert isinstance(console.file, io.StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
 def test_everything_that_matters_is_in_it() -> None:
-    said = shown(*(at(second) for second in range(1, 30)))
-    assert said[:8] == [
+    text_value = shown(*(at(second) for second in range(1, 30)))
+    assert text_value[:8] == [
         "/mnt/ring  rolling, manifest 116",
-        "fill     █████████████████░░░░░░░░░░░░░  57 %: 290 of 512 can be read, 3 waiting",
+        "fill     █████████████████░░░░░░░░░░░░░  57 %: 290 of 512 readable, 3 waiting",
         "put      ████████████████████████████    10.0/s, 122.9 kB/s, 290 so far",
         "read     ████████████████████████████    120.0/s, 3,480 so far",
-        "reuse    12.0 reads of each              12.0 in all",
+        "reuse    12.0 reads per sample           12.0 in total",
         "age      0.3 to 9.2 s",
         "waits    readers 0 %                     writers 25 %",
         "",
     ]
-    assert [line.split() for line in said[8:14]] == [
+    assert [line.split() for line in text_value[8:14]] == [
         ["writer", "put/s", "bytes/s", "put", "refused", "waits"],
         ["w0", "10.0", "41.0", "kB", "290", "0", "25", "%"],
         ["w1", "10.0", "41.0", "kB", "290", "0", "25", "%"],
@@ -54,14 +54,14 @@ def test_everything_that_matters_is_in_it() -> None:
         ["w2", "dead", "290", "0"],
         [],
     ]
-    assert said[15].split() == ["train", "120.0", "3,480", "0", "0", "%"]
+    assert text_value[15].split() == ["train", "120.0", "3,480", "0", "0", "%"]
 
 
 def test_a_ring_in_which_nothing_is() -> None:
-    said = shown(EMPTY)
-    assert said == [
+    text_value = shown(EMPTY)
+    assert text_value == [
         "/mnt/ring  rolling, manifest 0",
-        "fill     ░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░  0 %: 0 of 512 can be read",
+        "fill     ░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░  0 %: 0 of 512 readable",
         "put                                      0 so far",
         "read                                     0 so far",
         "waits    readers unknown                 writers unknown",
@@ -70,34 +70,34 @@ def test_a_ring_in_which_nothing_is() -> None:
 
 def test_nothing_new_for_long_is_told() -> None:
     stopped = at(5)
-    said = shown(stopped, *(replace(stopped, at=1005.0 + more, read=600 + 10 * more) for more in range(1, 40)))
-    assert said[4] == "reuse    nothing new comes               19.8 reads of each in all"
+    text_value = shown(stopped, *(replace(stopped, at=1005.0 + more, read=600 + 10 * more) for more in range(1, 40)))
+    assert text_value[4] == "reuse    no new samples                  19.8 reads per sample in total"
 
 
 def test_rows_that_do_not_fit_are_counted() -> None:
     looks = [at(second, writers=64) for second in (1, 2)]
-    said = shown(*looks, lines=24)
-    assert len(said) < 24
-    assert "and 56 more writers" in said
-    assert sum(line.startswith("w") and "25 %" in line for line in said) == 9, "eight of them, and all together"
-    assert any(line.startswith("train") for line in said)
+    text_value = shown(*looks, lines=24)
+    assert len(text_value) < 24
+    assert "and 56 more writers" in text_value
+    assert sum(line.startswith("w") and "25 %" in line for line in text_value) == 9, "eight of them, and all together"
+    assert any(line.startswith("train") for line in text_value)
 
 
 def test_a_narrow_terminal_without_blocks_loses_no_name() -> None:
-    said = shown(*(at(second) for second in (1, 2, 3)), columns=50, unicode=False)
-    assert [line.split()[0] for line in said[1:7]] == ["fill", "put", "read", "reuse", "age", "waits"]
-    assert max(map(len, said)) <= 50
-    assert "".join(said).replace("…", "").isascii()
+    text_value = shown(*(at(second) for second in (1, 2, 3)), columns=50, unicode=False)
+    assert [line.split()[0] for line in text_value[1:7]] == ["fill", "put", "read", "reuse", "age", "waits"]
+    assert max(map(len, text_value)) <= 50
+    assert "".join(text_value).replace("…", "").isascii()
 
 
 def test_foreign_names_do_nothing_to_the_terminal() -> None:
     row = WriterRow("\x1b[2Jevil\n", True, 1, 1, 0, 0.0)
-    said = shown(replace(at(1), writers=[row]))
-    assert not any("\x1b" in line for line in said)
+    text_value = shown(replace(at(1), writers=[row]))
+    assert not any("\x1b" in line for line in text_value)
 
 
 def test_curves_are_of_the_newest_values() -> None:
-    assert curve([], 4) == ""
-    assert curve([0, 0], 4) == "▁▁"
-    assert curve([100, 1, 2, 4, 8], 4) == "▂▃▅█"
-    assert curve([-5, 8], 4) == "▁█"
+    assert sparkline([], 4) == ""
+    assert sparkline([0, 0], 4) == "▁▁"
+    assert sparkline([100, 1, 2, 4, 8], 4) == "▂▃▅█"
+    assert sparkline([-5, 8], 4) == "▁█"

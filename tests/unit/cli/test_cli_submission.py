@@ -6,7 +6,7 @@ import pytest
 
 from baton.contract.jobs import InputRef, JobSubmit
 from gpu_client.cli.core.errors import CliError
-from gpu_client.cli.jobs.submit import Options, build_job, parse_input, parse_setting, read_document
+from gpu_client.cli.jobs.submit import SubmitOptions, build_job, parse_input, parse_job_file, parse_setting
 
 DIGITS = {"recipe": "digits@1"}
 
@@ -39,7 +39,7 @@ def test_settings_that_are_none(text: str) -> None:
 def test_inputs() -> None:
     assert parse_input("digits/") == {"prefix": "digits/"}
     assert parse_input("sets/digits/:digits/train") == {"prefix": "sets/digits/", "into": "digits/train"}
-    with pytest.raises(CliError, match="names no prefix"):
+    with pytest.raises(CliError, match="has no prefix"):
         parse_input(":digits")
 
 
@@ -52,7 +52,7 @@ def test_inputs() -> None:
     ],
 )
 def test_documents(name: str, text: str) -> None:
-    assert read_document(text, name) == {"recipe": "digits@1", "parameters": {"steps": 600}}
+    assert parse_job_file(text, name) == {"recipe": "digits@1", "parameters": {"steps": 600}}
 
 
 def test_what_a_job_file_says_is_what_seems_to_be_said() -> None:
@@ -60,7 +60,7 @@ def test_what_a_job_file_says_is_what_seems_to_be_said() -> None:
         base: &base {mixed_precision: no, learning_rate: 2e-6, seed: 010}
         parameters: {<<: *base, train_text_encoder: false, class_prompt: null, name: on, at: 12:30, day: 2026-01-31}
     """
-    assert read_document(text, "job.yaml")["parameters"] == {
+    assert parse_job_file(text, "job.yaml")["parameters"] == {
         "mixed_precision": "no",
         "learning_rate": 2e-6,
         "seed": 10,
@@ -73,7 +73,7 @@ def test_what_a_job_file_says_is_what_seems_to_be_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "messages"),
     [
         ("job.json", '{"recipe": ', "job.json is not JSON: .* line 1, column 12"),
         ("job.json", "recipe: digits@1", "job.json is not JSON"),
@@ -83,13 +83,13 @@ def test_what_a_job_file_says_is_what_seems_to_be_said() -> None:
         ("job.yaml", "- recipe", "does not describe a job"),
         ("job.yaml", "just text", "does not describe a job"),
         ("job.json", "[" * 100_000, "nested too deeply|not JSON"),
-        ("job.yaml", f"priority: {'9' * 5000}", "a number that is too long"),
-        ("job.json", f'{{"priority": {"9" * 5000}}}', "a number that is too long"),
+        ("job.yaml", f"priority: {'9' * 5000}", "too many digits"),
+        ("job.json", f'{{"priority": {"9" * 5000}}}', "too many digits"),
     ],
 )
-def test_documents_that_are_none(name: str, text: str, said: str) -> None:
-    with pytest.raises(CliError, match=said):
-        read_document(text, name)
+def test_documents_that_are_none(name: str, text: str, messages: str) -> None:
+    with pytest.raises(CliError, match=messages):
+        parse_job_file(text, name)
 
 
 def test_options_add_to_the_document_and_win_over_it() -> None:
@@ -100,7 +100,7 @@ def test_options_add_to_the_document_and_win_over_it() -> None:
         "inputs": [{"prefix": "a/"}],
         "tags": {"who": "me"},
     }
-    options = Options(
+    options = SubmitOptions(
         name="night",
         queue="fast",
         priority=90,
@@ -123,38 +123,41 @@ def test_options_add_to_the_document_and_win_over_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "options", "said"),
+    ("document", "options", "messages"),
     [
-        ({**DIGITS, "parameters": [1]}, Options(settings=["a=1"]), "parameters: "),
-        ({**DIGITS, "tags": "x"}, Options(tags=["a=1"]), "tags: "),
-        ({**DIGITS, "inputs": {"prefix": "a/"}}, Options(inputs=["b/"]), "inputs: "),
-        ({**DIGITS, "inputs": "a/"}, Options(inputs=["b/"]), "inputs: "),
-        ({**DIGITS, 5: "x"}, Options(), "5: "),
-        ({**DIGITS, "parameters": {5: "x"}}, Options(settings=["a=1"]), "parameters.5"),
+        ({**DIGITS, "parameters": [1]}, SubmitOptions(settings=["a=1"]), "parameters: "),
+        ({**DIGITS, "tags": "x"}, SubmitOptions(tags=["a=1"]), "tags: "),
+        ({**DIGITS, "inputs": {"prefix": "a/"}}, SubmitOptions(inputs=["b/"]), "inputs: "),
+        ({**DIGITS, "inputs": "a/"}, SubmitOptions(inputs=["b/"]), "inputs: "),
+        ({**DIGITS, 5: "x"}, SubmitOptions(), "5: "),
+        ({**DIGITS, "parameters": {5: "x"}}, SubmitOptions(settings=["a=1"]), "parameters.5"),
     ],
 )
-def test_what_options_cannot_be_added_to(document: dict[str, Any], options: Options, said: str) -> None:
-    with pytest.raises(CliError, match=f"this is no job: .*{said}"):
+def test_what_options_cannot_be_added_to(document: dict[str, Any], options: SubmitOptions, messages: str) -> None:
+    with pytest.raises(CliError, match=f"invalid job: .*{messages}"):
         build_job(document, options)
 
 
 def test_nothing_in_the_file_is_nothing_to_add_to() -> None:
     document = {**DIGITS, "parameters": None, "tags": None, "inputs": None}
-    assert build_job(document, Options(settings=["a=1"], tags=["b=2"], inputs=["c/"])) == JobSubmit(
+    assert build_job(document, SubmitOptions(settings=["a=1"], tags=["b=2"], inputs=["c/"])) == JobSubmit(
         recipe="digits@1", parameters={"a": 1}, tags={"b": "2"}, inputs=[InputRef(prefix="c/")]
     )
 
 
 def test_what_was_not_said_is_not_sent() -> None:
-    assert build_job(dict(DIGITS), Options()).model_dump(exclude_unset=True) == DIGITS
+    assert build_job(dict(DIGITS), SubmitOptions()).model_dump(exclude_unset=True) == DIGITS
 
 
 @pytest.mark.parametrize(
-    ("document", "said"),
+    ("document", "messages"),
     [
         ({}, "exactly one of 'recipe' and 'command'"),
         ({"recipe": "digits@1", "command": ["x"]}, "exactly one of"),
-        ({"recipe": "digits"}, "recipe: 'digits' is not NAME@VERSION, as in digits@1. See: baton recipes list$"),
+        (
+            {"recipe": "digits"},
+            "recipe: 'digits' is not NAME@VERSION, as in digits@1. List the recipes with: baton recipes list$",
+        ),
         ({"recipe": 5}, "recipe: Input should be a valid string"),
         ({**DIGITS, "prioritty": 3}, "prioritty: "),
         ({**DIGITS, "priority": 300}, "priority: .*100"),
@@ -164,26 +167,26 @@ def test_what_was_not_said_is_not_sent() -> None:
         ({**DIGITS, "policy": {"checkpoint_every": "x"}}, r"policy\.checkpoint_every: .*'auto'; or: .*integer"),
     ],
 )
-def test_no_jobs(document: dict[str, Any], said: str) -> None:
-    with pytest.raises(CliError, match=f"this is no job: .*{said}"):
-        build_job(document, Options())
+def test_no_jobs(document: dict[str, Any], messages: str) -> None:
+    with pytest.raises(CliError, match=f"invalid job: .*{messages}"):
+        build_job(document, SubmitOptions())
 
 
 def test_all_that_is_wrong_is_told() -> None:
-    with pytest.raises(CliError, match=r"this is no job: 9 things are wrong$") as caught:
-        build_job({**DIGITS, **{f"f{n}": 1 for n in range(9)}}, Options())
+    with pytest.raises(CliError, match=r"invalid job: 9 problems$") as caught:
+        build_job({**DIGITS, **{f"f{n}": 1 for n in range(9)}}, SubmitOptions())
     assert [problem.partition(":")[0] for problem in caught.value.problems] == [f"f{n}" for n in range(9)]
-    with pytest.raises(CliError, match="102 things are wrong") as caught:
-        build_job({**DIGITS, **{f"f{n}": 1 for n in range(102)}}, Options())
+    with pytest.raises(CliError, match="102 problems") as caught:
+        build_job({**DIGITS, **{f"f{n}": 1 for n in range(102)}}, SubmitOptions())
     assert len(caught.value.problems) == 101 and caught.value.problems[-1] == "and 2 more"
 
 
 def test_how_often_to_checkpoint_joins_the_policy_of_the_file() -> None:
     document = {"recipe": "digits@1", "policy": {"max_failures": 5, "checkpoint_every": 60}}
-    policy = build_job(document, Options(checkpoint_every="auto")).policy
+    policy = build_job(document, SubmitOptions(checkpoint_every="auto")).policy
     assert (policy.max_failures, policy.checkpoint_every) == (5, "auto")
-    assert build_job({"recipe": "digits@1"}, Options(checkpoint_every="15m")).policy.checkpoint_every == 900
-    assert build_job(document, Options()).policy.checkpoint_every == 60
-    for wrong, said in (("often", "'often' is not a duration"), ("1", r"policy\.checkpoint_every")):
-        with pytest.raises(CliError, match=said):
-            build_job(document, Options(checkpoint_every=wrong))
+    assert build_job({"recipe": "digits@1"}, SubmitOptions(checkpoint_every="15m")).policy.checkpoint_every == 900
+    assert build_job(document, SubmitOptions()).policy.checkpoint_every == 60
+    for wrong, messages in (("often", "'often' is not a duration"), ("1", r"policy\.checkpoint_every")):
+        with pytest.raises(CliError, match=messages):
+            build_job(document, SubmitOptions(checkpoint_every=wrong))

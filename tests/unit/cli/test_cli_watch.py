@@ -1,4 +1,4 @@
-"""What `baton watch` shows on a terminal."""
+"""`baton watch` on a terminal."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from baton.contract.jobs import JobState
-from gpu_client.cli.core.session import Session
-from gpu_client.cli.jobs.summary import Summary, summarize
+from gpu_client.cli.core.session import CliSession
+from gpu_client.cli.jobs.summary import JobSummary, summarize
 from gpu_client.cli.jobs.watch import display
 from tests.unit.cli.cli_kit import NOW, a_job, an_attempt
 
@@ -22,7 +22,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def seen(state: JobState, attempts: int, step: int | None = None, machine_id: str | None = None) -> Summary:
+def seen(state: JobState, attempts: int, step: int | None = None, machine_id: str | None = None) -> JobSummary:
     progress: dict[str, Any] | None = None
     if step is not None:
         progress = {"step": step, "total_steps": 2000, "metrics": {"loss": 0.3}, "reported_at": NOW}
@@ -41,7 +41,7 @@ def test_into_a_pipe_no_line_is_said_twice(capsys: pytest.CaptureFixture[str]) -
     running = seen(JobState.RUNNING, 1, 150, "gpu-1")
     committed = replace(running, checkpoint_step=150)
     for as_json, lines in ((False, 1), (True, 2)):
-        with display(Session(environ={}), as_json) as show:
+        with display(CliSession(environ={}), as_json) as show:
             for summary in (running, running, committed, committed):
                 show(summary)
         said = capsys.readouterr()
@@ -61,7 +61,7 @@ def test_every_move_stays_on_the_screen_and_nothing_is_cut(monkeypatch: pytest.M
         seen(JobState.PENDING, 1, 200),
         seen(JobState.RUNNING, 2, 1200, "gpu-2"),
     ]
-    with display(Session(environ={}), False) as show:
+    with display(CliSession(environ={}), False) as show:
         for summary in looks:
             show(summary)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue()).replace("\r", "\n")

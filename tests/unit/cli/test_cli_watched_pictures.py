@@ -1,4 +1,4 @@
-"""Pictures beside a job that is watched: whatever is wrong with them, the watching goes on."""
+"""Errors of the artifact list do not end `baton watch`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.contract.jobs import JobState
-from gpu_client.cli.jobs.watch import Pictures
+from gpu_client.cli.jobs.watch import ArtifactLinks
 from gpu_client.transport.errors import NotFound, UnexpectedAnswer, Unreachable
 
 NO_SUCH_ROUTE = NotFound(code="http_404", status=404, message="no such route", foreign=True)
@@ -31,7 +31,7 @@ class Client:
 def test_what_goes_wrong_with_pictures_ends_no_watching(error: Exception, asked: int) -> None:
     client: Any = Client(error)
     session: Any = None  # nothing is shown
-    pictures = Pictures(session, client, as_json=False, look_every_s=2)
+    links = ArtifactLinks(session, client, as_json=False, refresh_s=2)
     for _ in range(2):
-        pictures.look("7c0f", JobState.RUNNING)
+        links.poll("7c0f", JobState.RUNNING)
     assert client.asked == asked

@@ -1,4 +1,4 @@
-"""What `baton watch` says of rules: each once, and without reading a long history again and again."""
+"""`baton watch` prints each rule event once, without rereading a long history."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from baton.contract.history import EventPage, EventType, EventView
 from baton.contract.jobs import JobState
-from gpu_client.cli.jobs.watch import LOOK_EVERY_S, MAX_EVENTS, Firings
+from gpu_client.cli.jobs.watch import MAX_EVENTS, POLL_INTERVAL_S, RuleEvents
 from gpu_client.transport.errors import Unreachable
 
 
@@ -44,16 +44,16 @@ class History:
 class Watched:
     def __init__(self, history: History) -> None:
         self.said: list[str] = []
-        session: Any = SimpleNamespace(screen=SimpleNamespace(say=self.said.append))
+        session: Any = SimpleNamespace(output=SimpleNamespace(note=self.said.append))
         client: Any = history
         self.history = history
-        self.firings = Firings(session, client, as_json=False, look_every_s=LOOK_EVERY_S)
+        self.rule_events = RuleEvents(session, client, as_json=False, refresh_s=POLL_INTERVAL_S)
 
-    def look(self) -> tuple[list[int], list[str]]:
+    def poll(self) -> tuple[list[int], list[str]]:
         """How many events were read, and what was said."""
         self.history.read.clear()
         self.said.clear()
-        self.firings.look("j", JobState.RUNNING)
+        self.rule_events.poll("j", JobState.RUNNING)
         return list(self.history.read), list(self.said)
 
 
@@ -61,41 +61,41 @@ class Watched:
 def test_a_look_goes_on_where_the_one_before_it_ended(events: int) -> None:
     history = History(events)
     watched = Watched(history)
-    assert sum(watched.look()[0]) == events
-    watched.look()
-    assert watched.look() == ([1], []), "one event, to learn what lies behind it"
+    assert sum(watched.poll()[0]) == events
+    watched.poll()
+    assert watched.poll() == ([1], []), "one event, to learn what lies behind it"
     history.fired(120)
     history.fired(130)
-    read, said = watched.look()
+    read, said = watched.poll()
     assert read == [3]
     assert said == ["step 120: rule spike fired", "step 130: rule spike fired"]
-    assert [watched.look()[1], watched.look()] == [[], ([1], [])]
+    assert [watched.poll()[1], watched.poll()] == [[], ([1], [])]
 
 
 def test_what_came_while_nobody_answered_is_said_once() -> None:
     history = History(3)
     watched = Watched(history)
-    watched.look()
+    watched.poll()
     history.away = True
     history.fired(7)
-    assert watched.look() == ([], [])
+    assert watched.poll() == ([], [])
     history.away = False
-    assert watched.look()[1] == ["step 7: rule spike fired"]
-    assert watched.look()[1] == []
+    assert watched.poll()[1] == ["step 7: rule spike fired"]
+    assert watched.poll()[1] == []
 
 
 def test_what_fired_last_is_known_in_short() -> None:
     history = History()
     watched = Watched(history)
-    watched.look()
-    assert watched.firings.last == ""
+    watched.poll()
+    assert watched.rule_events.last == ""
     history.fired(7)
     history.add(EventType.ACTION_APPLIED, rule="spike", step=7, actions=["rollback"])
-    watched.look()
-    assert watched.firings.last == "spike fired at step 7: rollback"
+    watched.poll()
+    assert watched.rule_events.last == "spike fired at step 7: rollback"
     history.fired(9, dry_run=True)
-    watched.look()
-    assert watched.firings.last == "spike fired at step 9 (dry run): rollback"
+    watched.poll()
+    assert watched.rule_events.last == "spike fired at step 9 (dry run): rollback"
 
 
 def test_a_damaged_object_of_a_ring_is_shown() -> None:
@@ -103,7 +103,7 @@ def test_a_damaged_object_of_a_ring_is_shown() -> None:
     about = {"ring": "/mnt/ring", "object": "samples/w/1", "step": 12, "message": "samples/w/1 is damaged: altered"}
     history.add(EventType.RING_QUARANTINED, **about, objects=1)
     history.add(EventType.RING_QUARANTINED, **about, objects=1280)
-    assert Watched(history).look()[1] == [
+    assert Watched(history).poll()[1] == [
         "step 12: ring /mnt/ring: quarantined: samples/w/1 is damaged: altered",
         "step 12: ring /mnt/ring: quarantined (1,280 objects so far): samples/w/1 is damaged: altered",
     ]
