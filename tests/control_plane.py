@@ -9,7 +9,7 @@ from typing import Any
 from baton.contract.history import AttemptView, EventView
 from baton.contract.jobs import InputRef, JobState, JobSubmit, JobView, Policy
 from baton.contract.manifest import Manifest, parse_manifest
-from gpu_client.checkpoints.codecs import decode
+from gpu_client.checkpoints.format.codecs import decode
 from gpu_client.transport.api.client import BatonClient
 from tests.waiting import PATIENCE_S, until
 

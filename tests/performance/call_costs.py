@@ -29,7 +29,7 @@ from functions.storage.clients import dynamodb_client
 from functions.webhooks.delivery import deliver
 from functions.webhooks.event_queue import Waiting
 from functions.webhooks.http_delivery import Outcome
-from gpu_client.checkpoints.upload import commit_checkpoint
+from gpu_client.checkpoints.save.checkpoint_commit import commit_checkpoint
 from gpu_client.transport.transfer.manager import Transfer
 from tests.emulator import CREDENTIALS
 from tests.hooks import make_event, make_webhook

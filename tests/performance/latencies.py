@@ -10,7 +10,7 @@ from statistics import median
 
 from baton.contract.jobs import JobSubmit
 from baton.contract.work import HeartbeatRequest, WorkQuery
-from gpu_client.checkpoints.upload import commit_checkpoint
+from gpu_client.checkpoints.save.checkpoint_commit import commit_checkpoint
 from gpu_client.transport.transfer.manager import Transfer
 from tests.performance.figures import Figure
 from tests.performance.local_stack import RunningStack

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.contract.work import HeartbeatRequest
-from gpu_client.checkpoints.upload import commit_checkpoint
+from gpu_client.checkpoints.save.checkpoint_commit import commit_checkpoint
 from gpu_client.transport.transfer.manager import Transfer
 from tests.performance.figures import Figure
 from tests.performance.plane import Plane

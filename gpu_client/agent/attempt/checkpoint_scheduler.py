@@ -14,7 +14,7 @@ from statistics import median
 from baton.contract.goodput import Goodput
 from baton.contract.work import WorkItem
 from gpu_client.agent.attempt.goodput import Activity, GoodputMeter
-from gpu_client.checkpoints.upload import Committed
+from gpu_client.checkpoints.save.checkpoint_commit import Committed
 
 FIRST_INTERVAL_S = 120.0
 """Before the first checkpoint nothing is known of its cost."""

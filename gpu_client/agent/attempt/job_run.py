@@ -39,9 +39,9 @@ from gpu_client.agent.process.failures import ExitStatus, Failure, expected, fai
 from gpu_client.agent.process.output import TrainerOutput
 from gpu_client.agent.process.supervisor import start_trainer
 from gpu_client.agent.workspace.slots import JobDirectories, Workspace, WorkspaceError
-from gpu_client.checkpoints.artifacts import upload_artifacts
-from gpu_client.checkpoints.restore import restore
-from gpu_client.checkpoints.store import LocalStore
+from gpu_client.checkpoints.local.chunk_cache import LocalStore
+from gpu_client.checkpoints.restore.checkpoint_restore import restore
+from gpu_client.checkpoints.save.artifacts import upload_artifacts
 from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import BatonError, LeaseLost, RollbackRefused, TransferCanceled, Unauthorized
 from gpu_client.transport.transfer.manager import Transfer

@@ -14,9 +14,8 @@ from baton.contract.work import WorkItem
 from gpu_client.agent.io.step_ledger import plan_of
 from gpu_client.agent.process.failures import Failure
 from gpu_client.agent.workspace.slots import JobDirectories
-from gpu_client.checkpoints.artifacts import collect_outputs
-from gpu_client.checkpoints.errors import BadDirectory
-from gpu_client.checkpoints.tree import files_of, inside
+from gpu_client.checkpoints.local.directory_files import BadDirectory, files_of, inside
+from gpu_client.checkpoints.save.artifacts import collect_outputs
 from gpu_client.transport.errors import DigestMismatch, NotStoredYet, TransferError
 
 logger = logging.getLogger("baton.job")

@@ -29,7 +29,7 @@ from gpu_client.agent.process.failures import ExitStatus, Failure, classify, sta
 from gpu_client.agent.process.output import TrainerOutput
 from gpu_client.agent.process.supervisor import TrainerProcess
 from gpu_client.agent.workspace.slots import JobDirectories
-from gpu_client.checkpoints.store import LocalStore
+from gpu_client.checkpoints.local.chunk_cache import LocalStore
 from gpu_client.transport.net.cancellation import CancelEvent
 
 logger = logging.getLogger("baton.job")

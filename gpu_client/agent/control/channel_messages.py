@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.contract.base import MAX_STEP
-from gpu_client.checkpoints.metrics import usable_metrics, usable_readings
+from gpu_client.checkpoints.local.sanitizer import usable_metrics, usable_readings
 
 MAX_POINTS_IN_A_MESSAGE = 65
 """The newest, and of each metric that it has not an earlier one."""

@@ -20,13 +20,12 @@ from gpu_client.agent.io.committer import Committer, Staged
 from gpu_client.agent.io.step_ledger import StepLedger
 from gpu_client.agent.workspace.arena import find_staged, give_back
 from gpu_client.agent.workspace.slots import JobDirectories
-from gpu_client.checkpoints.errors import BadDirectory
-from gpu_client.checkpoints.known import Known
-from gpu_client.checkpoints.listing import FileSeen, list_files
-from gpu_client.checkpoints.staging import StageError, added_since, require_unchanged, stage
-from gpu_client.checkpoints.store import LocalStore
-from gpu_client.checkpoints.upload import CommitApi, Committed, bookkeeping, commit_checkpoint
-from gpu_client.checkpoints.watch import CheckpointWatcher, ReadyCheckpoint
+from gpu_client.checkpoints.local.chunk_cache import LocalStore
+from gpu_client.checkpoints.local.directory_files import BadDirectory, FileSeen, list_files
+from gpu_client.checkpoints.local.staging import ReadyCheckpoint, StageError, added_since, require_unchanged, stage
+from gpu_client.checkpoints.local.watcher import CheckpointWatcher
+from gpu_client.checkpoints.save.checkpoint_commit import CommitApi, Committed, bookkeeping, commit_checkpoint
+from gpu_client.checkpoints.save.chunk_index import Known
 from gpu_client.transport.errors import FileChanged
 from gpu_client.transport.net.cancellation import CancelEvent
 from gpu_client.transport.transfer.manager import Transfer

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from gpu_client.agent.polled_event import Condition
 from gpu_client.agent.retry import may_pass
-from gpu_client.checkpoints.errors import BadDirectory
-from gpu_client.checkpoints.listing import FileSeen
-from gpu_client.checkpoints.watch import CreatedBy, ReadyCheckpoint
+from gpu_client.checkpoints.local.directory_files import BadDirectory, FileSeen
+from gpu_client.checkpoints.local.staging import CreatedBy, ReadyCheckpoint
 from gpu_client.transport.errors import (
     ApiError,
     BatonError,

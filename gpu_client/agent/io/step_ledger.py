@@ -25,9 +25,8 @@ from baton.contract.base import MAX_STEP
 from baton.contract.recipes.plan import RunPlan, StepOrder
 from baton.contract.work import WorkItem
 from gpu_client.agent.workspace.slots import JobDirectories, disk_errors
-from gpu_client.checkpoints.errors import RestoreFailed
-from gpu_client.checkpoints.restore import Restored
-from gpu_client.checkpoints.tree import files_of
+from gpu_client.checkpoints.local.directory_files import files_of
+from gpu_client.checkpoints.restore.checkpoint_restore import Restored, RestoreFailed
 
 RECORD = ".baton"
 _STEPS = "steps.json"

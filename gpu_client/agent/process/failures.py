@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from baton.contract.jobs import FailureClass
 from gpu_client.agent.io.inputs import InputsDiffer
 from gpu_client.agent.workspace.slots import DiskFullError
-from gpu_client.checkpoints.errors import BadDirectory, MissingOutput, RestoreFailed
+from gpu_client.checkpoints.local.directory_files import BadDirectory
+from gpu_client.checkpoints.restore.checkpoint_restore import RestoreFailed
+from gpu_client.checkpoints.save.artifacts import MissingOutput
 from gpu_client.training.protocol import BAD_INPUT_EXIT_CODE, UNAVAILABLE_EXIT_CODE
 from gpu_client.transport.errors import (
     ApiError,

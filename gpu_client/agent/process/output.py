@@ -19,7 +19,7 @@ from baton.contract.rules.metrics import name_in_rules
 from baton.contract.steering import RulesInForce
 from gpu_client.agent.io.log_shipper import LogSpool
 from gpu_client.agent.io.metric_buffer import PointSpool
-from gpu_client.checkpoints.metrics import MAX_METRICS
+from gpu_client.checkpoints.local.sanitizer import MAX_METRICS
 
 logger = logging.getLogger("baton.job")
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from baton.contract.checkpoint_marker import MARKER
 from gpu_client.agent.workspace.safe_delete import empty
-from gpu_client.checkpoints.listing import read_marker
+from gpu_client.checkpoints.local.directory_files import read_marker
 from gpu_client.training.protocol import ARENA_CHECKPOINT
 
 logger = logging.getLogger("baton.job")

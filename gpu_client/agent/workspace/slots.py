@@ -32,7 +32,7 @@ from typing import Self
 from gpu_client.agent.workspace.arena import make_arena, remove_arena, remove_dead_arenas
 from gpu_client.agent.workspace.ownership import belongs_to, clear_slot, write_mark
 from gpu_client.agent.workspace.safe_delete import allow, emptied, real_directory, sync_directory
-from gpu_client.checkpoints.store import LocalStore, excess_stores
+from gpu_client.checkpoints.local.chunk_cache import LocalStore, excess_stores
 
 _log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from baton.contract.goodput import Goodput
 from baton.contract.jobs import FailureClass
 from baton.contract.output import LogChunk
 from baton.contract.work import CompleteRequest, FailRequest, HeartbeatRequest, ReleaseRequest, WorkItem, WorkQuery
-from gpu_client.checkpoints.artifacts import collect_outputs, upload_artifacts
-from gpu_client.checkpoints.upload import commit_checkpoint
+from gpu_client.checkpoints.save.artifacts import collect_outputs, upload_artifacts
+from gpu_client.checkpoints.save.checkpoint_commit import commit_checkpoint
 from gpu_client.cli.core.session import CliSession
 from gpu_client.cli.main import main
 from gpu_client.transport.api.client import BatonClient

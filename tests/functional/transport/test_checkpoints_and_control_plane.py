@@ -13,8 +13,8 @@ from baton.contract.checkpoints import CommitAnswer
 from baton.contract.jobs import JobSubmit
 from baton.contract.manifest import Manifest
 from baton.contract.work import ReleaseRequest, WorkItem, WorkQuery
-from gpu_client.checkpoints.restore import restore
-from gpu_client.checkpoints.upload import Committed, commit_checkpoint
+from gpu_client.checkpoints.restore.checkpoint_restore import restore
+from gpu_client.checkpoints.save.checkpoint_commit import Committed, commit_checkpoint
 from gpu_client.transport.api.client import BatonClient
 from tests.emulator import unique
 from tests.stack import Stack

@@ -16,9 +16,9 @@ from baton.contract.keys import KeyCreate
 from baton.contract.names import Scope
 from baton.contract.output import LogChunk
 from baton.contract.work import CompleteRequest, Directive, FailRequest, HeartbeatRequest, ReleaseRequest, WorkQuery
-from gpu_client.checkpoints.artifacts import collect_outputs, upload_artifacts
-from gpu_client.checkpoints.restore import restore
-from gpu_client.checkpoints.upload import commit_checkpoint
+from gpu_client.checkpoints.restore.checkpoint_restore import restore
+from gpu_client.checkpoints.save.artifacts import collect_outputs, upload_artifacts
+from gpu_client.checkpoints.save.checkpoint_commit import commit_checkpoint
 from gpu_client.transport.api.calls import pages
 from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import InvalidRequest, LeaseLost, NotFound, StepNotNewer, Unauthorized

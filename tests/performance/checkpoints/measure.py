@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from gpu_client.checkpoints.known import Known
-from gpu_client.checkpoints.store import LocalStore
+from gpu_client.checkpoints.local.chunk_cache import LocalStore
+from gpu_client.checkpoints.save.chunk_index import Known
 from gpu_client.transport.transfer.manager import Transfer
 from tests.performance.checkpoints.subjects import WORKERS, Bench
 from tests.performance.checkpoints.timing import Cost, measured

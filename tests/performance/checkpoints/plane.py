@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from baton.contract.checkpoints import BlobUpload, BlobUrls, CheckpointRef, CommitAnswer
 from baton.contract.manifest import Manifest
 from baton.contract.work import WorkItem
-from gpu_client.checkpoints.manifest import manifest_digest
+from gpu_client.checkpoints.save.manifest_builder import manifest_digest
 
 JOB_ID = "146683a1-cb76-4702-9fef-fcccd32594f1"
 

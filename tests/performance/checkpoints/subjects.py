@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from functions.storage.clients import s3_client
-from gpu_client.checkpoints.known import Known
-from gpu_client.checkpoints.restore import restore
-from gpu_client.checkpoints.upload import Committed, commit_checkpoint
+from gpu_client.checkpoints.restore.checkpoint_restore import restore
+from gpu_client.checkpoints.save.checkpoint_commit import Committed, commit_checkpoint
+from gpu_client.checkpoints.save.chunk_index import Known
 from gpu_client.transport.transfer.manager import Transfer
 from tests.performance.checkpoints.kelpie_mirror import KelpieProcess, MirrorRival
 from tests.performance.checkpoints.plane import Plane

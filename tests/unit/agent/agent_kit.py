@@ -8,7 +8,7 @@ from typing import Any
 
 from baton.contract.manifest import Chunk, ChunkedFile, Manifest, Pack
 from baton.contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
-from gpu_client.checkpoints.upload import Committed
+from gpu_client.checkpoints.save.checkpoint_commit import Committed
 from gpu_client.transport.api.http import parse_error
 from gpu_client.transport.errors import ApiError, api_error_class
 from gpu_client.transport.net.digests import digest_bytes

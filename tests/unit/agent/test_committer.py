@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpu_client.agent.io.committer import MAX_TRIES, Committer, Staged
-from gpu_client.checkpoints.errors import BadDirectory, CommitFailed
+from gpu_client.checkpoints.local.directory_files import BadDirectory
+from gpu_client.checkpoints.save.checkpoint_commit import CommitFailed
 from gpu_client.transport.errors import (
     BatonError,
     DiskFull,

@@ -20,9 +20,9 @@ from gpu_client.agent.io.checkpoint_collector import MAX_TAKES, Harvest
 from gpu_client.agent.io.committer import Committer as RealCommitter
 from gpu_client.agent.io.committer import Staged
 from gpu_client.agent.workspace.slots import JobDirectories
-from gpu_client.checkpoints.staging import stage
-from gpu_client.checkpoints.store import LocalStore
-from gpu_client.checkpoints.watch import CheckpointWatcher, ReadyCheckpoint
+from gpu_client.checkpoints.local.chunk_cache import LocalStore
+from gpu_client.checkpoints.local.staging import ReadyCheckpoint, stage
+from gpu_client.checkpoints.local.watcher import CheckpointWatcher
 from gpu_client.transport.errors import ChecksumMismatch, FileChanged, Unreachable
 from gpu_client.transport.transfer.manager import Transfer
 from tests.unit.agent.agent_kit import JOB_ID, Clock, make_item

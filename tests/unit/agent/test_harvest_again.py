@@ -15,8 +15,7 @@ import pytest
 from gpu_client.agent.io.checkpoint_collector import MAX_TAKES
 from gpu_client.agent.io.committer import Staged
 from gpu_client.agent.io.step_ledger import StepLedger
-from gpu_client.checkpoints.errors import BadDirectory
-from gpu_client.checkpoints.tree import files_of
+from gpu_client.checkpoints.local.directory_files import BadDirectory, files_of
 from gpu_client.transport.errors import FileChanged
 from gpu_client.transport.transfer.manager import Transfer
 from tests.unit.agent.test_harvest import Scene as PlainScene

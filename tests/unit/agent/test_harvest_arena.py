@@ -12,7 +12,7 @@ import pytest
 from gpu_client.agent.control.channel_messages import CheckpointNotice, ProtocolError, parse
 from gpu_client.agent.io.committer import Committer, Staged
 from gpu_client.agent.workspace.arena import find_staged
-from gpu_client.checkpoints.errors import BadDirectory
+from gpu_client.checkpoints.local.directory_files import BadDirectory
 from gpu_client.transport.net.cancellation import CancelEvent
 from tests.unit.agent.test_harvest import Scene
 

@@ -14,8 +14,8 @@ from gpu_client.agent.attempt.attempt_reporter import Outcome
 from gpu_client.agent.io import checkpoint_collector
 from gpu_client.agent.process.failures import ExitStatus
 from gpu_client.agent.workspace.slots import DiskFullError, WorkspaceError
-from gpu_client.checkpoints.errors import BadDirectory, RestoreFailed
-from gpu_client.checkpoints.restore import Restored
+from gpu_client.checkpoints.local.directory_files import BadDirectory
+from gpu_client.checkpoints.restore.checkpoint_restore import Restored, RestoreFailed
 from gpu_client.transport.errors import (
     ChecksumMismatch,
     DiskFull,

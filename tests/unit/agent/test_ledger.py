@@ -10,8 +10,8 @@ import pytest
 from baton.contract.recipes.plan import StepOrder
 from gpu_client.agent.io.step_ledger import RECORD, StepLedger
 from gpu_client.agent.workspace.slots import JobDirectories
-from gpu_client.checkpoints.errors import BadDirectory, RestoreFailed
-from gpu_client.checkpoints.restore import Restored
+from gpu_client.checkpoints.local.directory_files import BadDirectory
+from gpu_client.checkpoints.restore.checkpoint_restore import Restored, RestoreFailed
 
 ORDERS = [StepOrder(name=name, command=[name]) for name in ("first", "second", "third")]
 

@@ -13,7 +13,7 @@ from baton.contract.steering import RulesInForce
 from gpu_client.agent.attempt.attempt_reporter import Outcome
 from gpu_client.agent.control.channel_messages import Progress
 from gpu_client.agent.process.output import LogSignals, TrainerOutput
-from gpu_client.checkpoints.metrics import MAX_METRICS
+from gpu_client.checkpoints.local.sanitizer import MAX_METRICS
 from tests.unit.agent.agent_kit import make_answer
 from tests.unit.agent.job_kit import Stage, Trainer, exited
 

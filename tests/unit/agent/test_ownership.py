@@ -14,7 +14,7 @@ import pytest
 from gpu_client.agent.app import program
 from gpu_client.agent.workspace.ownership import MARK, belongs_to, owner_of, write_mark
 from gpu_client.agent.workspace.slots import Workspace, WorkspaceError
-from gpu_client.checkpoints.store import LocalStore
+from gpu_client.checkpoints.local.chunk_cache import LocalStore
 from tests.unit.agent.agent_kit import make_manifest
 
 JOB = "146683a1-cb76-4702-9fef-fcccd32594f1"

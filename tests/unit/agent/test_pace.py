@@ -9,7 +9,7 @@ import pytest
 
 from gpu_client.agent.attempt.checkpoint_scheduler import FIRST_INTERVAL_S, MIN_TRAINER_S, SAFETY, Pace
 from gpu_client.agent.attempt.goodput import Activity
-from gpu_client.checkpoints.upload import Committed
+from gpu_client.checkpoints.save.checkpoint_commit import Committed
 from tests.unit.agent.agent_kit import Clock, make_committed, make_item
 
 

@@ -18,7 +18,7 @@ from gpu_client.agent.attempt.attempt_reporter import Outcome
 from gpu_client.agent.io import artifact_shipper
 from gpu_client.agent.io.checkpoint_collector import Harvest
 from gpu_client.agent.process.failures import ExitStatus
-from gpu_client.checkpoints.restore import Restored
+from gpu_client.checkpoints.restore.checkpoint_restore import Restored
 from gpu_client.transport.errors import Unreachable
 from tests.unit.agent.job_kit import CLEAN, Stage, Trainer, checkpoint, exited
 

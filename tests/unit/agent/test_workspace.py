@@ -12,7 +12,7 @@ import pytest
 
 from gpu_client.agent.workspace import slots as module
 from gpu_client.agent.workspace.slots import AgentState, DiskFullError, Workspace, WorkspaceError, disk_errors
-from gpu_client.checkpoints.store import LocalStore
+from gpu_client.checkpoints.local.chunk_cache import LocalStore
 from tests.unit.agent.agent_kit import make_manifest
 
 JOB = "146683a1-cb76-4702-9fef-fcccd32594f1"

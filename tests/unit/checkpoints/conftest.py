@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.checkpoints import reading
+from gpu_client.checkpoints.restore import restore_plan
 from tests.unit.checkpoints.fake_cloud import FakeCloud
 from tests.unit.checkpoints.made_checkpoints import put
 from tests.unit.checkpoints.restore_kit import made
@@ -32,7 +32,7 @@ def cloud_100_200(cloud: FakeCloud) -> FakeCloud:
 @pytest.fixture
 def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand bytes a request."""
-    monkeypatch.setattr(reading, "MAX_RANGE_BYTES", 1000)
+    monkeypatch.setattr(restore_plan, "MAX_RANGE_BYTES", 1000)
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from baton.contract.parts import MAX_PARTED_BYTES
-from gpu_client.checkpoints import artifacts
-from gpu_client.checkpoints.artifacts import MissingOutput, collect_outputs, upload_artifacts
-from gpu_client.checkpoints.errors import BadDirectory
+from gpu_client.checkpoints.local.directory_files import BadDirectory
+from gpu_client.checkpoints.save import artifacts
+from gpu_client.checkpoints.save.artifacts import MissingOutput, collect_outputs, upload_artifacts
 from gpu_client.transport.errors import FileChanged, LeaseLost, Unreachable, UrlExpired
 from gpu_client.transport.net import digests
 from gpu_client.transport.net.digests import digest_bytes
@@ -66,7 +66,7 @@ def test_links_within_the_output_are_followed(output: Path) -> None:
 
 
 def test_too_many(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_client.checkpoints.artifacts.MAX_ARTIFACTS", 1)
+    monkeypatch.setattr("gpu_client.checkpoints.save.artifacts.MAX_ARTIFACTS", 1)
     with pytest.raises(BadDirectory, match="2 files"):
         collect_outputs(output, ["samples"])
 

@@ -17,10 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.contract.manifest import Codec
-from gpu_client.checkpoints import reading
-from gpu_client.checkpoints.assembly import Assembly
-from gpu_client.checkpoints.reading import Range, plan_ranges
-from gpu_client.checkpoints.streaming import RawStream, can_stream
+from gpu_client.checkpoints.restore import restore_plan
+from gpu_client.checkpoints.restore.file_assembler import Assembly, RawStream, can_stream
+from gpu_client.checkpoints.restore.restore_plan import Range, plan_ranges
 from gpu_client.transport.errors import ChecksumMismatch, TransferCanceled, UnsafePath
 from gpu_client.transport.transfer.transfer_requests import Segment
 from tests.trees import files_below
@@ -77,8 +76,8 @@ class Site:
 @pytest.fixture
 def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raw chunks of more than 100 bytes come in parts."""
-    monkeypatch.setattr(reading, "MAX_RANGE_BYTES", 100)
-    monkeypatch.setattr(reading, "MAX_GAP_BYTES", 10)
+    monkeypatch.setattr(restore_plan, "MAX_RANGE_BYTES", 100)
+    monkeypatch.setattr(restore_plan, "MAX_GAP_BYTES", 10)
 
 
 @st.composite
@@ -128,8 +127,8 @@ def test_chunks_in_any_order_become_the_files(
     maker: Maker, chance: random.Random, threads: int, piece_bytes: int | None
 ) -> None:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as place:
-        patch.setattr(reading, "MAX_RANGE_BYTES", 100)
-        patch.setattr(reading, "MAX_GAP_BYTES", 10)
+        patch.setattr(restore_plan, "MAX_RANGE_BYTES", 100)
+        patch.setattr(restore_plan, "MAX_GAP_BYTES", 10)
         site = Site(maker, Path(place))
         ranges = site.plan()
         chance.shuffle(ranges)
@@ -148,8 +147,8 @@ def test_altered_bytes_are_noticed_and_brought_again(
 ) -> None:
     """Each range arrives altered in one wanted byte at first."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as place:
-        patch.setattr(reading, "MAX_RANGE_BYTES", 100)
-        patch.setattr(reading, "MAX_GAP_BYTES", 10)
+        patch.setattr(restore_plan, "MAX_RANGE_BYTES", 100)
+        patch.setattr(restore_plan, "MAX_GAP_BYTES", 10)
         site = Site(maker, Path(place))
         ranges = site.plan()
         chance.shuffle(ranges)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpu_client.checkpoints.choosing import (
+from gpu_client.checkpoints.format.codec_selection import (
     ASSUMED_UPLOAD_BYTES_PER_S,
     Choice,
     Rates,

@@ -13,14 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_client.checkpoints import chunking
-from gpu_client.checkpoints.chunking import (
-    MAX_SPAN_BYTES,
-    MAX_SPANS_PER_FILE,
-    MIN_SPAN_BYTES,
-    Span,
-    spans_of,
-)
+from gpu_client.checkpoints.format import chunking
+from gpu_client.checkpoints.format.chunking import MAX_SPAN_BYTES, MAX_SPANS_PER_FILE, MIN_SPAN_BYTES, Span, spans_of
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.contract.manifest import Codec
-from gpu_client.checkpoints.codecs import BadChunk, all_zero, decode, digest_of_zeros, encode
+from gpu_client.checkpoints.format.codecs import BadChunk, all_zero, decode, digest_of_zeros, encode
 from gpu_client.transport.net.digests import digest_bytes
 
 WIDTHS = (1, 2, 4, 8)

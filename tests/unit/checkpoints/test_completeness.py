@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from gpu_client.checkpoints import completeness
-from gpu_client.checkpoints.completeness import missing_in
-from gpu_client.checkpoints.watch import INCOMPLETE_PATIENCE
+from gpu_client.checkpoints.local import file_completeness
+from gpu_client.checkpoints.local.file_completeness import missing_in
+from gpu_client.checkpoints.local.watcher import INCOMPLETE_PATIENCE
 from tests.unit.checkpoints.watch_kit import STABLE_S, Scene
 
 
@@ -80,7 +80,7 @@ def test_a_json_file_that_is_too_long_to_be_read_is_whole(
 ) -> None:
     """It was cut off at the bound, and what was left was no JSON."""
     (tmp_path / name).write_text('{"weight_map": {"a": "elsewhere"}, "log_history": []}')
-    monkeypatch.setattr(completeness, "MAX_JSON_BYTES", 20)
+    monkeypatch.setattr(file_completeness, "MAX_JSON_BYTES", 20)
     assert missing_in(tmp_path, [name]) == ""
 
 

@@ -15,9 +15,9 @@ import pytest
 import zstandard
 from blake3 import blake3
 
-from gpu_client.checkpoints.known import Known
-from gpu_client.checkpoints.manifest import LocalManifest, build_manifest, manifest_digest
-from gpu_client.checkpoints.store import LocalStore
+from gpu_client.checkpoints.local.chunk_cache import LocalStore
+from gpu_client.checkpoints.save.chunk_index import Known
+from gpu_client.checkpoints.save.manifest_builder import LocalManifest, build_manifest, manifest_digest
 from tests.unit.checkpoints.fake_cloud import JOB_ID
 from tests.unit.checkpoints.made_checkpoints import Maker
 

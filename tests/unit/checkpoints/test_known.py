@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_client.checkpoints import building, looking, sources
-from gpu_client.checkpoints.choosing import Choice
-from gpu_client.checkpoints.codecs import decode
-from gpu_client.checkpoints.known import Known
-from gpu_client.checkpoints.manifest import LocalManifest, build_manifest
+from gpu_client.checkpoints.format.codec_selection import Choice
+from gpu_client.checkpoints.format.codecs import decode
+from gpu_client.checkpoints.save import chunk_encoder, manifest_builder, source_files
+from gpu_client.checkpoints.save.chunk_index import Known
+from gpu_client.checkpoints.save.manifest_builder import LocalManifest, build_manifest
 from gpu_client.transport.net.digests import digest_bytes
 from gpu_client.transport.transfer.transfer_requests import Segment
 from tests.unit.checkpoints.fake_cloud import JOB_ID
@@ -273,7 +273,7 @@ def test_no_deltas_where_their_bases_would_burst_the_manifest(scene: Scene, monk
     new = nudged(old)
     two = scene.save({"w": new.tobytes()})
     assert "delta" in codecs(two)
-    monkeypatch.setattr(building, "MAX_CHUNKS", len(one.manifest.chunks) * 2 - 1)
+    monkeypatch.setattr(manifest_builder, "MAX_CHUNKS", len(one.manifest.chunks) * 2 - 1)
     assert "delta" not in codecs(scene.save({"w": new.tobytes()})), "nor are those named that are stored"
     assert "delta" not in codecs(scene.save({"w": nudged(new).tobytes()}))
 
@@ -283,14 +283,14 @@ def test_a_full_disk_costs_the_encoding_only(scene: Scene, monkeypatch: pytest.M
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sources.os, "pwrite", full)
+        patch.setattr(source_files.os, "pwrite", full)
         local = scene.save({"w": weights().tobytes()})
     assert set(codecs(local)) == {"raw"}
 
 
 def test_what_encoding_does_not_shrink_stays_as_it_is(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sample may promise too much."""
-    monkeypatch.setattr(looking, "choose", lambda *_, **__: Choice("planes", 4))
+    monkeypatch.setattr(chunk_encoder, "choose", lambda *_, **__: Choice("planes", 4))
     assert set(codecs(scene.save({"noise": os.urandom(100_000)}))) == {"raw"}
 
 

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_client.checkpoints import legacy_zip
-from gpu_client.checkpoints.legacy_zip import BadZip, unpack
+from gpu_client.checkpoints.format import legacy_zip
+from gpu_client.checkpoints.format.legacy_zip import BadZip, unpack
 from gpu_client.transport.errors import DiskFull, TransferCanceled
 
 METHODS = [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.checkpoints import store as module
-from gpu_client.checkpoints.store import LocalStore, excess_stores
+from gpu_client.checkpoints.local import chunk_cache as module
+from gpu_client.checkpoints.local.chunk_cache import LocalStore, excess_stores
 from gpu_client.transport.net.digests import digest_bytes
 from gpu_client.transport.transfer.transfer_requests import Segment
 from tests.trees import write_files

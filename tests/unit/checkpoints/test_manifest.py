@@ -10,10 +10,10 @@ import pytest
 from blake3 import blake3
 
 from baton.contract.manifest import MAX_FILE_BYTES, Manifest
-from gpu_client.checkpoints import building
-from gpu_client.checkpoints.errors import BadDirectory
-from gpu_client.checkpoints.manifest import LocalManifest, build_manifest, manifest_digest
-from gpu_client.checkpoints.packing import pack_name
+from gpu_client.checkpoints.format.packing import pack_name
+from gpu_client.checkpoints.local.directory_files import BadDirectory
+from gpu_client.checkpoints.save import manifest_builder
+from gpu_client.checkpoints.save.manifest_builder import LocalManifest, build_manifest, manifest_digest
 from gpu_client.transport.errors import FileChanged, TransferCanceled
 from gpu_client.transport.net.digests import digest_bytes
 from gpu_client.transport.transfer.transfer_requests import Segment
@@ -119,7 +119,7 @@ def test_the_digest_is_that_of_the_canonical_text(directory: Path) -> None:
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_taken(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked = building.Looker.look
+    looked = manifest_builder.Looker.look
 
     def meddle(self, piece, raw):  # type: ignore[no-untyped-def]
         found = looked(self, piece, raw)
@@ -128,7 +128,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(directory: Path, monk
             os.utime(directory / "a.bin", ns=(1, 1))
         return found
 
-    monkeypatch.setattr(building.Looker, "look", meddle)
+    monkeypatch.setattr(manifest_builder.Looker, "look", meddle)
     with pytest.raises(FileChanged, match=r"a\.bin changed"):
         build(directory)
 
@@ -137,7 +137,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(directory: Path, monk
 def test_a_file_that_changes_before_it_is_read_is_not_taken(
     directory: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    cut = building._cut
+    cut = manifest_builder._cut
 
     def meddle(files):  # type: ignore[no-untyped-def]
         pieces = cut(files)
@@ -146,7 +146,7 @@ def test_a_file_that_changes_before_it_is_read_is_not_taken(
             (directory / "a.bin").write_bytes(b"" if change == "shorter" else b"A")
         return pieces
 
-    monkeypatch.setattr(building, "_cut", meddle)
+    monkeypatch.setattr(manifest_builder, "_cut", meddle)
     with pytest.raises(FileChanged, match=r"a\.bin"):
         build(directory)
 
@@ -154,7 +154,7 @@ def test_a_file_that_changes_before_it_is_read_is_not_taken(
 def test_another_file_that_stood_there_for_a_moment_is_not_taken_for_it(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked = building.Looker.look
+    looked = manifest_builder.Looker.look
 
     def meddle(self, piece, raw):  # type: ignore[no-untyped-def]
         if piece.path != "a.bin":
@@ -166,7 +166,7 @@ def test_another_file_that_stood_there_for_a_moment_is_not_taken_for_it(
         finally:
             (directory.parent / "aside").replace(piece.file.path)
 
-    monkeypatch.setattr(building.Looker, "look", meddle)
+    monkeypatch.setattr(manifest_builder.Looker, "look", meddle)
     with pytest.raises(FileChanged, match=r"a\.bin"):
         build(directory)
 
@@ -195,7 +195,7 @@ def test_ten_thousand_small_files(tmp_path: Path) -> None:
 def test_more_chunks_than_a_manifest_holds_are_made_larger(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (directory / "big").write_bytes(os.urandom(5_000_000))
     assert len(build(directory).manifest.chunks) > 20
-    monkeypatch.setattr(building, "MAX_CHUNKS", 20)
+    monkeypatch.setattr(manifest_builder, "MAX_CHUNKS", 20)
     local = build(directory)
     assert 10 < len(local.manifest.chunks) <= 20
     assert local.manifest.total_bytes == 5_000_004
@@ -265,6 +265,6 @@ def test_a_file_larger_than_any_is_refused_before_it_is_read(directory: Path, mo
             file.truncate(MAX_FILE_BYTES + 1)  # sparse
         except OSError:
             pytest.skip("this file system has no file of a tebibyte")
-    monkeypatch.setattr(building.Looker, "look", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr(manifest_builder.Looker, "look", lambda *_: pytest.fail("read"))
     with pytest.raises(BadDirectory, match="'huge' has 1099511627777 bytes; at most 1099511627776"):
         build(directory)

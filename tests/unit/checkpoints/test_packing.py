@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.contract.manifest import Chunk, ChunkedFile, Manifest, Pack
-from gpu_client.checkpoints.packing import (
+from gpu_client.checkpoints.format.packing import (
     MAX_PACK_BYTES,
     MIN_PACK_BYTES,
     SPARE_PACKS,

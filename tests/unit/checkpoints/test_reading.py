@@ -11,19 +11,21 @@ from hypothesis import strategies as st
 
 from baton.contract.checkpoints import CheckpointRef
 from baton.contract.manifest import Chunk, Manifest, Pack
-from gpu_client.checkpoints.reading import (
-    MAX_GAP_BYTES,
-    MAX_RANGE_BYTES,
+from gpu_client.checkpoints.format.manifest_reader import (
     BadManifest,
     Place,
-    Range,
     UnknownVersion,
-    bases_of,
     places_of,
-    plan_ranges,
     read_manifest,
-    scratch_bytes,
     written_bytes,
+)
+from gpu_client.checkpoints.restore.restore_plan import (
+    MAX_GAP_BYTES,
+    MAX_RANGE_BYTES,
+    Range,
+    bases_of,
+    plan_ranges,
+    scratch_bytes,
 )
 from gpu_client.transport.net.digests import digest_bytes
 from tests.unit.checkpoints.fake_cloud import JOB_ID

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.checkpoints.restore import RestoreFailed, restore
-from gpu_client.checkpoints.upload import commit_checkpoint
+from gpu_client.checkpoints.restore.checkpoint_restore import RestoreFailed, restore
+from gpu_client.checkpoints.save.checkpoint_commit import commit_checkpoint
 from gpu_client.transport.errors import (
     DiskFull,
     LeaseLost,
@@ -231,7 +231,7 @@ def test_many_packs_are_asked_for_in_pieces(
     cloud_100_200: FakeCloud, transfer: Transfer, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud = cloud_100_200
-    monkeypatch.setattr("gpu_client.checkpoints.restore.MAX_MISSING_PER_ANSWER", 1)
+    monkeypatch.setattr("gpu_client.checkpoints.restore.checkpoint_restore.MAX_MISSING_PER_ANSWER", 1)
     assert_restored(restore(cloud, transfer, cloud.item(), output), output, 200)
     assert cloud.calls == ["blob_urls", "blob_urls"]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.checkpoints import reading
-from gpu_client.checkpoints.restore import RestoreFailed, restore
+from gpu_client.checkpoints.restore import restore_plan
+from gpu_client.checkpoints.restore.checkpoint_restore import RestoreFailed, restore
 from gpu_client.transport.errors import (
     DiskFull,
 )
@@ -32,7 +32,7 @@ class TestFormat2:
     def test_only_what_is_wanted_of_a_pack_is_fetched(
         self, cloud: FakeCloud, transfer: Transfer, output: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(reading, "MAX_GAP_BYTES", 10)
+        monkeypatch.setattr(restore_plan, "MAX_GAP_BYTES", 10)
         maker = Maker()
         maker.file("f", [maker.chunk(b"first" * 20), maker.chunk(b"last" * 25, gap=500)])
         put(cloud, maker)

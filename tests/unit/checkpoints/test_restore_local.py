@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.checkpoints.restore import restore
-from gpu_client.checkpoints.store import LocalStore
+from gpu_client.checkpoints.local.chunk_cache import LocalStore
+from gpu_client.checkpoints.restore.checkpoint_restore import restore
 from gpu_client.transport.net.digests import digest_bytes
 from gpu_client.transport.transfer.manager import Transfer
 from tests.trees import files_below, write_files

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.checkpoints.staging import require_unchanged, stage
-from gpu_client.checkpoints.watch import ReadyCheckpoint
+from gpu_client.checkpoints.local.staging import ReadyCheckpoint, require_unchanged, stage
 from tests.unit.checkpoints.watch_kit import STABLE_S, Scene
 
 LOOK_S = 0.5

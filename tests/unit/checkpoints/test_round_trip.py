@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from baton.contract.manifest import Manifest
-from gpu_client.checkpoints.known import Known
-from gpu_client.checkpoints.restore import restore
-from gpu_client.checkpoints.store import LocalStore
-from gpu_client.checkpoints.upload import Committed, commit_checkpoint
+from gpu_client.checkpoints.local.chunk_cache import LocalStore
+from gpu_client.checkpoints.restore.checkpoint_restore import restore
+from gpu_client.checkpoints.save.checkpoint_commit import Committed, commit_checkpoint
+from gpu_client.checkpoints.save.chunk_index import Known
 from gpu_client.transport.net.digests import hash_file
 from gpu_client.transport.transfer.manager import Transfer
 from tests.unit.checkpoints.fake_cloud import JOB_ID, FakeCloud

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.contract.manifest import Manifest
-from gpu_client.checkpoints import sources
-from gpu_client.checkpoints.manifest import build_manifest
+from gpu_client.checkpoints.save import source_files
+from gpu_client.checkpoints.save.manifest_builder import build_manifest
 from gpu_client.transport.errors import FileChanged
 from tests.unit.checkpoints.fake_cloud import JOB_ID
 
@@ -68,7 +68,7 @@ def sparse(path: Path, size_bytes: int, extents: list[tuple[int, bytes]], first:
 def require_holes(path: Path) -> None:
     """Skip where the tests' directory lies on a file system that makes no holes, or that is not asked about them."""
     with path.open("rb") as file:
-        if path.stat().st_blocks * 512 >= path.stat().st_size or not sources._tells_of_holes(file.fileno()):
+        if path.stat().st_blocks * 512 >= path.stat().st_size or not source_files._tells_of_holes(file.fileno()):
             pytest.skip("no holes here")
 
 
@@ -137,7 +137,7 @@ def test_the_manifest_is_that_of_reading(
     assert (told.files[0].path, offset) == ("file", len(dense))
     assert told.canonical_bytes() == build(place / "dense").canonical_bytes()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "_TRUSTED_WITH_HOLES", frozenset())
+        patch.setattr(source_files, "_TRUSTED_WITH_HOLES", frozenset())
         assert build(place / "c").canonical_bytes() == told.canonical_bytes()
     for answer in (all_is_data, cannot_be_asked):
         with pytest.MonkeyPatch.context() as patch:
@@ -158,7 +158,7 @@ def cannot_be_asked(_descriptor: int, _offset: int, _how: int) -> int:
 
 def test_file_systems_that_are_not_trusted_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sparse(tmp_path / "c" / "file", 3 * MIB, [])
-    monkeypatch.setattr(sources, "_TRUSTED_WITH_HOLES", frozenset({0x2FC12FC1}))  # ZFS
+    monkeypatch.setattr(source_files, "_TRUSTED_WITH_HOLES", frozenset({0x2FC12FC1}))  # ZFS
     reads = Reads(monkeypatch)
     build(tmp_path / "c")
     assert (reads.bytes, reads.questions) == (3 * MIB, 0)
@@ -171,7 +171,7 @@ def test_a_hole_that_is_filled_meanwhile_is_noticed(
     path = sparse(tmp_path / "c" / "file", 3 * MIB, [])
     require_holes(path)
     os.utime(path, (1, 1))  # file systems tell times apart by milliseconds
-    told = sources._is_hole
+    told = source_files._is_hole
 
     def is_hole(descriptor: int, offset: int, size_bytes: int) -> bool:
         found = told(descriptor, offset, size_bytes)
@@ -184,6 +184,6 @@ def test_a_hole_that_is_filled_meanwhile_is_noticed(
                 file.write(b"late")
         return found
 
-    monkeypatch.setattr(sources, "_is_hole", is_hole)
+    monkeypatch.setattr(source_files, "_is_hole", is_hole)
     with pytest.raises(FileChanged):
         build(tmp_path / "c")

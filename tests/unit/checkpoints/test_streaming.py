@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.checkpoints import reading
-from gpu_client.checkpoints.reading import Range
-from gpu_client.checkpoints.streaming import RawStream, can_stream
+from gpu_client.checkpoints.restore import restore_plan
+from gpu_client.checkpoints.restore.file_assembler import RawStream, can_stream
+from gpu_client.checkpoints.restore.restore_plan import Range
 from gpu_client.transport.errors import ChecksumMismatch, TransferCanceled
 from tests.trees import files_below
 from tests.unit.checkpoints.made_checkpoints import Maker
@@ -79,7 +79,7 @@ def test_nothing_is_written_after_a_cancel(tmp_path: Path) -> None:
 def test_a_large_chunk_that_was_fetched_again_is_not_fetched_a_third_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "MAX_RANGE_BYTES", 100)
+    monkeypatch.setattr(restore_plan, "MAX_RANGE_BYTES", 100)
     maker = Maker()
     maker.file("f", [maker.chunk(random.Random(1).randbytes(250))])
     site = Site(maker, tmp_path)

@@ -10,12 +10,12 @@ from blake3 import blake3
 
 from baton.contract.checkpoints import CommitAnswer
 from baton.contract.manifest import Manifest
-from gpu_client.checkpoints import packing
-from gpu_client.checkpoints.errors import BadDirectory
-from gpu_client.checkpoints.known import Known
-from gpu_client.checkpoints.packing import pack_name
-from gpu_client.checkpoints.sources import Spool
-from gpu_client.checkpoints.upload import CommitFailed, Committed, commit_checkpoint
+from gpu_client.checkpoints.format import packing
+from gpu_client.checkpoints.format.packing import pack_name
+from gpu_client.checkpoints.local.directory_files import BadDirectory
+from gpu_client.checkpoints.save.checkpoint_commit import CommitFailed, Committed, commit_checkpoint
+from gpu_client.checkpoints.save.chunk_index import Known
+from gpu_client.checkpoints.save.source_files import Spool
 from gpu_client.transport.errors import (
     ChecksumMismatch,
     Conflict,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.checkpoints import watch
-from gpu_client.checkpoints.staging import stage
-from gpu_client.checkpoints.watch import CheckpointWatcher
+from gpu_client.checkpoints.local import watcher
+from gpu_client.checkpoints.local.staging import stage
+from gpu_client.checkpoints.local.watcher import CheckpointWatcher
 from tests.unit.checkpoints.watch_kit import STABLE_S, Scene
 
 
@@ -37,14 +37,14 @@ def test_a_marker_that_appears_while_the_files_are_listed_is_taken_with_the_next
     # Regression: the marker of a Trainer's directory is added in place. Staging the files that were listed before it
     # came failed, and the checkpoint was never told again.
     directory = scene.write("checkpoint-20")
-    real_list = watch.list_files
+    real_list = watcher.list_files
 
-    def list_then_mark(path: Path) -> tuple[watch.FileSeen, ...]:
+    def list_then_mark(path: Path) -> tuple[watcher.FileSeen, ...]:
         files = real_list(path)
         scene.session("checkpoint-20", step=20)
         return files
 
-    monkeypatch.setattr(watch, "list_files", list_then_mark)
+    monkeypatch.setattr(watcher, "list_files", list_then_mark)
     assert scene.ready() == []
     monkeypatch.undo()
     (found,) = scene.ready()
@@ -239,7 +239,7 @@ def test_one_that_lacks_what_the_last_one_had_gets_more_time(scene: Scene) -> No
     assert scene.poll(STABLE_S) == [20]
     scene.write("checkpoint-30", **{"model-3.bin": "x"})  # It does not come at all: no endless wait.
     scene.poll()
-    assert scene.poll(STABLE_S * watch.INCOMPLETE_PATIENCE) == [30]
+    assert scene.poll(STABLE_S * watcher.INCOMPLETE_PATIENCE) == [30]
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_a_file_that_is_never_closed_is_told(scene: Scene) -> None:
     """A log that the script writes into its checkpoint's directory, for instance."""
     scene.open = {scene.write("checkpoint-20") / "log"}
     scene.poll()
-    assert scene.poll(STABLE_S * watch.INCOMPLETE_PATIENCE - 1) == []
+    assert scene.poll(STABLE_S * watcher.INCOMPLETE_PATIENCE - 1) == []
     assert scene.said == []
     assert scene.poll(1) == []
     assert scene.said == [

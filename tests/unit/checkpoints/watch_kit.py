@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-from gpu_client.checkpoints.watch import CheckpointWatcher, ReadyCheckpoint
+from gpu_client.checkpoints.local.staging import ReadyCheckpoint
+from gpu_client.checkpoints.local.watcher import CheckpointWatcher
 
 STABLE_S = 5.0
 

@@ -20,22 +20,19 @@ from baton.contract.checkpoints import MAX_MISSING_PER_ANSWER, BlobUrls, Checkpo
 from baton.contract.errors import ErrorCode
 from baton.contract.manifest import Manifest
 from baton.contract.work import WorkItem
-from gpu_client.checkpoints.assembly import WORKERS, Assembly
-from gpu_client.checkpoints.errors import RestoreFailed
-from gpu_client.checkpoints.legacy_zip import BadZip, unpack
-from gpu_client.checkpoints.reading import (
+from gpu_client.checkpoints.format.legacy_zip import BadZip, unpack
+from gpu_client.checkpoints.format.manifest_reader import (
     MAX_MANIFEST_BYTES,
     BadManifest,
-    Range,
     UnknownVersion,
-    plan_ranges,
     read_manifest,
-    scratch_bytes,
     written_bytes,
 )
-from gpu_client.checkpoints.store import LocalStore
-from gpu_client.checkpoints.streaming import PIECE_BYTES, RawStream, can_stream
+from gpu_client.checkpoints.local.chunk_cache import LocalStore
+from gpu_client.checkpoints.restore.file_assembler import PIECE_BYTES, WORKERS, Assembly, RawStream, can_stream
+from gpu_client.checkpoints.restore.restore_plan import Range, plan_ranges, scratch_bytes
 from gpu_client.transport.errors import (
+    BatonError,
     ChecksumMismatch,
     DiskFull,
     NotFound,
@@ -49,8 +46,6 @@ from gpu_client.transport.net.files import local_errors, sync_directory
 from gpu_client.transport.transfer.manager import Download, Progress, RangeDownload, Transfer
 from gpu_client.transport.transfer.transfer_requests import Segment
 
-__all__ = ["RestoreFailed", "Restored", "restore"]
-
 logger = logging.getLogger(__name__)
 
 MAX_EXPIRED_ROUNDS = 5
@@ -58,6 +53,10 @@ MAX_EXPIRED_ROUNDS = 5
 
 RESERVE_BYTES = 64 * 1024 * 1024
 """Space that must be left on the disk beside the checkpoint."""
+
+
+class RestoreFailed(BatonError):  # noqa: N818
+    """Committed checkpoints exist but none could be fetched; starting from step 0 would throw them away."""
 
 
 class RestoreApi(Protocol):

@@ -27,7 +27,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from baton.contract.manifest import Manifest, parse_manifest
-from gpu_client.checkpoints.reading import MAX_MANIFEST_BYTES, places_of, written_bytes
+from gpu_client.checkpoints.format.manifest_reader import MAX_MANIFEST_BYTES, places_of, written_bytes
 from gpu_client.transport.transfer.transfer_requests import Segment
 
 logger = logging.getLogger(__name__)

@@ -18,14 +18,11 @@ from baton.contract.checkpoints import CommitAnswer
 from baton.contract.errors import ErrorCode
 from baton.contract.manifest import Manifest
 from baton.contract.work import WorkItem
-from gpu_client.checkpoints.errors import CommitFailed
-from gpu_client.checkpoints.known import Known
-from gpu_client.checkpoints.manifest import LocalManifest, build_manifest
-from gpu_client.transport.errors import Conflict, NotStoredYet, UnexpectedAnswer, UrlExpired
+from gpu_client.checkpoints.save.chunk_index import Known
+from gpu_client.checkpoints.save.manifest_builder import LocalManifest, build_manifest
+from gpu_client.transport.errors import BatonError, Conflict, NotStoredYet, UnexpectedAnswer, UrlExpired
 from gpu_client.transport.net.cancellation import CancelEvent, stop_if_set
 from gpu_client.transport.transfer.manager import Progress, Transfer, Upload
-
-__all__ = ["CommitFailed", "Committed", "bookkeeping", "commit_checkpoint"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +30,10 @@ MAX_FRUITLESS_ROUNDS = 3
 """Rounds that brought the commit no further before it is given up."""
 
 _PAUSE_S = 1.0
+
+
+class CommitFailed(BatonError):  # noqa: N818
+    """The blobs were uploaded, yet the control plane does not see them."""
 
 
 class CommitApi(Protocol):

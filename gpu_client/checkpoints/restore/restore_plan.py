@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from pydantic import ValidationError
+from baton.contract.manifest import Chunk, Manifest
 
-from baton.contract.checkpoints import CheckpointRef
-from baton.contract.manifest import MANIFEST_VERSION, Chunk, Manifest, parse_manifest
-from gpu_client.checkpoints.hashing import digest_bytes
-
-MAX_MANIFEST_BYTES = 16 * 1024 * 1024
 MAX_RANGE_BYTES = 16 * 1024 * 1024
 """Bytes of one request. Only a single encoded chunk, which is decoded as a whole, may have more."""
 
 MAX_GAP_BYTES = 1024 * 1024
 """Bytes that nobody wants and that are fetched all the same, because another request would cost more."""
-
-
-class BadManifest(Exception):  # noqa: N818 - a finding about stored bytes, reported as damage
-    """Stored bytes are not the manifest of the checkpoint they are said to be."""
-
-
-class UnknownVersion(Exception):  # noqa: N818 - no damage: somebody else can read it
-    """The manifest is sound, but of a version that this program cannot read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where bytes of a chunk belong: an index in the manifest's `files`, and the offset in that file."""
-
-    file: int
-    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,59 +34,6 @@ class Range:
     offset: int
     size_bytes: int
     parts: tuple[Part, ...]
-
-
-def read_manifest(data: bytes, *, job_id: str, ref: CheckpointRef) -> Manifest:
-    """The manifest of checkpoint `ref` of the job.
-
-    Raises BadManifest if the bytes are anything else, UnknownVersion if they have another version.
-    """
-    if ref.manifest_blake3 is not None and digest_bytes(data).blake3 != ref.manifest_blake3:
-        raise BadManifest("the manifest has other bytes than its digest says")
-    try:
-        manifest = parse_manifest(data)
-    except ValidationError as error:
-        version = _version(data)
-        if version is not None and version != MANIFEST_VERSION:
-            raise UnknownVersion(
-                f"its manifest has version {version}; this worker reads version {MANIFEST_VERSION}: "
-                "use a worker of the release that wrote it"
-            ) from error
-        raise BadManifest(f"the manifest cannot be read: {error.errors()[0]['msg']}") from error
-    named = (manifest.job_id, manifest.step, manifest.epoch)
-    if named != (job_id, ref.step, ref.epoch):
-        raise BadManifest(f"the manifest is that of job {named[0]}, step {named[1]}, epoch {named[2]}")
-    return manifest
-
-
-def _version(data: bytes) -> int | None:
-    """What the manifest says of itself; None if it says nothing usable."""
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    version = found.get("version") if isinstance(found, dict) else None
-    return version if isinstance(version, int) and not isinstance(version, bool) else None
-
-
-def places_of(manifest: Manifest) -> dict[int, list[Place]]:
-    """Where each chunk belongs, by its index. Of `zeros` nothing is said: they need no writing."""
-    places: dict[int, list[Place]] = {}
-    silent = [chunk.codec == "zeros" for chunk in manifest.chunks]
-    sizes = [chunk.size_bytes for chunk in manifest.chunks]
-    for number, file in enumerate(manifest.files):
-        offset = 0
-        for index in file.chunks:
-            if not silent[index]:
-                places.setdefault(index, []).append(Place(number, offset))
-            offset += sizes[index]
-    return places
-
-
-def written_bytes(manifest: Manifest) -> int:
-    """Bytes that the files take on a disk that knows holes."""
-    sizes = [0 if chunk.codec == "zeros" else chunk.size_bytes for chunk in manifest.chunks]
-    return sum(sizes[index] for file in manifest.files for index in file.chunks)
 
 
 def scratch_bytes(manifest: Manifest) -> int:

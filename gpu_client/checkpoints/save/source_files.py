@@ -17,6 +17,9 @@ from gpu_client.transport.errors import FileChanged, TransferError
 from gpu_client.transport.net.files import local_errors
 from gpu_client.transport.transfer.transfer_requests import Segment
 
+HASH_WORKERS = 2
+"""Threads; one core hashes gigabytes per second, therefore more threads would only take cores from the training."""
+
 T = TypeVar("T")
 
 _TRUSTED_WITH_HOLES = frozenset({0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630})

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.contract.manifest import Codec
-from gpu_client.checkpoints.chunking import Width
-from gpu_client.checkpoints.codecs import Buffer, encode
+from gpu_client.checkpoints.format.chunking import Width
+from gpu_client.checkpoints.format.codecs import Buffer, encode
 
 ASSUMED_UPLOAD_BYTES_PER_S = 300e6
 """While no upload has been measured: so fast a line that nothing is encoded. What that costs is certain, what it saves

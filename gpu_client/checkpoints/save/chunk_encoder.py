@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from awscrt import checksums
 from blake3 import blake3
 
-from gpu_client.checkpoints.choosing import Choice, Rates, choose, sample_places
-from gpu_client.checkpoints.chunking import Span
-from gpu_client.checkpoints.codecs import all_zero, digest_of_zeros, encode
-from gpu_client.checkpoints.known import Known, Stored
-from gpu_client.checkpoints.packing import StoredDigest
-from gpu_client.checkpoints.sources import Buffers, SourceFile
+from gpu_client.checkpoints.format.chunking import Span
+from gpu_client.checkpoints.format.codec_selection import Choice, Rates, choose, sample_places
+from gpu_client.checkpoints.format.codecs import all_zero, digest_of_zeros, encode
+from gpu_client.checkpoints.format.packing import StoredDigest
+from gpu_client.checkpoints.save.chunk_index import Known, Stored
+from gpu_client.checkpoints.save.source_files import Buffers, SourceFile
 from gpu_client.transport.transfer.transfer_requests import Segment
 
 logger = logging.getLogger(__name__)

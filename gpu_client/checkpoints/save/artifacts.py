@@ -9,14 +9,22 @@ from typing import Protocol
 from baton.contract.base import MAX_PATH_BYTES
 from baton.contract.parts import MAX_PARTED_BYTES
 from baton.contract.work import MAX_ARTIFACT_PATHS_BYTES, MAX_ARTIFACTS, ArtifactsAnswer, DeclaredArtifact, WorkItem
-from gpu_client.checkpoints.errors import BadDirectory, MissingOutput
-from gpu_client.checkpoints.hashing import FileDigest, hash_files
-from gpu_client.checkpoints.tree import files_of, inside, require_storable
-from gpu_client.transport.net.cancellation import CancelEvent
+from gpu_client.checkpoints.local.directory_files import BadDirectory, files_of, inside, require_storable
+from gpu_client.checkpoints.save.source_files import HASH_WORKERS
+from gpu_client.transport.errors import BatonError
+from gpu_client.transport.limits.thread_batch import run_batch
+from gpu_client.transport.net.cancellation import CancelEvent, Flight
+from gpu_client.transport.net.digests import FileDigest, hash_file
 from gpu_client.transport.transfer.manager import Progress, Transfer
 from gpu_client.transport.transfer.upload_rounds import LocalFile, Missing, Target, upload_in_rounds
 
-__all__ = ["MissingOutput", "collect_outputs", "upload_artifacts"]
+
+class MissingOutput(BatonError):  # noqa: N818
+    """Declared outputs do not exist. `paths` are those, as declared."""
+
+    def __init__(self, paths: Sequence[str], output_dir: str) -> None:
+        self.paths = tuple(paths)
+        super().__init__(f"the training left no {', '.join(self.paths)} in {output_dir}")
 
 
 class ArtifactsApi(Protocol):
@@ -137,3 +145,15 @@ def upload_artifacts(
 def _with_parts(artifact: DeclaredArtifact, digest: FileDigest) -> DeclaredArtifact:
     # only where there are any: an older control plane refuses fields that it does not know
     return artifact if digest.parts is None else artifact.model_copy(update={"parts": digest.parts})
+
+
+def hash_files(files: Mapping[str, Path], *, cancel: CancelEvent | None = None) -> dict[str, FileDigest]:
+    """The digest of each file under its name, in the order of `files`. Raises what `hash_file` raises."""
+    digests: dict[str, FileDigest] = {}
+
+    def work(entry: tuple[str, Path], flight: Flight) -> None:
+        name, path = entry
+        digests[name] = hash_file(path, cancel=flight)
+
+    run_batch(list(files.items()), work, workers=HASH_WORKERS, cancel=cancel)
+    return {name: digests[name] for name in files}

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
 import stat
 import uuid
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
-from gpu_client.checkpoints.listing import FileSeen, list_files
-from gpu_client.checkpoints.watch import ReadyCheckpoint
+from gpu_client.checkpoints.local.directory_files import FileSeen, list_files
 from gpu_client.transport.errors import FileChanged
+
+CreatedBy = Literal["session", "foreign"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyCheckpoint:
+    """A complete checkpoint directory, and the files it had when it was found complete."""
+
+    step: int
+    path: Path
+    metrics: dict[str, float]
+    created_by: CreatedBy
+    files: tuple[FileSeen, ...]
+    tag: str = ""
+    links: Path | None = None
+    """The directory where its files are held by links, for one that the script may have removed from `path`."""
 
 
 class StageError(Exception):
@@ -96,3 +114,47 @@ def _take(source: Path, target: Path, output_dir: Path) -> None:
         if error.errno not in (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP):
             raise
         shutil.copy2(source, target, follow_symlinks=False)
+
+
+class Hold:
+    """Links to the files of one checkpoint directory, in a directory of their own on the same file system.
+
+    A deleted file keeps its content as long as a link exists. A link does not keep the owner from writing into the
+    file: `is_deleted` tells whether the owner still can.
+    """
+
+    def __init__(self, source: Path, holding_dir: Path) -> None:
+        self._source = source
+        self.path = holding_dir / f"{source.name}-held-{uuid.uuid4().hex[:8]}"
+
+    def follow(self, paths: Iterable[str]) -> None:
+        """Link the files as they lie there now; a file that was replaced is linked anew, a removed one stays linked.
+
+        Raises OSError where a file cannot be linked: another file system, a kernel that protects links, too many links.
+        """
+        for path in paths:
+            source, link = self._source / path, self.path / path
+            with contextlib.suppress(FileNotFoundError):  # removed since it was listed: the link, if any, stays
+                info = source.lstat()
+                if not stat.S_ISREG(info.st_mode):
+                    raise OSError(f"{source} is not a regular file")
+                if link.exists():
+                    if link.lstat().st_ino == info.st_ino:
+                        continue
+                    link.unlink()
+                link.parent.mkdir(parents=True, exist_ok=True)
+                os.link(source, link, follow_symlinks=False)
+
+    def drop_others(self, paths: set[str]) -> None:
+        """Remove the links to files that are not named: the script removed them while it wrote, or renamed them."""
+        for link in [path for path in self.path.rglob("*") if not path.is_dir()]:
+            if link.relative_to(self.path).as_posix() not in paths:
+                link.unlink()
+
+    def is_deleted(self, path: str) -> bool:
+        """True if the link is the file's last one: nobody can open the file under its former name any more."""
+        return (self.path / path).lstat().st_nlink == 1
+
+    def release(self) -> None:
+        """Give the links up."""
+        shutil.rmtree(self.path, ignore_errors=True)

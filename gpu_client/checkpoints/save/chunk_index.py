@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton.contract.manifest import Chunk, Manifest, Pack
-from gpu_client.checkpoints.packing import crowding_packs
+from gpu_client.checkpoints.format.packing import crowding_packs
 from gpu_client.transport.transfer.transfer_requests import Segment
 
 

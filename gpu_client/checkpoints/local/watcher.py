@@ -24,14 +24,13 @@ import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from baton.contract.base import MAX_STEP
 from baton.contract.checkpoint_marker import MARKER
-from gpu_client.checkpoints.completeness import missing_in
-from gpu_client.checkpoints.habits import Habits, kind_of
-from gpu_client.checkpoints.holding import Hold
-from gpu_client.checkpoints.listing import FileSeen, list_files, read_marker
+from gpu_client.checkpoints.local.directory_files import FileSeen, list_files, read_marker
+from gpu_client.checkpoints.local.expected_files import Habits, kind_of
+from gpu_client.checkpoints.local.file_completeness import missing_in
+from gpu_client.checkpoints.local.staging import Hold, ReadyCheckpoint
 
 _log = logging.getLogger(__name__)
 
@@ -41,22 +40,6 @@ STABLE_S = 5.0
 INCOMPLETE_PATIENCE = 6
 # [0-9], not \d: other scripts' digits are not what a training script writes.
 _NAME = re.compile(r"checkpoint-([0-9]{1,15})")
-
-CreatedBy = Literal["session", "foreign"]
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyCheckpoint:
-    """A complete checkpoint directory, and the files it had when it was found complete."""
-
-    step: int
-    path: Path
-    metrics: dict[str, float]
-    created_by: CreatedBy
-    files: tuple[FileSeen, ...]
-    tag: str = ""
-    links: Path | None = None
-    """The directory where its files are held by links, for one that the script may have removed from `path`."""
 
 
 @dataclass(slots=True)
