@@ -1,4 +1,4 @@
-"""What stored values have in common, and what a store must know of a record to store it."""
+"""Bases of stored values: what all have in common, and what a store must know of a record."""
 
 from __future__ import annotations
 

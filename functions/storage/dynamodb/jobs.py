@@ -1,4 +1,4 @@
-"""Jobs, attempts, events and checkpoints in DynamoDB."""
+"""Store jobs, everything below them, and groups in DynamoDB."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ class DynamoJobStore:
         return page(jobs, limit, listed, lambda job: (job.ready_rank, job.id))
 
     def longest_waiting(self, *, limit: int) -> int | None:
-        # No sort key of the index says it, and one that did would cost two writes a claim. The index holds nothing but
-        # claimable jobs, and a job's last change is what made it claimable.
+        # A sort key with the instant would cost two more writes a claim, therefore a page of the index is scanned. The
+        # index holds claimable jobs only, and the last change of such a job made it claimable.
         with failures_translated():
             answer = self._client.scan(
                 TableName=self._table, IndexName="ready", Limit=limit, ProjectionExpression="doc"
@@ -131,7 +131,7 @@ class DynamoJobStore:
         )
         places = page(items, limit, listed, _created)
         jobs = self.get_many([keys.job_id_of(item["pk"]["S"]) for item in places.items])
-        # The index may be behind: a job that has left the state meanwhile is not in this list any more.
+        # The index may lag, therefore jobs that have left the state are dropped here.
         return Page([job for job in jobs if state is None or job.state is state], places.cursor)
 
     def due_timers(self, now: int, *, limit: int) -> list[str]:
@@ -186,7 +186,7 @@ class DynamoJobStore:
             raise
 
     def members(self, tenant: str, group: str) -> dict[str, MemberRecord]:
-        # Not strongly consistent, at half the price: who comes a moment too late is seen by the next look.
+        # Eventually consistent at half the price: the next evaluation reads a member that is missing here.
         items = query(
             self._client,
             self._table,

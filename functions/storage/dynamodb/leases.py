@@ -1,4 +1,4 @@
-"""The lease rows in DynamoDB."""
+"""Store lease rows in DynamoDB."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from functions.storage.failures import error_code, failures_translated
 from functions.storage.tables import HEARTBEATS
 
 MAX_COLLISIONS = 5
-"""How often a heartbeat that met a transaction on its row is sent again before the worker is told to do so."""
+"""Tries of a heartbeat whose row is in a transaction; then the worker gets `unavailable` and retries."""
 
 
 class DynamoLeaseStore:

@@ -1,4 +1,4 @@
-"""Tenants' recipes in DynamoDB."""
+"""Store tenants' recipes in DynamoDB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rings and their records in DynamoDB."""
+"""Store rings and their records in DynamoDB."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DynamoRings:
         }
         if self._done(self._client.put_item, Item=item, ConditionExpression="attribute_not_exists(pk)"):
             return True
-        # Its own, from before: nothing is written over, whatever it says now.
+        # A repeated call finds the ring that it made before, therefore the same id is a success.
         there = self.get(ring.tenant, ring.name)
         return there is not None and there.id == ring.id
 

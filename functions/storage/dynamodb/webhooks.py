@@ -1,4 +1,4 @@
-"""Webhooks and their deliveries in DynamoDB."""
+"""Store webhooks and their deliveries in DynamoDB."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from functions.storage.tables import WEBHOOKS
 
 DELIVERY_KEPT_S = 30 * 86_400
 MAX_FOUND = 100
-"""Webhooks of a tenant that are looked at: the API allows far fewer."""
+"""Webhooks of a tenant that one query reads: the API allows far fewer."""
 
 
 class DynamoWebhookStore:

@@ -1,4 +1,4 @@
-"""Lease rows as DynamoDB items, and the fence as a condition on them.
+"""Convert leases to DynamoDB items and back, and fences and guards to conditions.
 
 Absent attributes stand for None and, for `closed`, for an attempt that lives.
 """
@@ -20,7 +20,7 @@ _COUNTS = ("rules_revision", "commands_seq", "rules_in_force", "rules_rejected")
 
 
 def to_item(lease: Lease) -> Item:
-    """The row of a lease that is being opened: `due_at` puts it into the index of leases that may run out."""
+    """Return the row of a lease that is opened: `due_at` puts it into the index of leases that may run out."""
     opened_at = lease.expires_at - lease.duration_s
     item: Item = {
         "pk": {"S": lease.job_id},
@@ -56,7 +56,7 @@ def to_item(lease: Lease) -> Item:
 
 
 def from_item(item: Item) -> Lease:
-    """The lease in a row."""
+    """Return the lease in a row."""
     progress = _text(item, "progress")
     return Lease.model_validate(
         {
@@ -84,7 +84,7 @@ def from_item(item: Item) -> Lease:
 
 
 def fence_condition(fence: Fence, *, reproof_window_s: int = 0) -> tuple[str, Item]:
-    """`Fence.admits` as a condition expression and its values. False for a row that does not exist."""
+    """Return `Fence.admits` as a condition expression and its values. The condition is false without a row."""
     values: Item = {
         ":tenant": {"S": fence.tenant},
         ":proved_after": number(fence.now - reproof_window_s),
@@ -229,7 +229,7 @@ def _claimant_of(item: Item) -> Claimant | None:
 
 
 def _rings_of(item: Item) -> list[str]:
-    """The rings in a row."""
+    """Return the rings in a row."""
     return item["rings"]["S"].split(",") if "rings" in item else []
 
 

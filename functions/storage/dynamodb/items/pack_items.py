@@ -13,12 +13,12 @@ _NAMES = {"#ttl": "ttl", "#version": "version"}
 
 
 def key(tenant: str, blake3: str) -> Item:
-    """The key of a pack's item."""
+    """Return the key of a pack's item."""
     return {"pk": {"S": keys.pack_pk(tenant, blake3)}, "sk": {"S": keys.PACK}}
 
 
 def from_item(item: Item) -> PackRecord:
-    """The record in an item."""
+    """Return the record in an item."""
     _, _, name = item["pk"]["S"].partition("#")
     tenant, _, blake3 = name.rpartition("#")
     return PackRecord(
@@ -34,7 +34,7 @@ def from_item(item: Item) -> PackRecord:
 
 
 def hold(tenant: str, job_id: str, sighting: Sighting, version: str) -> Item:
-    """The arguments of the UpdateItem that adds a holder, `packs.may_hold` its condition."""
+    """Return the arguments of the UpdateItem that adds a holder, `packs.may_hold` its condition."""
     pack, seen = sighting.pack, sighting.record
     values: Item = {":job": {"SS": [job_id]}, ":version": {"S": version}, **_declared(pack)}
     if seen is None or seen.condemned_at is not None:
@@ -55,7 +55,7 @@ def hold(tenant: str, job_id: str, sighting: Sighting, version: str) -> Item:
 
 
 def let_go(tenant: str, job_id: str, write: PackWrite, version: str) -> Item:
-    """The arguments of the UpdateItem that condemns or releases, `packs.may_let_go` its condition."""
+    """Return the arguments of the UpdateItem that condemns or releases, `packs.may_let_go` its condition."""
     values: Item = {":version": {"S": version}}
     condition = _as_seen(write.seen, values)
     names = {"#version": "version"}
@@ -79,7 +79,7 @@ def let_go(tenant: str, job_id: str, write: PackWrite, version: str) -> Item:
 
 
 def _as_seen(seen: PackRecord | None, values: Item) -> str:
-    """The condition that nobody has written the item since; None stands for no item."""
+    """Return the condition that the item is as it was read; None stands for no item."""
     if seen is None:
         return "attribute_not_exists(pk)"
     if seen.version is None:
