@@ -23,7 +23,7 @@ SLACK_S = 60.0
 """Allowed on top of what was announced: for a slow machine, and for one call that waits for another."""
 
 
-class Pulse:
+class LivenessFile:
     """The agent's side. `path`: None keeps no file. Raises OSError if it cannot be made."""
 
     def __init__(self, path: Path | None, *, clock: Callable[[], float] = time.monotonic) -> None:

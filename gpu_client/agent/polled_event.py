@@ -8,7 +8,7 @@ from collections.abc import Callable
 POLL_S = 0.05
 
 
-class Condition:
+class PolledEvent:
     """A CancelEvent (see transport/cancel.py) that is set while a condition holds."""
 
     def __init__(self, holds: Callable[[], bool]) -> None:

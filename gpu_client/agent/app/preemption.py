@@ -18,7 +18,7 @@ from typing import Literal
 
 import requests
 
-from gpu_client.agent.app.shutdown import StopRequest
+from gpu_client.agent.app.shutdown import ShutdownRequest
 
 logger = logging.getLogger("baton.spot")
 
@@ -29,7 +29,7 @@ TOKEN_LIFE_S = 21_600
 _VENDOR = Path("/sys/class/dmi/id/sys_vendor")
 
 
-def on_ec2(vendor: Path = _VENDOR) -> bool:
+def is_ec2(vendor: Path = _VENDOR) -> bool:
     """Whether this machine says that it is one of EC2's. No network is asked."""
     try:
         return vendor.read_text(encoding="utf-8", errors="replace").strip() == "Amazon EC2"
@@ -37,7 +37,7 @@ def on_ec2(vendor: Path = _VENDOR) -> bool:
         return False
 
 
-class Ec2Notices:
+class Ec2Metadata:
     """Asks the metadata service. Raises requests.RequestException if it cannot be asked."""
 
     def __init__(self, endpoint: str = EC2_METADATA) -> None:
@@ -81,16 +81,16 @@ class Ec2Notices:
         )
 
 
-def watching(mode: Literal["auto", "ec2", "off"], stop: StopRequest) -> AbstractContextManager[object]:
+def monitor_preemption(mode: Literal["auto", "ec2", "off"], stop: ShutdownRequest) -> AbstractContextManager[object]:
     """Pass the cloud's notice on to `stop`, where there can be one."""
-    if mode == "off" or (mode == "auto" and not on_ec2()):
+    if mode == "off" or (mode == "auto" and not is_ec2()):
         return nullcontext()
     # The variable that AWS's own clients know.
-    notices = Ec2Notices(os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or EC2_METADATA)
-    return SpotWatch(notices.leave_within_s, lambda within_s: stop.announce("spot notice", within_s))
+    notices = Ec2Metadata(os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or EC2_METADATA)
+    return PreemptionMonitor(notices.leave_within_s, lambda within_s: stop.announce("spot notice", within_s))
 
 
-class SpotWatch:
+class PreemptionMonitor:
     """A thread that asks until there is a notice, which it passes on once. Use as a context manager."""
 
     def __init__(
@@ -101,9 +101,9 @@ class SpotWatch:
         self._poll_s = poll_s
         self._closed = threading.Event()
         self._silent = False
-        self._thread = threading.Thread(target=self._watch, name="spot-notice", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="spot-notice", daemon=True)
 
-    def __enter__(self) -> SpotWatch:
+    def __enter__(self) -> PreemptionMonitor:
         self._thread.start()
         return self
 
@@ -111,9 +111,9 @@ class SpotWatch:
         self._closed.set()
         self._thread.join(TIMEOUT_S)
 
-    def _watch(self) -> None:
+    def _run(self) -> None:
         while True:
-            within_s = self._look()
+            within_s = self._poll()
             if within_s is not None:
                 logger.warning("this machine is taken away in %.0f s", within_s)
                 self._on_notice(within_s)
@@ -121,7 +121,7 @@ class SpotWatch:
             if self._closed.wait(self._poll_s):
                 return
 
-    def _look(self) -> float | None:
+    def _poll(self) -> float | None:
         try:
             within_s = self._ask()
         except requests.RequestException as error:

@@ -10,12 +10,12 @@ import time
 
 from pydantic import ValidationError
 
-from gpu_client.agent.app.preemption import watching
-from gpu_client.agent.app.settings import AgentSettings, bytes_per_s, problems_of
-from gpu_client.agent.app.shutdown import StopRequest, stop_on_signals
-from gpu_client.agent.app.worker_loop import Agent
-from gpu_client.agent.health import VARIABLE, Pulse
-from gpu_client.agent.workspace.ownership import owner_of
+from gpu_client.agent.app.preemption import monitor_preemption
+from gpu_client.agent.app.settings import AgentSettings, bytes_per_s, describe_problems
+from gpu_client.agent.app.shutdown import ShutdownRequest, stop_on_signals
+from gpu_client.agent.app.worker_loop import WorkerLoop
+from gpu_client.agent.health import VARIABLE, LivenessFile
+from gpu_client.agent.workspace.ownership import owner_id
 from gpu_client.agent.workspace.slots import Workspace, WorkspaceError
 from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.transfer.manager import Transfer
@@ -41,7 +41,7 @@ def main() -> int:
         )
         client = BatonClient(settings.api_url, settings.api_key.get_secret_value(), transfer=transfer)
     except ValidationError as error:
-        sys.stderr.writelines(f"{problem}\n" for problem in problems_of(error))
+        sys.stderr.writelines(f"{problem}\n" for problem in describe_problems(error))
         return EXIT_BAD_SETTINGS
     except ValueError as error:
         sys.stderr.write(f"BATON_API_URL, BATON_API_KEY: {error}\n")
@@ -51,36 +51,38 @@ def main() -> int:
     )
     # At DEBUG it would log every URL, queries included.
     logging.getLogger("urllib3").setLevel(logging.INFO)
-    stop = StopRequest(shutdown_grace_s=settings.shutdown_grace_s)
-    threading.Thread(target=_leave_at_once, args=(stop,), name="hurry", daemon=True).start()
+    stop = ShutdownRequest(shutdown_grace_s=settings.shutdown_grace_s)
+    threading.Thread(target=_exit_at_once, args=(stop,), name="hurry", daemon=True).start()
     try:
-        owner = owner_of(settings.api_url, settings.api_key.get_secret_value())
+        owner = owner_id(settings.api_url, settings.api_key.get_secret_value())
         workspace = Workspace.open(settings.workspace, settings.worker_id, settings.arena_dir, owner=owner)
     except (WorkspaceError, OSError) as error:
-        return _unusable(settings, error)
+        return _report_workspace_error(settings, error)
     try:
-        pulse = Pulse(settings.health_file)
+        liveness = LivenessFile(settings.health_file)
     except OSError as error:
         workspace.close()
         sys.stderr.write(f"{VARIABLE}={settings.health_file}: {error}\n")
         return EXIT_BAD_SETTINGS
-    with pulse, workspace, stop_on_signals(stop), watching(settings.spot_notices, stop):
-        agent = Agent(settings, client=client, transfer=transfer, workspace=workspace, stop=stop, pulse=pulse)
+    with liveness, workspace, stop_on_signals(stop), monitor_preemption(settings.spot_notices, stop):
+        agent = WorkerLoop(
+            settings, client=client, transfer=transfer, workspace=workspace, stop=stop, liveness=liveness
+        )
         try:
             return agent.run()
         except WorkspaceError as error:
-            return _unusable(settings, error)
+            return _report_workspace_error(settings, error)
         finally:
             transfer.close()
             client.close()
 
 
-def _unusable(settings: AgentSettings, error: Exception) -> int:
+def _report_workspace_error(settings: AgentSettings, error: Exception) -> int:
     sys.stderr.write(f"BATON_WORKSPACE={settings.workspace}: {error}\n")
     return EXIT_WORKSPACE
 
 
-def _leave_at_once(stop: StopRequest) -> None:
+def _exit_at_once(stop: ShutdownRequest) -> None:
     """The backstop behind every wait that does not look at the second signal."""
     stop.wait_now()
     time.sleep(HURRY_S)

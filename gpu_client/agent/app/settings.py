@@ -133,7 +133,7 @@ class AgentSettings(BaseSettings):
         )
 
 
-def variable_of(field: str) -> str:
+def variable_name(field: str) -> str:
     """The environment variable that sets a field of AgentSettings."""
     alias = AgentSettings.model_fields[field].validation_alias
     if isinstance(alias, AliasChoices):
@@ -146,13 +146,13 @@ def bytes_per_s(mbit_s: float | None) -> float | None:
     return None if mbit_s is None else mbit_s * 1e6 / 8
 
 
-def problems_of(error: ValidationError) -> list[str]:
+def describe_problems(error: ValidationError) -> list[str]:
     """What is wrong with which variable, a line each. Values are not repeated: one of them is the key."""
     lines = []
     for problem in error.errors(include_url=False, include_input=False, include_context=False):
         place = str(problem["loc"][0]) if problem["loc"] else ""
         text = "is not set" if problem["type"] == "missing" else problem["msg"].removeprefix("Value error, ")
-        variable = variable_of(place) if place in AgentSettings.model_fields else place
+        variable = variable_name(place) if place in AgentSettings.model_fields else place
         lines.append(f"{variable}: {text}" if variable else text)
     return lines
 

@@ -20,7 +20,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 Handler = Callable[[int, FrameType | None], None]
 
 
-class StopLevel(IntEnum):
+class ShutdownLevel(IntEnum):
     """How urgent it is."""
 
     NONE = 0
@@ -36,7 +36,7 @@ LEAVE_MARGIN_S = 3.0
 """So long before the machine is gone the job is handed back, whatever is still under way."""
 
 
-class StopRequest:
+class ShutdownRequest:
     """Like ``threading.Event``, with two levels and the reason. It only ever rises.
 
     ``shutdown_grace_s``: how long after the first signal the machine is gone, if that is known.
@@ -60,11 +60,11 @@ class StopRequest:
         self._reason = ""
 
     @property
-    def level(self) -> StopLevel:
+    def level(self) -> ShutdownLevel:
         """The level reached."""
         if self._now.is_set():
-            return StopLevel.NOW
-        return StopLevel.DRAIN if self._drain.is_set() else StopLevel.NONE
+            return ShutdownLevel.NOW
+        return ShutdownLevel.DRAIN if self._drain.is_set() else ShutdownLevel.NONE
 
     @property
     def reason(self) -> str:
@@ -75,21 +75,21 @@ class StopRequest:
         """Seconds since somebody first asked; 0 if nobody has."""
         return 0.0 if self._requested_at is None else self._clock() - self._requested_at
 
-    def left_s(self) -> float | None:
+    def remaining_s(self) -> float | None:
         """Seconds until the machine is gone; None if nobody knows."""
         with self._lock:
             return None if self._gone_at is None else max(self._gone_at - self._clock(), 0.0)
 
     def out_of_time(self, grace_s: float) -> bool:
         """Whether the time for leaving in good order is used up. `grace_s`: the trainer's own."""
-        if self.level is StopLevel.NOW:
+        if self.level is ShutdownLevel.NOW:
             return True
-        left_s = self.left_s()
+        left_s = self.remaining_s()
         if left_s is not None:
             return left_s <= LEAVE_MARGIN_S
         return self.pending_s() > grace_s + max(grace_s, LEAVE_MIN_S)
 
-    def request(self, reason: str) -> StopLevel:
+    def request(self, reason: str) -> ShutdownLevel:
         """Ask to stop: the first time to drain, again (later than ``same_request_s``) to leave now.
 
         Not to be called from a signal handler; see ``stop_on_signals``.
@@ -132,7 +132,7 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals(
-    stop: StopRequest,
+    stop: ShutdownRequest,
     register: Callable[[signal.Signals, Handler], object] = signal.signal,
 ) -> Iterator[None]:
     """While inside, SIGTERM and SIGINT become requests on ``stop``; afterwards the former handlers are back.

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from baton.contract.work import AGENT_CRASHED, ReleaseRequest, WorkItem, WorkQuery
 from gpu_client.agent.app.settings import AgentSettings
-from gpu_client.agent.app.shutdown import StopRequest
-from gpu_client.agent.attempt.attempt_reporter import Outcome
+from gpu_client.agent.app.shutdown import ShutdownRequest
+from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome
 from gpu_client.agent.attempt.job_run import JobRun
 from gpu_client.agent.attempt.lease import key_is_refused
-from gpu_client.agent.health import Pulse
+from gpu_client.agent.health import LivenessFile
 from gpu_client.agent.retry import backoff_s
 from gpu_client.agent.workspace.slots import Workspace
 from gpu_client.transport.api.client import BatonClient
@@ -38,7 +38,7 @@ CLAIM_BUDGET_S = 30.0
 """Time for one claim: between two of them the agent looks whether it is to leave."""
 
 
-class Agent:
+class WorkerLoop:
     """Claims and runs jobs, one at a time, until asked to stop or out of work for long enough."""
 
     def __init__(
@@ -48,10 +48,10 @@ class Agent:
         client: BatonClient,
         transfer: Transfer,
         workspace: Workspace,
-        stop: StopRequest,
+        stop: ShutdownRequest,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
-        pulse: Pulse | None = None,
+        liveness: LivenessFile | None = None,
     ) -> None:
         self._settings = settings
         self._client = client
@@ -61,20 +61,20 @@ class Agent:
         self._clock = clock
         self._claims = client.within(CLAIM_BUDGET_S)
         self._writing_stats = threading.Lock()
-        self._pulse = pulse or Pulse(None)
+        self._liveness = liveness or LivenessFile(None)
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._introduced = False
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[AttemptOutcome] = []
 
     def run(self) -> int:
         """Until there is a reason to end. Returns the exit code."""
-        self._pulse.beat(CLAIM_BUDGET_S)
+        self._liveness.beat(CLAIM_BUDGET_S)
         self._recover()
         empty_polls = faults = 0
         idle_since = self._clock()
         while not self._stop.is_set():
             claimed_at = self._clock()
-            self._pulse.beat(CLAIM_BUDGET_S + self._settings.poll_max_s)
+            self._liveness.beat(CLAIM_BUDGET_S + self._settings.poll_max_s)
             try:
                 item = self._claim(idle_since)
             except Unauthorized as error:
@@ -95,7 +95,7 @@ class Agent:
                 stop=self._stop,
                 claimed_at=claimed_at,
                 on_progress=self._write_stats,
-                on_alive=lambda within_s: self._pulse.beat(max(within_s, CLEARING_S)),
+                on_alive=lambda within_s: self._liveness.beat(max(within_s, CLEARING_S)),
             )
             self.outcomes.append(run.run())
             self._write_stats()
@@ -106,7 +106,7 @@ class Agent:
                 # One may be the job's doing. A full disk or a broken driver would fail every job of the queue in turn.
                 pause_s = backoff_s(FAULT_PAUSE_S, faults - 1, FAULT_PAUSE_MAX_S)
                 logger.warning("this machine failed %d jobs in a row: no claim for %.0f s", faults, pause_s)
-                self._pulse.beat(pause_s)
+                self._liveness.beat(pause_s)
                 self._stop.wait(pause_s)
             empty_polls = 0
             idle_since = self._clock()
@@ -118,15 +118,15 @@ class Agent:
             query = self._settings.work_query()
             if not self._introduced:
                 self._introduced = True
-                self._introduce(query)
+                self._log_introduction(query)
             return self._claims.claim(query)
         except (BatonError, OSError) as error:
             if isinstance(error, Unauthorized) and key_is_refused(error):
                 raise
-            self._report_silence(error, idle_since)
+            self._log_claim_failure(error, idle_since)
             return None
 
-    def _introduce(self, query: WorkQuery) -> None:
+    def _log_introduction(self, query: WorkQuery) -> None:
         """Say what is asked for, and with what: while there is no fitting job, nothing else is logged."""
         gpus = query.gpus or 0
         memory = f" with {query.vram_gib:g} GiB{' each' if gpus > 1 else ''}" if query.vram_gib else ""
@@ -153,7 +153,7 @@ class Agent:
         logger.info("no work for %g s: leaving", limit_s)
         return True
 
-    def _report_silence(self, error: Exception, idle_since: float) -> None:
+    def _log_claim_failure(self, error: Exception, idle_since: float) -> None:
         patient = self._clock() - idle_since < self._settings.startup_grace_s
         logger.log(logging.INFO if patient else logging.WARNING, "no work from the control plane: %s", error)
 

@@ -11,9 +11,9 @@ from baton.contract.jobs import FailureClass
 from baton.contract.steering import EndedBy
 from baton.contract.work import CompleteRequest, DeclaredArtifact, FailRequest, ReleaseRequest, SaladIdentity, WorkItem
 from gpu_client.agent.attempt.leased_calls import LeasedCalls
-from gpu_client.agent.control.channel_messages import Progress
-from gpu_client.agent.control.control_relay import Leaving, SteeringRelay, leave_by_rule
-from gpu_client.agent.process.failures import ExitStatus, Failure
+from gpu_client.agent.control.channel_messages import TrainingProgress
+from gpu_client.agent.control.control_relay import ControlRelay, RuleExit, encode_rule_exit
+from gpu_client.agent.process.failures import AttemptFailure, ExitStatus
 
 _Request = TypeVar("_Request", CompleteRequest, FailRequest, ReleaseRequest)
 
@@ -23,7 +23,7 @@ MAX_LOG_LINES = 50
 MAX_LOG_LINE_CHARS = 2000
 
 
-class Outcome(StrEnum):
+class AttemptOutcome(StrEnum):
     """How an attempt ended, as the agent sees it."""
 
     COMPLETE = "complete"
@@ -33,7 +33,7 @@ class Outcome(StrEnum):
     LOST = "lost"
 
 
-class LastWord:
+class AttemptReporter:
     """The three ways to end an attempt. `before` runs ahead of each try: a job takes no log lines after its end.
 
     All methods raise what `LeasedCalls.insist` raises.
@@ -44,17 +44,17 @@ class LastWord:
         item: WorkItem,
         identity: SaladIdentity,
         calls: LeasedCalls,
-        before: Callable[[], object],
-        steering: SteeringRelay,
+        flush: Callable[[], object],
+        control: ControlRelay,
     ) -> None:
         self._item = item
         self._identity = identity.model_dump()
         self._calls = calls
-        self._before = before
-        self._steering = steering
+        self._flush = flush
+        self._control = control
 
     def complete(
-        self, artifacts: Sequence[DeclaredArtifact], progress: Progress | None, goodput: Goodput | None = None
+        self, artifacts: Sequence[DeclaredArtifact], progress: TrainingProgress | None, goodput: Goodput | None = None
     ) -> None:
         """The job is done. NotStoredYet or DigestMismatch if an artifact is not as declared."""
         request = CompleteRequest(
@@ -67,10 +67,12 @@ class LastWord:
             **self._ended_by(),
         )
         token = self._item.lease_token
-        self._calls.insist("complete", lambda client: (self._before(), client.complete(token, self._steered(request))))
+        self._calls.call_with_retry(
+            "complete", lambda client: (self._flush(), client.complete(token, self._steered(request)))
+        )
 
     def fail(
-        self, failure: Failure, status: ExitStatus | None, tail: Sequence[str], goodput: Goodput | None = None
+        self, failure: AttemptFailure, status: ExitStatus | None, tail: Sequence[str], goodput: Goodput | None = None
     ) -> None:
         """The attempt failed: why, how the process ended, and what it printed last."""
         request = FailRequest(
@@ -79,13 +81,13 @@ class LastWord:
             failure_class=failure.failure_class,
             exit_code=status.code if status else None,
             signal=status.signal if status else None,
-            message=_text(failure.reason, MAX_MESSAGE_CHARS),
-            log_tail=[_text(line, MAX_LOG_LINE_CHARS) for line in tail[-MAX_LOG_LINES:]],
+            message=_encodable(failure.reason, MAX_MESSAGE_CHARS),
+            log_tail=[_encodable(line, MAX_LOG_LINE_CHARS) for line in tail[-MAX_LOG_LINES:]],
             goodput=goodput,
             **self._ended_by(failure.failure_class is FailureClass.STOPPED_BY_RULE),
         )
         token = self._item.lease_token
-        self._calls.insist("fail", lambda client: (self._before(), client.fail(token, self._steered(request))))
+        self._calls.call_with_retry("fail", lambda client: (self._flush(), client.fail(token, self._steered(request))))
 
     def release(self, reason: str, message: str, goodput: Goodput | None = None) -> None:
         """The job goes back, now: `reason` is "pause" or "sigterm"."""
@@ -93,38 +95,40 @@ class LastWord:
             **self._identity,
             job_id=self._item.id,
             reason=reason,
-            message=_text(message, MAX_RELEASE_MESSAGE_CHARS),
+            message=_encodable(message, MAX_RELEASE_MESSAGE_CHARS),
             goodput=goodput,
         )
         self._hand_back(request)
 
-    def leave(self, by_rule: Leaving, goodput: Goodput | None = None) -> None:
+    def leave_by_rule(self, by_rule: RuleExit, goodput: Goodput | None = None) -> None:
         """The job goes back because a rule wants it. RollbackRefused if it may not, or not so far back."""
         request = ReleaseRequest(
             **self._identity,
             job_id=self._item.id,
             reason=by_rule.kind,
-            message=_text(by_rule.reason, MAX_RELEASE_MESSAGE_CHARS),
+            message=_encodable(by_rule.reason, MAX_RELEASE_MESSAGE_CHARS),
             goodput=goodput,
-            by_rule=leave_by_rule(by_rule),
+            by_rule=encode_rule_exit(by_rule),
         )
         self._hand_back(request)
 
     def _hand_back(self, request: ReleaseRequest) -> None:
         token = self._item.lease_token
-        self._calls.insist("release", lambda client: (self._before(), client.release(token, self._steered(request))))
+        self._calls.call_with_retry(
+            "release", lambda client: (self._flush(), client.release(token, self._steered(request)))
+        )
 
     def _ended_by(self, stopped: bool = False) -> dict[str, EndedBy]:
         """`stopped`: the job ends by the rule, also if that wanted it to go on: a rollback that may not be."""
-        leaving = self._steering.leaving
-        by_rule = leaving is not None and (stopped or leaving.kind == "stop")
-        return {"ended_by": leaving.ended_by} if leaving is not None and by_rule else {}
+        rule_exit = self._control.rule_exit
+        by_rule = rule_exit is not None and (stopped or rule_exit.kind == "stop")
+        return {"ended_by": rule_exit.ended_by} if rule_exit is not None and by_rule else {}
 
     def _steered(self, request: _Request) -> _Request:
         """With what rules have said and done, as of now: heartbeats have told the most of it in the meantime."""
-        return request.model_copy(update={"control": self._steering.report()})
+        return request.model_copy(update={"control": self._control.report()})
 
 
-def _text(text: str, max_chars: int) -> str:
+def _encodable(text: str, max_chars: int) -> str:
     """The beginning of a text, as JSON can carry it: a file name in an error message need not be Unicode."""
     return text[:max_chars].encode("utf-8", "replace").decode()

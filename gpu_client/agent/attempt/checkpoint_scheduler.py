@@ -50,11 +50,11 @@ class CheckpointTimes:
     _stalls_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     _durable_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
-    def stalled(self, seconds: float) -> None:
+    def record_stall(self, seconds: float) -> None:
         """The training stood still for this long."""
         self._stalls_s.append(seconds)
 
-    def stored(self, seconds: float) -> None:
+    def record_upload(self, seconds: float) -> None:
         """From the checkpoint's being complete on this machine to its commit."""
         self._durable_s.append(seconds)
 
@@ -78,7 +78,7 @@ class CheckpointTimes:
         return SAFETY * (max(self._durable_s) + max(self._stalls_s, default=0.0))
 
 
-class Pace:
+class CheckpointScheduler:
     """Of one attempt; safe from several threads. `clock`: monotonic seconds."""
 
     def __init__(self, item: WorkItem, clock: Callable[[], float] = time.monotonic) -> None:
@@ -99,15 +99,15 @@ class Pace:
         """The attempt does something else now."""
         self._meter.enter(activity)
 
-    def progressed(self, step: int) -> None:
+    def record_step(self, step: int) -> None:
         """The training has reached `step`."""
         with self._lock:
             if self._training_since is None:
                 self._training_since = self._saved_at = self._clock()
             self.last_step = step
-        self._meter.progressed(step)
+        self._meter.record_step(step)
 
-    def step_in_silence(self, *, needed: bool) -> int | None:
+    def reported_step(self, *, needed: bool) -> int | None:
         """How far a script is that reports nothing: as its last checkpoint.
 
         `needed`: metrics are to be told, which nobody hears of without a step. The job is where it was then.
@@ -117,25 +117,25 @@ class Pace:
                 return self._item.last_step or 0
             return self.last_step
 
-    def of_total(self, total: int) -> None:
+    def set_total(self, total: int) -> None:
         """A checkpoint says which step is the last."""
         self.total = total
 
-    def saved(self, stall_s: float | None) -> None:
+    def record_saved(self, stall_s: float | None) -> None:
         """The session has saved a checkpoint, for which the training stood still so long (None: it does not say)."""
         with self._lock:
             self._saved_at, self._asked_at = self._clock(), None
             if stall_s is not None:
-                self._times.stalled(stall_s)
+                self._times.record_stall(stall_s)
         if stall_s is not None:
-            self._meter.stalled(stall_s)
+            self._meter.record_stall(stall_s)
 
-    def committed(self, result: Committed) -> None:
+    def record_commit(self, result: Committed) -> None:
         """A checkpoint is stored."""
         with self._lock:
-            self._times.stored(result.seconds)
+            self._times.record_upload(result.seconds)
             self.last_step = max(self.last_step or 0, result.step)
-        self._meter.committed(
+        self._meter.record_commit(
             step=result.step,
             raw_bytes=result.raw_bytes,
             reused_bytes=result.reused_bytes,
@@ -143,11 +143,11 @@ class Pace:
             uploaded_bytes=result.uploaded_bytes,
         )
 
-    def skipped(self) -> None:
+    def record_skip(self) -> None:
         """A checkpoint was passed over for a newer one, or given up."""
-        self._meter.skipped()
+        self._meter.record_skip()
 
-    def asked(self) -> None:
+    def record_request(self) -> None:
         """The training was asked for a checkpoint; it is not asked again before one has come, or as long again."""
         with self._lock:
             self._asked_at = self._clock()
@@ -161,7 +161,7 @@ class Pace:
             waited_s = self._clock() - max(self._saved_at, self._asked_at or 0.0)
             return waited_s >= interval_s
 
-    def why_not_one_more(self, left_s: float) -> str:
+    def last_checkpoint_problem(self, left_s: float) -> str:
         """Why a last checkpoint cannot be stored in time; "" if it can, or nothing is known of how long one takes."""
         with self._lock:
             needed_s = self._times.last_checkpoint_s()
@@ -169,7 +169,7 @@ class Pace:
             return ""
         return f"it takes about {needed_s:.0f} s, and {left_s:.0f} s are left"
 
-    def time_for_trainer_s(self, left_s: float) -> float:
+    def trainer_time_s(self, left_s: float) -> float:
         """How much of what is left the trainer may use up, so that its last checkpoint can still be stored."""
         with self._lock:
             storing_s = self._times.storing_s() or 0.0

@@ -53,7 +53,7 @@ class GoodputMeter:
             self._activity = activity
             self._step = None
 
-    def progressed(self, step: int) -> None:
+    def record_step(self, step: int) -> None:
         """The training has reached `step`. What lies before its first report is its start, and counts as idle."""
         with self._lock:
             self._silent = False
@@ -61,12 +61,12 @@ class GoodputMeter:
                 self._settle(step)
                 self._step = step
 
-    def stalled(self, seconds: float) -> None:
+    def record_stall(self, seconds: float) -> None:
         """The training stood still for this long to take a checkpoint."""
         with self._lock:
             self._stalled_s += max(seconds, 0.0)
 
-    def committed(
+    def record_commit(
         self, *, step: int, raw_bytes: int, reused_bytes: int, encoded_bytes: int, uploaded_bytes: int
     ) -> None:
         """A checkpoint was committed; the bytes as in Goodput.
@@ -86,7 +86,7 @@ class GoodputMeter:
             self._counts["encoded_bytes"] += encoded_bytes
             self._counts["uploaded_bytes"] += uploaded_bytes
 
-    def skipped(self) -> None:
+    def record_skip(self) -> None:
         """A checkpoint was passed over for a newer one."""
         with self._lock:
             self._counts["skipped"] += 1

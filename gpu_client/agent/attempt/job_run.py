@@ -16,26 +16,26 @@ from baton.contract.jobs import FailureClass
 from baton.contract.leases import heartbeat_budget_s
 from baton.contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
 from gpu_client.agent.app.settings import AgentSettings
-from gpu_client.agent.app.shutdown import StopLevel, StopRequest
-from gpu_client.agent.attempt.attempt_reporter import LastWord, Outcome
-from gpu_client.agent.attempt.checkpoint_scheduler import Pace
+from gpu_client.agent.app.shutdown import ShutdownLevel, ShutdownRequest
+from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome, AttemptReporter
+from gpu_client.agent.attempt.checkpoint_scheduler import CheckpointScheduler
 from gpu_client.agent.attempt.goodput import Activity
-from gpu_client.agent.attempt.lease import LeaseKeeper, Lost, key_is_refused
+from gpu_client.agent.attempt.lease import LeaseKeeper, LeaseLoss, key_is_refused
 from gpu_client.agent.attempt.leased_calls import LeasedCalls
-from gpu_client.agent.attempt.required_outputs import failed_outputs, outputs_of, until_stored
-from gpu_client.agent.attempt.steps import Steps, StepsEnd, Surroundings
-from gpu_client.agent.control.channel_messages import Progress
+from gpu_client.agent.attempt.required_outputs import check_outputs, collect_declared_outputs, deliver_until_stored
+from gpu_client.agent.attempt.steps import StepContext, StepRunner, StepsResult
+from gpu_client.agent.control.channel_messages import TrainingProgress
 from gpu_client.agent.control.channel_server import StopReason
-from gpu_client.agent.control.control_relay import Leaving, SteeringRelay
+from gpu_client.agent.control.control_relay import ControlRelay, RuleExit
 from gpu_client.agent.io.artifact_shipper import ArtifactShipper
-from gpu_client.agent.io.checkpoint_collector import Harvest
+from gpu_client.agent.io.checkpoint_collector import CheckpointCollector
 from gpu_client.agent.io.committer import Committer
 from gpu_client.agent.io.inputs import fetch_inputs
 from gpu_client.agent.io.log_shipper import LogShipper
-from gpu_client.agent.io.metric_buffer import PointSpool
+from gpu_client.agent.io.metric_buffer import MetricBuffer
 from gpu_client.agent.io.step_ledger import StepLedger, plan_of
-from gpu_client.agent.polled_event import Condition
-from gpu_client.agent.process.failures import ExitStatus, Failure, expected, failure_of
+from gpu_client.agent.polled_event import PolledEvent
+from gpu_client.agent.process.failures import AttemptFailure, ExitStatus, classify_error, is_expected
 from gpu_client.agent.process.output import TrainerOutput
 from gpu_client.agent.process.supervisor import start_trainer
 from gpu_client.agent.workspace.slots import JobDirectories, Workspace, WorkspaceError
@@ -50,7 +50,7 @@ logger = logging.getLogger("baton.job")
 
 PATIENCE_S = 600.0
 """Where the machine stays, the last checkpoint may take so long to be stored: after a pause, a failure, the end."""
-SHOW_PATIENCE_S = 20.0
+ARTIFACT_PATIENCE_S = 20.0
 """So long at most what was shown last may take to be stored."""
 LOG_BUDGET_S = 10.0
 _ACTIVITIES = {"training": Activity.TRAINING}
@@ -68,7 +68,7 @@ class JobRun:
         transfer: Transfer,
         settings: AgentSettings,
         workspace: Workspace,
-        stop: StopRequest,
+        stop: ShutdownRequest,
         claimed_at: float,
         on_progress: Callable[[], None] = lambda: None,
         on_alive: Callable[[float], None] = lambda within_s: None,
@@ -84,50 +84,54 @@ class JobRun:
         self._started_at = int(time.time())
         self._ended = threading.Event()
         """The lease is gone: every transfer and wait ends."""
-        self._lost: Lost | None = None
-        self.failure: Failure | None = None
+        self._lost: LeaseLoss | None = None
+        self.failure: AttemptFailure | None = None
         """Why it failed, if it did."""
         self._pause_reason = ""
         self._checkpoint_asked = False
-        self._pace = Pace(item)
-        self._steps: Steps | None = None
+        self._scheduler = CheckpointScheduler(item)
+        self._steps: StepRunner | None = None
         self._tail: list[str] = []
         """What the last step printed last."""
-        points = PointSpool(lambda: item.server_time + time.monotonic() - claimed_at)
+        points = MetricBuffer(lambda: item.server_time + time.monotonic() - claimed_at)
         self._output = TrainerOutput(echo=lambda line: logger.debug("| %s", line), points=points)
-        self._output.signals.follow(item.control.rules if item.control else None)
+        self._output.signals.set_rules(item.control.rules if item.control else None)
         self._shipper: LogShipper | None = None
-        self._steering = SteeringRelay(item.control, attempt=item.epoch)
+        self._control = ControlRelay(item.control, attempt=item.epoch)
         heart = client.within(heartbeat_budget_s(item.heartbeat_interval_s))
         self._keeper = LeaseKeeper(
             item,
             lambda request: heart.heartbeat(item.id, item.lease_token, request),
             self._status,
-            on_directive=self._directed,
-            on_lost=self._lease_lost,
+            on_directive=self._on_directive,
+            on_lost=self._on_lease_lost,
             on_pause=on_alive,
-            on_answer=self._answered,
+            on_answer=self._on_answer,
             claimed_at=claimed_at,
         )
         self._calls = LeasedCalls(client, self._keeper, given_up=self._out_of_time)
-        self._last_word = LastWord(item, settings.identity(), self._calls, self._before_last_word, self._steering)
+        self._reporter = AttemptReporter(
+            item, settings.identity(), self._calls, self._flush_before_report, self._control
+        )
 
-    def run(self) -> Outcome:
+    def run(self) -> AttemptOutcome:
         """Do the attempt. Raises WorkspaceError if the disk cannot be cleared for the next one."""
         item = self._item
         logger.info("job %s, attempt %d: claimed", item.id, item.epoch)
         self._keeper.start()
         try:
-            outcome = self._settled()
+            outcome = self._run_guarded()
         finally:
             self._ended.set()
             self._keeper.close()
         self._workspace.clear_state()
         logger.info("job %s, attempt %d: %s", item.id, item.epoch, outcome)
-        self._workspace.purge(finished=item.id if outcome in (Outcome.COMPLETE, Outcome.CANCELED) else None)
+        self._workspace.purge(
+            finished=item.id if outcome in (AttemptOutcome.COMPLETE, AttemptOutcome.CANCELED) else None
+        )
         return outcome
 
-    def _settled(self) -> Outcome:
+    def _run_guarded(self) -> AttemptOutcome:
         """The top boundary of an attempt: whatever happens in it ends in a report, not in a dead agent.
 
         An error that kills the agent would be met again by the next one that is handed this job, and by no budget.
@@ -135,71 +139,71 @@ class JobRun:
         try:
             return self._attempt()
         except LeaseLost as error:
-            self._lease_lost(Lost(error.code, error.message))
-            return self._lost_outcome()
+            self._on_lease_lost(LeaseLoss(error.code, error.message))
+            return self._loss_outcome()
         except TransferCanceled:
-            return self._lost_outcome() if self._ended.is_set() else self._release()
+            return self._loss_outcome() if self._ended.is_set() else self._release()
         except Exception as error:
             if isinstance(error, Unauthorized) and key_is_refused(error):
-                self._lease_lost(Lost(error.code, error.message))
-                return self._lost_outcome()
-            if not expected(error):
+                self._on_lease_lost(LeaseLoss(error.code, error.message))
+                return self._loss_outcome()
+            if not is_expected(error):
                 logger.exception("job %s: error in the agent while %s", self._item.id, self._phase)
-            return self._fail(failure_of(error))
+            return self._fail(classify_error(error))
 
     # What others leave notes about
 
     def _status(self) -> HeartbeatRequest:
         progress = self._progress()
         self._on_progress()
-        metrics = self._output.signals.beside(progress.metrics if progress else {})
+        metrics = self._output.signals.merge_with(progress.metrics if progress else {})
         return HeartbeatRequest(
             **self._settings.identity().model_dump(),
             phase=self._phase,
-            step=progress.step if progress else self._pace.step_in_silence(needed=metrics is not None),
-            total_steps=progress.total if progress else self._pace.total,
+            step=progress.step if progress else self._scheduler.reported_step(needed=metrics is not None),
+            total_steps=progress.total if progress else self._scheduler.total,
             metrics=metrics,
-            goodput=self._pace.goodput(),
-            control=self._steering.report(progress),
+            goodput=self._scheduler.goodput(),
+            control=self._control.report(progress),
         )
 
-    def _answered(self, request: HeartbeatRequest, answer: HeartbeatAnswer) -> None:
+    def _on_answer(self, request: HeartbeatRequest, answer: HeartbeatAnswer) -> None:
         if request.control is not None:
-            self._steering.heard(request.control, answer)
-            self._output.signals.follow(answer.rules)
-        self._output.signals.heard(request.metrics)
+            self._control.acknowledge(request.control, answer)
+            self._output.signals.set_rules(answer.rules)
+        self._output.signals.acknowledge(request.metrics)
 
-    def _directed(self, directive: Directive, reason: str) -> None:
+    def _on_directive(self, directive: Directive, reason: str) -> None:
         if directive is Directive.PAUSE:
             self._pause_reason = reason or "paused"
         elif directive is Directive.CHECKPOINT and self._steps and not self._checkpoint_asked:
             # Before the trainer has connected nobody hears it: then the next heartbeat says it again.
             self._checkpoint_asked = self._steps.request_checkpoint()
 
-    def _lease_lost(self, lost: Lost) -> None:
+    def _on_lease_lost(self, lost: LeaseLoss) -> None:
         if self._lost is None:
             self._lost = lost
             logger.warning("job %s: %s (%s)", self._item.id, lost.message, lost.code)
         self._ended.set()
 
-    def _leaving(self) -> StopReason | None:
+    def _stop_reason(self) -> StopReason | None:
         """Why the job is to be handed back, if it is."""
         if self._stop.is_set():
             return "release"
         return "pause" if self._pause_reason else None
 
     def _interrupted(self) -> bool:
-        return self._ended.is_set() or self._leaving() is not None
+        return self._ended.is_set() or self._stop_reason() is not None
 
     def _out_of_time(self) -> bool:
         return self._stop.out_of_time(float(self._item.stop_grace_s))
 
-    def _progress(self) -> Progress | None:
+    def _progress(self) -> TrainingProgress | None:
         return self._steps.progress() if self._steps else None
 
     def _enter(self, phase: str) -> None:
         self._phase = phase
-        self._pace.enter(_ACTIVITIES.get(phase, Activity.TRANSFERRING))
+        self._scheduler.enter(_ACTIVITIES.get(phase, Activity.TRANSFERRING))
         item = self._item
         try:
             self._workspace.write_state(item.id, item.epoch, phase, self._started_at, lease_token=item.lease_token)
@@ -210,14 +214,14 @@ class JobRun:
 
     # The phases
 
-    def _attempt(self) -> Outcome:
+    def _attempt(self) -> AttemptOutcome:
         item = self._item
         # First, because the claim's URLs of the checkpoints do not live as long as many inputs may take.
         self._enter("restoring")
         directories = self._workspace.prepare(item.id, item.epoch)
         directories.write_params(item.parameters)
         store = LocalStore(self._workspace.stores, item.id)
-        leave = Condition(self._interrupted)
+        leave = PolledEvent(self._interrupted)
         calls = LeasedCalls(self._client, self._keeper, given_up=self._interrupted)
         ledger = StepLedger(plan_of(item).steps, directories)
         resume_from = ledger.take(restore(calls, self._transfer, item, directories.output, store=store, cancel=leave))
@@ -231,72 +235,72 @@ class JobRun:
         logs = self._client.within(LOG_BUDGET_S)
         ship = partial(logs.send_logs, item.id, item.lease_token)
         self._shipper = LogShipper(self._output.spool, ship, points=self._output.points)
-        harvest = Harvest(
+        collector = CheckpointCollector(
             directories,
             item,
             self._settings.stable_s,
             store,
-            on_committed=self._pace.committed,
-            on_total=self._pace.of_total,
+            on_committed=self._scheduler.record_commit,
+            on_total=self._scheduler.set_total,
             ledger=ledger,
-            say=self._output.spool.append,
+            log_line=self._output.spool.append,
         )
         committer = Committer(
-            lambda staged, cancel: harvest.commit(self._client, self._transfer, staged, cancel),
+            lambda staged, cancel: collector.commit(self._client, self._transfer, staged, cancel),
             self._keeper.prove,
-            on_lost=lambda error: self._lease_lost(Lost(error.code, error.message)),
+            on_lost=lambda error: self._on_lease_lost(LeaseLoss(error.code, error.message)),
             over=self._ended,
-            on_skipped=self._pace.skipped,
+            on_skipped=self._scheduler.record_skip,
         )
-        around = Surroundings(
+        context = StepContext(
             start=start_trainer,
-            pace=self._pace,
+            scheduler=self._scheduler,
             stop=self._stop,
-            over=self._ended,
-            canceled=lambda: self._lost_outcome() is Outcome.CANCELED,
-            leaving=self._leaving,
-            steering=self._steering,
+            lease_lost=self._ended,
+            canceled=lambda: self._loss_outcome() is AttemptOutcome.CANCELED,
+            stop_reason=self._stop_reason,
+            control=self._control,
             api_url=self._settings.api_url,
         )
-        early = ArtifactShipper(
+        artifacts = ArtifactShipper(
             directories.output,
             lambda files, cancel: upload_artifacts(logs, self._transfer, item, files, cancel=cancel),
             self._keeper.prove,
             over=self._ended,
         )
-        self._steps = Steps(
+        self._steps = StepRunner(
             item,
             directories,
             ledger,
-            harvest=harvest,
+            collector=collector,
             committer=committer,
             store=store,
             output=self._output,
-            around=around,
-            show=early.offer,
+            context=context,
+            offer_artifact=artifacts.offer,
         )
         try:
             end = self._steps.run(resume_from)
             if end.done:
-                early.close()  # what it has not sent is among the outputs
+                artifacts.close()  # what it has not sent is among the outputs
             self._tail = self._steps.output.last_lines()
             self._steps.clean_up()
-            return self._conclude(end, committer, early, directories)
+            return self._conclude(end, committer, artifacts, directories)
         finally:
-            early.close()
+            artifacts.close()
             committer.close()
             self._shipper.close()
 
     # The end
 
     def _conclude(
-        self, end: StepsEnd, committer: Committer, early: ArtifactShipper, directories: JobDirectories
-    ) -> Outcome:
+        self, end: StepsResult, committer: Committer, artifacts: ArtifactShipper, directories: JobDirectories
+    ) -> AttemptOutcome:
         if self._ended.is_set():
-            return self._lost_outcome()
+            return self._loss_outcome()
         if end.done:
             plan = plan_of(self._item)
-            failure = failed_outputs(directories.output, plan.outputs, plan.optional_outputs)
+            failure = check_outputs(directories.output, plan.outputs, plan.optional_outputs)
             if failure is None:
                 self._enter("uploading")
                 return self._complete(committer, directories)
@@ -304,87 +308,93 @@ class JobRun:
         self._enter("committing")
         self._drain(committer)
         # The next attempt may go on from parts of a shared file that this one has just shown.
-        until = time.monotonic() + SHOW_PATIENCE_S
-        early.drain(lambda: self._out_of_time() or time.monotonic() > until)
+        until = time.monotonic() + ARTIFACT_PATIENCE_S
+        artifacts.drain(lambda: self._out_of_time() or time.monotonic() > until)
         if end.failure is not None:
             return self._fail(end.failure, end.status)
-        by_rule = self._steering.leaving
-        if by_rule is None or by_rule.kind == "stop":
+        rule_exit = self._control.rule_exit
+        if rule_exit is None or rule_exit.kind == "stop":
             return self._release()
-        return self._hand_back(by_rule)
+        return self._hand_back(rule_exit)
 
     def _drain(self, committer: Committer) -> None:
         """Let the last checkpoint be committed, for as long as that makes sense."""
         until = time.monotonic() + PATIENCE_S
         committer.drain(lambda: self._out_of_time() or time.monotonic() > until)
 
-    def _complete(self, committer: Committer, directories: JobDirectories) -> Outcome:
+    def _complete(self, committer: Committer, directories: JobDirectories) -> AttemptOutcome:
         """Upload the outputs, then report."""
         try:
-            files = outputs_of(self._item, directories, on_left_out=self._note)
+            files = collect_declared_outputs(self._item, directories, on_left_out=self._warn)
         except BatonError:
             self._drain(committer)
             raise
-        cancel = Condition(lambda: self._ended.is_set() or self._out_of_time())
+        cancel = PolledEvent(lambda: self._ended.is_set() or self._out_of_time())
 
         def deliver() -> None:
-            artifacts = self._calls.insist(
+            artifacts = self._calls.call_with_retry(
                 "artifacts",
                 lambda _client: upload_artifacts(self._calls, self._transfer, self._item, files, cancel=cancel),
             )
             # While the lease lasts: a job that is run again or branched off begins at its last checkpoint.
             self._drain(committer)
-            self._last_word.complete(artifacts, self._progress(), self._pace.goodput())
+            self._reporter.complete(artifacts, self._progress(), self._scheduler.goodput())
 
-        failure = until_stored(self._item, deliver, self._ended.wait)
-        return Outcome.COMPLETE if failure is None else self._fail(failure)
+        failure = deliver_until_stored(self._item, deliver, self._ended.wait)
+        return AttemptOutcome.COMPLETE if failure is None else self._fail(failure)
 
-    def _note(self, text: str) -> None:
+    def _warn(self, text: str) -> None:
         """In the job's log, too."""
         logger.warning("job %s: %s", self._item.id, text)
         self._output.spool.append(f"[baton] {text}")
 
-    def _fail(self, failure: Failure, status: ExitStatus | None = None) -> Outcome:
+    def _fail(self, failure: AttemptFailure, status: ExitStatus | None = None) -> AttemptOutcome:
         self.failure = failure
         logger.warning("job %s failed: %s: %s", self._item.id, failure.failure_class, failure.reason)
         tail = self._tail or (self._steps.output.last_lines() if self._steps else [])
-        return self._report(lambda: self._last_word.fail(failure, status, tail, self._pace.goodput()), Outcome.FAILED)
+        return self._deliver_report(
+            lambda: self._reporter.fail(failure, status, tail, self._scheduler.goodput()), AttemptOutcome.FAILED
+        )
 
-    def _release(self) -> Outcome:
-        pause = self._leaving() == "pause"
+    def _release(self) -> AttemptOutcome:
+        pause = self._stop_reason() == "pause"
         reason, message = ("pause", self._pause_reason) if pause else ("sigterm", self._stop.reason)
         skipped = self._steps.last_checkpoint_skipped if self._steps else ""
         if skipped:
             message = f"{message}; no last checkpoint: {skipped}"
-        return self._report(lambda: self._last_word.release(reason, message, self._pace.goodput()), Outcome.RELEASED)
+        return self._deliver_report(
+            lambda: self._reporter.release(reason, message, self._scheduler.goodput()), AttemptOutcome.RELEASED
+        )
 
-    def _hand_back(self, by_rule: Leaving) -> Outcome:
+    def _hand_back(self, rule_exit: RuleExit) -> AttemptOutcome:
         """A rule wants the job to go on elsewhere, later, or from an earlier checkpoint."""
         try:
-            return self._report(lambda: self._last_word.leave(by_rule, self._pace.goodput()), Outcome.RELEASED)
+            return self._deliver_report(
+                lambda: self._reporter.leave_by_rule(rule_exit, self._scheduler.goodput()), AttemptOutcome.RELEASED
+            )
         except RollbackRefused as error:
-            return self._fail(Failure(FailureClass.STOPPED_BY_RULE, f"{by_rule.reason}; {error.message}"))
+            return self._fail(AttemptFailure(FailureClass.STOPPED_BY_RULE, f"{rule_exit.reason}; {error.message}"))
 
-    def _lost_outcome(self) -> Outcome:
-        return Outcome.CANCELED if self._lost and self._lost.canceled else Outcome.LOST
+    def _loss_outcome(self) -> AttemptOutcome:
+        return AttemptOutcome.CANCELED if self._lost and self._lost.canceled else AttemptOutcome.LOST
 
-    def _report(self, say: Callable[[], None], outcome: Outcome) -> Outcome:
+    def _deliver_report(self, report: Callable[[], None], outcome: AttemptOutcome) -> AttemptOutcome:
         try:
-            say()
+            report()
         except LeaseLost as error:
-            self._lease_lost(Lost(error.code, error.message))
-            return self._lost_outcome()
+            self._on_lease_lost(LeaseLoss(error.code, error.message))
+            return self._loss_outcome()
         except RollbackRefused:
             raise
         except BatonError as error:
             # Nobody is left to tell: the lease runs out, and the job goes to another worker.
             logger.error("job %s: the end of the attempt could not be reported: %s", self._item.id, error)
-            return self._lost_outcome()
+            return self._loss_outcome()
         return outcome
 
-    def _before_last_word(self) -> None:
+    def _flush_before_report(self) -> None:
         """What a heartbeat has no room for in the last word, and what the training printed last."""
-        while (self._steering.behind or self._output.signals.unheard) and self._keeper.beat():
+        while (self._control.has_backlog or self._output.signals.has_unreported) and self._keeper.beat():
             pass
-        if self._shipper is not None and self._stop.level is not StopLevel.NOW:
+        if self._shipper is not None and self._stop.level is not ShutdownLevel.NOW:
             self._shipper.flush()

@@ -49,7 +49,7 @@ SendHeartbeat = Callable[[HeartbeatRequest], HeartbeatAnswer]
 
 
 @dataclass(frozen=True)
-class Lost:
+class LeaseLoss:
     """Why the attempt may not write any more. `directive` is set when a user's command ended it."""
 
     code: str
@@ -67,16 +67,16 @@ def key_is_refused(error: Unauthorized) -> bool:
     return not error.foreign and error.code in _KEY_REFUSED
 
 
-def _loss(error: BatonError) -> Lost | None:
+def _loss_of(error: BatonError) -> LeaseLoss | None:
     """What is lost if this answer to a heartbeat says that none will be accepted again; None if it may pass."""
     final = isinstance(error, LeaseLost | LeaseExpired) or (isinstance(error, Unauthorized) and key_is_refused(error))
     # Any other 404 is that of a gateway or proxy that knows no such path.
     if isinstance(error, ApiError) and (final or error.code == ErrorCode.JOB_NOT_FOUND):
-        return Lost(error.code, error.message)
+        return LeaseLoss(error.code, error.message)
     return None
 
 
-def _kept_interval_s(interval_s: int) -> float:
+def _clamp_interval_s(interval_s: int) -> float:
     return float(min(max(interval_s, RETRY_MIN_S), MAX_INTERVAL_S))
 
 
@@ -96,7 +96,7 @@ class LeaseKeeper:
         status: Callable[[], HeartbeatRequest],
         *,
         on_directive: Callable[[Directive, str], None],
-        on_lost: Callable[[Lost], None],
+        on_lost: Callable[[LeaseLoss], None],
         on_pause: Callable[[float], None] = lambda pause_s: None,
         on_answer: Callable[[HeartbeatRequest, HeartbeatAnswer], None] = lambda request, answer: None,
         claimed_at: float,
@@ -112,10 +112,10 @@ class LeaseKeeper:
         self._clock = clock
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._duration_s = float(item.lease_duration_s)
-        self._interval_s = _kept_interval_s(item.heartbeat_interval_s)
+        self._interval_s = _clamp_interval_s(item.heartbeat_interval_s)
         self._proven_at = claimed_at
         self._failures = 0
-        self._lost: Lost | None = None
+        self._lost: LeaseLoss | None = None
         self._sending = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
@@ -131,7 +131,7 @@ class LeaseKeeper:
             self._thread.join()
 
     @property
-    def lost(self) -> Lost | None:
+    def lost(self) -> LeaseLoss | None:
         """Why the lease is gone; None while it may still hold."""
         return self._lost
 
@@ -157,9 +157,9 @@ class LeaseKeeper:
             try:
                 answer = self._send(request)
             except BatonError as error:
-                lost = _loss(error)
+                lost = _loss_of(error)
                 if lost is not None:
-                    self._lose(lost)
+                    self._set_lost(lost)
                     return False
                 self._failures += 1
                 if self._failures == 1:
@@ -170,9 +170,9 @@ class LeaseKeeper:
             self._failures = 0
             self._proven_at = sent_at
             self._duration_s = float(answer.lease_duration_s)
-            self._interval_s = _kept_interval_s(answer.heartbeat_interval_s)
+            self._interval_s = _clamp_interval_s(answer.heartbeat_interval_s)
             self._on_answer(request, answer)
-        return self._obey(answer)
+        return self._apply_directive(answer)
 
     def next_pause_s(self) -> float:
         """Seconds until the next heartbeat: the interval with a little jitter, or a growing retry pause."""
@@ -190,15 +190,15 @@ class LeaseKeeper:
             logger.exception("the heartbeat goes out without a report")
             return HeartbeatRequest()
 
-    def _obey(self, answer: HeartbeatAnswer) -> bool:
+    def _apply_directive(self, answer: HeartbeatAnswer) -> bool:
         if answer.directive is Directive.CANCEL:
-            self._lose(Lost("job_canceled", answer.reason or "the job was canceled", Directive.CANCEL))
+            self._set_lost(LeaseLoss("job_canceled", answer.reason or "the job was canceled", Directive.CANCEL))
             return False
         if answer.directive is not Directive.CONTINUE:
             self._on_directive(answer.directive, answer.reason)
         return True
 
-    def _lose(self, lost: Lost) -> None:
+    def _set_lost(self, lost: LeaseLoss) -> None:
         if self._lost is None:
             self._lost = lost
             self._on_lost(lost)

@@ -13,7 +13,7 @@ from typing import TypeVar
 from baton.contract.checkpoints import BlobUrls
 from baton.contract.work import ArtifactsAnswer, DeclaredArtifact, InputPage
 from gpu_client.agent.attempt.lease import LeaseKeeper
-from gpu_client.agent.polled_event import Condition
+from gpu_client.agent.polled_event import PolledEvent
 from gpu_client.agent.retry import backoff_s, may_pass
 from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import ApiError, LeaseExpired, TransferCanceled, UnexpectedAnswer, Unreachable
@@ -55,7 +55,7 @@ class LeasedCalls:
         self._given_up = given_up
         self._retry_s = retry_s
 
-    def insist(self, what: str, call: Callable[[BatonClient], T]) -> T:
+    def call_with_retry(self, what: str, call: Callable[[BatonClient], T]) -> T:
         """The call's result, however long the control plane (or, for calls that move bytes, the store) is away."""
         unexpected = foreign = rounds = 0
         while True:
@@ -84,21 +84,23 @@ class LeasedCalls:
             if self._given_up():
                 raise TransferCanceled(f"{what}: not waiting any longer ({trouble})")
             logger.warning("%s: %s; trying again", what, trouble)
-            over = Condition(lambda: self._keeper.lost is not None or self._given_up())
+            over = PolledEvent(lambda: self._keeper.lost is not None or self._given_up())
             over.wait(backoff_s(self._retry_s, rounds))
             rounds += 1
 
     def inputs_page(self, job_id: str, lease_token: str, *, cursor: str | None = None) -> InputPage:
         """See WorkerCalls."""
-        return self.insist("inputs", lambda client: client.inputs_page(job_id, lease_token, cursor=cursor))
+        return self.call_with_retry("inputs", lambda client: client.inputs_page(job_id, lease_token, cursor=cursor))
 
     def blob_urls(self, job_id: str, step: int, blake3: Sequence[str], *, lease_token: str | None = None) -> BlobUrls:
         """See WorkerCalls."""
-        return self.insist("blob_urls", lambda client: client.blob_urls(job_id, step, blake3, lease_token=lease_token))
+        return self.call_with_retry(
+            "blob_urls", lambda client: client.blob_urls(job_id, step, blake3, lease_token=lease_token)
+        )
 
     def report_damaged(self, job_id: str, step: int, lease_token: str, *, epoch: int, message: str) -> None:
         """See WorkerCalls."""
-        self.insist(
+        self.call_with_retry(
             "report_damaged",
             lambda client: client.report_damaged(job_id, step, lease_token, epoch=epoch, message=message),
         )
@@ -107,4 +109,6 @@ class LeasedCalls:
         self, job_id: str, lease_token: str, artifacts: Sequence[DeclaredArtifact]
     ) -> ArtifactsAnswer:
         """See WorkerCalls."""
-        return self.insist("declare_artifacts", lambda client: client.declare_artifacts(job_id, lease_token, artifacts))
+        return self.call_with_retry(
+            "declare_artifacts", lambda client: client.declare_artifacts(job_id, lease_token, artifacts)
+        )

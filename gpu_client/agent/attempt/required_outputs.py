@@ -12,7 +12,7 @@ from baton.contract.names import SHARED_DIR
 from baton.contract.recipes.plan import OutputCheck
 from baton.contract.work import WorkItem
 from gpu_client.agent.io.step_ledger import plan_of
-from gpu_client.agent.process.failures import Failure
+from gpu_client.agent.process.failures import AttemptFailure
 from gpu_client.agent.workspace.slots import JobDirectories
 from gpu_client.checkpoints.local.directory_files import BadDirectory, files_of, inside
 from gpu_client.checkpoints.save.artifacts import collect_outputs
@@ -32,17 +32,19 @@ Inputs = dict[str, tuple[int, int]]
 """Size and modification time (ns) of each input by its path."""
 
 
-def failed_outputs(
+def check_outputs(
     output_dir: Path, checks: Iterable[OutputCheck], optional: Iterable[OutputCheck] = ()
-) -> Failure | None:
+) -> AttemptFailure | None:
     """The outputs that are missing or not as they should be; None if all are. `optional` ones may be missing."""
     root = output_dir.resolve()
     wanted = [*checks, *(check for check in optional if (root / check.path).exists())]
     problems = [f"{check.path} {problem}" for check in wanted if (problem := _problem(root, check))]
-    return Failure(FailureClass.MISSING_OUTPUT, f"outputs: {'; '.join(problems)}") if problems else None
+    return AttemptFailure(FailureClass.MISSING_OUTPUT, f"outputs: {'; '.join(problems)}") if problems else None
 
 
-def outputs_of(item: WorkItem, directories: JobDirectories, *, on_left_out: Callable[[str], object]) -> dict[str, Path]:
+def collect_declared_outputs(
+    item: WorkItem, directories: JobDirectories, *, on_left_out: Callable[[str], object]
+) -> dict[str, Path]:
     """The declared outputs, and what is there of those that may be missing and of files for later jobs.
 
     Raises what `collect_outputs` raises.
@@ -52,7 +54,9 @@ def outputs_of(item: WorkItem, directories: JobDirectories, *, on_left_out: Call
     return collect_outputs(directories.output, item.outputs, optional, on_left_out=on_left_out)
 
 
-def until_stored(item: WorkItem, deliver: Callable[[], None], pause: Callable[[float], object]) -> Failure | None:
+def deliver_until_stored(
+    item: WorkItem, deliver: Callable[[], None], pause: Callable[[float], object]
+) -> AttemptFailure | None:
     """Upload and report; what is refused or said not to be stored is uploaded again, a few times. None: it is done.
 
     deliver: does both; what it raises besides that is raised. pause: waits so many seconds, or less.
@@ -66,13 +70,13 @@ def until_stored(item: WorkItem, deliver: Callable[[], None], pause: Callable[[f
             logger.warning("job %s: %s", item.id, error)
             if tries >= COMPLETE_TRIES:
                 reason = f"after {tries} uploads the outputs are still refused: {error}"
-                return Failure(FailureClass.TRANSFER_FAILED, reason)
+                return AttemptFailure(FailureClass.TRANSFER_FAILED, reason)
             pause(COMPLETE_RETRY_S)
             continue
         return None
 
 
-def look_at_inputs(data_dir: Path) -> Inputs:
+def snapshot_inputs(data_dir: Path) -> Inputs:
     """The job's own inputs as they are now. What other jobs have shared is none: each attempt has what it is given."""
     shared = data_dir / SHARED_DIR
     return {
@@ -82,15 +86,15 @@ def look_at_inputs(data_dir: Path) -> Inputs:
     }
 
 
-def changed_inputs(data_dir: Path, before: Inputs) -> Failure | None:
+def check_inputs(data_dir: Path, before: Inputs) -> AttemptFailure | None:
     """The job's inputs are no place to write: another attempt would read something else. New files are let be."""
-    now = look_at_inputs(data_dir)
+    now = snapshot_inputs(data_dir)
     changed = sorted(name for name, seen in before.items() if now.get(name) != seen)
     if not changed:
         return None
     more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
     reason = f"the step wrote outside its directories: it changed or removed its input {changed[0]!r}{more}"
-    return Failure(FailureClass.SCRIPT_ERROR, reason)
+    return AttemptFailure(FailureClass.SCRIPT_ERROR, reason)
 
 
 def _problem(root: Path, check: OutputCheck) -> str | None:
@@ -143,7 +147,7 @@ def _safetensors(path: Path) -> str | None:
     return None
 
 
-def _begins(start: bytes, kind: str) -> Callable[[Path], str | None]:
+def _starts_with(start: bytes, kind: str) -> Callable[[Path], str | None]:
     def look(path: Path) -> str | None:
         with path.open("rb") as file:
             return None if file.read(len(start)) == start else f"is not a {kind} file"
@@ -154,6 +158,6 @@ def _begins(start: bytes, kind: str) -> Callable[[Path], str | None]:
 _FORMATS: dict[str, Callable[[Path], str | None]] = {
     "json": _json,
     "safetensors": _safetensors,
-    "png": _begins(_PNG, "PNG"),
-    "jpeg": _begins(_JPEG, "JPEG"),
+    "png": _starts_with(_PNG, "PNG"),
+    "jpeg": _starts_with(_JPEG, "JPEG"),
 }

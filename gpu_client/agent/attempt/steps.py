@@ -13,19 +13,19 @@ from typing import NamedTuple, Protocol
 from baton.contract.jobs import FailureClass
 from baton.contract.recipes.plan import CommandOrder, StepOrder
 from baton.contract.work import WorkItem
-from gpu_client.agent.app.shutdown import StopRequest
-from gpu_client.agent.attempt.checkpoint_scheduler import Pace
-from gpu_client.agent.attempt.required_outputs import changed_inputs, failed_outputs, look_at_inputs
-from gpu_client.agent.attempt.trainer_run import TrainerEnd, TrainerRun
-from gpu_client.agent.control.channel_messages import Progress
+from gpu_client.agent.app.shutdown import ShutdownRequest
+from gpu_client.agent.attempt.checkpoint_scheduler import CheckpointScheduler
+from gpu_client.agent.attempt.required_outputs import check_inputs, check_outputs, snapshot_inputs
+from gpu_client.agent.attempt.trainer_run import TrainerResult, TrainerRun
+from gpu_client.agent.control.channel_messages import TrainingProgress
 from gpu_client.agent.control.channel_server import ChannelServer, StopReason
-from gpu_client.agent.control.control_relay import SteeringRelay
-from gpu_client.agent.io.checkpoint_collector import Harvest
-from gpu_client.agent.io.committer import Committer, Staged
+from gpu_client.agent.control.control_relay import ControlRelay
+from gpu_client.agent.io.checkpoint_collector import CheckpointCollector
+from gpu_client.agent.io.committer import Committer, StagedCheckpoint
 from gpu_client.agent.io.step_ledger import RECORD, StepLedger, plan_of
-from gpu_client.agent.polled_event import Condition
-from gpu_client.agent.process.environment import expanded, trainer_environment
-from gpu_client.agent.process.failures import ExitStatus, Failure, classify, start_failure
+from gpu_client.agent.polled_event import PolledEvent
+from gpu_client.agent.process.environment import build_environment, expand_command
+from gpu_client.agent.process.failures import AttemptFailure, ExitStatus, classify_exit, classify_start_error
 from gpu_client.agent.process.output import TrainerOutput
 from gpu_client.agent.process.supervisor import TrainerProcess
 from gpu_client.agent.workspace.slots import JobDirectories
@@ -40,12 +40,12 @@ COMMAND_TIMEOUT_S = 60
 """Of a health check or a cleanup that says none."""
 HURRIED_S = 5.0
 """A cleanup gets no longer than this when the machine is to be left."""
-ASIDE_GRACE_S = 2.0
+COMMAND_GRACE_S = 2.0
 _FINAL = frozenset({FailureClass.STOPPED_BY_RULE})
 """Nobody's mishap: no try more would change it."""
 
 
-class Start(Protocol):
+class StartTrainer(Protocol):
     """Starts a trainer, as `start_trainer` does."""
 
     def __call__(
@@ -53,34 +53,34 @@ class Start(Protocol):
     ) -> TrainerProcess: ...
 
 
-class StepsEnd(NamedTuple):
+class StepsResult(NamedTuple):
     """`done`: all ran well. Else why not; no failure where nothing failed, but the job is to be left."""
 
     done: bool
     status: ExitStatus | None = None
-    failure: Failure | None = None
+    failure: AttemptFailure | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class StepContext:
     """What an attempt lends its steps. `over`: the lease is lost; `leaving` says why to hand the job back."""
 
-    start: Start
-    pace: Pace
-    stop: StopRequest
-    over: CancelEvent
+    start: StartTrainer
+    scheduler: CheckpointScheduler
+    stop: ShutdownRequest
+    lease_lost: CancelEvent
     canceled: Callable[[], bool]
-    leaving: Callable[[], StopReason | None]
-    steering: SteeringRelay
+    stop_reason: Callable[[], StopReason | None]
+    control: ControlRelay
     api_url: str
     """For processes of a job that names rings."""
 
     def interrupted(self) -> bool:
         """Nothing more is to be started."""
-        return self.over.is_set() or self.leaving() is not None
+        return self.lease_lost.is_set() or self.stop_reason() is not None
 
 
-class Steps:
+class StepRunner:
     """Runs them. What others ask meanwhile (how far is it, what did it print) is of the present step."""
 
     def __init__(
@@ -89,23 +89,23 @@ class Steps:
         directories: JobDirectories,
         ledger: StepLedger,
         *,
-        harvest: Harvest,
+        collector: CheckpointCollector,
         committer: Committer,
         store: LocalStore,
         output: TrainerOutput,
-        around: Surroundings,
-        show: Callable[[Path], str | None],
+        context: StepContext,
+        offer_artifact: Callable[[Path], str | None],
     ) -> None:
         """`show` is offered each file that the training says is finished; it says why not, if it does not take it."""
-        self._show = show
+        self._offer_artifact = offer_artifact
         self._item = item
         self._plan = plan_of(item)
         self._directories = directories
         self._ledger = ledger
-        self._harvest = harvest
+        self._collector = collector
         self._committer = committer
         self._store = store
-        self._around = around
+        self._context = context
         self._channel: ChannelServer | None = None
         self._run: TrainerRun | None = None
         self._highest = ledger.base
@@ -114,14 +114,14 @@ class Steps:
 
     # What is asked meanwhile
 
-    def progress(self) -> Progress | None:
+    def progress(self) -> TrainingProgress | None:
         """How far the job is: steps are numbered through."""
         progress = self._channel.progress() if self._channel else None
         if progress is None or not self._ledger.base:
             return progress
         total = None if progress.total is None else self._ledger.counted(progress.total)
         step = self._ledger.counted(progress.step)
-        return Progress(step, total, progress.metrics, nonfinite=progress.nonfinite)
+        return TrainingProgress(step, total, progress.metrics, nonfinite=progress.nonfinite)
 
     def request_checkpoint(self) -> bool:
         """Ask for one; False if nobody is connected who could hear it."""
@@ -134,176 +134,178 @@ class Steps:
 
     # The course
 
-    def run(self, resume_from: Path | None) -> StepsEnd:
+    def run(self, resume_from: Path | None) -> StepsResult:
         """All that are left; the first one resumes."""
-        if self._plan.check is not None and (failure := self._unfit(self._plan.check)):
-            return StepsEnd(False, failure=failure)
+        if self._plan.check is not None and (failure := self._check_health(self._plan.check)):
+            return StepsResult(False, failure=failure)
         for order in self._ledger.left():
-            if self._around.interrupted():
-                return StepsEnd(False)
-            end = self._until_well(order, resume_from)
+            if self._context.interrupted():
+                return StepsResult(False)
+            end = self._run_with_retries(order, resume_from)
             if not end.done:
                 return end
             resume_from = None
             if len(self._ledger.left()) > 1:
                 self._record(order)
-        return StepsEnd(True)
+        return StepsResult(True)
 
     def clean_up(self) -> None:
         """The recipe's cleanup. What goes wrong in it is said in the job's log, and changes nothing."""
-        for order in [] if self._around.over.is_set() else self._plan.cleanup:
+        for order in [] if self._context.lease_lost.is_set() else self._plan.cleanup:
             limit_s = float(order.timeout_s or COMMAND_TIMEOUT_S)
-            limit_s = min(limit_s, HURRIED_S) if self._around.leaving() else limit_s
-            problem = self._aside(order, limit_s, self._around.over.is_set, self.output.followed())
+            limit_s = min(limit_s, HURRIED_S) if self._context.stop_reason() else limit_s
+            problem = self._run_beside(order, limit_s, self._context.lease_lost.is_set, self.output.successor())
             if problem:
-                self._say(f"cleanup {order.command[0]}: {problem}")
+                self._log_line(f"cleanup {order.command[0]}: {problem}")
 
-    def _until_well(self, order: StepOrder, resume_from: Path | None) -> StepsEnd:
+    def _run_with_retries(self, order: StepOrder, resume_from: Path | None) -> StepsResult:
         tries = 0
         while True:
             if len(self._plan.steps) > 1 or tries:
-                self._say(self._ledger.place(order) + (f", try {tries + 1}" if tries else ""))
-            end = self._once(order, resume_from)
+                self._log_line(self._ledger.place(order) + (f", try {tries + 1}" if tries else ""))
+            end = self._run_once(order, resume_from)
             # Without a failure a rule ended it, or others did: neither is to be tried again.
             final = end.failure is None or end.failure.failure_class in _FINAL or end.failure.failure_class.node_fault
-            if final or self._around.interrupted() or tries >= order.retries:
+            if final or self._context.interrupted() or tries >= order.retries:
                 return end
             tries += 1
             logger.warning("job %s: step %s: %s", self._item.id, order.name, end.failure and end.failure.reason)
-            self._drain(self._around.interrupted)
-            if Condition(self._around.interrupted).wait(order.retry_wait_s):
-                return StepsEnd(False, end.status)
+            self._drain(self._context.interrupted)
+            if PolledEvent(self._context.interrupted).wait(order.retry_wait_s):
+                return StepsResult(False, end.status)
             resume_from = self._newest()
 
-    def _once(self, order: StepOrder, resume_from: Path | None) -> StepsEnd:
+    def _run_once(self, order: StepOrder, resume_from: Path | None) -> StepsResult:
         """One run of one step."""
-        inputs = look_at_inputs(self._directories.data) if self._item.plan else {}
+        inputs = snapshot_inputs(self._directories.data) if self._item.plan else {}
         # A checkpoint in shared memory cannot have the record of finished steps added to it.
         arena = None if self._ledger.finished or order.checkpoints == "none" else self._directories.arena
         with ChannelServer(self._directories.output, arena=arena) as channel:
             self._channel = channel
-            steering = self._around.steering
-            steering.attach(
+            control = self._context.control
+            control.attach(
                 channel,
                 base=self._ledger.base,
                 storing=lambda: self._committer.busy,
-                say=self.output.spool.append,
-                missed=lambda: self._harvest.missed,
+                log_line=self.output.spool.append,
+                missed=lambda: self._collector.missed,
             )
             try:
-                steering.write_start(self._directories.control)
+                control.write_start(self._directories.control)
             except OSError as error:
-                return StepsEnd(False, failure=start_failure(error))
-            environment = trainer_environment(
+                return StepsResult(False, failure=classify_start_error(error))
+            environment = build_environment(
                 self._item,
                 self._directories,
                 str(channel.path),
                 str(resume_from or ""),
-                own=order.environment,
+                step_variables=order.environment,
                 use_arena=arena is not None,
-                api_url=self._around.api_url,
+                api_url=self._context.api_url,
             )
             # Looked at before the trainer starts: it may remove what it resumed from at once.
-            self._harvest.begin(resume_from)
+            self._collector.begin(resume_from)
             try:
-                trainer = self._around.start(
-                    expanded(order.command, environment), environment, self._directories.root, self._next_output()
+                trainer = self._context.start(
+                    expand_command(order.command, environment), environment, self._directories.root, self._next_output()
                 )
             except (OSError, ValueError) as error:
-                return StepsEnd(False, failure=start_failure(error))
+                return StepsResult(False, failure=classify_start_error(error))
             try:
-                end = self._watch(order, trainer, channel)
+                end = self._monitor(order, trainer, channel)
             finally:
                 trainer.stop(0)
-                steering.detach()
-                self._note_progress()
-        return self._judged(order, end, inputs)
+                control.detach()
+                self._update_highest()
+        return self._evaluate_result(order, end, inputs)
 
-    def _watch(self, order: StepOrder, trainer: TrainerProcess, channel: ChannelServer) -> TrainerEnd:
+    def _monitor(self, order: StepOrder, trainer: TrainerProcess, channel: ChannelServer) -> TrainerResult:
         saves = order.checkpoints != "none"
 
-        def gather(news: bool) -> None:
-            self._hear(channel)
+        def collect(news: bool) -> None:
+            self._drain_channel(channel)
             if saves:
-                self._harvest.gather(trainer, self._committer, now=news)
+                self._collector.collect(trainer, self._committer, now=news)
 
         self._run = TrainerRun(
             self._item,
             trainer,
             channel,
-            pace=self._around.pace,
-            stop=self._around.stop,
-            over=self._around.over,
-            canceled=self._around.canceled,
-            leaving=self._around.leaving,
-            gather=gather,
+            scheduler=self._context.scheduler,
+            stop=self._context.stop,
+            lease_lost=self._context.lease_lost,
+            canceled=self._context.canceled,
+            stop_reason=self._context.stop_reason,
+            collect=collect,
             base=self._ledger.base,
             timeout_s=order.timeout_s,
         )
         end = self._run.run()
         channel.settle()  # how the training is to be reported was the last that it said
-        self._hear(channel)
+        self._drain_channel(channel)
         if saves:
-            self._harvest.gather_rest(self._committer, clean_exit=end.status.code == 0)
+            self._collector.collect_rest(self._committer, clean_exit=end.status.code == 0)
         return end
 
-    def _hear(self, channel: ChannelServer) -> None:
+    def _drain_channel(self, channel: ChannelServer) -> None:
         """Take what the training has said since the last look."""
-        self._around.steering.take()
-        self._show_finished(channel)
+        self._context.control.poll()
+        self._offer_artifacts(channel)
         for point in channel.take_points():
-            self.output.points.offer(self._ledger.counted(point.step), point.metrics)
+            self.output.points.append(self._ledger.counted(point.step), point.metrics)
 
-    def _show_finished(self, channel: ChannelServer) -> None:
+    def _offer_artifacts(self, channel: ChannelServer) -> None:
         """Hand over what the training has finished since the last look."""
         for path in channel.take_artifacts():
-            problem = self._show(path)
+            problem = self._offer_artifact(path)
             if problem:
                 # Not through `_say`: the trainer is printing.
                 self.output.spool.append(f"[baton] {path.name} is not shown before the end: {problem}")
 
-    def _judged(self, order: StepOrder, end: TrainerEnd, inputs: Mapping[str, tuple[int, int]]) -> StepsEnd:
+    def _evaluate_result(
+        self, order: StepOrder, end: TrainerResult, inputs: Mapping[str, tuple[int, int]]
+    ) -> StepsResult:
         status = end.status
-        by_rule = self._around.steering.leaving
-        leaving = self._around.leaving() is not None and end.silent_s is None and end.timeout_s is None
+        rule_exit = self._context.control.rule_exit
+        stop_reason = self._context.stop_reason() is not None and end.silent_s is None and end.timeout_s is None
         # What the training has announced comes about, also where others want the machine back at the same moment and
         # did not let it end: the rule counts as fired in its checkpoints, and would not say so again.
-        if by_rule is not None and (status.clean or leaving) and (by_rule.failed or by_rule.kind != "stop"):
-            failure = Failure(FailureClass.STOPPED_BY_RULE, by_rule.reason) if by_rule.failed else None
-            return StepsEnd(False, status, failure)
-        finished = by_rule is not None and leaving
-        if status.clean and (finished or not (status.stopped_by_us or self._left_early())):
-            failure = changed_inputs(self._directories.data, dict(inputs)) or failed_outputs(
+        if rule_exit is not None and (status.clean or stop_reason) and (rule_exit.failed or rule_exit.kind != "stop"):
+            failure = AttemptFailure(FailureClass.STOPPED_BY_RULE, rule_exit.reason) if rule_exit.failed else None
+            return StepsResult(False, status, failure)
+        finished = rule_exit is not None and stop_reason
+        if status.clean and (finished or not (status.stopped_by_us or self._exited_early())):
+            failure = check_inputs(self._directories.data, dict(inputs)) or check_outputs(
                 self._directories.output, order.outputs, order.optional_outputs
             )
             if failure is None or not finished:
-                return StepsEnd(failure is None, status, failure)
+                return StepsResult(failure is None, status, failure)
         if end.timeout_s is not None:
             reason = f"step {order.name} ran longer than its {end.timeout_s} s"
-            return StepsEnd(False, status, Failure(FailureClass.STEP_TIMEOUT, reason))
-        if self._around.leaving() and end.silent_s is None:
-            return StepsEnd(False, status)
-        return StepsEnd(False, status, classify(status, self.output.last_lines(), end.silent_s))
+            return StepsResult(False, status, AttemptFailure(FailureClass.STEP_TIMEOUT, reason))
+        if self._context.stop_reason() and end.silent_s is None:
+            return StepsResult(False, status)
+        return StepsResult(False, status, classify_exit(status, self.output.last_lines(), end.silent_s))
 
-    def _left_early(self) -> bool:
+    def _exited_early(self) -> bool:
         """True when a clean exit answers our request to leave rather than the end of the step."""
         if self._run is None or not self._run.asked_to_leave or self._channel is None:
             return False
         progress = self._channel.progress()
         return not (progress and progress.total is not None and progress.step >= progress.total)
 
-    def _note_progress(self) -> None:
+    def _update_highest(self) -> None:
         progress = self.progress()
-        self._highest = max(self._highest, self._harvest.highest, progress.step if progress else 0)
+        self._highest = max(self._highest, self._collector.highest, progress.step if progress else 0)
 
     def _record(self, order: StepOrder) -> None:
         """Commit that the step is finished, and what it left."""
         place = self._ledger.place(order)
         step, directory = self._ledger.finish(order, self._highest)
         self._highest = self._ledger.base
-        self._committer.offer(Staged(step, directory, {}, "session"))
-        if self._drain(self._around.over.is_set):
-            self._say(f"{place} is finished")
+        self._committer.offer(StagedCheckpoint(step, directory, {}, "session"))
+        if self._drain(self._context.lease_lost.is_set):
+            self._log_line(f"{place} is finished")
             logger.info("job %s: %s is finished", self._item.id, place)
 
     def _drain(self, enough: Callable[[], bool]) -> bool:
@@ -326,35 +328,35 @@ class Steps:
 
     # Commands beside the steps
 
-    def _unfit(self, order: CommandOrder) -> Failure | None:
+    def _check_health(self, order: CommandOrder) -> AttemptFailure | None:
         """Why this machine should not run the job, by the recipe's health check."""
         limit_s = float(order.timeout_s or COMMAND_TIMEOUT_S)
-        problem = self._aside(order, limit_s, self._around.interrupted, self._next_output())
-        if problem is None or self._around.interrupted():
+        problem = self._run_beside(order, limit_s, self._context.interrupted, self._next_output())
+        if problem is None or self._context.interrupted():
             return None
         last = next((line for line in reversed(self.output.last_lines()) if line.strip()), "")
         reason = f"the recipe's health check {order.command[0]!r} failed: {problem}{f': {last}' if last else ''}"
-        return Failure(FailureClass.NODE_FAULT, reason)
+        return AttemptFailure(FailureClass.NODE_FAULT, reason)
 
-    def _aside(
+    def _run_beside(
         self, order: CommandOrder, limit_s: float, enough: Callable[[], bool], output: TrainerOutput
     ) -> str | None:
         """Run a command beside the steps; what went wrong, None if nothing did."""
-        environment = trainer_environment(
-            self._item, self._directories, "", "", own=order.environment, api_url=self._around.api_url
+        environment = build_environment(
+            self._item, self._directories, "", "", step_variables=order.environment, api_url=self._context.api_url
         )
         try:
-            process = self._around.start(
-                expanded(order.command, environment), environment, self._directories.root, output
+            process = self._context.start(
+                expand_command(order.command, environment), environment, self._directories.root, output
             )
         except (OSError, ValueError) as error:
             return str(error)
         until = time.monotonic() + limit_s
         try:
-            Condition(lambda: process.poll() is not None or enough()).wait(limit_s)
+            PolledEvent(lambda: process.poll() is not None or enough()).wait(limit_s)
             status = process.poll()
             if status is None:
-                process.stop(ASIDE_GRACE_S)
+                process.stop(COMMAND_GRACE_S)
                 return f"not done in {limit_s:.0f} s" if time.monotonic() >= until else "cut short"
         finally:
             process.stop(0)
@@ -365,10 +367,10 @@ class Steps:
     def _next_output(self) -> TrainerOutput:
         """Of the process that is about to begin; its lines follow in the same log."""
         if self._printed:
-            self.output = self.output.followed()
+            self.output = self.output.successor()
         self._printed = True
         return self.output
 
-    def _say(self, line: str) -> None:
+    def _log_line(self, line: str) -> None:
         """In the job's log."""
         self.output.feed(f"[baton] {line}\n".encode())

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from baton.contract.work import WorkItem
-from gpu_client.agent.app.shutdown import StopLevel, StopRequest
-from gpu_client.agent.attempt.checkpoint_scheduler import Pace
+from gpu_client.agent.app.shutdown import ShutdownLevel, ShutdownRequest
+from gpu_client.agent.attempt.checkpoint_scheduler import CheckpointScheduler
 from gpu_client.agent.control.channel_server import ChannelServer, StopReason
 from gpu_client.agent.process.failures import ExitStatus
 from gpu_client.agent.process.supervisor import TrainerProcess
@@ -25,7 +25,7 @@ LOST_GRACE_S = 5.0
 """A trainer whose lease is lost works for nothing: it gets only this long to end."""
 
 
-class TrainerEnd(NamedTuple):
+class TrainerResult(NamedTuple):
     """How it ended. `silent_s`: ended by us, for it had made no progress for so long; `timeout_s`: it ran too long."""
 
     status: ExitStatus
@@ -46,12 +46,12 @@ class TrainerRun:
         trainer: TrainerProcess,
         channel: ChannelServer,
         *,
-        pace: Pace,
-        stop: StopRequest,
-        over: CancelEvent,
+        scheduler: CheckpointScheduler,
+        stop: ShutdownRequest,
+        lease_lost: CancelEvent,
         canceled: Callable[[], bool],
-        leaving: Callable[[], StopReason | None],
-        gather: Callable[[bool], None],
+        stop_reason: Callable[[], StopReason | None],
+        collect: Callable[[bool], None],
         base: int = 0,
         timeout_s: int | None = None,
     ) -> None:
@@ -60,61 +60,61 @@ class TrainerRun:
         self._item = item
         self._trainer = trainer
         self._channel = channel
-        self._pace = pace
+        self._scheduler = scheduler
         self._stop = stop
-        self._over = over
+        self._lease_lost = lease_lost
         self._canceled = canceled
-        self._leaving = leaving
-        self._gather = gather
+        self._stop_reason = stop_reason
+        self._collect = collect
         self.asked_to_leave = False
         """It was told so over the channel: its clean end need not be the end of the training."""
         self.last_checkpoint_skipped = ""
         """Why it was not asked for a last checkpoint, if it was not."""
 
-    def run(self) -> TrainerEnd:
+    def run(self) -> TrainerResult:
         """Until the trainer has ended, by itself or because we ended it."""
         started_at = time.monotonic()
         while True:
             self._channel.wait(POLL_S)
             status = self._trainer.poll()
             if status is not None:
-                return TrainerEnd(status)
-            self._look()
-            if self._over.is_set():
+                return TrainerResult(status)
+            self._poll_checkpoints()
+            if self._lease_lost.is_set():
                 reason: StopReason = "cancel" if self._canceled() else "lease_lost"
                 self._channel.request_stop(reason, checkpoint=False)
-                return TrainerEnd(self._end(LOST_GRACE_S))
-            leaving = self._leaving()
-            if leaving:
-                return TrainerEnd(self._ask_to_leave(leaving))
-            if self._pace.is_due() and self._channel.request_checkpoint():
-                self._pace.asked()
+                return TrainerResult(self._stop_trainer(LOST_GRACE_S))
+            stop_reason = self._stop_reason()
+            if stop_reason:
+                return TrainerResult(self._ask_to_leave(stop_reason))
+            if self._scheduler.is_due() and self._channel.request_checkpoint():
+                self._scheduler.record_request()
             if self._timeout_s is not None and time.monotonic() - started_at > self._timeout_s:
-                return TrainerEnd(self._end(float(self._item.stop_grace_s)), timeout_s=self._timeout_s)
+                return TrainerResult(self._stop_trainer(float(self._item.stop_grace_s)), timeout_s=self._timeout_s)
             limit_s = self._item.no_progress_timeout_s
             moved_at = max(self._channel.advanced_at() or started_at, started_at)
             if limit_s is not None and time.monotonic() - moved_at > limit_s:
                 logger.warning("job %s: no progress for %d s", self._item.id, limit_s)
-                return TrainerEnd(self._end(float(self._item.stop_grace_s)), limit_s)
+                return TrainerResult(self._stop_trainer(float(self._item.stop_grace_s)), limit_s)
 
-    def _look(self) -> None:
+    def _poll_checkpoints(self) -> None:
         """Hear how far the training is, and take over what it has saved."""
         progress = self._channel.progress()
         if progress is not None:
-            self._pace.progressed(progress.step + self._base)
+            self._scheduler.record_step(progress.step + self._base)
         notices = self._channel.take_checkpoints()
         for notice in notices:
-            self._pace.saved(notice.stall_s)
-        self._gather(bool(notices))
+            self._scheduler.record_saved(notice.stall_s)
+        self._collect(bool(notices))
 
     def _ask_to_leave(self, reason: StopReason) -> ExitStatus:
         """Ask for a last checkpoint if there is time for it, then for the end; a script without our session gets a
         SIGTERM at once."""
         grace_s = float(self._item.stop_grace_s)
-        left_s = self._stop.left_s()
+        left_s = self._stop.remaining_s()
         if left_s is not None:
-            self.last_checkpoint_skipped = self._pace.why_not_one_more(left_s)
-            grace_s = min(grace_s, self._pace.time_for_trainer_s(left_s))
+            self.last_checkpoint_skipped = self._scheduler.last_checkpoint_problem(left_s)
+            grace_s = min(grace_s, self._scheduler.trainer_time_s(left_s))
         if self.last_checkpoint_skipped:
             logger.warning("job %s: no last checkpoint: %s", self._item.id, self.last_checkpoint_skipped)
         deadline = time.monotonic() + grace_s
@@ -123,23 +123,24 @@ class TrainerRun:
             # What the session does not answer within three quarters, SIGTERM may still bring about in the last one.
             while self._trainer.poll() is None and time.monotonic() < deadline - grace_s / 4 and not self._cut_short():
                 self._channel.wait(POLL_S)
-                self._look()
-        return self._end(max(deadline - time.monotonic(), 0.0))
+                self._poll_checkpoints()
+        return self._stop_trainer(max(deadline - time.monotonic(), 0.0))
 
     def _cut_short(self) -> bool:
-        return self._over.is_set() or self._stop.level is StopLevel.NOW
+        return self._lease_lost.is_set() or self._stop.level is ShutdownLevel.NOW
 
-    def _end(self, grace_s: float) -> ExitStatus:
+    def _stop_trainer(self, grace_s: float) -> ExitStatus:
         """End the trainer; its grace is cut short by a second SIGTERM, and by the loss of the lease meanwhile."""
-        held = not self._over.is_set()
-        with _once(
-            lambda: self._stop.level is StopLevel.NOW or (held and self._over.is_set()), lambda: self._trainer.stop(0)
+        had_lease = not self._lease_lost.is_set()
+        with _run_when(
+            lambda: self._stop.level is ShutdownLevel.NOW or (had_lease and self._lease_lost.is_set()),
+            lambda: self._trainer.stop(0),
         ):
-            return self._trainer.stop(0 if self._stop.level is StopLevel.NOW else grace_s)
+            return self._trainer.stop(0 if self._stop.level is ShutdownLevel.NOW else grace_s)
 
 
 @contextmanager
-def _once(holds: Callable[[], bool], act: Callable[[], object]) -> Iterator[None]:
+def _run_when(holds: Callable[[], bool], act: Callable[[], object]) -> Iterator[None]:
     """While inside, `act` is called, once and in a thread of its own, as soon as the condition holds."""
     left = threading.Event()
 

@@ -33,7 +33,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TrainingProgress:
     """How far the training is. Metrics that are not finite numbers are in `nonfinite`, in words."""
 
     step: int
@@ -81,7 +81,9 @@ class ProtocolError(Exception):
         self.kind = kind
 
 
-def parse(line: bytes, places: Sequence[Path]) -> Hello | Progress | CheckpointNotice | ArtifactNotice | SteeringNotice:
+def parse(
+    line: bytes, places: Sequence[Path]
+) -> Hello | TrainingProgress | CheckpointNotice | ArtifactNotice | SteeringNotice:
     """A line of a training process; paths have to lie in one of `places`, the first is the output directory.
 
     Raises ProtocolError.
@@ -111,7 +113,7 @@ def parse(line: bytes, places: Sequence[Path]) -> Hello | Progress | CheckpointN
     raise ProtocolError("malformed", f"unknown type {str(kind)[:40]!r}")
 
 
-def _progress_of(message: dict[str, Any]) -> Progress:
+def _progress_of(message: dict[str, Any]) -> TrainingProgress:
     step = _integer(message, "step")
     total = None if message.get("total") is None else _integer(message, "total")
     metrics = usable_metrics(message.get("metrics"))
@@ -124,7 +126,7 @@ def _progress_of(message: dict[str, Any]) -> Progress:
         points = tuple(Point(_integer(one, "step"), usable_readings(one.get("metrics"))) for one in whole)
     elif phase is None:
         points = (Point(step, usable_readings({**metrics, **nonfinite})),)
-    return Progress(step, total, metrics, phase, nonfinite, points, usable_metrics(message.get("signals")))
+    return TrainingProgress(step, total, metrics, phase, nonfinite, points, usable_metrics(message.get("signals")))
 
 
 def _integer(message: dict[str, Any], name: str) -> int:

@@ -28,9 +28,9 @@ from gpu_client.agent.control.channel_messages import (
     CheckpointNotice,
     Hello,
     Point,
-    Progress,
     ProtocolError,
     SteeringNotice,
+    TrainingProgress,
     parse,
 )
 from gpu_client.training.protocol import MAX_LINE_BYTES
@@ -74,18 +74,18 @@ class ChannelServer:
         self._news = threading.Event()
         self._peers: dict[int, _Peer] = {}
         self._hellos: dict[int, Hello] = {}
-        self._progress: Progress | None = None
+        self._progress: TrainingProgress | None = None
         self._checkpoints: deque[CheckpointNotice] = deque(maxlen=MAX_WAITING_CHECKPOINTS)
         self._artifacts: deque[Path] = deque(maxlen=MAX_WAITING_ARTIFACTS)
         self._steering: deque[dict[str, Any]] = deque(maxlen=MAX_WAITING_STEERING)
-        self._reports: deque[tuple[float, Progress | CheckpointNotice]] = deque(maxlen=MAX_WAITING_REPORTS)
+        self._reports: deque[tuple[float, TrainingProgress | CheckpointNotice]] = deque(maxlen=MAX_WAITING_REPORTS)
         self._points: deque[Point] = deque(maxlen=MAX_WAITING_POINTS)
         self._phase: tuple[str, int] | None = None  # The last one that was told.
         self._sent_steering: list[tuple[float, dict[str, Any]]] = []  # When, and what: for those that connect later.
         self._settling: list[threading.Event] = []
         self._advanced_at: float | None = None
         self._errors: Counter[str] = Counter()
-        self._standing: bytes | None = None  # The last stop: also for processes that connect later.
+        self._active: bytes | None = None  # The last stop: also for processes that connect later.
         self._closing = False
         self._directory = _private_directory()
         try:
@@ -111,7 +111,7 @@ class ChannelServer:
         with self._lock:
             return list(self._hellos.values())
 
-    def progress(self) -> Progress | None:
+    def progress(self) -> TrainingProgress | None:
         """The newest progress, from whichever rank."""
         with self._lock:
             return self._progress
@@ -143,7 +143,7 @@ class ChannelServer:
             self._steering.clear()
             return taken
 
-    def take_reports(self) -> list[tuple[float, Progress | CheckpointNotice]]:
+    def take_reports(self) -> list[tuple[float, TrainingProgress | CheckpointNotice]]:
         """How far the training has been since the last call, each with when it came, by ``clock``."""
         with self._lock:
             taken = list(self._reports)
@@ -157,7 +157,7 @@ class ChannelServer:
             self._points.clear()
             return taken
 
-    def steers(self) -> bool:
+    def has_steered_peer(self) -> bool:
         """Whether a process is connected that goes by rules and commands."""
         with self._lock:
             return any(hello.steering for hello in self._hellos.values())
@@ -233,7 +233,7 @@ class ChannelServer:
         line = json.dumps(message).encode() + b"\n"
         with self._lock:
             if standing:
-                self._standing = line
+                self._active = line
             return sum(self._send(peer, line) for peer in list(self._peers.values()))
 
     def _send(self, peer: _Peer, line: bytes) -> bool:
@@ -288,8 +288,8 @@ class ChannelServer:
             peer = _Peer(connection)
             self._peers[connection.fileno()] = peer
             self._selector.register(connection, selectors.EVENT_READ, peer)
-            if self._standing:
-                self._send(peer, self._standing)
+            if self._active:
+                self._send(peer, self._active)
 
     def _receive(self, peer: _Peer) -> None:
         try:
@@ -340,7 +340,7 @@ class ChannelServer:
                 now = self._clock()
                 for sent_at, told in self._sent_steering:
                     self._send(peer, _steering_line(told, now - sent_at))
-        elif isinstance(message, Progress):
+        elif isinstance(message, TrainingProgress):
             moved = self._progress is None or message.step != self._progress.step
             if moved or message.phase not in (None, self._phase):
                 self._advanced_at = self._clock()

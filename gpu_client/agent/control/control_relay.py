@@ -33,26 +33,26 @@ from baton.contract.steering import (
     RuleStatus,
 )
 from baton.contract.work import HeartbeatAnswer
-from gpu_client.agent.control.channel_messages import Progress
+from gpu_client.agent.control.channel_messages import TrainingProgress
 from gpu_client.agent.control.channel_server import ChannelServer
-from gpu_client.agent.control.preset_monitor import PresetWatch
+from gpu_client.agent.control.preset_monitor import PresetMonitor
 
 logger = logging.getLogger("baton.job")
 
 MAX_WAITING = 2000
 """Decisions that have not been accepted yet; what comes then is counted and left out."""
 MAX_REASON_CHARS = 1024
-MAX_QUARANTINED_TOLD = 20
+MAX_QUARANTINED_REPORTED = 20
 """Damaged objects of an attempt that are told one by one; of more it is told whenever they have doubled, and at the
 end, how many there are."""
 MAX_QUARANTINED = 100_000
 """That are counted."""
-DEAF_AFTER_S = 60.0
+UNSTEERED_AFTER_S = 60.0
 """So long after its start a training that has not connected will not: rules cannot act in it."""
-DEAF = "the training does not use Baton's session, so nothing in it can go by rules"
+UNSTEERED = "the training does not use Baton's session, so nothing in it can go by rules"
 
 
-class Leaving(NamedTuple):
+class RuleExit(NamedTuple):
     """How a rule or command wants the training's end to be reported."""
 
     kind: str
@@ -72,7 +72,7 @@ class Leaving(NamedTuple):
         return f"{who} at step {self.ended_by.step}: {self.ended_by.message}".rstrip(": ")
 
 
-class SteeringRelay:
+class ControlRelay:
     """Of one attempt. Heartbeats call `report` and `heard` in their thread, the attempt all else in its own."""
 
     def __init__(
@@ -93,11 +93,11 @@ class SteeringRelay:
         """Added to what the training calls a step: a recipe's later steps count from 0 again, the job goes on."""
         self._started_at: float | None = None
         self._rules = self._control.rules
-        self._watched = 0
+        self._preset_revision = 0
         """The revision that presets go by."""
         self._any_rule = True
         """Whether that has a rule of its own."""
-        self._presets = PresetWatch(self._preset_decided, attempt=attempt, clock=clock)
+        self._presets = PresetMonitor(self._preset_decided, attempt=attempt, clock=clock)
         self._commands: dict[int, Command] = {command.seq: command for command in self._control.commands}
         self._known_since: dict[int, tuple[float, float]] = {
             seq: (clock(), command.expires_at - command.issued_at) for seq, command in self._commands.items()
@@ -115,11 +115,11 @@ class SteeringRelay:
         self._left_out = 0
         self._quarantined: set[tuple[str, str]] = set()
         """Damaged objects that the attempt has met, by their rings and keys."""
-        self._quarantined_told = 0
-        self._untold: dict[str, Any] | None = None
+        self._quarantined_reported = 0
+        self._unreported: dict[str, Any] | None = None
         """The newest of them, where there are more than was told."""
-        self._may_leave = True
-        self.leaving: Leaving | None = None
+        self._accepts_exit = True
+        self.rule_exit: RuleExit | None = None
         """None: the training ends as any does."""
 
     # The attempt's side
@@ -131,7 +131,7 @@ class SteeringRelay:
             if "ends" not in self._control.model_fields_set:
                 del start["ends"]  # the control plane has not counted: 0 would be a claim
             start["rules"] = self._rules.model_dump(mode="json") if self._rules else None
-            start["commands"] = [self._sendable(one) for one in self._commands.values() if self._is_of_now(one)]
+            start["commands"] = [self._sendable(one) for one in self._commands.values() if self._is_current(one)]
             # The checkpoint that such a step begins with has the number before its first one.
             start["rollbacks"] = [one for one in start["rollbacks"] if one["to_step"] >= self._base - 1]
         path.write_text(json.dumps(start), encoding="utf-8")
@@ -142,46 +142,46 @@ class SteeringRelay:
         *,
         base: int = 0,
         storing: Callable[[], bool] = lambda: False,
-        say: Callable[[str], object] = lambda line: None,
+        log_line: Callable[[str], object] = lambda line: None,
         missed: Callable[[], int] = lambda: 0,
     ) -> None:
         """A training process is about to start; it will be told through this channel, before `write_start`.
 
         base: added to its steps to count them within the job. The rest is for the presets.
         """
-        self._presets.attach(channel, base=base, storing=storing, say=say, missed=missed)
+        self._presets.attach(channel, base=base, storing=storing, log_line=log_line, missed=missed)
         with self._lock:
             self._channel, self._base = channel, base
             self._started_at = self._clock()
             self._in_force = 0
             # A job's next step, or the next try of the same, may end otherwise than the process before it.
-            self.leaving, self._may_leave = None, True
+            self.rule_exit, self._accepts_exit = None, True
 
     def detach(self) -> None:
         """It has ended, and all that it said was taken."""
         self._presets.detach()
         with self._lock:
-            self._tell_quarantined()
+            self._report_quarantined()
 
-    def take(self) -> None:
+    def poll(self) -> None:
         """Note what the training has said since the last call."""
-        self._look_at_presets()
+        self._poll_presets()
         channel = self._channel
         for message in channel.take_steering() if channel else ():
             try:
                 with self._lock:
-                    self._note(message)
+                    self._apply_message(message)
             except (ValidationError, KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
                 logger.warning("ignored what the training says of rules: %s: %s", message.get("type"), error)
 
     # The heartbeats' side
 
-    def report(self, progress: Progress | None = None) -> ControlReport:
+    def report(self, progress: TrainingProgress | None = None) -> ControlReport:
         """What is new, and what is in force. `progress`: what else the heartbeat tells, which has room for finite
         numbers only."""
         more = {"nonfinite": dict(progress.nonfinite)} if progress and progress.nonfinite else {}
         with self._lock:
-            self._look_for_deafness()
+            self._detect_unsteered()
             return ControlReport(
                 rules_revision=self._rules.revision if self._rules else 0,
                 commands_seq=self._received,
@@ -195,11 +195,11 @@ class SteeringRelay:
             )
 
     @property
-    def behind(self) -> bool:
+    def has_backlog(self) -> bool:
         """Whether more is to be said than one report holds."""
         return len(self._decisions) > MAX_DECISIONS or len(self._results) > MAX_RESULTS
 
-    def heard(self, report: ControlReport, answer: HeartbeatAnswer | None) -> None:
+    def acknowledge(self, report: ControlReport, answer: HeartbeatAnswer | None) -> None:
         """The control plane has accepted that report; its answer may have news for the training."""
         with self._lock:
             self._results = [one for one in self._results if one not in report.results]
@@ -225,11 +225,11 @@ class SteeringRelay:
 
     # Inside, with the lock held
 
-    def _is_of_now(self, command: Command) -> bool:
+    def _is_current(self, command: Command) -> bool:
         """Whether it is not done yet, or was in this step of the recipe: another one trains something else."""
         return command.status == "waiting" or command.step is None or command.step >= self._base
 
-    def _of_job(self, step: Any) -> Any:
+    def _job_step(self, step: Any) -> Any:
         """A step that the training has named, as the job counts; what is none is left to who checks it."""
         return min(step + self._base, MAX_STEP) if self._base and type(step) is int else step
 
@@ -242,14 +242,14 @@ class SteeringRelay:
             told["expires_in_s"] = life_s - (self._clock() - since)
         return told
 
-    def _note(self, message: Mapping[str, Any]) -> None:
+    def _apply_message(self, message: Mapping[str, Any]) -> None:
         kind = message["type"]
         if kind == "rules_in_force":
             # Read as what the report is made of: what does not fit there would break every heartbeat from now on.
             told = ControlReport(
                 rules_revision=message["revision"],
                 commands_seq=0,
-                step=self._of_job(message["step"]),
+                step=self._job_step(message["step"]),
                 rejected=message.get("rejected"),
                 reason=str(message.get("reason", ""))[:MAX_REASON_CHARS],
             )
@@ -258,35 +258,35 @@ class SteeringRelay:
         elif kind == "rule_statuses":
             self._statuses = [RuleStatus.model_validate(one) for one in message["statuses"][:MAX_STATUSES]]
         elif kind == "decision":
-            self._decide({**message, "step": self._of_job(message["step"])})
+            self._decide({**message, "step": self._job_step(message["step"])})
         elif kind == "quarantined":
             self._note_quarantined(message)
         elif kind == "command_result":
             fields = {name: message[name] for name in CommandResult.model_fields}
-            result = CommandResult.model_validate({**fields, "step": self._of_job(fields["step"])})
+            result = CommandResult.model_validate({**fields, "step": self._job_step(fields["step"])})
             self._results.append(result)
             known = self._commands.get(result.seq)
             if known is not None and result.status == "applied" and known.kind == "set":
                 self._commands[result.seq] = known.model_copy(update={"status": "applied", "step": result.step})
             else:
                 self._commands.pop(result.seq, None)
-        elif kind == "leaving" and self._may_leave:
+        elif kind == "leaving" and self._accepts_exit:
             said, arguments = dict(message["ended_by"]), dict(message["arguments"])
             if "before_step" in arguments:
-                arguments["before_step"] = self._of_job(arguments["before_step"])
-            ended_by = EndedBy.model_validate({**said, "step": self._of_job(said["step"])})
-            leaving = Leaving(str(message["kind"]), ended_by, arguments)
-            if leaving.kind != "stop":
-                leave_by_rule(leaving)  # what cannot be said in the end is not begun
-            self.leaving, self._may_leave = leaving, False
+                arguments["before_step"] = self._job_step(arguments["before_step"])
+            ended_by = EndedBy.model_validate({**said, "step": self._job_step(said["step"])})
+            rule_exit = RuleExit(str(message["kind"]), ended_by, arguments)
+            if rule_exit.kind != "stop":
+                encode_rule_exit(rule_exit)  # what cannot be said in the end is not begun
+            self.rule_exit, self._accepts_exit = rule_exit, False
 
-    def _look_at_presets(self) -> None:
+    def _poll_presets(self) -> None:
         """In the attempt's thread, without the lock: heartbeats do not wait for it."""
         rules = self._rules
-        if rules is not None and rules.revision != self._watched:
-            self._watched = rules.revision
-            self._any_rule = self._presets.follow(rules.text)
-        self._presets.look()
+        if rules is not None and rules.revision != self._preset_revision:
+            self._preset_revision = rules.revision
+            self._any_rule = self._presets.set_rules(rules.text)
+        self._presets.poll()
 
     def _preset_decided(self, message: Mapping[str, Any]) -> None:
         with self._lock:
@@ -310,7 +310,7 @@ class SteeringRelay:
         told = Decision(
             number=1,
             type="ring.quarantined",
-            step=self._of_job(progress.step if progress is not None else 0),
+            step=self._job_step(progress.step if progress is not None else 0),
             rank=message.get("rank", 0),
             at=int(self._now()),
             ring=message["ring"],
@@ -322,37 +322,37 @@ class SteeringRelay:
         if which in self._quarantined or count > MAX_QUARANTINED:
             return
         self._quarantined.add(which)
-        self._untold = {**told.model_dump(exclude={"type"}), "decision": told.type}
-        if count <= MAX_QUARANTINED_TOLD or count >= 2 * self._quarantined_told:
-            self._tell_quarantined()
+        self._unreported = {**told.model_dump(exclude={"type"}), "decision": told.type}
+        if count <= MAX_QUARANTINED_REPORTED or count >= 2 * self._quarantined_reported:
+            self._report_quarantined()
 
-    def _tell_quarantined(self) -> None:
-        untold, self._untold = self._untold, None
+    def _report_quarantined(self) -> None:
+        untold, self._unreported = self._unreported, None
         if untold is not None:
             self._decide(untold)
-            self._quarantined_told = len(self._quarantined)
+            self._quarantined_reported = len(self._quarantined)
 
-    def _look_for_deafness(self) -> None:
+    def _detect_unsteered(self) -> None:
         """A training without a session never answers: that is said, instead of nothing."""
         if not self._any_rule:
             return
         if self._rules is None or self._in_force or self._rejected or self._channel is None or self._started_at is None:
             return
-        if self._clock() - self._started_at > DEAF_AFTER_S and not self._channel.steers():
-            self._rejected, self._reason = self._rules.revision, DEAF
+        if self._clock() - self._started_at > UNSTEERED_AFTER_S and not self._channel.has_steered_peer():
+            self._rejected, self._reason = self._rules.revision, UNSTEERED
 
 
-def leave_by_rule(leaving: Leaving) -> LeaveByRule:
+def encode_rule_exit(rule_exit: RuleExit) -> LeaveByRule:
     """As the control plane is told. Raises ValidationError for what is not known there."""
-    arguments = leaving.arguments
+    arguments = rule_exit.arguments
     rollback = None
-    if leaving.kind == "rollback":
+    if rule_exit.kind == "rollback":
         rollback = Rollback.model_validate(
             {name: arguments[name] for name in Rollback.model_fields if name in arguments}
         )
     return LeaveByRule(
-        kind=leaving.kind,
-        ended_by=leaving.ended_by,
+        kind=rule_exit.kind,
+        ended_by=rule_exit.ended_by,
         rollback=rollback,
-        exclude_host=leaving.kind == "requeue" and bool(arguments.get("exclude_host")),
+        exclude_host=rule_exit.kind == "requeue" and bool(arguments.get("exclude_host")),
     )

@@ -24,13 +24,13 @@ from baton.contract.rules.engine.verdicts import State, Verdict
 from baton.contract.rules.language.messages import Message
 from baton.contract.rules.metrics import Kind, canonical_name
 from baton.contract.rules.numbers import encode
-from gpu_client.agent.control.channel_messages import CheckpointNotice, Progress
-from gpu_client.controller.hardware_sampler import Probe
+from gpu_client.agent.control.channel_messages import CheckpointNotice, TrainingProgress
+from gpu_client.controller.hardware_sampler import HardwareSampler
 
 logger = logging.getLogger("baton.job")
 
 TICK_S = 10.0
-MAX_TOLD = 3
+MAX_FIRINGS = 3
 """Of each preset in one attempt."""
 QUIET_AFTER_ATTEMPTS = 10
 """From then on each preset tells once in an attempt, and not that it is over: a job's history has an end."""
@@ -58,10 +58,10 @@ TREND_MIN_PROGRESS = 0.1
 Decide = Callable[[dict[str, Any]], object]
 
 
-class Channel(Protocol):
+class ReportSource(Protocol):
     """Of the channel to the training what is needed here."""
 
-    def take_reports(self) -> list[tuple[float, Progress | CheckpointNotice]]: ...
+    def take_reports(self) -> list[tuple[float, TrainingProgress | CheckpointNotice]]: ...
 
 
 @cache
@@ -72,7 +72,7 @@ def preset_rules() -> RuleSet:
     return rules
 
 
-class PresetWatch:
+class PresetMonitor:
     """Of one attempt, in one thread. Nothing in it raises. `clock`: monotonic seconds, the same as the channel's."""
 
     def __init__(
@@ -81,7 +81,7 @@ class PresetWatch:
         *,
         attempt: int = 1,
         clock: Callable[[], float] = time.monotonic,
-        make_probe: Callable[[], Probe] = lambda: Probe(TICK_S, gpus_only=True),
+        make_probe: Callable[[], HardwareSampler] = lambda: HardwareSampler(TICK_S, gpus_only=True),
     ) -> None:
         """`decide` takes what is decided, as a training tells it. `attempt`: which one of the job it is."""
         self._decide = decide
@@ -89,14 +89,14 @@ class PresetWatch:
         self._clock = clock
         self._make_probe = make_probe
         self._off: frozenset[str] = frozenset()
-        self._told: Counter[str] = Counter()
-        self._standing: set[str] = set()
+        self._fired_counts: Counter[str] = Counter()
+        self._active: set[str] = set()
         """Those that have told, and not that it is over."""
-        self._training: _Training | None = None
-        self._probe: Probe | None = None
+        self._training: _TrainingState | None = None
+        self._probe: HardwareSampler | None = None
         self._broken = False
 
-    def follow(self, text: str) -> bool:
+    def set_rules(self, text: str) -> bool:
         """These are the job's rules now; whether it has any of its own. What cannot be read is passed over."""
         try:
             rules = load(text).rules if text.strip() else RuleSet()
@@ -111,11 +111,11 @@ class PresetWatch:
 
     def attach(
         self,
-        channel: Channel,
+        channel: ReportSource,
         *,
         base: int,
         storing: Callable[[], bool],
-        say: Callable[[str], object],
+        log_line: Callable[[str], object],
         missed: Callable[[], int] = lambda: 0,
     ) -> None:
         """A training process is about to start: what it reports is looked at from nothing.
@@ -125,9 +125,9 @@ class PresetWatch:
         before they could be taken over.
         """
         self.detach()
-        self._standing.clear()
+        self._active.clear()
         try:
-            self._training = _Training(channel, base, storing, say, self._clock, missed=missed)
+            self._training = _TrainingState(channel, base, storing, log_line, self._clock, missed=missed)
         except Exception:
             # As below: nothing is looked at then, and the training starts all the same.
             logger.exception("presets cannot be looked at")
@@ -139,14 +139,14 @@ class PresetWatch:
             self._probe.stop()
             self._probe = None
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Take what the training has reported since the last look, and look at the clock. Cheap: for every poll."""
         training = self._training
         if training is None or self._broken or len(self._off) == len(NAMES):
             return
         try:
-            for verdict in training.look(self._sample):
-                self._note(verdict, training)
+            for verdict in training.poll(self._sample):
+                self._handle_verdict(verdict, training)
         except Exception:
             # The top of what is only told: a bug in it must not cost the attempt that it is about.
             self._broken = True
@@ -165,41 +165,41 @@ class PresetWatch:
             self._probe = probe
         return self._probe.take()
 
-    def _note(self, verdict: Verdict, training: _Training) -> None:
+    def _handle_verdict(self, verdict: Verdict, training: _TrainingState) -> None:
         name = verdict.rule
         if name in self._off:
             return
         quiet = self._attempt > QUIET_AFTER_ATTEMPTS
-        if verdict.state is State.FIRED and self._told[name] < (1 if quiet else MAX_TOLD):
-            self._told[name] += 1
-            self._standing.add(name)
-            message = "; ".join(training.said(one.text) for one in verdict.actions if isinstance(one, Alert))
+        if verdict.state is State.FIRED and self._fired_counts[name] < (1 if quiet else MAX_FIRINGS):
+            self._fired_counts[name] += 1
+            self._active.add(name)
+            message = "; ".join(training.render(one.text) for one in verdict.actions if isinstance(one, Alert))
             logger.warning("%s: %s", name, message)
-            training.say(f"[baton] {name}: {message}")
-            self._tell("rule.fired", verdict, training, actions=["alert"], message=message)
-        elif verdict.state is State.CLEARED and name in self._standing:
-            self._standing.discard(name)
+            training.log_line(f"[baton] {name}: {message}")
+            self._emit("rule.fired", verdict, training, actions=["alert"], message=message)
+        elif verdict.state is State.CLEARED and name in self._active:
+            self._active.discard(name)
             if not quiet:
-                self._tell("rule.cleared", verdict, training)
+                self._emit("rule.cleared", verdict, training)
         elif verdict.state is State.ERROR:
             logger.error("%s cannot be checked: %s", name, verdict.reason)
 
-    def _tell(self, what: str, verdict: Verdict, training: _Training, **more: Any) -> None:
+    def _emit(self, decision: str, verdict: Verdict, training: _TrainingState, **details: Any) -> None:
         operands = {one.text: encode(one.value) for one in verdict.operands}
-        said = {"rule": verdict.rule, "step": training.step, "severity": verdict.severity, "operands": operands}
-        said |= {} if training.epoch is None else {"training_epoch": training.epoch}
-        self._decide({"type": "decision", "decision": what, **said, **more})
+        fields = {"rule": verdict.rule, "step": training.step, "severity": verdict.severity, "operands": operands}
+        fields |= {} if training.epoch is None else {"training_epoch": training.epoch}
+        self._decide({"type": "decision", "decision": decision, **fields, **details})
 
 
-class _Training:
+class _TrainingState:
     """One training process, as far as it is heard of."""
 
     def __init__(
         self,
-        channel: Channel,
+        channel: ReportSource,
         base: int,
         storing: Callable[[], bool],
-        say: Callable[[str], object],
+        log_line: Callable[[str], object],
         clock: Callable[[], float],
         *,
         missed: Callable[[], int],
@@ -207,7 +207,7 @@ class _Training:
         self._channel = channel
         self._base = base
         self._storing = storing
-        self.say = say
+        self.log_line = log_line
         self._missed = missed
         self._clock = clock
         rules = preset_rules()
@@ -232,7 +232,7 @@ class _Training:
         self._storing_since: float | None = None
         self._last = False
 
-    def look(self, sample: Callable[[], Mapping[str, float]]) -> Iterator[Verdict]:
+    def poll(self, sample: Callable[[], Mapping[str, float]]) -> Iterator[Verdict]:
         """What is decided, each at the moment at which the values are those that it was decided by."""
         for at, report in self._channel.take_reports():
             if isinstance(report, CheckpointNotice):
@@ -242,14 +242,14 @@ class _Training:
                 # Also NaN is a number there, and in a decision it is none.
                 if math.isfinite(epoch := float(point.metrics.get("epoch", math.nan))):
                     self.epoch = epoch
-            if metrics := self._news(report, at):
+            if metrics := self._new_values(report, at):
                 yield from self._evaluator.observe(metrics, step=self.step, now=at)
         now = self._clock()
         if now - self._ticked_at >= TICK_S:
             self._ticked_at = now
             yield from self._evaluator.observe({**self._ages(now), **sample()}, step=self.step, now=now)
 
-    def said(self, message: Message) -> str:
+    def render(self, message: Message) -> str:
         """A preset's text, with times as people say them."""
         values = self._evaluator.values()
         parts = []
@@ -257,15 +257,15 @@ class _Training:
             if isinstance(part, str):
                 parts.append(part)
             elif self._kinds.get(part.metric) is Kind.DURATION and values.get(part.metric) is not None:
-                parts.append(_lasting(values[part.metric] or 0.0))
+                parts.append(_format_duration(values[part.metric] or 0.0))
             else:
                 parts.append(Message("", (part,)).render(values))
         return "".join(parts)
 
-    def _news(self, report: Progress, at: float) -> dict[str, float]:
+    def _new_values(self, report: TrainingProgress, at: float) -> dict[str, float]:
         found = self._losses(report)
         if report.step != self._step:
-            found |= self._times_of(report, at)
+            found |= self._step_times(report, at)
             self._step, self._stepped_at, self._moved_at = report.step, at, at
             self.step = min(report.step + self._base, MAX_STEP)
             # A step of the script that reports its total is done: what comes then may take as long as it likes.
@@ -278,19 +278,19 @@ class _Training:
             self._phase = None if complete else report.phase
         return found
 
-    def _losses(self, report: Progress) -> dict[str, float]:
+    def _losses(self, report: TrainingProgress) -> dict[str, float]:
         """What is new in it; of several by one name of ours the one that is not finite, else the first."""
         found: dict[str, float] = {}
         trend: float | None = None
-        for told, number in (one for point in report.points for one in point.metrics.items()):
-            name = self._names.get(told) or self._named(told)
+        for metric_name, number in (one for point in report.points for one in point.metrics.items()):
+            name = self._names.get(metric_name) or self._preset_name(metric_name)
             if name == "-":
                 continue
-            value, before = float(number), self._newest.get(told)
+            value, before = float(number), self._newest.get(metric_name)
             if value == before or (before is not None and math.isnan(value) and math.isnan(before)):
                 continue
-            self._newest[told] = value
-            if name == "loss" and (place := _LOSSES.index(canonical_name(told))) <= self._trend_of:
+            self._newest[metric_name] = value
+            if name == "loss" and (place := _LOSSES.index(canonical_name(metric_name))) <= self._trend_of:
                 self._trend_of, trend = place, value
             if name not in found or not math.isfinite(value):
                 found[name] = value
@@ -298,17 +298,17 @@ class _Training:
             found.update(self._trend.push(trend) or {})
         return found
 
-    def _named(self, told: str) -> str:
+    def _preset_name(self, metric_name: str) -> str:
         """What presets call it; "-" if they do not read it."""
         if len(self._names) >= 4096:
             self._names.clear()
             self._newest.clear()
-        name = canonical_name(told)
+        name = canonical_name(metric_name)
         known = "loss" if name in _LOSSES else "eval.loss" if name in _EVALUATIONS else "-"
-        self._names[told] = known
+        self._names[metric_name] = known
         return known
 
-    def _times_of(self, report: Progress, at: float) -> dict[str, float]:
+    def _step_times(self, report: TrainingProgress, at: float) -> dict[str, float]:
         """By the session, else by the clock here."""
         measured = {name: value for name, value in report.signals.items() if name in _MEASURED}
         if self._step is not None:
@@ -326,24 +326,24 @@ class _Training:
             self._storing_since, self._moved_at = None, now  # what waited for it may go on from here
         since = self._moved_at
         if self._step is None:
-            still = 0.0
+            still_s = 0.0
         elif self._phase is not None:
-            still = now - since
+            still_s = now - since
         elif self._storing_since is not None:
-            still = now - max(since, self._storing_since)
+            still_s = now - max(since, self._storing_since)
         else:
-            still = 0.0 if self._last else now - since
+            still_s = 0.0 if self._last else now - since
         explained = self._phase is not None or self._storing_since is not None
         return {
-            "step.age": 0.0 if explained else still,
-            "phase.age": still if explained else 0.0,
-            "still": still,
+            "step.age": 0.0 if explained else still_s,
+            "phase.age": still_s if explained else 0.0,
+            "still": still_s,
             "checkpoints.missed": float(self._missed()),
             "step.usual": median(self._gaps) if len(self._gaps) >= USUAL_FROM else None,
         }
 
 
-def _lasting(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     """`14 min`, `0.4 s`."""
     if seconds >= 5400:
         return f"{seconds / 3600:.1f} h"

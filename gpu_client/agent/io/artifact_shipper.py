@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from baton.contract.base import MAX_PATH_BYTES, path_problem
-from gpu_client.agent.polled_event import Condition
+from gpu_client.agent.polled_event import PolledEvent
 from gpu_client.agent.retry import backoff_s, may_pass
 from gpu_client.transport.errors import (
     ApiError,
@@ -73,7 +73,7 @@ class ArtifactShipper:
         self._offered = 0
         self._closing = False
         self._lost = False
-        self._over = Condition(lambda: self._closing or self._lost or over.is_set())
+        self._over = PolledEvent(lambda: self._closing or self._lost or over.is_set())
         self._news = threading.Event()
         self._thread = threading.Thread(target=self._run, name="artifacts", daemon=True)
         self._thread.start()
@@ -142,7 +142,7 @@ class ArtifactShipper:
 
     def _ship(self) -> bool:
         """Upload some of what waits; False if that has to wait."""
-        batch = self._taken()
+        batch = self._next_batch()
         again = True
         try:
             if not self._prove():
@@ -158,9 +158,9 @@ class ArtifactShipper:
             return False
         except ApiError as error:
             again = may_pass(error) or len(batch) > 1
-            return self._noted(batch, error)
+            return self._record_failure(batch, error)
         except (BatonError, OSError) as error:
-            return self._noted(batch, error)
+            return self._record_failure(batch, error)
         except Exception:
             # The top of this thread: whatever it is, the files behind these have their chance.
             again = False
@@ -173,13 +173,13 @@ class ArtifactShipper:
             self._busy = False
         return True
 
-    def _noted(self, batch: Mapping[str, Path], error: Exception) -> bool:
+    def _record_failure(self, batch: Mapping[str, Path], error: Exception) -> bool:
         """One of them is at fault: from now on they are tried one by one, and not for ever."""
         self._tries.update(list(batch))
         logger.warning("%s: not uploaded before the end: %s", ", ".join(batch), error)
         return False
 
-    def _taken(self) -> dict[str, Path]:
+    def _next_batch(self) -> dict[str, Path]:
         """What is tried next. Files that failed go alone: one of a batch may be at fault."""
         with self._lock:
             tried = next((path for path in self._waiting if self._tries[path]), None)

@@ -16,9 +16,9 @@ from baton.contract.base import MAX_STEP
 from baton.contract.checkpoints import CommitAnswer
 from baton.contract.manifest import Manifest
 from baton.contract.work import WorkItem
-from gpu_client.agent.io.committer import Committer, Staged
+from gpu_client.agent.io.committer import Committer, StagedCheckpoint
 from gpu_client.agent.io.step_ledger import StepLedger
-from gpu_client.agent.workspace.arena import find_staged, give_back
+from gpu_client.agent.workspace.arena import find_checkpoint, release_checkpoint
 from gpu_client.agent.workspace.slots import JobDirectories
 from gpu_client.checkpoints.local.chunk_cache import LocalStore
 from gpu_client.checkpoints.local.directory_files import BadDirectory, FileSeen, list_files
@@ -36,14 +36,14 @@ COPY_BELOW_BYTES_PER_S = 100e6
 """A checkpoint in memory is copied into the local store where uploads are slower: copying takes a tenth of their time
 then, and deltas against it save most of the next one. Elsewhere nothing is encoded, and it would only cost."""
 
-LOOK_EVERY_S = 0.5
+POLL_S = 0.5
 HURRY_S = 0.1
 """The same once a checkpoint was removed before it could be taken over."""
-MAX_TAKES = 5
+MAX_STAGE_TRIES = 5
 """How often one directory is tried that cannot be taken over."""
 
 
-class FileOpener(Protocol):
+class TrainerFiles(Protocol):
     """The processes of a trainer."""
 
     def files_open_for_writing(self) -> set[Path]:
@@ -51,7 +51,7 @@ class FileOpener(Protocol):
         ...
 
 
-class Harvest:
+class CheckpointCollector:
     """The checkpoints of one attempt. One thread gathers; `commit` is the committer's."""
 
     def __init__(
@@ -65,28 +65,28 @@ class Harvest:
         on_committed: Callable[[Committed], object] = lambda result: None,
         ledger: StepLedger | None = None,
         on_total: Callable[[int], object] = lambda total: None,
-        say: Callable[[str], object] = lambda line: None,
+        log_line: Callable[[str], object] = lambda line: None,
     ) -> None:
         """`on_total` is told the job's last step, where the script's own files tell it; `say` puts a line into the
         job's log."""
         self._directories = directories
         self._item = item
         self._clock = clock
-        self._looked_at = float("-inf")
-        self._takes: Counter[str] = Counter()
-        self._trainer: FileOpener | None = None
+        self._polled_at = float("-inf")
+        self._stage_tries: Counter[str] = Counter()
+        self._trainer: TrainerFiles | None = None
         self._staged_version: tuple[int, int] | None = None
         self._store = store
         self._on_committed = on_committed
         self._known = Known.of(store.manifests, store)
-        self._speed: tuple[Staged, float | None] | None = None
+        self._speed: tuple[StagedCheckpoint, float | None] | None = None
         self._stable_s = stable_s
         self._grown: deque[ReadyCheckpoint] = deque()
         """Checkpoints that turned out to be incomplete when they were about to be committed."""
-        self._uncommitted: Staged | None = None
+        self._uncommitted: StagedCheckpoint | None = None
         """The newest checkpoint that was taken over, until it is committed."""
         self._missed = 0
-        self._say = say
+        self._log_line = log_line
         self._on_total = on_total
         self._ledger = ledger or StepLedger([], directories)
         self.highest = 0
@@ -99,37 +99,37 @@ class Harvest:
         self._missed += len(self._watcher.missed)
         self._watcher = self._new_watcher()
         self._trainer = None
-        self._takes.clear()
+        self._stage_tries.clear()
         self._grown.clear()
         self._uncommitted = None
         if resume_from is not None:
             self._watcher.mark_seen(resume_from)
-            self._tell_total(resume_from)
+            self._report_total(resume_from)
 
     @property
     def missed(self) -> int:
         """How many checkpoints the script removed before they could be taken over."""
         return self._missed + len(self._watcher.missed)
 
-    def gather(self, trainer: FileOpener, committer: Committer, *, now: bool = False) -> None:
+    def collect(self, trainer: TrainerFiles, committer: Committer, *, now: bool = False) -> None:
         """Take over what has become complete, looking at most twice a second unless there is news (`now`)."""
-        every_s = HURRY_S if self.missed else LOOK_EVERY_S
-        if not now and self._clock() - self._looked_at < every_s:
+        every_s = HURRY_S if self.missed else POLL_S
+        if not now and self._clock() - self._polled_at < every_s:
             return
-        self._looked_at = self._clock()
+        self._polled_at = self._clock()
         self._trainer = trainer
-        self._take_staged(committer)
-        self._take_all(self._watcher.poll, committer)
+        self._offer_arena_checkpoint(committer)
+        self._stage_all(self._watcher.poll, committer)
 
-    def gather_rest(self, committer: Committer, *, clean_exit: bool) -> None:
+    def collect_rest(self, committer: Committer, *, clean_exit: bool) -> None:
         """The same once all processes of the trainer are gone."""
-        self._take_staged(committer)
+        self._offer_arena_checkpoint(committer)
         # The commit refuses a checkpoint that has grown, and no look follows this one.
         if (newest := self._uncommitted) is not None and newest.origin is not None and _has_grown(newest):
             self._watcher.look_again(newest.origin)
-        self._take_all(lambda: self._watcher.final_poll(clean_exit=clean_exit), committer, tries=1)
+        self._stage_all(lambda: self._watcher.final_poll(clean_exit=clean_exit), committer, tries=1)
 
-    def commit(self, client: CommitApi, transfer: Transfer, staged: Staged, cancel: CancelEvent) -> None:
+    def commit(self, client: CommitApi, transfer: Transfer, staged: StagedCheckpoint, cancel: CancelEvent) -> None:
         """Commit one checkpoint that was taken over. Raises what `commit_checkpoint` raises, and nothing once it is
         committed."""
         if self._speed is None or self._speed[0] is not staged:
@@ -138,7 +138,7 @@ class Harvest:
         upload_bytes_per_s = self._speed[1]
         try:
             result = commit_checkpoint(
-                _Unchanged(client, staged),
+                _GuardedCommit(client, staged),
                 transfer,
                 self._item,
                 staged.path,
@@ -155,11 +155,11 @@ class Harvest:
             if staged.origin is not None and _has_grown(staged):
                 self._grown.append(staged.origin)
             else:
-                self._say(f"[baton] the checkpoint of step {staged.step} is not stored: {error}")
+                self._log_line(f"[baton] the checkpoint of step {staged.step} is not stored: {error}")
             raise
         if self._uncommitted is staged:
             self._uncommitted = None
-        in_memory = staged.give_back is not None
+        in_memory = staged.release is not None
         if not in_memory or upload_bytes_per_s is None or upload_bytes_per_s < COPY_BELOW_BYTES_PER_S:
             with bookkeeping("keeping it on this machine"):
                 self._store.committed(result.manifest, staged.path, copy=in_memory)
@@ -176,31 +176,33 @@ class Harvest:
 
     def _new_watcher(self) -> CheckpointWatcher:
         output, staging = self._directories.output, self._directories.staging
-        return CheckpointWatcher(output, self._clock, self._files_open, self._stable_s, staging, say=self._say)
+        return CheckpointWatcher(output, self._clock, self._files_open, self._stable_s, staging, say=self._log_line)
 
     def _files_open(self) -> set[Path]:
         return self._trainer.files_open_for_writing() if self._trainer else set()
 
-    def _take_staged(self, committer: Committer) -> None:
+    def _offer_arena_checkpoint(self, committer: Committer) -> None:
         """What lies complete in the arena is committed from where it is: it stays untouched until it is given back."""
         arena = self._directories.arena
-        staged = find_staged(arena) if arena else None
+        staged = find_checkpoint(arena) if arena else None
         if arena is None or staged is None or staged.version == self._staged_version:
             return
         self._staged_version = staged.version
-        step = self._counted(staged.step)
+        step = self._job_step(staged.step)
         committer.offer(
-            Staged(step, staged.path, staged.metrics, "session", give_back=lambda: give_back(arena), tag=staged.tag)
+            StagedCheckpoint(
+                step, staged.path, staged.metrics, "session", release=lambda: release_checkpoint(arena), tag=staged.tag
+            )
         )
 
-    def _counted(self, step: int) -> int:
+    def _job_step(self, step: int) -> int:
         """The step's number within the whole job."""
         counted = self._ledger.counted(step)
         self.highest = max(self.highest, counted)
         return counted
 
-    def _take_all(
-        self, find: Callable[[], Iterable[ReadyCheckpoint]], committer: Committer, tries: int = MAX_TAKES
+    def _stage_all(
+        self, find: Callable[[], Iterable[ReadyCheckpoint]], committer: Committer, tries: int = MAX_STAGE_TRIES
     ) -> None:
         """Out of the trainer's reach, so that its own rotation cannot pull a checkpoint from under an upload."""
         while self._grown:
@@ -212,22 +214,24 @@ class Harvest:
             logger.warning("job %s: the output directory cannot be looked at: %s", self._item.id, error)
             return
         if self.missed > missed:
-            self._tell_missed(self._watcher.missed[-1])
+            self._report_missed(self._watcher.missed[-1])
         for ready in found:
             try:
-                taken, files = self._take(ready)
+                taken, files = self._stage(ready)
             except (StageError, OSError) as error:
-                self._not_taken(ready, error, tries)
+                self._handle_stage_error(ready, error, tries)
                 continue
-            step = self._counted(taken.step)
-            self._tell_total(taken.path)
+            step = self._job_step(taken.step)
+            self._report_total(taken.path)
             # Of one whose directory is there still a second look is taken before its commit.
             origin = replace(ready, links=None) if ready.created_by == "foreign" else None
-            offered = Staged(step, taken.path, taken.metrics, taken.created_by, files, tag=taken.tag, origin=origin)
+            offered = StagedCheckpoint(
+                step, taken.path, taken.metrics, taken.created_by, files, tag=taken.tag, origin=origin
+            )
             self._uncommitted = offered
             committer.offer(offered)
 
-    def _take(self, ready: ReadyCheckpoint) -> tuple[ReadyCheckpoint, tuple[FileSeen, ...]]:
+    def _stage(self, ready: ReadyCheckpoint) -> tuple[ReadyCheckpoint, tuple[FileSeen, ...]]:
         """Take one over, with the record of finished steps. Raises StageError, OSError."""
         taken = stage(ready, self._directories.staging)
         try:
@@ -242,37 +246,37 @@ class Harvest:
             raise
         return taken, files
 
-    def _not_taken(self, ready: ReadyCheckpoint, error: Exception, tries: int) -> None:
+    def _handle_stage_error(self, ready: ReadyCheckpoint, error: Exception, tries: int) -> None:
         """It changed at that moment, or the disk was full: what is a checkpoint a second later is not lost."""
         logger.warning("job %s: step %d cannot be taken over: %s", self._item.id, ready.step, error)
         if not (ready.links or ready.path).exists():
             self._missed += 1
-            self._tell_missed(ready.step)
+            self._report_missed(ready.step)
             return
-        self._takes[ready.path.name] += 1
-        if self._takes[ready.path.name] < tries:
+        self._stage_tries[ready.path.name] += 1
+        if self._stage_tries[ready.path.name] < tries:
             self._watcher.look_again(ready)
         else:
             self._watcher.give_up(ready)
-            self._say(f"[baton] {ready.path.name} is not stored, for it could not be taken over: {error}")
+            self._log_line(f"[baton] {ready.path.name} is not stored, for it could not be taken over: {error}")
 
-    def _tell_total(self, checkpoint: Path) -> None:
+    def _report_total(self, checkpoint: Path) -> None:
         if (total := _total_in(checkpoint)) is not None:
             self._on_total(self._ledger.counted(total))
 
-    def _tell_missed(self, step: int) -> None:
+    def _report_missed(self, step: int) -> None:
         """In the job's log, at each power of two."""
         if self.missed & (self.missed - 1) == 0:
-            self._say(
+            self._log_line(
                 f"[baton] checkpoint-{step} was removed by the script before it could be taken over ({self.missed} so "
                 "far): keep one checkpoint more (save_total_limit, checkpoints_total_limit), or save less often"
             )
 
 
-class _Unchanged:
+class _GuardedCommit:
     """Posts a manifest only while the files of the staged checkpoint are as they were when it was taken over."""
 
-    def __init__(self, client: CommitApi, staged: Staged) -> None:
+    def __init__(self, client: CommitApi, staged: StagedCheckpoint) -> None:
         self._client = client
         self._staged = staged
 
@@ -285,7 +289,7 @@ class _Unchanged:
         return self._client.commit(lease_token, manifest)
 
 
-def _has_grown(staged: Staged) -> bool:
+def _has_grown(staged: StagedCheckpoint) -> bool:
     """Return True if files were added to the script's directory, or replaced, since its checkpoint was taken over.
 
     False if one of the files that were taken over was written to: the script may be making its next checkpoint of them,

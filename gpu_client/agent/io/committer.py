@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
-from gpu_client.agent.polled_event import Condition
+from gpu_client.agent.polled_event import PolledEvent
 from gpu_client.agent.retry import may_pass
 from gpu_client.checkpoints.local.directory_files import BadDirectory, FileSeen
 from gpu_client.checkpoints.local.staging import CreatedBy, ReadyCheckpoint
@@ -40,7 +40,7 @@ CLOSE_WAIT_S = 5.0
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedCheckpoint:
     """A complete checkpoint, taken over from the trainer."""
 
     step: int
@@ -49,17 +49,17 @@ class Staged:
     created_by: CreatedBy
     files: tuple[FileSeen, ...] | None = None
     """Those of one that was taken over by links, as they were then."""
-    give_back: Callable[[], None] | None = None
+    release: Callable[[], None] | None = None
     """For one that was left where the trainer put it: called, instead of removing `path`, when nobody reads it."""
     tag: str = ""
     """By which a rule or command wants it kept."""
     origin: ReadyCheckpoint | None = None
     """The checkpoint of a script without our session, as it was found."""
 
-    def clear(self) -> None:
+    def discard(self) -> None:
         """It is committed, or passed over."""
-        if self.give_back is not None:
-            self.give_back()
+        if self.release is not None:
+            self.release()
         else:
             shutil.rmtree(self.path, ignore_errors=True)
 
@@ -84,7 +84,7 @@ class Committer:
 
     def __init__(
         self,
-        commit: Callable[[Staged, CancelEvent], object],
+        commit: Callable[[StagedCheckpoint, CancelEvent], object],
         prove: Callable[[], bool],
         *,
         on_lost: Callable[[LeaseLost], None],
@@ -97,10 +97,10 @@ class Committer:
         self._on_lost = on_lost
         self._on_skipped = on_skipped
         self._closing = False
-        self._cancel = Condition(lambda: self._closing or over.is_set())
+        self._cancel = PolledEvent(lambda: self._closing or over.is_set())
         self._retry_s = retry_s
         self._changed = threading.Condition()
-        self._waiting: Staged | None = None
+        self._waiting: StagedCheckpoint | None = None
         self._tries = 0
         self._busy = False
         self.committed_steps: list[int] = []
@@ -110,11 +110,11 @@ class Committer:
         self._thread = threading.Thread(target=self._run, name="committer", daemon=True)
         self._thread.start()
 
-    def offer(self, staged: Staged) -> None:
+    def offer(self, staged: StagedCheckpoint) -> None:
         """Hand over a checkpoint; one that is still waiting is passed over for it."""
         with self._changed:
             if self._waiting is not None:
-                staged = self._instead_of(self._waiting, staged)
+                staged = self._replace_waiting(self._waiting, staged)
             self._waiting = staged
             self._tries = 0
             self._changed.notify_all()
@@ -147,9 +147,9 @@ class Committer:
                 self._busy = False
                 if verdict is _Verdict.COMMITTED:
                     self.committed_steps.append(staged.step)
-                    _clear(staged)
+                    _discard(staged)
                 elif self._waiting is not None:
-                    self._waiting = self._instead_of(staged, self._waiting)
+                    self._waiting = self._replace_waiting(staged, self._waiting)
                 elif verdict is _Verdict.GIVEN_UP or self._cancel.is_set():
                     self._drop(staged, "good")
                 else:
@@ -157,7 +157,7 @@ class Committer:
                     self._pause()
                 self._changed.notify_all()
 
-    def _next(self) -> Staged | None:
+    def _next(self) -> StagedCheckpoint | None:
         """The checkpoint to commit now; None at the end."""
         with self._changed:
             while self._waiting is None and not self._cancel.is_set():
@@ -175,7 +175,7 @@ class Committer:
         while self._waiting is staged and not self._cancel.is_set() and (left_s := until - time.monotonic()) > 0:
             self._changed.wait(min(left_s, POLL_S))
 
-    def _try(self, staged: Staged) -> _Verdict:
+    def _try(self, staged: StagedCheckpoint) -> _Verdict:
         self._tries += 1
         try:
             if not self._prove():
@@ -185,42 +185,42 @@ class Committer:
             self._on_lost(error)
             return _Verdict.GIVEN_UP
         except (LeaseExpired, Unreachable) as error:
-            return self._noted(staged, error, _Verdict.AGAIN)
+            return self._record_failure(staged, error, _Verdict.AGAIN)
         except TransferCanceled:
             return _Verdict.GIVEN_UP
         except (BadDirectory, FileChanged) as error:
-            return self._noted(staged, error, _Verdict.GIVEN_UP)
+            return self._record_failure(staged, error, _Verdict.GIVEN_UP)
         except (BatonError, OSError) as error:
             final = isinstance(error, ApiError) and not may_pass(error)
             again = self._tries < MAX_TRIES and not final
-            return self._noted(staged, error, _Verdict.PERHAPS if again else _Verdict.GIVEN_UP)
+            return self._record_failure(staged, error, _Verdict.PERHAPS if again else _Verdict.GIVEN_UP)
         except Exception as error:
             # Whatever it is, it must not end the commits of all later checkpoints without a word.
             logger.exception("the commit of step %d failed in an unexpected way", staged.step)
-            return self._noted(staged, error, _Verdict.GIVEN_UP)
+            return self._record_failure(staged, error, _Verdict.GIVEN_UP)
         self.last_error = None
         return _Verdict.COMMITTED
 
-    def _noted(self, staged: Staged, error: Exception, verdict: _Verdict) -> _Verdict:
+    def _record_failure(self, staged: StagedCheckpoint, error: Exception, verdict: _Verdict) -> _Verdict:
         self.last_error = error
         logger.warning("checkpoint of step %d is not committed: %s", staged.step, error)
         return verdict
 
-    def _instead_of(self, staged: Staged, newer: Staged) -> Staged:
+    def _replace_waiting(self, staged: StagedCheckpoint, newer: StagedCheckpoint) -> StagedCheckpoint:
         """The newer one is kept by the tag of the one that is passed over for it, unless it has its own."""
         self._drop(staged, "a newer one")
         return replace(newer, tag=newer.tag or staged.tag)
 
-    def _drop(self, staged: Staged, instead: str) -> None:
+    def _drop(self, staged: StagedCheckpoint, instead: str) -> None:
         self.skipped_steps.append(staged.step)
         logger.info("checkpoint of step %d is passed over for %s", staged.step, instead)
         self._on_skipped()
-        _clear(staged)
+        _discard(staged)
 
 
-def _clear(staged: Staged) -> None:
+def _discard(staged: StagedCheckpoint) -> None:
     """Files that cannot be removed or given back must not end the commits of all later checkpoints."""
     try:
-        staged.clear()
+        staged.discard()
     except OSError as error:
         logger.warning("the files of step %d stay where they are: %s", staged.step, error)

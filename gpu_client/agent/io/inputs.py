@@ -66,14 +66,14 @@ def fetch_inputs(
     """
     seen: dict[str, str] = {}
     """The key of each path."""
-    pushed = _Pushed([ref.prefix for ref in item.inputs])
+    pushed = _PushedFiles([ref.prefix for ref in item.inputs])
     for cursor, page in _pages(client, item):
         own = [found for found in page.inputs if not found.shared]
         for around in page.manifests:
-            pushed.learn(around.key, around.url, transfer, cancel)
+            pushed.add_manifest(around.key, around.url, transfer, cancel)
         for found in own:
             if is_manifest(found.path):
-                pushed.learn(found.key, found.url, transfer, cancel)
+                pushed.add_manifest(found.key, found.url, transfer, cancel)
         inputs = [found for found in own if not is_manifest(found.path)]
         for found in inputs:
             if found.path in seen:
@@ -100,7 +100,7 @@ def fetch_inputs(
     return len(seen)
 
 
-class _Pushed:
+class _PushedFiles:
     """What the manifests of pushed folders say of the inputs, by key."""
 
     def __init__(self, prefixes: Sequence[str]) -> None:
@@ -114,7 +114,7 @@ class _Pushed:
     def __bool__(self) -> bool:
         return bool(self._files)
 
-    def learn(self, manifest_key: str, url: str, transfer: Transfer, cancel: CancelEvent) -> None:
+    def add_manifest(self, manifest_key: str, url: str, transfer: Transfer, cancel: CancelEvent) -> None:
         """Read one. Raises InputsDiffer if it is none or its push was not finished, what a download raises."""
         folder = manifest_key.removesuffix(DATASET_MANIFEST)
         data = transfer.read(url, name=manifest_key, max_bytes=MAX_DATASET_MANIFEST_BYTES, cancel=cancel)
@@ -183,7 +183,7 @@ def _fetch_page(
     *,
     cursor: str | None,
     inputs: Sequence[InputObject],
-    pushed: _Pushed,
+    pushed: _PushedFiles,
     cancel: CancelEvent,
 ) -> None:
     waiting = {found.path: found for found in inputs}

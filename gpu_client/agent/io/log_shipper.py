@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from baton.contract.output import LogChunk, ReportedPoint, log_wait_s
-from gpu_client.agent.io.metric_buffer import PointSpool
+from gpu_client.agent.io.metric_buffer import MetricBuffer
 from gpu_client.transport.errors import BatonError, InvalidRequest, LeaseLost
 
 logger = logging.getLogger("baton.logs")
@@ -138,7 +138,7 @@ class LogShipper:
         spool: LogSpool,
         send: Callable[[LogChunk], object],
         *,
-        points: PointSpool | None = None,
+        points: MetricBuffer | None = None,
         every_s: float = SHIP_EVERY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -16,7 +16,7 @@ Readings = Mapping[str, float | str]
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _BufferedPoint:
     number: int
     size_bytes: int
     special: bool
@@ -24,7 +24,7 @@ class _Waiting:
     point: ReportedPoint
 
 
-class PointSpool:
+class MetricBuffer:
     """At most one chunk's. When it is full, every second point goes, then every fourth, and so on: evenly over the time
     since the last chunk. Never the newest; those with other metrics than the point before them only at last.
 
@@ -38,8 +38,8 @@ class PointSpool:
         self._max_points = max_points
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._kept: list[_Waiting] = []
-        self._newest: _Waiting | None = None
+        self._kept: list[_BufferedPoint] = []
+        self._newest: _BufferedPoint | None = None
         """Passed over, unless nothing newer comes."""
         self._every = 1
         self._size_bytes = 0  # of those kept
@@ -47,7 +47,7 @@ class PointSpool:
         self._last: tuple[int, dict[str, float | str]] | None = None
         self._shape: frozenset[tuple[str, bool]] = frozenset()
 
-    def offer(self, step: int, metrics: Readings) -> None:
+    def append(self, step: int, metrics: Readings) -> None:
         """Add what was reported; nothing if that was the same as last time. Never blocks on the consumer."""
         found = dict(metrics)
         with self._lock:
@@ -58,7 +58,7 @@ class PointSpool:
             special, self._shape = shape != self._shape, shape
             point = ReportedPoint(step=step, at=round(self._now(), 3), metrics=found)
             self._number += 1
-            waiting = _Waiting(self._number, len(point.model_dump_json()) + 1, special, point)
+            waiting = _BufferedPoint(self._number, len(point.model_dump_json()) + 1, special, point)
             if not special and self._number % self._every:
                 self._newest = waiting
                 return

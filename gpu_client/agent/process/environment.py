@@ -13,14 +13,14 @@ from baton.contract.work import WorkItem
 from gpu_client.agent.workspace.slots import JobDirectories
 
 
-def trainer_environment(
+def build_environment(
     item: WorkItem,
     directories: JobDirectories,
     channel: str,
     resume_from: str,
     base: Mapping[str, str] = os.environ,
     *,
-    own: Mapping[str, str] | None = None,
+    step_variables: Mapping[str, str] | None = None,
     use_arena: bool = True,
     api_url: str = "",
 ) -> dict[str, str]:
@@ -46,8 +46,8 @@ def trainer_environment(
     }
     if item.rings and api_url:
         ours |= {"BATON_API_URL": api_url, RING_TOKEN_VARIABLE: ring_token(item.id, item.lease_token)}
-    shown = _shown(ours)
-    filled = {name: substituted(value, shown) for name, value in (own or {}).items()}
+    shown = _without_secrets(ours)
+    filled = {name: substituted(value, shown) for name, value in (step_variables or {}).items()}
     return {
         **inherited,
         "PATH": path,
@@ -60,13 +60,13 @@ def trainer_environment(
     }
 
 
-def expanded(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+def expand_command(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """The command with its `BATON_` variables replaced (`baton.contract.substitution`).
 
     The token for rings is not: everybody on a machine can read arguments.
     """
-    return substituted_arguments(command, _shown(environment))
+    return substituted_arguments(command, _without_secrets(environment))
 
 
-def _shown(environment: Mapping[str, str]) -> dict[str, str]:
+def _without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name != RING_TOKEN_VARIABLE}

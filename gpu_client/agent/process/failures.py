@@ -52,7 +52,7 @@ class ExitStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class AttemptFailure:
     """A class and the sentence for people."""
 
     failure_class: FailureClass
@@ -122,7 +122,9 @@ _MEMORY_FAULTS = {signal.SIGSEGV, signal.SIGBUS}
 MAX_REASON_CHARS = 400
 
 
-def classify(exit_status: ExitStatus, last_lines: Sequence[str], no_progress_s: int | None = None) -> Failure:
+def classify_exit(
+    exit_status: ExitStatus, last_lines: Sequence[str], no_progress_s: int | None = None
+) -> AttemptFailure:
     """Say why a trainer that did not succeed ended.
 
     ``last_lines`` oldest first. ``no_progress_s``: the agent stopped it because no step had come for so many seconds.
@@ -145,24 +147,24 @@ def classify(exit_status: ExitStatus, last_lines: Sequence[str], no_progress_s: 
     return _by_exit_code(evidence, exit_status, last_lines)
 
 
-def _failure(failure_class: FailureClass, reason: str) -> Failure:
-    return Failure(failure_class, reason[:MAX_REASON_CHARS])
+def _failure(failure_class: FailureClass, reason: str) -> AttemptFailure:
+    return AttemptFailure(failure_class, reason[:MAX_REASON_CHARS])
 
 
-def _name(number: int) -> str:
+def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
 
 
-def _tail(lines: Sequence[str]) -> str:
+def _last_line(lines: Sequence[str]) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
 
 
 def _refusal(lines: Sequence[str]) -> str:
     """What a trainer said last; before that, what it calls an error: libraries like to talk at the end."""
-    said = next((line for line in reversed(lines) if line.startswith("error: ")), _tail(lines))
+    said = next((line for line in reversed(lines) if line.startswith("error: ")), _last_line(lines))
     return said.removeprefix("error: ").strip()
 
 
@@ -174,7 +176,7 @@ def _signal_of(exit_status: ExitStatus) -> int | None:
     return None
 
 
-def _by_signal(number: int, evidence: Failure | None, exit_status: ExitStatus) -> Failure:
+def _by_signal(number: int, evidence: AttemptFailure | None, exit_status: ExitStatus) -> AttemptFailure:
     """Death by a signal: what was printed before may say more than the signal does (an abort after a CUDA error)."""
     if evidence and evidence.failure_class in (
         FailureClass.OUT_OF_MEMORY,
@@ -183,14 +185,18 @@ def _by_signal(number: int, evidence: Failure | None, exit_status: ExitStatus) -
     ):
         return evidence
     if number in _MEMORY_FAULTS:
-        return _failure(FailureClass.SEGFAULT, f"died by {_name(number)}")
+        return _failure(FailureClass.SEGFAULT, f"died by {_signal_name(number)}")
     if exit_status.oom_suspected and not exit_status.stopped_by_us:
-        return _failure(FailureClass.OUT_OF_MEMORY, f"died by {_name(number)} after the kernel had run out of memory")
+        return _failure(
+            FailureClass.OUT_OF_MEMORY, f"died by {_signal_name(number)} after the kernel had run out of memory"
+        )
     sender = " sent by the agent" if exit_status.stopped_by_us else ""
-    return _failure(FailureClass.KILLED_BY_SIGNAL, f"died by {_name(number)}{sender}")
+    return _failure(FailureClass.KILLED_BY_SIGNAL, f"died by {_signal_name(number)}{sender}")
 
 
-def _by_exit_code(evidence: Failure | None, exit_status: ExitStatus, last_lines: Sequence[str]) -> Failure:
+def _by_exit_code(
+    evidence: AttemptFailure | None, exit_status: ExitStatus, last_lines: Sequence[str]
+) -> AttemptFailure:
     """It ended by itself, or by a launcher that passes on how its processes died."""
     if evidence and evidence.failure_class != FailureClass.SCRIPT_ERROR:
         return evidence
@@ -201,7 +207,8 @@ def _by_exit_code(evidence: Failure | None, exit_status: ExitStatus, last_lines:
     if exit_status.code in (126, 127):
         what = "not found" if exit_status.code == 127 else "not executable"
         return _failure(
-            FailureClass.COMMAND_NOT_FOUND, f"a command was {what} (exit code {exit_status.code}): {_tail(last_lines)}"
+            FailureClass.COMMAND_NOT_FOUND,
+            f"a command was {what} (exit code {exit_status.code}): {_last_line(last_lines)}",
         )
     if exit_status.oom_suspected:
         return _failure(
@@ -214,7 +221,7 @@ def _by_exit_code(evidence: Failure | None, exit_status: ExitStatus, last_lines:
         )
     if launched in _MEMORY_FAULTS:
         return _failure(FailureClass.SEGFAULT, "a worker process of the launcher died by SIGSEGV or SIGBUS")
-    return evidence or _failure(FailureClass.SCRIPT_ERROR, f"exit code {exit_status.code}: {_tail(last_lines)}")
+    return evidence or _failure(FailureClass.SCRIPT_ERROR, f"exit code {exit_status.code}: {_last_line(last_lines)}")
 
 
 def _launcher_signal(last_lines: Sequence[str]) -> int | None:
@@ -242,12 +249,12 @@ _RANKING: tuple[tuple[FailureClass, bool], ...] = (
 )
 
 
-def _strongest(last_lines: Sequence[str]) -> Failure | None:
+def _strongest(last_lines: Sequence[str]) -> AttemptFailure | None:
     by_rank: dict[str, list[str]] = {}
     for line in last_lines:
         rank = _RANK.match(line)
         by_rank.setdefault(rank.group(1) if rank else "", []).append(line[rank.end() :] if rank else line)
-    found: list[tuple[int, Failure]] = []
+    found: list[tuple[int, AttemptFailure]] = []
     for lines in by_rank.values():
         for failure in _final_evidence(lines):
             collective = bool(_COLLECTIVE.search(failure.reason)) and failure.failure_class in (
@@ -258,9 +265,9 @@ def _strongest(last_lines: Sequence[str]) -> Failure | None:
     return min(found, key=lambda item: item[0])[1] if found else None
 
 
-def _final_evidence(lines: Sequence[str]) -> list[Failure]:
+def _final_evidence(lines: Sequence[str]) -> list[AttemptFailure]:
     """What one process printed last that means something: its final exception, and those it was chained to."""
-    found: list[Failure] = []
+    found: list[AttemptFailure] = []
     chained = False
     for line in reversed(lines):
         if _CHAIN.match(line):
@@ -293,25 +300,27 @@ _CLASSES: tuple[tuple[tuple[type[BaseException], ...], FailureClass], ...] = (
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
-def failure_of(error: Exception) -> Failure:
+def classify_error(error: Exception) -> AttemptFailure:
     """The failure that `error`, raised between claim and report, stands for."""
     if isinstance(error, ApiError) and error.foreign:
-        return Failure(FailureClass.TRANSFER_FAILED, f"not the control plane's answer: {error}"[:MAX_ERROR_CHARS])
+        return AttemptFailure(
+            FailureClass.TRANSFER_FAILED, f"not the control plane's answer: {error}"[:MAX_ERROR_CHARS]
+        )
     for kinds, failure_class in _CLASSES:
         if isinstance(error, kinds):
-            return Failure(failure_class, str(error)[:MAX_ERROR_CHARS])
+            return AttemptFailure(failure_class, str(error)[:MAX_ERROR_CHARS])
     if isinstance(error, OSError) and error.errno in _NO_SPACE:
-        return Failure(FailureClass.DISK_FULL, str(error)[:MAX_ERROR_CHARS])
-    return Failure(FailureClass.NODE_FAULT, f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS])
+        return AttemptFailure(FailureClass.DISK_FULL, str(error)[:MAX_ERROR_CHARS])
+    return AttemptFailure(FailureClass.NODE_FAULT, f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS])
 
 
-def expected(error: Exception) -> bool:
+def is_expected(error: Exception) -> bool:
     """True for what is part of life out there; anything else deserves a traceback in the agent's log."""
     return isinstance(error, BatonError | DiskFullError | OSError)
 
 
-def start_failure(error: OSError | ValueError) -> Failure:
+def classify_start_error(error: OSError | ValueError) -> AttemptFailure:
     """Why a command could not even be handed to the machine."""
     if isinstance(error, ValueError) or error.errno == errno.E2BIG:
-        return Failure(FailureClass.COMMAND_NOT_FOUND, f"the command could not be started: {error}")
-    return failure_of(error)
+        return AttemptFailure(FailureClass.COMMAND_NOT_FOUND, f"the command could not be started: {error}")
+    return classify_error(error)

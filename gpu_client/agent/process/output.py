@@ -18,7 +18,7 @@ from baton.contract.rules.document.rule import Signal
 from baton.contract.rules.metrics import name_in_rules
 from baton.contract.steering import RulesInForce
 from gpu_client.agent.io.log_shipper import LogSpool
-from gpu_client.agent.io.metric_buffer import PointSpool
+from gpu_client.agent.io.metric_buffer import MetricBuffer
 from gpu_client.checkpoints.local.sanitizer import MAX_METRICS
 
 logger = logging.getLogger("baton.job")
@@ -57,13 +57,13 @@ class LineAssembler:
         for line in whole:
             lines.append(self._finish(line))
             self._cut_chars = 0
-        self._pending = self._hold(rest, lines)
+        self._pending = self._shorten(rest, lines)
         if final and self._pending:
             lines.append(self._finish(self._pending))
             self._pending, self._cut_chars = "", 0
         return lines
 
-    def _hold(self, rest: str, lines: list[str]) -> str:
+    def _shorten(self, rest: str, lines: list[str]) -> str:
         """Shorten an unfinished line: only the last state of a redrawn one, only the head of an endless one."""
         body = rest.rstrip("\r")
         tail = "\r" if len(body) < len(rest) else ""
@@ -104,11 +104,11 @@ class TrainerOutput:
         last_lines: int = LAST_LINES,
         spool: LogSpool | None = None,
         *,
-        points: PointSpool | None = None,
+        points: MetricBuffer | None = None,
         signals: LogSignals | None = None,
     ) -> None:
         self.spool = spool or LogSpool()
-        self.points = points or PointSpool(time.time)
+        self.points = points or MetricBuffer(time.time)
         """What it reports, to be shipped with its lines."""
         self.signals = signals or LogSignals()
         self._assembler = LineAssembler()
@@ -117,7 +117,7 @@ class TrainerOutput:
         self._write = echo
         self._echo = _Echo(echo) if echo else None
 
-    def followed(self) -> TrainerOutput:
+    def successor(self) -> TrainerOutput:
         """The sink of the next process of the same job: the same log, its own last lines."""
         return TrainerOutput(
             self._write, self._ring.maxlen or LAST_LINES, self.spool, points=self.points, signals=self.signals
@@ -156,7 +156,7 @@ class LogSignals:
         self._lock = threading.Lock()
         self._revision = 0
         self._counts: dict[Signal, int] = {}
-        self._heard: dict[str, float] = {}
+        self._acknowledged: dict[str, float] = {}
 
     def count(self, lines: Sequence[str]) -> None:
         """Look through new lines."""
@@ -166,7 +166,7 @@ class LogSignals:
             for signal in self._counts:
                 self._counts[signal] += sum(signal.text in line for line in lines)
 
-    def follow(self, rules: RulesInForce | None) -> None:
+    def set_rules(self, rules: RulesInForce | None) -> None:
         """Count what these rules want, unless they are older than those before or cannot be used.
 
         A signal that was there before with the same text goes on; others count from now.
@@ -179,7 +179,7 @@ class LogSignals:
             with self._lock:
                 self._counts = {signal: self._counts.get(signal, 0) for signal in wanted}
 
-    def beside(self, metrics: Mapping[str, float]) -> dict[str, float] | None:
+    def merge_with(self, metrics: Mapping[str, float]) -> dict[str, float] | None:
         """The counts as metrics, and those of the training, as many as a heartbeat takes; None if there are none."""
         counts = self._metrics()
         if not counts:
@@ -187,15 +187,15 @@ class LogSignals:
         others = [(name, value) for name, value in metrics.items() if name_in_rules(name) not in counts]
         return {**dict(others[: MAX_METRICS - len(counts)]), **counts}
 
-    def heard(self, metrics: Mapping[str, float] | None) -> None:
+    def acknowledge(self, metrics: Mapping[str, float] | None) -> None:
         """The control plane has these."""
         if self._counts:
-            self._heard = dict(metrics or {})
+            self._acknowledged = dict(metrics or {})
 
     @property
-    def unheard(self) -> bool:
+    def has_unreported(self) -> bool:
         """Whether a line has come that the control plane has not heard of: perhaps it is why the training ends."""
-        return any(self._heard.get(name, 0.0) != count for name, count in self._metrics().items())
+        return any(self._acknowledged.get(name, 0.0) != count for name, count in self._metrics().items())
 
     def _metrics(self) -> dict[str, float]:
         if not self._counts:
@@ -211,11 +211,11 @@ def _signals_of(rules: RulesInForce) -> Sequence[Signal] | None:
     from baton.contract.rules.document.loader import load
 
     try:
-        found = load(rules.text).rules
+        document = load(rules.text).rules
     except ImportError as error:
         logger.warning("signals of the rules are not counted: %s", error)
         return ()
-    return found.signals if found is not None else None
+    return document.signals if document is not None else None
 
 
 class _Echo:

@@ -98,13 +98,13 @@ def _send(pid: int, signal_number: int) -> bool:
     return True
 
 
-def _become_command(command: list[str], warden_pid: int, error_fd: int) -> None:
+def _become_command(command: list[str], guardian_pid: int, error_fd: int) -> None:
     """In the forked child: own group, clean signal state, then exec. Never returns."""
     try:
         os.setpgid(0, 0)
         # If the warden itself is SIGKILLed, the kernel kills the command.
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != warden_pid:
+        if os.getppid() != guardian_pid:
             os._exit(127)
         try:
             with open("/proc/self/oom_score_adj", "r+") as score:  # noqa: PTH123
@@ -124,7 +124,7 @@ def _become_command(command: list[str], warden_pid: int, error_fd: int) -> None:
         os._exit(127)
 
 
-class Warden:
+class ProcessGuardian:
     """The event loop: control pipe, dying children, deadlines."""
 
     def __init__(self, control_fd: int, status_fd: int, leftover_grace_s: float) -> None:
@@ -167,11 +167,11 @@ class Warden:
         return 0
 
     def _start(self, command: list[str]) -> bool:
-        warden_pid = os.getpid()
+        guardian_pid = os.getpid()
         error_fd, error_write_fd = os.pipe()  # Closed by a successful exec.
         pid = os.fork()
         if pid == 0:
-            _become_command(command, warden_pid, error_write_fd)
+            _become_command(command, guardian_pid, error_write_fd)
         os.close(error_write_fd)
         # The output belongs to the command: its end must be visible to the agent.
         null_fd = os.open(os.devnull, os.O_RDWR)
@@ -285,7 +285,7 @@ def main(arguments: list[str]) -> int:
     # Inherited by us on purpose, by the command never: it could hold the pipe open or write lies into it.
     os.set_inheritable(control_fd, False)
     os.set_inheritable(status_fd, False)
-    return Warden(control_fd, status_fd, float(arguments[2])).run(arguments[3:])
+    return ProcessGuardian(control_fd, status_fd, float(arguments[2])).run(arguments[3:])
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ class TrainerProcess:
         script = [sys.executable, "-I", "-S", str(Path(process_guardian.__file__))]
         arguments = [str(control_read_fd), str(status_write_fd), str(leftover_grace_s), *command]
         try:
-            self._warden = subprocess.Popen(
+            self._guardian = subprocess.Popen(
                 script + arguments,
                 env={**env, WARDEN_MARK: self._mark},
                 cwd=cwd,
@@ -124,9 +124,9 @@ class TrainerProcess:
                 os.close(fd)
         self._reader = threading.Thread(target=self._read_output, args=(output_fd,), name="trainer-output", daemon=True)
         self._reader.start()
-        threading.Thread(target=self._follow, args=(status_fd,), name="trainer-status", daemon=True).start()
+        threading.Thread(target=self._read_status, args=(status_fd,), name="trainer-status", daemon=True).start()
         if not self._started.wait(START_TIMEOUT_S):
-            self._force()
+            self._kill_guardian()
             self._done.wait(WARDEN_MARGIN_S)
             raise TimeoutError(f"the warden did not start {command[0]!r} within {START_TIMEOUT_S:.0f} s")
 
@@ -159,7 +159,7 @@ class TrainerProcess:
         if not self._done.is_set():
             self._command("kill")
             if not self._done.wait(process_guardian.KILL_PATIENCE_S + WARDEN_MARGIN_S):
-                self._force()
+                self._kill_guardian()
         self._done.wait()
         assert self._status is not None  # set before _done
         return self._status
@@ -168,7 +168,7 @@ class TrainerProcess:
         """Regular files that any process of this trainer holds open for writing, now."""
         files: set[Path] = set()
         try:
-            family = psutil.Process(self._warden.pid).children(recursive=True)
+            family = psutil.Process(self._guardian.pid).children(recursive=True)
         except psutil.Error:
             return files
         for process in family:
@@ -196,14 +196,14 @@ class TrainerProcess:
             os.close(output_fd)
             self.output.finish()
 
-    def _follow(self, status_fd: int) -> None:
+    def _read_status(self, status_fd: int) -> None:
         """Read the warden's reports to their end, then settle how it ended."""
         with os.fdopen(status_fd, encoding="utf-8", errors="replace") as reports:
             for report in reports:
-                self._note(report.rstrip("\n"))
-        warden_code = self._warden.wait()
+                self._apply_report(report.rstrip("\n"))
+        guardian_code = self._guardian.wait()
         if self._main_exit is None and self._start_error is None:
-            _log.error("the warden ended (%s) without a report; ending its processes here", warden_code)
+            _log.error("the warden ended (%s) without a report; ending its processes here", guardian_code)
             self._kill_marked()
         with self._control_lock:
             if self._control_fd is not None:
@@ -212,12 +212,12 @@ class TrainerProcess:
         self._reader.join(OUTPUT_DRAIN_S)
         if self._reader.is_alive():
             _log.warning("something still holds the trainer's output open; its last lines may be missing")
-        self._status = self._settle()
+        self._status = self._make_status()
         self._main_exited.set()
         self._done.set()
         self._started.set()
 
-    def _note(self, report: str) -> None:
+    def _apply_report(self, report: str) -> None:
         kind, _, rest = report.partition(" ")
         if kind == "started":
             self._pid = int(rest)
@@ -242,7 +242,7 @@ class TrainerProcess:
         else:
             _log.warning("warden: %s", report)
 
-    def _settle(self) -> ExitStatus:
+    def _make_status(self) -> ExitStatus:
         if self._start_error is not None:
             return ExitStatus(
                 code=127, signal=None, oom_suspected=False, stopped_by_us=False, start_error=self._start_error
@@ -261,11 +261,11 @@ class TrainerProcess:
             unkillable_pids=self._unkillable,
         )
 
-    def _force(self) -> None:
+    def _kill_guardian(self) -> None:
         """The warden does not answer: kill it and everything that carries its mark."""
         _log.error("the warden does not answer; killing its processes from here")
         self._forced = True
-        self._warden.kill()
+        self._guardian.kill()
         self._kill_marked()
 
     def _kill_marked(self) -> None:
@@ -275,7 +275,7 @@ class TrainerProcess:
                 os.killpg(self._pid, signal.SIGKILL)
         deadline = time.monotonic() + WARDEN_MARGIN_S
         # Until a look finds none: one that is found may have forked just before it died.
-        while (marked := _carrying(mark)) and time.monotonic() < deadline:
+        while (marked := _pids_with_mark(mark)) and time.monotonic() < deadline:
             for pid in marked:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
@@ -283,7 +283,7 @@ class TrainerProcess:
         self._unkillable = tuple(marked)
 
 
-def _carrying(mark: bytes) -> list[int]:
+def _pids_with_mark(mark: bytes) -> list[int]:
     """Living processes whose initial environment holds ``mark``. Linux only; empty elsewhere."""
     pids: list[int] = []
     for directory in Path("/proc").glob("[0-9]*"):

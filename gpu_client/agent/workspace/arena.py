@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.contract.checkpoint_marker import MARKER
-from gpu_client.agent.workspace.safe_delete import empty
+from gpu_client.agent.workspace.safe_delete import delete_once
 from gpu_client.checkpoints.local.directory_files import read_marker
 from gpu_client.training.protocol import ARENA_CHECKPOINT
 
@@ -32,7 +32,7 @@ _TRIES = 3
 
 
 @dataclass(frozen=True)
-class StagedInArena:
+class ArenaCheckpoint:
     """A complete checkpoint in the arena."""
 
     step: int
@@ -44,14 +44,14 @@ class StagedInArena:
 
 
 @dataclass(frozen=True)
-class HeldArena:
+class LockedArena:
     """An arena, and the file descriptor whose lock shows that its agent lives."""
 
     path: Path
     lock_fd: int
 
 
-def make_arena(parent: Path, slot: Path) -> HeldArena | None:
+def make_arena(parent: Path, slot: Path) -> LockedArena | None:
     """Make and lock a private directory below `parent`; None (logged) where there can be none."""
     try:
         for _ in range(_TRIES):
@@ -60,7 +60,7 @@ def make_arena(parent: Path, slot: Path) -> HeldArena | None:
             path.mkdir(mode=0o700)
             lock_fd = _lock(path)
             if lock_fd is not None:
-                return HeldArena(path, lock_fd)
+                return LockedArena(path, lock_fd)
             # An agent that started between the two calls took the directory for a dead one's, and removes it.
     except OSError as error:
         logger.warning("no shared memory for staging checkpoints: %s", error)
@@ -78,7 +78,7 @@ def remove_dead_arenas(parent: Path) -> None:
             if lock_fd is None:
                 continue
             try:
-                empty(path)
+                delete_once(path)
                 path.rmdir()
             finally:
                 os.close(lock_fd)
@@ -100,7 +100,7 @@ def remove_arena(slot: Path) -> bool:
     try:
         # A job can write what it likes into the note: nothing but a directory that looks like ours is touched.
         if path.name.startswith(_NAME) and _is_own_directory(path):
-            empty(path)
+            delete_once(path)
             path.rmdir()
     except OSError as error:
         logger.warning("shared memory stays behind: %s", error)
@@ -109,7 +109,7 @@ def remove_arena(slot: Path) -> bool:
     return True
 
 
-def find_staged(arena: Path) -> StagedInArena | None:
+def find_checkpoint(arena: Path) -> ArenaCheckpoint | None:
     """The complete checkpoint that lies in the arena, if one does."""
     directory = arena / ARENA_CHECKPOINT
     try:
@@ -123,10 +123,10 @@ def find_staged(arena: Path) -> StagedInArena | None:
         return None
     if marker is None:
         return None
-    return StagedInArena(marker.step, directory, dict(marker.metrics), (info.st_ino, info.st_mtime_ns), marker.tag)
+    return ArenaCheckpoint(marker.step, directory, dict(marker.metrics), (info.st_ino, info.st_mtime_ns), marker.tag)
 
 
-def give_back(arena: Path) -> None:
+def release_checkpoint(arena: Path) -> None:
     """The training process may overwrite what lies in the arena."""
     (arena / ARENA_CHECKPOINT / MARKER).unlink(missing_ok=True)
 

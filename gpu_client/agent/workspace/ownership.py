@@ -17,20 +17,20 @@ from pathlib import Path
 
 from baton.contract.names import KEY_ID_PATTERN
 from gpu_client.agent.workspace.arena import remove_arena
-from gpu_client.agent.workspace.safe_delete import allow, emptied, real_directory, sync_directory
+from gpu_client.agent.workspace.safe_delete import empty_trash, ensure_directory, make_accessible, sync_directory
 
 MARK = "owner.json"
 _MARK_MAX_BYTES = 4096
 
 
-def owner_of(api_url: str, api_key: str) -> str:
+def owner_id(api_url: str, api_key: str) -> str:
     """Who an agent works for, without the secret; something new each time for a key that is not one of ours."""
     parts = api_key.split("_", 2)
     key_id = parts[1] if len(parts) == 3 and re.fullmatch(KEY_ID_PATTERN, parts[1]) else uuid.uuid4().hex
     return f"{api_url.rstrip('/')}\n{key_id}"
 
 
-def belongs_to(slot: Path, owner: str) -> bool:
+def is_owned_by(slot: Path, owner: str) -> bool:
     """True if the things in the slot were made for this owner; False also if that cannot be told."""
     try:
         descriptor = os.open(slot / MARK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -57,15 +57,15 @@ def clear_slot(slot: Path) -> tuple[Path, ...]:
 
     Symbolic links are removed, never followed. Raises OSError if something cannot even be moved.
     """
-    allow(slot)
+    make_accessible(slot)
     remains = [] if remove_arena(slot) else [slot / "arena"]
     trash = slot / "trash"
-    real_directory(trash)
+    ensure_directory(trash)
     for entry in slot.iterdir():
         if entry not in (trash, *remains):
-            allow(entry)
+            make_accessible(entry)
             entry.rename(trash / uuid.uuid4().hex)
-    remains += emptied(trash)
+    remains += empty_trash(trash)
     # The new mark must not be on the disk before the old things are off it.
     sync_directory(slot)
     return tuple(remains)

@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 PURGE_TRIES = 3
 
 
-def empty(trash: Path) -> tuple[Path, ...]:
+def delete_once(trash: Path) -> tuple[Path, ...]:
     """Delete what is in ``trash``; gives what is still there. Links are deleted, not followed."""
     waiting = list(trash.iterdir())
     while waiting:
@@ -23,19 +23,19 @@ def empty(trash: Path) -> tuple[Path, ...]:
             if entry.is_symlink() or not entry.is_dir():
                 entry.unlink(missing_ok=True)
             else:
-                waiting += _take_apart(entry, trash)
+                waiting += _flatten(entry, trash)
                 entry.rmdir()
     return tuple(trash.rglob("*"))
 
 
-def _take_apart(directory: Path, trash: Path) -> list[Path]:
+def _flatten(directory: Path, trash: Path) -> list[Path]:
     """Delete the files of a directory and move its directories up into ``trash``; gives those.
 
     Level by level: a job can nest directories deeper than recursion goes and than paths may be long. Names are used
     relative to the open directory, so that a link that appears meanwhile is not followed.
     """
     moved: list[Path] = []
-    allow(directory)
+    make_accessible(directory)
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         with os.scandir(fd) as found:
@@ -43,7 +43,9 @@ def _take_apart(directory: Path, trash: Path) -> list[Path]:
         for entry in entries:
             with contextlib.suppress(OSError):
                 if entry.is_dir(follow_symlinks=False):
-                    allow(directory / entry.name)  # Without write permission a directory cannot be moved either.
+                    make_accessible(
+                        directory / entry.name
+                    )  # Without write permission a directory cannot be moved either.
                     place = trash / uuid.uuid4().hex
                     os.rename(entry.name, place, src_dir_fd=fd)
                     moved.append(place)
@@ -54,7 +56,7 @@ def _take_apart(directory: Path, trash: Path) -> list[Path]:
     return moved
 
 
-def allow(path: Path) -> None:
+def make_accessible(path: Path) -> None:
     """Let the owner do everything in a directory (not in what a link points to)."""
     # Gone meanwhile, or somebody else's: then deleting decides.
     with contextlib.suppress(FileNotFoundError, PermissionError):
@@ -63,17 +65,17 @@ def allow(path: Path) -> None:
             path.chmod(stat.S_IRWXU)
 
 
-def emptied(trash: Path) -> tuple[Path, ...]:
+def empty_trash(trash: Path) -> tuple[Path, ...]:
     """Delete what is in the trash; gives (and logs) what is still there."""
     for _ in range(PURGE_TRIES):
-        leftovers = empty(trash)
+        leftovers = delete_once(trash)
         if not leftovers:
             return ()
     _log.warning("%d files cannot be removed, first: %s", len(leftovers), leftovers[0])
     return leftovers
 
 
-def real_directory(path: Path) -> None:
+def ensure_directory(path: Path) -> None:
     """Make a directory; something else in its place is removed (a link is not followed)."""
     try:
         mode = path.lstat().st_mode

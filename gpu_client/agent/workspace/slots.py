@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Self
 
 from gpu_client.agent.workspace.arena import make_arena, remove_arena, remove_dead_arenas
-from gpu_client.agent.workspace.ownership import belongs_to, clear_slot, write_mark
-from gpu_client.agent.workspace.safe_delete import allow, emptied, real_directory, sync_directory
+from gpu_client.agent.workspace.ownership import clear_slot, is_owned_by, write_mark
+from gpu_client.agent.workspace.safe_delete import empty_trash, ensure_directory, make_accessible, sync_directory
 from gpu_client.checkpoints.local.chunk_cache import LocalStore, excess_stores
 
 _log = logging.getLogger(__name__)
@@ -136,9 +136,9 @@ class Workspace:
             number, lock_fd = _take_slot(root, agent_id)
             slot = root / f"slot-{number}"
             try:
-                real_directory(slot)
-                if not belongs_to(slot, owner):
-                    _clear(slot)
+                ensure_directory(slot)
+                if not is_owned_by(slot, owner):
+                    _clear_foreign(slot)
                     write_mark(slot, owner)
                 workspace = cls(slot, agent_id, lock_fd, arenas)
                 workspace.purge()
@@ -201,9 +201,9 @@ class Workspace:
             raise ValueError(f"job id {job_id[:40]!r} is not letters, digits, '-' and '_'")
         self._purge_own(keep_store=job_id)
         root = self._slot / "jobs" / f"{job_id}.{epoch}"
-        held = make_arena(self._arenas, self._slot) if self._arenas else None
-        self._arena_lock_fd = held.lock_fd if held else None
-        arena = held.path if held else None
+        locked = make_arena(self._arenas, self._slot) if self._arenas else None
+        self._arena_lock_fd = locked.lock_fd if locked else None
+        arena = locked.path if locked else None
         job = JobDirectories(root, root / "data", root / "output", root / "staging", root / "params.json", arena)
         with disk_errors(root):
             for directory in (job.data, job.output, job.staging):
@@ -233,7 +233,7 @@ class Workspace:
             with contextlib.suppress(OSError):
                 self.stores.rename(self._slot / "trash" / uuid.uuid4().hex)
                 self.stores.mkdir(mode=0o700)
-            emptied(self._slot / "trash")
+            empty_trash(self._slot / "trash")
             free_bytes = self.free_bytes()
         if free_bytes < needed_bytes:
             raise DiskFullError(self._slot, free_bytes, needed_bytes)
@@ -307,14 +307,14 @@ def _purge_abandoned(root: Path, own_number: int, owner: str) -> None:
         if slot.name == f"slot-{own_number}" or not slot.is_dir() or slot.is_symlink():
             continue
         fd = _try_lock(lock_path)
-        same_owner = belongs_to(slot, owner)
+        same_owner = is_owned_by(slot, owner)
         if fd is None:
             if not same_owner:
                 _log.warning("the agent in %s seems to have another API key: jobs of both can read each other", slot)
             continue
         try:
             if not same_owner:
-                _clear(slot)
+                _clear_foreign(slot)
                 continue
             _purge(slot)
         except WorkspaceError as error:
@@ -325,7 +325,7 @@ def _purge_abandoned(root: Path, own_number: int, owner: str) -> None:
             os.close(fd)
 
 
-def _clear(slot: Path) -> None:
+def _clear_foreign(slot: Path) -> None:
     """Remove another owner's things. Raises WorkspaceError if some stay: no job may run beside them."""
     try:
         leftovers = clear_slot(slot)
@@ -339,10 +339,10 @@ def _purge(slot: Path, *, keep_store: str | None = None) -> tuple[Path, ...]:
     trash = slot / "trash"
     jobs = slot / "jobs"
     remove_arena(slot)
-    real_directory(trash)
+    ensure_directory(trash)
     try:
         if not jobs.is_symlink():
-            allow(jobs)
+            make_accessible(jobs)
         jobs.rename(trash / uuid.uuid4().hex)
     except FileNotFoundError:
         pass  # Nothing has run here yet.
@@ -350,9 +350,9 @@ def _purge(slot: Path, *, keep_store: str | None = None) -> tuple[Path, ...]:
         raise WorkspaceError(f"{jobs} cannot be cleared: {error}") from error
     for left in slot.glob(".state-*"):
         left.unlink(missing_ok=True)  # A crash came between writing and renaming it.
-    leftovers = emptied(trash)
+    leftovers = empty_trash(trash)
     if _trim_stores(slot, trash, keep_store):
-        leftovers = emptied(trash)
+        leftovers = empty_trash(trash)
     jobs.mkdir()  # Last: a full disk has room again.
     return leftovers
 
@@ -362,11 +362,11 @@ def _trim_stores(slot: Path, trash: Path, keep: str | None) -> bool:
     stores = slot / STORES
     trimmed = False
     try:
-        real_directory(stores)
-        allow(stores)
+        ensure_directory(stores)
+        make_accessible(stores)
         for path in excess_stores(stores, keep=keep):
             _log.info("the local store of job %s is removed: the disk is too full", path.name)
-            allow(path)
+            make_accessible(path)
             path.rename(trash / uuid.uuid4().hex)
             trimmed = True
     except OSError as error:

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from gpu_client.agent.workspace.arena import find_staged, give_back, make_arena, remove_arena
 from gpu_client.agent.control.channel_server import ChannelServer
-from gpu_client.agent.io.committer import Committer, Staged
+from gpu_client.agent.io.committer import Committer, StagedCheckpoint
+from gpu_client.agent.workspace.arena import find_checkpoint, make_arena, release_checkpoint, remove_arena
 from gpu_client.transport.net.cancellation import CancelEvent
 
 
@@ -47,15 +47,15 @@ class StagingAgent:
 
     def gather(self) -> None:
         """Take what has become complete in the arena."""
-        staged = find_staged(self.arena)
+        staged = find_checkpoint(self.arena)
         if staged is None or staged.version == self._version:
             return
         self._version = staged.version
         self.committer.offer(
-            Staged(staged.step, staged.path, staged.metrics, "session", give_back=lambda: give_back(self.arena))
+            StagedCheckpoint(staged.step, staged.path, staged.metrics, "session", release=lambda: release_checkpoint(self.arena))
         )
 
-    def _commit(self, staged: Staged, cancel: CancelEvent) -> None:
+    def _commit(self, staged: StagedCheckpoint, cancel: CancelEvent) -> None:
         temporary = self._stored / "unfinished"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()

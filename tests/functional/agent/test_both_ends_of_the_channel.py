@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from gpu_client.agent.control.channel_messages import CheckpointNotice, Progress
+from gpu_client.agent.control.channel_messages import CheckpointNotice, TrainingProgress
 from gpu_client.agent.control.channel_server import ChannelServer
-from gpu_client.training.channel import Channel
-from gpu_client.training.protocol import Directive
+from gpu_client.training.channel import AgentChannel
+from gpu_client.training.protocol import TrainerDirective
 from tests.waiting import until
 
 WAIT_S = 5
@@ -14,13 +14,13 @@ WAIT_S = 5
 def test_messages_arrive_both_ways(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint-10"
     checkpoint.mkdir()
-    received: list[Directive] = []
+    received: list[TrainerDirective] = []
     with ChannelServer(tmp_path) as server:
-        channel = Channel(str(server.path), received.append)
+        channel = AgentChannel(str(server.path), received.append)
         try:
             until(server.hellos, WAIT_S)
             channel.report(500, 500, {"loss": 0.5, "nan": float("nan")})
-            told = Progress(500, 500, {"loss": 0.5}, nonfinite={"nan": "nan"})
+            told = TrainingProgress(500, 500, {"loss": 0.5}, nonfinite={"nan": "nan"})
             until(lambda: server.progress() == told, WAIT_S)
             assert channel.checkpoint_written(10, str(checkpoint), {"loss": 0.25})
             notices = until(server.take_checkpoints, WAIT_S)
@@ -28,7 +28,7 @@ def test_messages_arrive_both_ways(tmp_path: Path) -> None:
             assert server.request_checkpoint() == 1
             assert server.request_stop("release", checkpoint=True) == 1
             until(lambda: len(received) == 2, WAIT_S)
-            assert received == [Directive("checkpoint"), Directive("stop", "release", True)]
+            assert received == [TrainerDirective("checkpoint"), TrainerDirective("stop", "release", True)]
         finally:
             channel.close()
         until(lambda: not server.hellos(), WAIT_S)

@@ -12,7 +12,7 @@ import pytest
 
 from baton.contract.jobs import FailureClass
 from gpu_client.agent.io.log_shipper import LogSpool
-from gpu_client.agent.process.failures import classify
+from gpu_client.agent.process.failures import classify_exit
 from gpu_client.agent.process.output import TrainerOutput
 from gpu_client.agent.process.supervisor import TrainerProcess, start_trainer
 from tests.waiting import alive, until
@@ -71,7 +71,7 @@ def test_exit_code_and_last_lines(tmp_path: Path) -> None:
     status = process.wait(10)
     assert status is not None
     assert (status.code, status.signal, status.oom_suspected, status.clean) == (1, None, False, False)
-    failure = classify(status, process.output.last_lines())
+    failure = classify_exit(status, process.output.last_lines())
     assert (failure.failure_class, failure.reason) == (FailureClass.SCRIPT_ERROR, "ValueError: bad rate")
 
 
@@ -89,7 +89,7 @@ def test_death_by_a_signal_that_is_not_ours(tmp_path: Path, number: signal.Signa
     assert status is not None
     assert (status.code, status.signal, status.stopped_by_us) == (None, number, False)
     assert status.oom_suspected == (number == signal.SIGKILL)
-    assert classify(status, []).failure_class == expected
+    assert classify_exit(status, []).failure_class == expected
 
 
 @pytest.mark.parametrize("command", [["no-such-command", "x"], ["/"], ["./not-executable"]])
@@ -100,7 +100,7 @@ def test_a_command_that_cannot_be_started(tmp_path: Path, command: list[str]) ->
     assert status is not None
     assert status.start_error
     assert process.pid is None
-    assert classify(status, []).failure_class == FailureClass.COMMAND_NOT_FOUND
+    assert classify_exit(status, []).failure_class == FailureClass.COMMAND_NOT_FOUND
     assert process.stop(1) == status
 
 
@@ -139,7 +139,7 @@ def test_a_killed_agent_takes_the_whole_family_with_it(tmp_path: Path) -> None:
 def test_a_killed_warden_takes_the_whole_family_with_it(tmp_path: Path) -> None:
     process = start(tmp_path, sys.executable, str(HERE / "family_trainer.py"), str(tmp_path), "stays")
     pids = family(tmp_path)
-    os.kill(process._warden.pid, signal.SIGKILL)
+    os.kill(process._guardian.pid, signal.SIGKILL)
     status = process.wait(10)
     assert status is not None
     assert not status.clean
@@ -250,7 +250,7 @@ def test_a_memory_kill_of_a_worker_process_is_noticed(tmp_path: Path) -> None:
     status = process.wait(10)
     assert status is not None
     assert status.oom_suspected
-    assert classify(status, ["worker lost"]).failure_class == FailureClass.OUT_OF_MEMORY
+    assert classify_exit(status, ["worker lost"]).failure_class == FailureClass.OUT_OF_MEMORY
 
 
 def test_the_trainer_is_preferred_by_the_memory_killer(tmp_path: Path) -> None:

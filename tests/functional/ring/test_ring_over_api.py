@@ -20,22 +20,22 @@ import pytest
 from baton.contract.rings import UrlsAnswer, UrlsRequest
 from baton.contract.work import WorkItem
 from functions.local.emulator import Emulator
-from gpu_client.agent.process.environment import trainer_environment
+from gpu_client.agent.process.environment import build_environment
 from gpu_client.agent.workspace.slots import JobDirectories
-from gpu_client.ring.core.liveness import Held
-from gpu_client.ring.core.maintenance import Keeper
-from gpu_client.ring.core.repair import verified
+from gpu_client.ring.core.liveness import LeaseHandle
+from gpu_client.ring.core.maintenance import Maintainer
+from gpu_client.ring.core.repair import verify_objects
 from gpu_client.ring.core.ring import Ring, remove_ring
 from gpu_client.ring.errors import RingMismatch, WriterFenced
 from gpu_client.ring.generating.writer import RingWriter
-from gpu_client.ring.reading.batch_plan import Shape
-from gpu_client.ring.reading.batch_stream import Stream
+from gpu_client.ring.reading.batch_plan import BatchShape
+from gpu_client.ring.reading.batch_stream import BatchStream
 from gpu_client.ring.reading.loader import RingLoader
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store.control_plane import DECLARED_BYTES, PresignedObjects, Url
-from gpu_client.ring.store.protocol import DistantStore, RingStore
-from gpu_client.ring.tools.status import status_of
+from gpu_client.ring.store.control_plane import DECLARED_BYTES, PresignedObjects, PresignedUrl
+from gpu_client.ring.store.protocol import DistantStore, RingBackend
+from gpu_client.ring.tools.status import read_status
 from gpu_client.transport.api.admin import RingCalls
 from gpu_client.transport.errors import UrlExpired
 from gpu_client.transport.net.connections import Connections
@@ -72,13 +72,13 @@ def made(served: ServedApi, name: str, **more: object) -> Ring:
     return Ring.make(served.store(name), RingSettings.model_validate(settings))
 
 
-def idle(ring: Ring) -> Keeper:
+def idle(ring: Ring) -> Maintainer:
     """Looks after nothing unless it is told to."""
-    return Keeper(ring, "idle")
+    return Maintainer(ring, "idle")
 
 
 def writer_of(ring: Ring, name: str = "w") -> RingWriter:
-    return RingWriter(ring, name, keeper=idle(ring), threads=False, patience_s=5)
+    return RingWriter(ring, name, maintainer=idle(ring), threads=False, patience_s=5)
 
 
 def test_what_is_put_is_read_bit_by_bit(served: ServedApi, name: str) -> None:
@@ -93,9 +93,9 @@ def test_what_is_put_is_read_bit_by_bit(served: ServedApi, name: str) -> None:
         found = [reader.sample(slot) for slot in newest.slots]
     assert [int(sample["n"]) for sample in found] == [0, 1, 2]
     assert all(np.array_equal(sample["x"], value) for sample, value in zip(found, values, strict=True))
-    assert dict(verified(ring)) == {slot.object.key: "" for slot in newest.slots}
+    assert dict(verify_objects(ring)) == {slot.object.key: "" for slot in newest.slots}
     writer.close()
-    assert status_of(ring).readable == 3
+    assert read_status(ring).readable == 3
 
 
 def test_a_put_is_one_call_and_urls_come_many_at_a_time(served: ServedApi, name: str) -> None:
@@ -153,7 +153,7 @@ def test_a_large_object_that_is_damaged_on_its_way_is_refused_and_sent_again(
 
 def test_an_answer_that_is_lost_loses_nothing(served: ServedApi, name: str) -> None:
     ring = made(served, name)
-    held = Held(ring.store, "writers/w", {"epoch": 1}, None)
+    held = LeaseHandle(ring.store, "writers/w", {"epoch": 1}, None)
     for _ in range(3):
         served.lost.append(RECORDS)
         assert held.renew(), "it was this one's own write that was there already"
@@ -183,7 +183,7 @@ def test_a_url_that_has_run_out_is_asked_for_again(
     store.create("samples/w/1", [memoryview(b"bytes")])
     whole, refused = PresignedObjects.get, ["once"]
 
-    def get(self: PresignedObjects, key: str, url: Url) -> memoryview | None:
+    def get(self: PresignedObjects, key: str, url: PresignedUrl) -> memoryview | None:
         if refused:
             refused.pop()
             raise UrlExpired("the presigned URL has run out")
@@ -209,7 +209,7 @@ def test_the_samples_of_a_batch_are_fetched_at_the_same_time_with_one_call_for_t
     writer.swap()
     whole, together, fetched = PresignedObjects.get, threading.Barrier(8, timeout=30), list[str]()
 
-    def get(self: PresignedObjects, key: str, url: Url) -> memoryview | None:
+    def get(self: PresignedObjects, key: str, url: PresignedUrl) -> memoryview | None:
         if key.startswith("samples/"):
             fetched.append(key)
             together.wait()  # for the others of the batch, all of which have to be on their way
@@ -217,7 +217,7 @@ def test_the_samples_of_a_batch_are_fetched_at_the_same_time_with_one_call_for_t
 
     monkeypatch.setattr(PresignedObjects, "get", get)
     with RingReader(Ring.open(served.store(name)), "r", threads=False) as reader:
-        stream = Stream(reader, Shape(8))
+        stream = BatchStream(reader, BatchShape(8))
         seen = []
         for batch in range(1, 9):
             served.calls.clear()
@@ -235,12 +235,12 @@ def test_what_was_begun_is_read_as_it_is_and_ends_with_the_store(served: ServedA
         store.create(key, [memoryview(key.encode())])
     served.calls.clear()
     others = set(threading.enumerate())  # of stores that other tests have left to the garbage collector
-    store.begin(keys)
+    store.prefetch(keys)
     found = [store.read(key) for key in keys]
     assert [bytes(one).decode() for one in found if one is not None] == keys[:4]
     assert served.calls == [URLS, URLS], "no call asks for more than the contract allows"
-    store.begin(keys[:2])
-    store.begin(keys[2:4])
+    store.prefetch(keys[:2])
+    store.prefetch(keys[2:4])
     store.close()
     assert [one.name for one in set(threading.enumerate()) - others if one.name.startswith("ring-api")] == []
     assert bytes(store.read(keys[3]) or b"").decode() == keys[3], "it opens anew"
@@ -263,7 +263,7 @@ def test_a_process_that_is_forked_while_others_fetch_fetches_too(
     asking = threading.Event()
     monkeypatch.setattr(RingCalls, "ring_urls", slow)
     assert isinstance(store, DistantStore)
-    store.begin(["samples/w/1", "samples/w/2"])
+    store.prefetch(["samples/w/1", "samples/w/2"])
     assert asking.wait(30)
     child = multiprocessing.get_context("fork").Process(target=lambda: _read_in_child(store, ask))
     child.start()
@@ -276,7 +276,7 @@ def test_a_process_that_is_forked_while_others_fetch_fetches_too(
     store.close()
 
 
-def _read_in_child(store: RingStore, ask: Callable[[RingCalls, str, UrlsRequest], UrlsAnswer]) -> None:
+def _read_in_child(store: RingBackend, ask: Callable[[RingCalls, str, UrlsRequest], UrlsAnswer]) -> None:
     RingCalls.ring_urls = ask  # type: ignore[method-assign]
     os._exit(0 if bytes(store.read("samples/w/1") or b"") == b"bytes" else 3)
 
@@ -317,7 +317,7 @@ def test_a_jobs_process_generates_with_what_its_agent_gives_it(served: ServedApi
     base = {"PATH": "/usr/bin", "BATON_API_KEY": served.api.keys["worker"], "BATON_API_URL": "http://wrong"}
     directories = JobDirectories(*(tmp_path / part for part in ("", "data", "output", "staging", "params.json")))
     item = WorkItem.model_validate(held.item)
-    environment = trainer_environment(item, directories, "", "", base, api_url=served.url)
+    environment = build_environment(item, directories, "", "", base, api_url=served.url)
     assert served.api.keys["worker"] not in environment.values() and held.token not in environment.values()
     environment["PYTHONPATH"] = ":".join(path for path in sys.path if path)
 
@@ -332,7 +332,7 @@ def test_a_jobs_process_generates_with_what_its_agent_gives_it(served: ServedApi
     refused = generated(f"baton:{other}")
     assert refused.returncode == 1 and f"names the rings {name}" in refused.stderr
     without = item.model_copy(update={"rings": []})
-    plain = trainer_environment(without, directories, "", "", base, api_url=served.url)
+    plain = build_environment(without, directories, "", "", base, api_url=served.url)
     assert not {"BATON_API_URL", "BATON_RING_TOKEN"} & plain.keys()
 
 

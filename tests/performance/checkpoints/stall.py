@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from baton import Session
-from gpu_client.agent.workspace.arena import find_staged, give_back
 from gpu_client.agent.control.channel_server import ChannelServer
+from gpu_client.agent.workspace.arena import find_checkpoint, release_checkpoint
 from tests.performance.checkpoints.states import Transformer
 
 MEMORY_CHECKPOINTS = 8
@@ -69,11 +69,11 @@ def main() -> None:
                 def release() -> None:
                     # An overlapped copy ends by itself; then the arena is given back, as the agent does.
                     until = time.monotonic() + 60
-                    while find_staged(arena) is None:
+                    while find_checkpoint(arena) is None:
                         if time.monotonic() > until:
                             raise TimeoutError("nothing was staged")
                         time.sleep(0.001)
-                    give_back(arena)
+                    release_checkpoint(arena)
 
                 Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
                 before_bytes = _memory_bytes("VmRSS")

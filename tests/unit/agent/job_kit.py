@@ -15,17 +15,17 @@ import pytest
 from baton.contract.output import LogChunk
 from baton.contract.work import DeclaredArtifact, HeartbeatRequest, InputPage, WorkItem
 from gpu_client.agent.app.settings import AgentSettings
-from gpu_client.agent.app.shutdown import StopRequest
+from gpu_client.agent.app.shutdown import ShutdownRequest
 from gpu_client.agent.attempt import job_run, required_outputs, trainer_run
-from gpu_client.agent.attempt.attempt_reporter import Outcome
+from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome
 from gpu_client.agent.attempt.job_run import JobRun
 from gpu_client.agent.attempt.leased_calls import LeasedCalls
 from gpu_client.agent.io import checkpoint_collector
 from gpu_client.agent.process.failures import ExitStatus
 from gpu_client.agent.process.output import TrainerOutput
 from gpu_client.agent.workspace.slots import Workspace
-from gpu_client.training.channel import Channel
-from gpu_client.training.protocol import Directive
+from gpu_client.training.channel import AgentChannel
+from gpu_client.training.protocol import TrainerDirective
 from gpu_client.transport.net.cancellation import CancelEvent, stop_if_set
 from tests.unit.agent.agent_kit import Heart, make_committed, make_item, make_manifest
 from tests.waiting import until
@@ -116,14 +116,14 @@ class Trainer:
         self.status: ExitStatus | None = None
         self.on_stop: Callable[[], ExitStatus] = lambda: SIGTERMED
         self.stops: list[float] = []
-        self.directives: list[Directive] = []
+        self.directives: list[TrainerDirective] = []
         self._act = act
         self._looks = 0
-        self._channel: Channel | None = None
+        self._channel: AgentChannel | None = None
 
-    def connect(self) -> Channel:
+    def connect(self) -> AgentChannel:
         if self._channel is None:
-            self._channel = Channel(self.env["BATON_CHANNEL"], self.directives.append)
+            self._channel = AgentChannel(self.env["BATON_CHANNEL"], self.directives.append)
             # Whom it has not heard of yet the agent asks for nothing: it is sent a SIGTERM.
             until(self._greeted, what="the agent's hearing of the trainer", every_s=0.001)
         return self._channel
@@ -159,7 +159,7 @@ class Stage:
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.client = Client()
-        self.stop = StopRequest(same_request_s=0)
+        self.stop = ShutdownRequest(same_request_s=0)
         self.settings = AgentSettings(
             api_url="http://control.plane", api_key="baton_id_secret", workspace=tmp_path, worker_id="w1"
         )
@@ -233,7 +233,7 @@ class Stage:
     def item(self, **fields: Any) -> WorkItem:
         return make_item(**{"stop_grace_s": 8, **fields})
 
-    def run(self, **item: Any) -> Outcome:
+    def run(self, **item: Any) -> AttemptOutcome:
         return self.make(**item).run()
 
     @property
@@ -241,7 +241,7 @@ class Stage:
         (trainer,) = self.trainers
         return trainer
 
-    def last_word(self) -> Any:
+    def last_report(self) -> Any:
         """The one report of the attempt's end."""
         ((_, request),) = [said for said in self.client.said if said[0] in ("complete", "fail", "release")]
         return request

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from gpu_client.agent.control.channel_messages import Point, Progress
-from gpu_client.agent.control.preset_monitor import PresetWatch
+from gpu_client.agent.control.channel_messages import Point, TrainingProgress
+from gpu_client.agent.control.preset_monitor import PresetMonitor
 from tests.unit.agent.agent_kit import Clock
 
 HOUR_S = 3600.0
@@ -46,7 +46,7 @@ class Training:
         self.missed = 0
         self.step = 0
         self.total: int | None = 10**9
-        self.watch = PresetWatch(
+        self.watch = PresetMonitor(
             self.decided.append,
             attempt=attempt,
             clock=self.clock,
@@ -56,7 +56,7 @@ class Training:
 
     def begin(self, base: int = 0) -> None:
         self.watch.attach(
-            self, base=base, storing=lambda: self.storing, say=self.log.append, missed=lambda: self.missed
+            self, base=base, storing=lambda: self.storing, log_line=self.log.append, missed=lambda: self.missed
         )
 
     def take_reports(self) -> list[tuple[float, Any]]:
@@ -65,14 +65,14 @@ class Training:
 
     def say(self, report: Any) -> None:
         self.reports.append((self.clock.now, report))
-        self.watch.look()
+        self.watch.poll()
 
     def report(self, step: int, metrics: Mapping[str, float] | None = None, **more: Any) -> None:
         self.step = step
         odd = {name: str(value) for name, value in (metrics or {}).items() if not math.isfinite(value)}
         fine = {name: value for name, value in (metrics or {}).items() if name not in odd}
         points = () if "phase" in more else (Point(step, {**fine, **odd}),)
-        self.say(Progress(step, self.total, fine, nonfinite=odd, points=points, **more))
+        self.say(TrainingProgress(step, self.total, fine, nonfinite=odd, points=points, **more))
 
     def train(self, steps: int, *, step_s: float = 0.4, **metrics: Any) -> None:
         """Each metric may be a function of the step; `wait` is how long each waits for data."""
@@ -87,7 +87,7 @@ class Training:
         until = self.clock.now + seconds
         while self.clock.now < until:
             self.clock.now = min(self.clock.now + 5, until)
-            self.watch.look()
+            self.watch.poll()
 
     def told(self, what: str = "rule.fired") -> list[str]:
         return [one["rule"] for one in self.decided if one["decision"] == what]

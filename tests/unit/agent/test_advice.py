@@ -43,8 +43,8 @@ def test_a_job_that_is_interrupted_often_is_saved_more_often() -> None:
     assert expected_time_between_interruptions_s(0, 0) == PRIOR_MTBF_S
     assert rough == pytest.approx((36_000 + PRIOR_MTBF_S) / 21)
     times = CheckpointTimes()
-    times.stalled(2)
-    times.stored(10)
+    times.record_stall(2)
+    times.record_upload(10)
     often = times.interval_s(runtime_s=36_000, interruptions=20)
     assert often == pytest.approx(math.sqrt(2 * 2 * rough) - 2)
     assert often < times.interval_s(runtime_s=36_000, interruptions=0) == pytest.approx(math.sqrt(2 * 2 * calm) - 2)
@@ -58,13 +58,13 @@ def test_before_anything_is_measured() -> None:
 
 def test_a_script_that_does_not_tell_its_stall() -> None:
     times = CheckpointTimes()
-    times.stored(8)
+    times.record_upload(8)
     assert times.interval_s(runtime_s=0, interruptions=0) == pytest.approx(math.sqrt(2 * 8 * PRIOR_MTBF_S) - 8)
 
 
 def test_a_last_checkpoint_takes_as_long_as_the_worst_of_the_last_ones() -> None:
     times = CheckpointTimes()
     for took_s in (100, *[4] * 7, 6):
-        times.stored(took_s)
-    times.stalled(1)
+        times.record_upload(took_s)
+    times.record_stall(1)
     assert times.last_checkpoint_s() == pytest.approx(SAFETY * 7)

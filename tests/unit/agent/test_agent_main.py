@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_client.agent.app import program
-from gpu_client.agent.app.shutdown import StopRequest
+from gpu_client.agent.app.shutdown import ShutdownRequest
 
 
 @pytest.fixture(autouse=True)
@@ -65,8 +65,8 @@ def test_what_hangs_after_a_second_signal_is_left_hanging(monkeypatch: pytest.Mo
     codes: list[int] = []
     monkeypatch.setattr(program, "HURRY_S", 0.0)
     monkeypatch.setattr(os, "_exit", codes.append)
-    stop = StopRequest(same_request_s=0)
+    stop = ShutdownRequest(same_request_s=0)
     stop.request("SIGTERM")
     stop.request("SIGTERM")
-    program._leave_at_once(stop)
+    program._exit_at_once(stop)
     assert codes == [program.EXIT_HURRIED]

@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.agent.workspace.arena import find_staged, give_back, make_arena, remove_arena, remove_dead_arenas
+from gpu_client.agent.workspace.arena import (
+    find_checkpoint,
+    make_arena,
+    release_checkpoint,
+    remove_arena,
+    remove_dead_arenas,
+)
 from gpu_client.agent.workspace.slots import Workspace
 
 JOB = "146683a1-cb76-4702-9fef-fcccd32594f1"
@@ -155,19 +161,19 @@ def test_memory_that_another_agent_removes_before_it_is_locked_is_made_again(
 
 
 def test_a_checkpoint_is_the_agents_until_it_is_given_back(memory: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert find_staged(memory) is None
+    assert find_checkpoint(memory) is None
     (memory / "checkpoint").mkdir()
-    assert find_staged(memory) is None, "files without a marker are no checkpoint"
+    assert find_checkpoint(memory) is None, "files without a marker are no checkpoint"
     mark(memory, 7)
-    first = find_staged(memory)
+    first = find_checkpoint(memory)
     assert first is not None
     assert (first.step, first.path, first.metrics) == (7, memory / "checkpoint", {"loss": 0.5})
-    assert find_staged(memory) == first
-    give_back(memory)
-    give_back(memory)
-    assert find_staged(memory) is None
+    assert find_checkpoint(memory) == first
+    release_checkpoint(memory)
+    release_checkpoint(memory)
+    assert find_checkpoint(memory) is None
     mark(memory, 7)
-    again = find_staged(memory)
+    again = find_checkpoint(memory)
     assert again is not None and again.version != first.version, "the same step, but another checkpoint"
     assert caplog.text == ""
 
@@ -178,5 +184,5 @@ def test_a_marker_that_makes_no_sense_is_no_checkpoint(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         mark(memory, 7, **wrong) if "step" not in wrong else mark(memory, **wrong)  # type: ignore[arg-type]
-        assert find_staged(memory) is None
+        assert find_checkpoint(memory) is None
     assert "not usable" in caplog.text

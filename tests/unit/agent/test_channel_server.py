@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_client.agent.control import channel_messages, channel_server
-from gpu_client.agent.control.channel_messages import CheckpointNotice, Hello, Progress
+from gpu_client.agent.control.channel_messages import CheckpointNotice, Hello, TrainingProgress
 from gpu_client.agent.control.channel_server import ChannelServer
 from tests.waiting import soon
 
@@ -60,7 +60,7 @@ def read_line(connection: socket.socket) -> dict[str, object]:
     return message
 
 
-def expects(server: ChannelServer, progress: Progress) -> None:
+def expects(server: ChannelServer, progress: TrainingProgress) -> None:
     """The server comes to know this progress."""
     soon(lambda: server.progress() == progress)
 
@@ -69,7 +69,7 @@ def works(server: ChannelServer, step: int) -> None:
     """A new trainer is served."""
     with trainer(server) as connection:
         connection.sendall(line(type="progress", step=step, total=None, metrics={}))
-        soon(lambda: server.progress() == Progress(step, None, {}))
+        soon(lambda: server.progress() == TrainingProgress(step, None, {}))
 
 
 def test_the_socket_is_private(server: ChannelServer) -> None:
@@ -85,9 +85,9 @@ def test_a_session(server: ChannelServer, tmp_path: Path) -> None:
         message = line(type="progress", step=9, total=500, metrics={"loss": 0.5, "bad": "x"})
         connection.sendall(message[:20])
         connection.sendall(message[20:] + line(type="checkpoint", step=10, path=str(path), metrics={"loss": 1}))
-        soon(lambda: server.progress() == Progress(9, 500, {"loss": 0.5}))
+        soon(lambda: server.progress() == TrainingProgress(9, 500, {"loss": 0.5}))
         connection.sendall(line(type="progress", step=10, total=500, metrics={}))
-        soon(lambda: server.progress() == Progress(10, 500, {}))
+        soon(lambda: server.progress() == TrainingProgress(10, 500, {}))
         assert server.take_checkpoints() == [CheckpointNotice(10, path.resolve(), {"loss": 1.0})]
         assert server.take_checkpoints() == []
         assert server.request_checkpoint() == 1
@@ -126,7 +126,7 @@ def test_when_the_step_last_moved(server: ChannelServer, clock: Clock) -> None:
         for at_s, step, loss in ((10.0, 1, 0.9), (20.0, 1, 0.8), (30.0, 2, 0.7)):
             clock.now = at_s
             connection.sendall(line(type="progress", step=step, total=5, metrics={"loss": loss}))
-            expects(server, Progress(step, 5, {"loss": loss}))
+            expects(server, TrainingProgress(step, 5, {"loss": loss}))
             assert server.advanced_at() == (10.0 if step == 1 else 30.0)
 
 
@@ -140,11 +140,11 @@ def test_what_is_made_between_two_steps_is_progress_when_there_is_more_of_it(
             clock.now = at_s
             phase = None if done is None else {"name": "class_images", "done": done, "total": 9}
             connection.sendall(line(type="progress", step=0, total=5, metrics={"at": at_s}, phase=phase))
-            expects(server, Progress(0, 5, {"at": at_s}, None if done is None else ("class_images", done)))
+            expects(server, TrainingProgress(0, 5, {"at": at_s}, None if done is None else ("class_images", done)))
             assert server.advanced_at() == min(at_s, 20.0) if at_s < 60 else 60.0
         clock.now = 70.0
         connection.sendall(line(type="progress", step=0, total=5, phase={"name": "latents", "done": 3, "total": 9}))
-        expects(server, Progress(0, 5, {}, ("latents", 3)))
+        expects(server, TrainingProgress(0, 5, {}, ("latents", 3)))
         assert server.advanced_at() == 70.0
 
 
@@ -191,7 +191,7 @@ BAD_LINES = [
 def test_a_bad_line_costs_only_itself(server: ChannelServer, bad: bytes, kind: str) -> None:
     with trainer(server) as connection:
         connection.sendall(bad + b"\n \n" + line(type="progress", step=5, total=None, metrics={}))
-        soon(lambda: server.progress() == Progress(5, None, {}))
+        soon(lambda: server.progress() == TrainingProgress(5, None, {}))
     assert server.errors() == {kind: 1}
     assert server.take_checkpoints() == []
     works(server, 6)
@@ -213,7 +213,7 @@ def test_an_endless_line_is_not_kept_in_memory(server: ChannelServer) -> None:
         for _ in range(64):
             connection.sendall(b"y" * 65536)
         connection.sendall(b"\n" + line(type="progress", step=3, total=None, metrics={}))
-        soon(lambda: server.progress() == Progress(3, None, {}))
+        soon(lambda: server.progress() == TrainingProgress(3, None, {}))
     assert server.errors() == {"oversized": 1}
 
 
@@ -238,7 +238,7 @@ def test_a_peer_that_never_reads_does_not_block_the_agent(server: ChannelServer)
             assert read_line(healthy)["directive"] == "checkpoint"
         assert server.errors()["unread"] >= 1
         healthy.sendall(line(type="progress", step=8, total=None, metrics={}))
-        soon(lambda: server.progress() == Progress(8, None, {}))
+        soon(lambda: server.progress() == TrainingProgress(8, None, {}))
 
 
 def test_too_many_connections(server: ChannelServer) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from baton.contract.steering import MAX_RULES_BYTES
 from gpu_client.agent.control.channel_server import MAX_WAITING_STEERING, ChannelServer
-from gpu_client.training.channel import Channel
+from gpu_client.training.channel import AgentChannel
 from tests.unit.agent.agent_kit import Clock
 from tests.waiting import soon
 
@@ -30,9 +30,11 @@ def server(tmp_path: Path, clock: Clock) -> Iterator[ChannelServer]:
 
 
 @contextlib.contextmanager
-def trainer(server: ChannelServer) -> Iterator[tuple[Channel, list[dict[str, Any]]]]:
+def trainer(server: ChannelServer) -> Iterator[tuple[AgentChannel, list[dict[str, Any]]]]:
     heard: list[dict[str, Any]] = []
-    channel = Channel(str(server.path), lambda directive: None, on_steering=lambda message: heard.append(dict(message)))
+    channel = AgentChannel(
+        str(server.path), lambda directive: None, on_steering=lambda message: heard.append(dict(message))
+    )
     yield channel, heard
     channel.close()
 
@@ -45,7 +47,7 @@ def test_who_is_connected_and_who_connects_later_get_the_newest_rules_and_all_co
     server: ChannelServer, clock: Clock
 ) -> None:
     with trainer(server) as (_, early):
-        soon(server.steers)
+        soon(server.has_steered_peer)
         assert server.send_steering(RULES) == 1
         assert server.send_steering(COMMAND) == 1
         clock.now += 45
@@ -64,7 +66,7 @@ def test_a_trainer_that_knows_nothing_of_rules_is_not_sent_any(server: ChannelSe
         old.connect(str(server.path))
         old.sendall(b'{"type": "hello", "pid": 1, "protocol": 1}\n')
         soon(server.hellos)
-        assert server.send_steering(RULES) == 0 and not server.steers()
+        assert server.send_steering(RULES) == 0 and not server.has_steered_peer()
         server.request_checkpoint()
         old.settimeout(5)
         assert json.loads(old.recv(65536)) == {"type": "directive", "directive": "checkpoint"}
@@ -75,7 +77,7 @@ def test_the_largest_rules_pass_whatever_they_consist_of(server: ChannelServer, 
     """Escaped they were longer than a line may be: the channel broke, and checkpoints were announced to nobody."""
     text = character * (MAX_RULES_BYTES // len(character.encode()))
     with trainer(server) as (channel, heard):
-        soon(server.steers)
+        soon(server.has_steered_peer)
         server.send_steering({**RULES, "text": text})
         soon(lambda: heard)
         assert heard[0]["text"] == text and channel.connected
@@ -84,7 +86,7 @@ def test_the_largest_rules_pass_whatever_they_consist_of(server: ChannelServer, 
 def test_what_a_trainer_says_is_taken_once_in_its_order_and_has_an_end(server: ChannelServer) -> None:
     with trainer(server) as (channel, _):
         for step in range(10):
-            channel.tell({"type": "decision", "decision": "rule.fired", "step": step})
+            channel.send_steering({"type": "decision", "decision": "rule.fired", "step": step})
         soon(lambda: len(server._steering) == 10)
     assert [one["step"] for one in server.take_steering()] == list(range(10))
     assert server.take_steering() == []
@@ -122,10 +124,10 @@ def test_hostile_lines_are_counted_and_change_nothing(server: ChannelServer, lin
 
 def test_what_cannot_be_said_does_not_end_the_training(server: ChannelServer, caplog: pytest.LogCaptureFixture) -> None:
     with trainer(server) as (channel, _):
-        channel.tell({"type": "decision", "operands": {"loss": float("nan")}})
-        channel.tell({"type": "decision", "operands": {"loss": object()}})
-        channel.tell({"type": "decision", "message": "x" * 70_000})
-        channel.tell({"type": "decision"})
+        channel.send_steering({"type": "decision", "operands": {"loss": float("nan")}})
+        channel.send_steering({"type": "decision", "operands": {"loss": object()}})
+        channel.send_steering({"type": "decision", "message": "x" * 70_000})
+        channel.send_steering({"type": "decision"})
         soon(lambda: server._steering)
     assert server.take_steering() == [{"type": "decision"}]
     assert caplog.text.count("left out") == 3

@@ -11,14 +11,14 @@ import pytest
 from baton.contract.jobs import FailureClass
 from baton.contract.names import SHARED_DIR
 from baton.contract.recipes.plan import OutputCheck
-from gpu_client.agent.attempt.required_outputs import changed_inputs, failed_outputs, look_at_inputs
+from gpu_client.agent.attempt.required_outputs import check_inputs, check_outputs, snapshot_inputs
 
 HEADER = json.dumps({"__metadata__": {"a": "b"}, "w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
 SAFETENSORS = len(HEADER).to_bytes(8, "little") + HEADER + bytes(8)
 
 
 def problem(folder: Path, **check: Any) -> str | None:
-    failure = failed_outputs(folder, [OutputCheck(path="out", **check)])
+    failure = check_outputs(folder, [OutputCheck(path="out", **check)])
     if failure is None:
         return None
     assert failure.failure_class is FailureClass.MISSING_OUTPUT
@@ -64,7 +64,7 @@ def test_a_directory_is_as_large_as_its_files_together(tmp_path: Path) -> None:
 
 
 def test_all_that_is_missing_is_named(tmp_path: Path) -> None:
-    failure = failed_outputs(tmp_path, [OutputCheck(path="a"), OutputCheck(path="b/c")])
+    failure = check_outputs(tmp_path, [OutputCheck(path="a"), OutputCheck(path="b/c")])
     assert failure is not None and "a is missing; b/c is missing" in failure.reason
 
 
@@ -79,13 +79,13 @@ def test_inputs_are_no_place_to_write(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     for name in ("a", "deep/b"):
         (tmp_path / name).write_text(name)
-    before = look_at_inputs(tmp_path)
-    assert set(before) == {"a", "deep/b"} and changed_inputs(tmp_path, before) is None
+    before = snapshot_inputs(tmp_path)
+    assert set(before) == {"a", "deep/b"} and check_inputs(tmp_path, before) is None
     (tmp_path / "cache").write_text("new files are let be")
-    assert changed_inputs(tmp_path, before) is None
+    assert check_inputs(tmp_path, before) is None
     (tmp_path / "a").write_text("other")
     (tmp_path / "deep/b").unlink()
-    failure = changed_inputs(tmp_path, before)
+    failure = check_inputs(tmp_path, before)
     assert failure is not None and failure.failure_class is FailureClass.SCRIPT_ERROR
     assert "outside its directories" in failure.reason and "'a' and 1 more" in failure.reason
 
@@ -95,9 +95,9 @@ def test_what_other_jobs_have_shared_may_be_added_to(tmp_path: Path) -> None:
     (tmp_path / SHARED_DIR).mkdir(parents=True)
     for name in ("words.bin", f"{SHARED_DIR}/words.bin"):
         (tmp_path / name).write_text("few")
-    before = look_at_inputs(tmp_path)
+    before = snapshot_inputs(tmp_path)
     (tmp_path / SHARED_DIR / "words.bin").write_text("few and more")
-    assert changed_inputs(tmp_path, before) is None
+    assert check_inputs(tmp_path, before) is None
     (tmp_path / "words.bin").write_text("few and more")
-    failure = changed_inputs(tmp_path, before)
+    failure = check_inputs(tmp_path, before)
     assert failure is not None and "its input 'words.bin'" in failure.reason

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.agent.io.committer import MAX_TRIES, Committer, Staged
+from gpu_client.agent.io.committer import MAX_TRIES, Committer, StagedCheckpoint
 from gpu_client.checkpoints.local.directory_files import BadDirectory
 from gpu_client.checkpoints.save.checkpoint_commit import CommitFailed
 from gpu_client.transport.errors import (
@@ -48,7 +48,7 @@ class Bench:
     def _prove(self) -> bool:
         return self.proofs.pop(0) if self.proofs else True
 
-    def _commit(self, staged: Staged, cancel: CancelEvent) -> None:
+    def _commit(self, staged: StagedCheckpoint, cancel: CancelEvent) -> None:
         self.tried.append(staged.step)
         self.tags.append(staged.tag)
         self.started.release()
@@ -65,7 +65,7 @@ class Bench:
     def offer(self, step: int, tag: str = "") -> Path:
         path = self.tmp_path / f"staged-{step}"
         path.mkdir()
-        self.committer.offer(Staged(step, path, {}, "session", tag=tag))
+        self.committer.offer(StagedCheckpoint(step, path, {}, "session", tag=tag))
         return path
 
     def under_way(self) -> None:
@@ -269,7 +269,7 @@ def test_files_that_cannot_be_given_back_end_nothing(bench: Bench, committed: bo
 
     if not committed:
         bench.outcomes = [BadDirectory("no"), None]
-    bench.committer.offer(Staged(10, bench.tmp_path, {}, "session", give_back=stuck))
+    bench.committer.offer(StagedCheckpoint(10, bench.tmp_path, {}, "session", release=stuck))
     assert bench.committer.drain()
     bench.offer(20)
     assert bench.committer.drain()

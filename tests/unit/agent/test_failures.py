@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from baton.contract.jobs import FailureClass
-from gpu_client.agent.process.failures import MAX_REASON_CHARS, ExitStatus, classify
+from gpu_client.agent.process.failures import MAX_REASON_CHARS, ExitStatus, classify_exit
 from gpu_client.training.protocol import BAD_INPUT_EXIT_CODE, UNAVAILABLE_EXIT_CODE
 
 
@@ -219,19 +219,19 @@ CASES: list[tuple[str, ExitStatus, str, FailureClass]] = [
     ("exit_status", "log", "expected"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
 )
 def test_classes(exit_status: ExitStatus, log: str, expected: FailureClass) -> None:
-    failure = classify(exit_status, log.splitlines())
+    failure = classify_exit(exit_status, log.splitlines())
     assert failure.failure_class == expected, failure.reason
     assert failure.reason
 
 
 def test_a_trainer_stopped_for_lack_of_progress_is_not_called_killed() -> None:
-    failure = classify(exited(None, signal.SIGTERM, stopped_by_us=True), ["step 7"], no_progress_s=3600)
+    failure = classify_exit(exited(None, signal.SIGTERM, stopped_by_us=True), ["step 7"], no_progress_s=3600)
     assert failure.failure_class == FailureClass.NO_PROGRESS
     assert "3600 s" in failure.reason
 
 
 def test_the_reason_is_the_last_exception_not_the_source_line() -> None:
-    failure = classify(exited(), VALUE_ERROR.splitlines())
+    failure = classify_exit(exited(), VALUE_ERROR.splitlines())
     assert failure.reason == "ValueError: learning rate must be positive"
 
 
@@ -245,16 +245,16 @@ def test_the_reason_is_the_last_exception_not_the_source_line() -> None:
     ],
 )
 def test_the_reason_for_bad_input_is_what_the_script_calls_an_error(log: str, reason: str) -> None:
-    assert classify(exited(BAD_INPUT_EXIT_CODE), log.splitlines()).reason == reason
+    assert classify_exit(exited(BAD_INPUT_EXIT_CODE), log.splitlines()).reason == reason
 
 
 def test_what_cannot_be_had_now_is_no_fault_of_the_job() -> None:
     log = ["loading", "error: the base model a/b cannot be fetched: the hub cannot be reached", "bye"]
-    failure = classify(exited(UNAVAILABLE_EXIT_CODE), log)
+    failure = classify_exit(exited(UNAVAILABLE_EXIT_CODE), log)
     assert failure.failure_class is FailureClass.TRANSFER_FAILED and failure.failure_class.node_fault
     assert failure.reason == "the base model a/b cannot be fetched: the hub cannot be reached"
 
 
 def test_the_reason_is_bounded() -> None:
-    failure = classify(exited(), ["RuntimeError: " + "x" * 100_000])
+    failure = classify_exit(exited(), ["RuntimeError: " + "x" * 100_000])
     assert len(failure.reason) == MAX_REASON_CHARS

@@ -26,11 +26,11 @@ def test_each_second_is_counted_once() -> None:
     clock.now += 20
     times.enter(Activity.TRAINING)
     clock.now += 7  # imports
-    times.progressed(100)
+    times.record_step(100)
     clock.now += 10
-    times.progressed(110)
+    times.record_step(110)
     clock.now += 30
-    times.progressed(140)
+    times.record_step(140)
     times.enter(Activity.TRANSFERRING)
     clock.now += 5
     times.enter(Activity.IDLE)
@@ -46,19 +46,19 @@ def test_each_second_is_counted_once() -> None:
 def test_a_report_that_spans_the_last_known_step_is_split() -> None:
     times, clock = meter(last_step=104)
     times.enter(Activity.TRAINING)
-    times.progressed(100)
+    times.record_step(100)
     clock.now += 10
-    times.progressed(110)
+    times.record_step(110)
     assert seconds(times.report()) == {"productive_s": 6.0, "repeated_s": 4.0}
 
 
 def test_time_without_a_new_step_belongs_to_the_step_under_way() -> None:
     times, clock = meter(last_step=101)
     times.enter(Activity.TRAINING)
-    times.progressed(100)
+    times.record_step(100)
     clock.now += 3
     assert seconds(times.report()) == {"repeated_s": 3.0}
-    times.progressed(101)
+    times.record_step(101)
     clock.now += 4
     assert seconds(times.report()) == {"repeated_s": 3.0, "productive_s": 4.0}
 
@@ -66,10 +66,10 @@ def test_time_without_a_new_step_belongs_to_the_step_under_way() -> None:
 def test_a_stall_is_taken_out_of_the_training() -> None:
     times, clock = meter()
     times.enter(Activity.TRAINING)
-    times.progressed(0)
+    times.record_step(0)
     clock.now += 10
-    times.stalled(2.5)
-    times.progressed(10)
+    times.record_stall(2.5)
+    times.record_step(10)
     clock.now += 1
     assert seconds(times.report()) == {"productive_s": 8.5, "stalled_s": 2.5}
 
@@ -77,8 +77,8 @@ def test_a_stall_is_taken_out_of_the_training() -> None:
 def test_a_stall_longer_than_what_is_known_of_the_training_is_taken_out_later() -> None:
     times, clock = meter()
     times.enter(Activity.TRAINING)
-    times.progressed(0)
-    times.stalled(2)
+    times.record_step(0)
+    times.record_stall(2)
     clock.now += 1
     assert seconds(times.report()) == {"stalled_s": 1.0}
     clock.now += 3
@@ -90,16 +90,16 @@ def test_steps_that_do_not_rise_are_no_error(steps: tuple[int, int]) -> None:
     times, clock = meter()
     times.enter(Activity.TRAINING)
     for step in steps:
-        times.progressed(step)
+        times.record_step(step)
         clock.now += 1
     assert seconds(times.report()) == {"productive_s": 2.0}
 
 
 def test_what_checkpoints_weighed() -> None:
     times, _ = meter()
-    times.committed(step=1, raw_bytes=100, reused_bytes=90, encoded_bytes=7, uploaded_bytes=4)
-    times.committed(step=2, raw_bytes=100, reused_bytes=0, encoded_bytes=80, uploaded_bytes=80)
-    times.skipped()
+    times.record_commit(step=1, raw_bytes=100, reused_bytes=90, encoded_bytes=7, uploaded_bytes=4)
+    times.record_commit(step=2, raw_bytes=100, reused_bytes=0, encoded_bytes=80, uploaded_bytes=80)
+    times.record_skip()
     found = times.report()
     assert (found.checkpoints_committed, found.checkpoints_skipped) == (2, 1)
     assert (found.raw_bytes, found.reused_bytes, found.encoded_bytes, found.uploaded_bytes) == (200, 90, 87, 84)
@@ -115,11 +115,11 @@ def test_a_script_that_reports_no_steps_has_used_the_time_up_to_its_commits() ->
     clock.now += 4
     times.enter(Activity.TRAINING)
     clock.now += 20
-    times.committed(step=100, **NOTHING)
+    times.record_commit(step=100, **NOTHING)
     clock.now += 30
     assert seconds(times.report()) == {"repeated_s": 20.0, "transferring_s": 4.0, "idle_s": 30.0}
     clock.now += 5
-    times.committed(step=200, **NOTHING)
+    times.record_commit(step=200, **NOTHING)
     clock.now += 7
     times.enter(Activity.TRANSFERRING)
     assert seconds(times.report()) == {
@@ -128,7 +128,7 @@ def test_a_script_that_reports_no_steps_has_used_the_time_up_to_its_commits() ->
         "transferring_s": 4.0,
         "idle_s": 7.0,
     }
-    times.committed(step=300, **NOTHING)
+    times.record_commit(step=300, **NOTHING)
     assert seconds(times.report())["productive_s"] == 42.0, "stored behind its end"
 
 
@@ -136,9 +136,9 @@ def test_commits_add_nothing_to_a_training_that_reports_its_steps() -> None:
     times, clock = meter()
     times.enter(Activity.TRAINING)
     clock.now += 9  # imports
-    times.progressed(0)
+    times.record_step(0)
     clock.now += 10
-    times.committed(step=5, **NOTHING)
+    times.record_commit(step=5, **NOTHING)
     times.enter(Activity.TRANSFERRING)
-    times.committed(step=10, **NOTHING)
+    times.record_commit(step=10, **NOTHING)
     assert seconds(times.report()) == {"productive_s": 10.0, "idle_s": 9.0}

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from gpu_client.agent.io import checkpoint_collector as module
-from gpu_client.agent.io.checkpoint_collector import MAX_TAKES, Harvest
+from gpu_client.agent.io.checkpoint_collector import MAX_STAGE_TRIES, CheckpointCollector
 from gpu_client.agent.io.committer import Committer as RealCommitter
-from gpu_client.agent.io.committer import Staged
+from gpu_client.agent.io.committer import StagedCheckpoint
 from gpu_client.agent.workspace.slots import JobDirectories
 from gpu_client.checkpoints.local.chunk_cache import LocalStore
 from gpu_client.checkpoints.local.staging import ReadyCheckpoint, stage
@@ -35,9 +35,9 @@ class Committer:
 
     def __init__(self) -> None:
         self.offered: list[int] = []
-        self.staged: list[Staged] = []
+        self.staged: list[StagedCheckpoint] = []
 
-    def offer(self, staged: Staged) -> None:
+    def offer(self, staged: StagedCheckpoint) -> None:
         assert staged.path.is_dir()
         self.staged.append(staged)
         self.offered.append(staged.step)
@@ -58,7 +58,9 @@ class Scene:
         self.clock = Clock()
         self.committer = Committer()
         self.store = LocalStore(root / "store", JOB_ID)
-        self.harvest = Harvest(self.directories, make_item(lease_token=TOKEN), 5.0, self.store, self.clock, **more)
+        self.harvest = CheckpointCollector(
+            self.directories, make_item(lease_token=TOKEN), 5.0, self.store, self.clock, **more
+        )
         # Resumed from a checkpoint without files: no name is missing from later ones.
         restored = output / "checkpoint-0"
         restored.mkdir()
@@ -72,9 +74,9 @@ class Scene:
             (directory / "baton.json").write_text(json.dumps({"format": 2, "step": step, "metrics": {}}))
         return directory
 
-    def gather(self, after_s: float = 1.0) -> None:
+    def collect(self, after_s: float = 1.0) -> None:
         self.clock.now += after_s
-        self.harvest.gather(Trainer(), self.committer, now=True)  # type: ignore[arg-type]
+        self.harvest.collect(Trainer(), self.committer, now=True)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -87,19 +89,19 @@ def test_a_checkpoint_that_changes_while_it_is_taken_over_is_taken_later(
 ) -> None:
     """A foreign script that wrote one more file at that moment lost the checkpoint: it was never looked at again."""
     directory = scene.write(20)
-    scene.gather()
+    scene.collect()
 
     def write_and_stage(ready: ReadyCheckpoint, staging: Path) -> ReadyCheckpoint:
         (directory / "optimizer").write_text("late")
         return stage(ready, staging)
 
     monkeypatch.setattr(module, "stage", write_and_stage)
-    scene.gather(5)
+    scene.collect(5)
     assert scene.committer.offered == []
     monkeypatch.undo()
-    scene.gather(1)
+    scene.collect(1)
     assert scene.committer.offered == [], "it has changed, so it has to settle again"
-    scene.gather(5)
+    scene.collect(5)
     assert scene.committer.offered == [20]
 
 
@@ -109,8 +111,8 @@ def test_a_disk_that_is_full_for_a_moment_does_not_cost_the_checkpoint(
     scene.write(20, session=True)
     with monkeypatch.context() as patch:
         patch.setattr(module, "stage", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
-        scene.gather()
-    scene.gather()
+        scene.collect()
+    scene.collect()
     assert scene.committer.offered == [20]
 
 
@@ -119,10 +121,10 @@ def test_what_can_never_be_taken_over_is_not_tried_for_ever(scene: Scene, caplog
     os.mkfifo(directory / "pipe")
     with caplog.at_level(logging.WARNING):
         for _ in range(10):
-            scene.gather()
+            scene.collect()
     assert scene.committer.offered == []
     refused = [record for record in caplog.records if "cannot be taken over" in record.getMessage()]
-    assert len(refused) == MAX_TAKES
+    assert len(refused) == MAX_STAGE_TRIES
 
 
 def test_trouble_with_one_directory_does_not_lose_another(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +133,7 @@ def test_trouble_with_one_directory_does_not_lose_another(scene: Scene, monkeypa
     monkeypatch.setattr(CheckpointWatcher, "_directories", lambda self: dict(sorted(listed(self).items())))
     scene.write(10, session=True)
     scene.write(20)
-    scene.gather()
+    scene.collect()
     scene.write(15, session=True)
 
     def broken(_self: Any) -> set[Path]:
@@ -139,20 +141,20 @@ def test_trouble_with_one_directory_does_not_lose_another(scene: Scene, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "files_open_for_writing", broken)
-        scene.gather(5)
-    scene.gather()
+        scene.collect(5)
+    scene.collect()
     assert sorted(scene.committer.offered) == [10, 15, 20]
 
 
 def test_what_a_script_deletes_too_soon_is_said_in_the_job_s_log(tmp_path: Path) -> None:
     said: list[str] = []
-    scene = Scene(tmp_path, say=said.append)
+    scene = Scene(tmp_path, log_line=said.append)
     for step in range(1, 6):
         directory = scene.write(step)
         os.mkfifo(directory / "pipe")  # which no link can hold
-        scene.gather()
+        scene.collect()
         shutil.rmtree(directory)
-        scene.gather()
+        scene.collect()
     assert scene.committer.offered == []
     assert scene.harvest.missed == 5
     assert [line.split()[1] for line in said] == ["checkpoint-1", "checkpoint-2", "checkpoint-4"]
@@ -166,8 +168,8 @@ def test_the_trainer_s_state_tells_the_last_step(tmp_path: Path, state: str, tol
     totals: list[int] = []
     scene = Scene(tmp_path, on_total=totals.append)
     (scene.write(20) / "trainer_state.json").write_text(state)
-    scene.gather()
-    scene.gather(5)
+    scene.collect()
+    scene.collect(5)
     assert scene.committer.offered == [20]
     assert totals == told
     scene.harvest.begin(scene.directories.output / "checkpoint-20")
@@ -188,17 +190,17 @@ class TestCommitting:
         yield made
         made.close()
 
-    def stage(self, scene: Scene, step: int = 20, size_bytes: int = 1000) -> tuple[Path, Staged]:
+    def stage(self, scene: Scene, step: int = 20, size_bytes: int = 1000) -> tuple[Path, StagedCheckpoint]:
         """A foreign script's checkpoint of two files, and how it was taken over."""
         directory = scene.directories.output / f"checkpoint-{step}"
         directory.mkdir()
         (directory / "model").write_bytes(random.Random("frozen").randbytes(size_bytes))
         (directory / "optimizer").write_bytes(random.Random(step).randbytes(size_bytes))
-        scene.gather()
-        scene.gather(5)
+        scene.collect()
+        scene.collect(5)
         return directory, scene.committer.staged[-1]
 
-    def commit(self, scene: Scene, cloud: FakeCloud, transfer: Transfer, staged: Staged) -> None:
+    def commit(self, scene: Scene, cloud: FakeCloud, transfer: Transfer, staged: StagedCheckpoint) -> None:
         scene.harvest.commit(cloud, transfer, staged, threading.Event())
 
     @pytest.mark.parametrize(
@@ -211,7 +213,7 @@ class TestCommitting:
         directory = scene.write(4)
         marker = {"format": 2, "step": 4, "metrics": {}, **({} if said is None else {"tag": said})}
         (directory / "baton.json").write_text(json.dumps(marker))
-        scene.gather()
+        scene.collect()
         (staged,) = scene.committer.staged
         assert staged.tag == expected
         self.commit(scene, cloud, transfer, staged)
@@ -228,8 +230,8 @@ class TestCommitting:
         with pytest.raises(FileChanged, match="scheduler was added"):
             self.commit(scene, cloud, transfer, staged)
         assert cloud.committed == []
-        scene.gather()
-        scene.gather(5)
+        scene.collect()
+        scene.collect(5)
         shutil.rmtree(directory)  # being gone is no change
         self.commit(scene, cloud, transfer, scene.committer.staged[-1])
         (manifest,) = cloud.committed
@@ -295,7 +297,7 @@ class TestCommitting:
         for step, speed, kept in ((10, None, 10), (20, 1e6, 20), (30, 1e9, 20)):
             monkeypatch.setattr(transfer.speed, "upload_bytes_per_s", lambda speed=speed: speed)
             (arena / "model").write_bytes(b"%d" % step)
-            self.commit(scene, cloud, transfer, Staged(step, arena, {}, "session", give_back=lambda: None))
+            self.commit(scene, cloud, transfer, StagedCheckpoint(step, arena, {}, "session", release=lambda: None))
             assert (arena / "model").read_bytes() == b"%d" % step, "it stays where it is"
             found = scene.store.newest()
             assert found is not None

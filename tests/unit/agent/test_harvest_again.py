@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from gpu_client.agent.io.checkpoint_collector import MAX_TAKES
-from gpu_client.agent.io.committer import Staged
+from gpu_client.agent.io.checkpoint_collector import MAX_STAGE_TRIES
+from gpu_client.agent.io.committer import StagedCheckpoint
 from gpu_client.agent.io.step_ledger import StepLedger
 from gpu_client.checkpoints.local.directory_files import BadDirectory, files_of
 from gpu_client.transport.errors import FileChanged
@@ -28,25 +28,25 @@ class Scene(PlainScene):
 
     def __init__(self, root: Path, cloud: FakeCloud, transfer: Transfer) -> None:
         self.said: list[str] = []
-        super().__init__(root, say=self.said.append)
+        super().__init__(root, log_line=self.said.append)
         self.cloud = cloud
         self.transfer = transfer
 
     def finish(self, *, clean_exit: bool = True) -> None:
-        self.harvest.gather_rest(self.committer, clean_exit=clean_exit)  # type: ignore[arg-type]
+        self.harvest.collect_rest(self.committer, clean_exit=clean_exit)  # type: ignore[arg-type]
 
-    def commit(self, staged: Staged) -> None:
+    def commit(self, staged: StagedCheckpoint) -> None:
         self.harvest.commit(self.cloud, self.transfer, staged, threading.Event())
 
     @property
-    def last(self) -> Staged:
+    def last(self) -> StagedCheckpoint:
         return self.committer.staged[-1]
 
     def hold(self, how: str, step: int = 20) -> Path:
         """Write a checkpoint, and make the watcher hold it by its links: the script removes it, or goes on."""
         directory = self.write(step)
-        self.gather()
-        self.gather()
+        self.collect()
+        self.collect()
         if how == "removed":
             shutil.rmtree(directory)
         else:
@@ -73,10 +73,10 @@ def test_a_held_checkpoint_outlives_a_full_disk(scene: Scene, how: str, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(StepLedger, "attach", attach_to_a_full_disk)
         scene.hold(how)
-        scene.gather()
-        scene.gather()
+        scene.collect()
+        scene.collect()
     assert scene.committer.offered == []
-    scene.gather(5)
+    scene.collect(5)
     assert scene.committer.offered[0] == 20
     assert (scene.committer.staged[0].path / "weights").read_text() == "20"
     scene.commit(scene.committer.staged[0])
@@ -87,7 +87,7 @@ def test_a_held_checkpoint_is_tried_once_more_at_the_end(scene: Scene, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(StepLedger, "attach", attach_to_a_full_disk)
         scene.hold("removed")
-        scene.gather()
+        scene.collect()
     scene.finish(clean_exit=False)
     assert scene.committer.offered == [20]
 
@@ -99,11 +99,11 @@ def test_what_is_never_taken_over_leaves_no_links_and_is_told(
     monkeypatch.setattr(StepLedger, "attach", attach_to_a_full_disk)
     if how == "settled":
         scene.write(20)
-        scene.gather()
+        scene.collect()
     else:
         scene.hold(how)
-    for _ in range(2 * MAX_TAKES):
-        scene.gather(5)
+    for _ in range(2 * MAX_STAGE_TRIES):
+        scene.collect(5)
     assert scene.committer.offered == []
     assert list(scene.directories.staging.glob("checkpoint-20-*")) == []
     told = [line for line in scene.said if "checkpoint-20" in line]
@@ -121,13 +121,13 @@ def test_what_the_last_look_cannot_take_over_is_told(scene: Scene, monkeypatch: 
 
 def test_a_superseded_one_that_gets_another_file_before_its_commit_is_taken_again(scene: Scene) -> None:
     directory = scene.hold("superseded")
-    scene.gather()
+    scene.collect()
     (directory / "optimizer").write_text("late")
     with pytest.raises(FileChanged, match="optimizer was added"):
         scene.commit(scene.last)
-    scene.last.clear()
-    scene.gather()
-    scene.gather(5)
+    scene.last.discard()
+    scene.collect()
+    scene.collect(5)
     staged = {one.step: one for one in scene.committer.staged}[20]
     scene.commit(staged)
     assert [file.path for file in scene.cloud.committed[-1].files] == ["optimizer", "weights"]
@@ -137,8 +137,8 @@ def test_one_that_is_written_to_while_it_is_uploaded_is_told_and_left_alone(scen
     """`weights` may be those of the next step by now: a second look would take a mixture."""
     directory = scene.write(20)
     (directory / "optimizer").write_text("20")
-    scene.gather()
-    scene.gather(5)
+    scene.collect()
+    scene.collect(5)
     upload = scene.transfer.upload
 
     def uploaded(*arguments: Any, **options: Any) -> None:
@@ -150,8 +150,8 @@ def test_one_that_is_written_to_while_it_is_uploaded_is_told_and_left_alone(scen
         scene.commit(scene.last)
     (line,) = scene.said
     assert line.startswith("[baton] the checkpoint of step 20 is not stored: weights of the checkpoint in ")
-    scene.gather()
-    scene.gather(5)
+    scene.collect()
+    scene.collect(5)
     scene.finish()
     assert scene.committer.offered == [20]
 
@@ -159,8 +159,8 @@ def test_one_that_is_written_to_while_it_is_uploaded_is_told_and_left_alone(scen
 def test_one_whose_end_comes_with_the_end_of_the_script_is_committed_whole(scene: Scene) -> None:
     """It was refused for the file that had been added, and nobody was left to look again."""
     directory = scene.write(20)
-    scene.gather()
-    scene.gather(5)
+    scene.collect()
+    scene.collect(5)
     (directory / "optimizer").write_text("late")
     scene.finish()
     assert scene.committer.offered == [20, 20]
@@ -173,8 +173,8 @@ def test_one_whose_end_comes_with_the_end_of_the_script_is_committed_whole(scene
 
 def test_one_that_was_torn_by_a_crash_is_not(scene: Scene) -> None:
     directory = scene.write(20)
-    scene.gather()
-    scene.gather(5)
+    scene.collect()
+    scene.collect(5)
     (directory / "optimizer").write_text("la")
     scene.finish(clean_exit=False)
     assert scene.committer.offered == [20]
@@ -182,8 +182,8 @@ def test_one_that_was_torn_by_a_crash_is_not(scene: Scene) -> None:
 
 def test_one_that_was_committed_is_not_taken_again_at_the_end(scene: Scene) -> None:
     directory = scene.write(20)
-    scene.gather()
-    scene.gather(5)
+    scene.collect()
+    scene.collect(5)
     scene.commit(scene.last)
     (directory / "results.json").write_text("{}")
     scene.finish()
@@ -192,14 +192,14 @@ def test_one_that_was_committed_is_not_taken_again_at_the_end(scene: Scene) -> N
 
 def test_a_step_that_begins_forgets_what_the_one_before_had_to_look_at_again(scene: Scene) -> None:
     directory = scene.write(20)
-    scene.gather()
-    scene.gather(5)
+    scene.collect()
+    scene.collect(5)
     (directory / "optimizer").write_text("late")
     with pytest.raises(FileChanged):
         scene.commit(scene.last)
     scene.harvest.begin(directory)
-    scene.gather()
-    scene.gather(5)
+    scene.collect()
+    scene.collect(5)
     assert scene.committer.offered == [20], "it is what the step resumed from"
 
 
@@ -208,7 +208,7 @@ def test_a_file_that_is_written_to_while_the_record_is_added_is_noticed(
 ) -> None:
     """Of a checkpoint with a record the files were listed anew, also those that had changed since."""
     directory = scene.write(20)
-    scene.gather()
+    scene.collect()
 
     def attach(_ledger: object, taken: Path) -> bool:
         (directory / "weights").write_text("of the next step")
@@ -217,10 +217,10 @@ def test_a_file_that_is_written_to_while_the_record_is_added_is_noticed(
 
     with monkeypatch.context() as patch:
         patch.setattr(StepLedger, "attach", attach)
-        scene.gather(5)
+        scene.collect(5)
     assert scene.committer.offered == []
-    scene.gather()
-    scene.gather(5)
+    scene.collect()
+    scene.collect(5)
     assert scene.committer.offered == [20]
 
 
@@ -229,8 +229,8 @@ def test_what_can_be_no_checkpoint_is_told(scene: Scene) -> None:
     (directory / os.fsdecode(b"\xff")).write_text("x")
     with pytest.raises(BadDirectory):
         files_of(directory)
-    scene.gather()
-    scene.gather(5)
+    scene.collect()
+    scene.collect(5)
     with pytest.raises(BadDirectory):
         scene.commit(scene.last)
     (line,) = scene.said

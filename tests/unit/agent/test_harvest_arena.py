@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpu_client.agent.control.channel_messages import CheckpointNotice, ProtocolError, parse
-from gpu_client.agent.io.committer import Committer, Staged
-from gpu_client.agent.workspace.arena import find_staged
+from gpu_client.agent.io.committer import Committer, StagedCheckpoint
+from gpu_client.agent.workspace.arena import find_checkpoint
 from gpu_client.checkpoints.local.directory_files import BadDirectory
 from gpu_client.transport.net.cancellation import CancelEvent
 from tests.unit.agent.test_harvest import Scene
@@ -41,32 +41,32 @@ def scene(tmp_path: Path) -> MemoryScene:
 
 
 def test_what_lies_complete_in_memory_is_offered_where_it_is_and_once(scene: MemoryScene) -> None:
-    scene.gather()
+    scene.collect()
     scene.stage(10)
     scene.write(5, session=True)
     for _ in range(3):
-        scene.gather()
+        scene.collect()
     assert scene.committer.offered == [10, 5]
     staged = scene.committer.staged[0]
     assert (staged.path, staged.metrics, staged.created_by) == (scene.place, {"loss": 0.5}, "session")
-    staged.clear()
+    staged.discard()
     assert not (scene.place / "baton.json").exists(), "the trainer may go on"
     assert (scene.place / "weights").read_text() == "10", "its memory stays"
     scene.stage(20)
-    scene.gather()
+    scene.collect()
     assert scene.committer.offered == [10, 5, 20]
 
 
 def test_one_that_was_completed_just_before_the_trainer_died_is_taken_still(scene: MemoryScene) -> None:
-    scene.gather()
+    scene.collect()
     scene.stage(10)
-    scene.harvest.gather_rest(scene.committer, clean_exit=False)  # type: ignore[arg-type]
+    scene.harvest.collect_rest(scene.committer, clean_exit=False)  # type: ignore[arg-type]
     assert scene.committer.offered == [10]
 
 
 def test_one_that_was_not_completed_is_none(scene: MemoryScene) -> None:
     (scene.place / "weights").write_text("half of ...")
-    scene.harvest.gather_rest(scene.committer, clean_exit=True)  # type: ignore[arg-type]
+    scene.harvest.collect_rest(scene.committer, clean_exit=True)  # type: ignore[arg-type]
     assert scene.committer.offered == []
 
 
@@ -75,10 +75,10 @@ def test_memory_is_given_back_however_a_commit_ends_and_not_before(scene: Memory
     started, go_on = threading.Event(), threading.Event()
     seen: list[tuple[int, bool]] = []
 
-    def commit(staged: Staged, cancel: CancelEvent) -> None:
+    def commit(staged: StagedCheckpoint, cancel: CancelEvent) -> None:
         started.set()
         assert go_on.wait(20)
-        seen.append((staged.step, find_staged(scene.arena) is not None))
+        seen.append((staged.step, find_checkpoint(scene.arena) is not None))
         if ends == "given up":
             raise BadDirectory("no checkpoint")
 
@@ -86,21 +86,21 @@ def test_memory_is_given_back_however_a_commit_ends_and_not_before(scene: Memory
     try:
         if ends == "for a newer one":
             older = scene.write(5)
-            committer.offer(Staged(5, older, {}, "session"))
+            committer.offer(StagedCheckpoint(5, older, {}, "session"))
             assert started.wait(20)
         scene.stage(10)
-        scene.harvest._take_staged(committer)
+        scene.harvest._offer_arena_checkpoint(committer)
         if ends == "for a newer one":
             newer = scene.write(15)
-            committer.offer(Staged(15, newer, {}, "session"))
-            assert find_staged(scene.arena) is None, "passed over: the trainer need not wait"
+            committer.offer(StagedCheckpoint(15, newer, {}, "session"))
+            assert find_checkpoint(scene.arena) is None, "passed over: the trainer need not wait"
         go_on.set()
         assert committer.drain()
     finally:
         committer.close()
     expected = {"committed": [(10, True)], "given up": [(10, True)], "for a newer one": [(5, False), (15, False)]}
     assert seen == expected[ends]
-    assert find_staged(scene.arena) is None
+    assert find_checkpoint(scene.arena) is None
     assert (scene.place / "weights").exists()
 
 

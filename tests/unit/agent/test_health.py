@@ -16,7 +16,7 @@ from baton.contract.work import HeartbeatRequest, WorkItem, WorkQuery
 from gpu_client.agent import health
 from gpu_client.agent.app.worker_loop import CLAIM_BUDGET_S, EXIT_DONE
 from gpu_client.agent.attempt.lease import MAX_INTERVAL_S, LeaseKeeper
-from gpu_client.agent.health import SLACK_S, VARIABLE, Pulse, problem_of
+from gpu_client.agent.health import SLACK_S, VARIABLE, LivenessFile, problem_of
 from tests.unit.agent.agent_kit import Clock, Heart, make_answer, make_item
 from tests.unit.agent.test_loop import Client, Desk, Stop
 
@@ -32,7 +32,7 @@ def problem(path: Path, clock: Clock) -> str | None:
 
 def test_it_lives_until_the_promised_time_and_some_more(path: Path) -> None:
     clock = Clock()
-    with Pulse(path, clock=clock) as pulse:
+    with LivenessFile(path, clock=clock) as pulse:
         pulse.beat(30)
         clock.now += 30 + SLACK_S
         assert problem(path, clock) is None
@@ -59,7 +59,7 @@ def test_the_program_exits_with_it(
     monkeypatch.setenv(VARIABLE, str(path))
     assert health.main() == 1
     assert capsys.readouterr().err.count("\n") == 1
-    with Pulse(path) as pulse:
+    with LivenessFile(path) as pulse:
         pulse.beat(1)
     assert health.main() == 0
     assert capsys.readouterr().err == ""
@@ -69,7 +69,7 @@ def test_a_beat_needs_no_more_room_than_the_one_before(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock(0.0)
-    with Pulse(path, clock=clock) as pulse:
+    with LivenessFile(path, clock=clock) as pulse:
         pulse.beat(0)
         size = path.stat().st_size
         clock.now = 4e9
@@ -87,7 +87,7 @@ def test_a_beat_needs_no_more_room_than_the_one_before(
 
 
 def test_without_a_file_nothing_is_kept() -> None:
-    with Pulse(None) as pulse:
+    with LivenessFile(None) as pulse:
         pulse.beat(1)
 
 
@@ -117,8 +117,8 @@ def test_an_agent_that_finds_no_work_or_fails_one_job_after_another_is_well(desk
     desk.client.answers.extend([*[None] * 10, *(make_item() for _ in desk.failures)])
     desk.stop.end_after = 30
     agent = desk.agent(poll_max_s=300)
-    with Pulse(path, clock=desk.clock) as pulse:
-        agent._pulse = pulse
+    with LivenessFile(path, clock=desk.clock) as pulse:
+        agent._liveness = pulse
         assert agent.run() == EXIT_DONE
     assert max(desk.stop.pauses) == 600
 
@@ -137,8 +137,8 @@ def test_an_agent_that_is_stuck_in_a_claim_is_found(desk: Desk, path: Path) -> N
     desk.client = Stuck()
     desk.stop = Stop(desk.clock)
     agent = desk.agent(poll_max_s=30)
-    with Pulse(path, clock=desk.clock) as pulse:
-        agent._pulse = pulse
+    with LivenessFile(path, clock=desk.clock) as pulse:
+        agent._liveness = pulse
         agent.run()
     assert found[0] is None
     assert found[1] is not None and "is silent" in found[1]

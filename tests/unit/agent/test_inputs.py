@@ -12,7 +12,7 @@ from baton.contract.datasets import DatasetFile, DatasetManifest
 from baton.contract.jobs import FailureClass, InputRef
 from baton.contract.work import InputObject, InputPage, PushManifest, WorkItem
 from gpu_client.agent.io.inputs import MAX_EXPIRED_ROUNDS, InputsDiffer, fetch_inputs
-from gpu_client.agent.process.failures import failure_of
+from gpu_client.agent.process.failures import classify_error
 from gpu_client.agent.workspace.slots import DiskFullError
 from gpu_client.transport.errors import (
     ChecksumMismatch,
@@ -275,7 +275,7 @@ class TestPushed:
         transfer.contents[f"digits/{path}"] = "0123456789"
         with pytest.raises(InputsDiffer, match=f"{path}.*push (digits/|the folder) again") as caught:
             fetch(api, transfer, tmp_path)
-        assert failure_of(caught.value).failure_class is FailureClass.BAD_INPUT
+        assert classify_error(caught.value).failure_class is FailureClass.BAD_INPUT
 
     def test_another_size_is_told_before_it_is_fetched(self, tmp_path: Path) -> None:
         api, transfer = self.scene(".baton/dataset.json", "a00", files={"a00": b"short"})
@@ -360,7 +360,7 @@ class TestPushed:
         transfer.contents[self.MANIFEST] = finished.model_copy(update={"unfinished": True}).model_dump_json()
         with pytest.raises(InputsDiffer, match="a push to digits/ was not finished: repeat it") as caught:
             fetch(api, transfer, tmp_path)
-        assert failure_of(caught.value).failure_class is FailureClass.BAD_INPUT
+        assert classify_error(caught.value).failure_class is FailureClass.BAD_INPUT
         assert transfer.urls == []
 
     def test_a_part_of_a_push_that_was_not_finished_is_bad_input(self, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from baton.contract.jobs import FailureClass
 from gpu_client.agent.attempt import job_run, required_outputs
-from gpu_client.agent.attempt.attempt_reporter import Outcome
+from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome
 from gpu_client.agent.io import checkpoint_collector
 from gpu_client.agent.process.failures import ExitStatus
 from gpu_client.agent.workspace.slots import DiskFullError, WorkspaceError
@@ -42,8 +42,8 @@ def test_a_clean_end_is_complete_with_its_outputs_progress_and_log(stage: Stage)
         trainer.ends(CLEAN)
 
     stage.act = act
-    assert stage.run(outputs=["model.bin"]) is Outcome.COMPLETE
-    request = stage.last_word()
+    assert stage.run(outputs=["model.bin"]) is AttemptOutcome.COMPLETE
+    request = stage.last_report()
     assert (request.step, request.metrics) == (10, {"loss": 0.5})
     assert stage.phases == ["restoring", "fetching", "training", "uploading"]
     assert stage.client.kinds() == ["inputs", "commit", "logs", "complete"], "the log ends before the attempt does"
@@ -58,13 +58,13 @@ def test_parameters_reach_the_trainer(stage: Stage) -> None:
         trainer.ends(CLEAN)
 
     stage.act = act
-    assert stage.run(parameters={"prompt": "ein Bär"}) is Outcome.COMPLETE
+    assert stage.run(parameters={"prompt": "ein Bär"}) is AttemptOutcome.COMPLETE
     assert seen == [{"prompt": "ein Bär"}]
 
 
 def test_a_missing_output_is_a_failure_and_says_which(stage: Stage) -> None:
-    assert stage.run(outputs=["model.bin"]) is Outcome.FAILED
-    request = stage.last_word()
+    assert stage.run(outputs=["model.bin"]) is AttemptOutcome.FAILED
+    request = stage.last_report()
     assert request.failure_class is FailureClass.MISSING_OUTPUT
     assert "model.bin" in request.message
 
@@ -77,8 +77,8 @@ def test_an_error_exit_is_a_failure_with_code_class_and_last_lines(stage: Stage)
         trainer.ends(exited(1))
 
     stage.act = act
-    assert stage.run() is Outcome.FAILED
-    request = stage.last_word()
+    assert stage.run() is AttemptOutcome.FAILED
+    request = stage.last_report()
     assert (request.failure_class, request.exit_code, request.signal) == (FailureClass.SCRIPT_ERROR, 1, None)
     assert request.message == "ValueError: bad rate"
     assert len(request.log_tail) == 50
@@ -92,8 +92,8 @@ def test_death_by_a_signal_is_a_failure(stage: Stage) -> None:
     stage.act = lambda trainer, _: trainer.ends(
         ExitStatus(code=None, signal=9, oom_suspected=True, stopped_by_us=False)
     )
-    assert stage.run() is Outcome.FAILED
-    assert (stage.last_word().failure_class, stage.last_word().signal) == (FailureClass.OUT_OF_MEMORY, 9)
+    assert stage.run() is AttemptOutcome.FAILED
+    assert (stage.last_report().failure_class, stage.last_report().signal) == (FailureClass.OUT_OF_MEMORY, 9)
 
 
 def test_a_last_checkpoint_is_committed_before_a_failure_is_reported(stage: Stage) -> None:
@@ -102,7 +102,7 @@ def test_a_last_checkpoint_is_committed_before_a_failure_is_reported(stage: Stag
         trainer.ends(exited(1))
 
     stage.act = act
-    assert stage.run() is Outcome.FAILED
+    assert stage.run() is AttemptOutcome.FAILED
     assert stage.committed == [7]
     assert stage.client.kinds().index("commit") < stage.client.kinds().index("fail")
 
@@ -124,14 +124,14 @@ def test_a_last_checkpoint_is_committed_before_missing_outputs_are_reported(
 
     monkeypatch.setattr(checkpoint_collector, "commit_checkpoint", slowly)
     stage.act = act
-    assert stage.run(outputs=["model.bin"]) is Outcome.FAILED
+    assert stage.run(outputs=["model.bin"]) is AttemptOutcome.FAILED
     assert stage.committed == [7]
 
 
 def test_no_progress_for_too_long_is_a_failure(stage: Stage) -> None:
     stage.act = lambda _trainer, _looks: None
-    assert stage.run(no_progress_timeout_s=0) is Outcome.FAILED
-    assert stage.last_word().failure_class is FailureClass.NO_PROGRESS
+    assert stage.run(no_progress_timeout_s=0) is AttemptOutcome.FAILED
+    assert stage.last_report().failure_class is FailureClass.NO_PROGRESS
     assert stage.trainer.stops[0] == 8
 
 
@@ -167,8 +167,8 @@ def test_an_error_before_the_training_is_a_failure_with_its_class(
 ) -> None:
     """Never a dead agent: the next one that is handed the job would die too, and no budget would count it."""
     stage.restored = error
-    assert stage.run() is Outcome.FAILED
-    request = stage.last_word()
+    assert stage.run() is AttemptOutcome.FAILED
+    request = stage.last_report()
     assert request.failure_class is failure_class
     assert request.message
     assert stage.trainers == []
@@ -186,8 +186,8 @@ def test_an_error_before_the_training_is_a_failure_with_its_class(
 )
 def test_a_command_that_cannot_be_handed_over(stage: Stage, error: Exception, failure_class: FailureClass) -> None:
     stage.start_error = error
-    assert stage.run() is Outcome.FAILED
-    assert stage.last_word().failure_class is failure_class
+    assert stage.run() is AttemptOutcome.FAILED
+    assert stage.last_report().failure_class is failure_class
 
 
 def test_a_note_that_cannot_be_written_does_not_cost_the_job(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def test_a_note_that_cannot_be_written_does_not_cost_the_job(stage: Stage, monke
         raise DiskFullError(stage.workspace.slot, 0)
 
     monkeypatch.setattr(stage.workspace, "write_state", full)
-    assert stage.run() is Outcome.COMPLETE
+    assert stage.run() is AttemptOutcome.COMPLETE
 
 
 def test_a_workspace_that_cannot_be_cleared_ends_the_agent_after_the_report(
@@ -236,7 +236,7 @@ def test_a_restored_checkpoint_is_resumed_from_and_not_committed_again(stage: St
     stage.act = act
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(job_run, "restore", restore)
-        assert stage.run() is Outcome.COMPLETE
+        assert stage.run() is AttemptOutcome.COMPLETE
     assert seen[0].endswith("/output/checkpoint-5")
     assert stage.committed == [6]
 
@@ -245,7 +245,7 @@ def test_the_checkpoint_comes_before_the_inputs(stage: Stage) -> None:
     """Its URL, from the claim, lives for 15 minutes: inputs that took longer failed every resumed attempt."""
     fetched: list[bool] = []
     stage.client.before["inputs"] = lambda: fetched.append(bool(stage.phases[-2:] == ["restoring", "fetching"]))
-    assert stage.run() is Outcome.COMPLETE
+    assert stage.run() is AttemptOutcome.COMPLETE
     assert fetched == [True]
 
 
@@ -254,43 +254,47 @@ def test_the_checkpoint_comes_before_the_inputs(stage: Stage) -> None:
 
 def test_the_report_waits_for_the_control_plane(stage: Stage) -> None:
     stage.client.trouble["complete"] = [Unreachable("down")] * 7 + [refusal("lease_expired")]
-    assert stage.run() is Outcome.COMPLETE
+    assert stage.run() is AttemptOutcome.COMPLETE
     assert len(stage.client.heart.requests) == 1, "the lease is proved again where it had run out"
 
 
 @pytest.mark.parametrize("code", ["not_stored_yet", "digest_mismatch"])
 def test_what_is_not_stored_is_uploaded_again_but_not_for_ever(stage: Stage, code: str) -> None:
     stage.client.trouble["complete"] = [refusal(code)] * (required_outputs.COMPLETE_TRIES - 1)
-    assert stage.run() is Outcome.COMPLETE
+    assert stage.run() is AttemptOutcome.COMPLETE
 
     stage.client.said.clear()
     stage.client.trouble["complete"] = [refusal(code)] * 1000
-    assert stage.run() is Outcome.FAILED
-    assert stage.last_word().failure_class is FailureClass.TRANSFER_FAILED
-    assert "the outputs are still refused" in stage.last_word().message
+    assert stage.run() is AttemptOutcome.FAILED
+    assert stage.last_report().failure_class is FailureClass.TRANSFER_FAILED
+    assert "the outputs are still refused" in stage.last_report().message
     assert len(stage.client.trouble["complete"]) == 1000 - required_outputs.COMPLETE_TRIES
 
 
 def test_an_upload_is_tried_until_the_store_is_back(stage: Stage) -> None:
     """A failed upload that was only logged, then reported as done: the original's clients lost models that way."""
     stage.uploads = [Unreachable("the store"), Unreachable("the store"), None]
-    assert stage.run() is Outcome.COMPLETE
+    assert stage.run() is AttemptOutcome.COMPLETE
     stage.client.said.clear()
     stage.uploads = [TransferError("403 of a proxy")] * (required_outputs.COMPLETE_TRIES - 1)
-    assert stage.run() is Outcome.COMPLETE, "hours of training are not given up for one refusal"
+    assert stage.run() is AttemptOutcome.COMPLETE, "hours of training are not given up for one refusal"
     stage.client.said.clear()
     stage.uploads = [TransferError("403")] * required_outputs.COMPLETE_TRIES
-    assert stage.run() is Outcome.FAILED
+    assert stage.run() is AttemptOutcome.FAILED
     assert "complete" not in stage.client.kinds()
-    assert stage.last_word().failure_class is FailureClass.TRANSFER_FAILED
+    assert stage.last_report().failure_class is FailureClass.TRANSFER_FAILED
 
 
 @pytest.mark.parametrize("kind", ["complete", "fail", "release"])
 @pytest.mark.parametrize(
     ("code", "outcome"),
-    [("lease_lost", Outcome.LOST), ("job_finished", Outcome.LOST), ("job_canceled", Outcome.CANCELED)],
+    [
+        ("lease_lost", AttemptOutcome.LOST),
+        ("job_finished", AttemptOutcome.LOST),
+        ("job_canceled", AttemptOutcome.CANCELED),
+    ],
 )
-def test_a_report_that_comes_too_late(stage: Stage, kind: str, code: str, outcome: Outcome) -> None:
+def test_a_report_that_comes_too_late(stage: Stage, kind: str, code: str, outcome: AttemptOutcome) -> None:
     stage.client.trouble[kind] = [refusal(code)]
     if kind == "fail":
         stage.act = lambda trainer, _: trainer.ends(exited(1))
@@ -304,10 +308,10 @@ def test_a_report_that_comes_too_late(stage: Stage, kind: str, code: str, outcom
 def test_a_failure_that_is_refused_does_not_end_the_agent(stage: Stage, code: str) -> None:
     stage.act = lambda trainer, _: trainer.ends(exited(1))
     stage.client.trouble["fail"] = [refusal(code, 422)] * 3
-    assert stage.run() is Outcome.LOST
+    assert stage.run() is AttemptOutcome.LOST
 
 
 def test_a_revoked_key_is_a_lost_lease(stage: Stage) -> None:
     stage.client.trouble["inputs"] = [refusal("key_revoked", 403)]
-    assert stage.run() is Outcome.LOST
+    assert stage.run() is AttemptOutcome.LOST
     assert stage.client.said == []

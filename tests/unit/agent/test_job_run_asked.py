@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from baton.contract.work import Directive
-from gpu_client.agent.app.shutdown import StopLevel
+from gpu_client.agent.app.shutdown import ShutdownLevel
 from gpu_client.agent.attempt import job_run, trainer_run
-from gpu_client.agent.attempt.attempt_reporter import Outcome
-from gpu_client.agent.polled_event import Condition
+from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome
+from gpu_client.agent.polled_event import PolledEvent
 from gpu_client.agent.process.failures import ExitStatus
 from gpu_client.transport.errors import (
     Unreachable,
@@ -22,14 +22,14 @@ from tests.unit.agent.job_kit import CLEAN, SIGTERMED, Stage, Trainer, checkpoin
 @pytest.mark.parametrize("code", ["lease_lost", "job_canceled"])
 def test_a_lease_that_is_lost_before_the_training_starts_nothing(stage: Stage, code: str) -> None:
     stage.client.trouble["inputs"] = [refusal(code)]
-    assert stage.run() is (Outcome.CANCELED if code == "job_canceled" else Outcome.LOST)
+    assert stage.run() is (AttemptOutcome.CANCELED if code == "job_canceled" else AttemptOutcome.LOST)
     assert (stage.trainers, stage.client.said) == ([], [])
 
 
 def test_a_cancel_before_the_training_starts_nothing(stage: Stage) -> None:
     stage.client.heart.answers = [make_answer(Directive.CANCEL)]
     stage.client.trouble["inputs"] = [refusal("lease_expired")]
-    assert stage.run() is Outcome.CANCELED
+    assert stage.run() is AttemptOutcome.CANCELED
     assert (stage.trainers, stage.client.said) == ([], [])
 
 
@@ -44,7 +44,7 @@ def test_a_cancel_during_the_training_tells_the_session_and_ends_it(stage: Stage
 
     def on_stop() -> ExitStatus:
         (trainer,) = stage.trainers
-        assert Condition(lambda: bool(trainer.directives)).wait(20), "the session hears why before the signal comes"
+        assert PolledEvent(lambda: bool(trainer.directives)).wait(20), "the session hears why before the signal comes"
         (trainer.directory / "model.bin").write_text("half")
         return ExitStatus(code=0, signal=None, oom_suspected=False, stopped_by_us=True)
 
@@ -53,7 +53,7 @@ def test_a_cancel_during_the_training_tells_the_session_and_ends_it(stage: Stage
         act(trainer, looks)
 
     stage.act = started
-    assert run.run() is Outcome.CANCELED, "a trainer that ends well after a cancel has not completed"
+    assert run.run() is AttemptOutcome.CANCELED, "a trainer that ends well after a cancel has not completed"
     assert [(wish.kind, wish.reason, wish.checkpoint) for wish in stage.trainer.directives] == [
         ("stop", "cancel", False)
     ]
@@ -80,10 +80,10 @@ def test_asked_to_leave_a_session_writes_a_checkpoint_and_the_job_is_handed_back
             trainer.ends(CLEAN)
 
     stage.act = act
-    assert run.run() is Outcome.RELEASED
+    assert run.run() is AttemptOutcome.RELEASED
     (directive,) = stage.trainer.directives
     assert (directive.reason, directive.checkpoint) == (wish, True)
-    request = stage.last_word()
+    request = stage.last_report()
     expected = ("sigterm", "SIGTERM") if wish == "release" else ("pause", "paused_by_user")
     assert (request.reason, request.message) == expected
     assert stage.client.kinds().index("commit") < stage.client.kinds().index("release")
@@ -113,7 +113,7 @@ def test_what_was_shown_last_is_stored_before_the_job_is_handed_back(
 
     monkeypatch.setattr(job_run, "upload_artifacts", upload)
     stage.act = act
-    assert stage.run() is (Outcome.FAILED if ends == "fails" else Outcome.RELEASED)
+    assert stage.run() is (AttemptOutcome.FAILED if ends == "fails" else AttemptOutcome.RELEASED)
     assert [said for said in stage.client.said if said[0] == "stored"] == [("stored", ["part.zip"])]
     assert stage.client.kinds().index("stored") < stage.client.kinds().index("fail" if ends == "fails" else "release")
 
@@ -127,7 +127,7 @@ def test_a_session_that_was_at_its_end_when_asked_to_leave_has_completed(stage: 
             trainer.ends(CLEAN)
 
     stage.act = act
-    assert stage.run() is Outcome.COMPLETE
+    assert stage.run() is AttemptOutcome.COMPLETE
 
 
 def test_a_script_that_ended_well_just_before_it_was_asked_to_leave_has_completed(stage: Stage) -> None:
@@ -136,14 +136,14 @@ def test_a_script_that_ended_well_just_before_it_was_asked_to_leave_has_complete
         trainer.ends(CLEAN)
 
     stage.act = act
-    assert stage.run() is Outcome.COMPLETE
+    assert stage.run() is AttemptOutcome.COMPLETE
 
 
 def test_asked_to_leave_before_the_training_it_hands_the_job_back_untouched(stage: Stage) -> None:
     stage.stop.request("SIGTERM")
-    assert stage.run() is Outcome.RELEASED
+    assert stage.run() is AttemptOutcome.RELEASED
     assert stage.trainers == []
-    assert stage.last_word().reason == "sigterm"
+    assert stage.last_report().reason == "sigterm"
 
 
 def test_asked_to_leave_while_the_outputs_are_uploaded_it_finishes_first(stage: Stage) -> None:
@@ -153,7 +153,7 @@ def test_asked_to_leave_while_the_outputs_are_uploaded_it_finishes_first(stage: 
         trainer.print("done")
 
     stage.act = act
-    assert stage.run() is Outcome.COMPLETE
+    assert stage.run() is AttemptOutcome.COMPLETE
     assert stage.stop.is_set()
 
 
@@ -163,7 +163,7 @@ def test_a_script_without_our_session_gets_a_sigterm_at_once(stage: Stage) -> No
             stage.stop.request("SIGTERM")
 
     stage.act = act
-    assert stage.run() is Outcome.RELEASED
+    assert stage.run() is AttemptOutcome.RELEASED
     assert 7 < stage.trainer.stops[0] <= 8
     assert stage.trainer.status == SIGTERMED
 
@@ -176,18 +176,18 @@ def test_a_failure_while_leaving_is_an_interruption(stage: Stage) -> None:
         trainer.ends(exited(143))
 
     stage.act = act
-    assert stage.run() is Outcome.RELEASED
+    assert stage.run() is AttemptOutcome.RELEASED
 
 
 def test_a_second_signal_cuts_the_grace_short(stage: Stage) -> None:
     def act(trainer: Trainer, looks: int) -> None:
         if looks == 3:
             stage.stop.request("SIGTERM")
-            assert stage.stop.request("SIGTERM") is StopLevel.NOW
+            assert stage.stop.request("SIGTERM") is ShutdownLevel.NOW
 
     stage.act = act
     stage.client.trouble["release"] = [Unreachable("down")]
-    assert stage.run(stop_grace_s=3000) is Outcome.LOST, "one try, then it leaves"
+    assert stage.run(stop_grace_s=3000) is AttemptOutcome.LOST, "one try, then it leaves"
     assert stage.trainer.stops[0] == 0
 
 
@@ -205,7 +205,7 @@ def test_a_checkpoint_directive_is_passed_on_once_somebody_hears_it(stage: Stage
         assert looks < 5000
 
     stage.act = act
-    assert run.run() is Outcome.COMPLETE
+    assert run.run() is AttemptOutcome.COMPLETE
     assert [directive.kind for directive in stage.trainer.directives] == ["checkpoint"]
 
 
@@ -221,7 +221,7 @@ def test_heartbeats_carry_phase_progress_and_place(stage: Stage) -> None:
             trainer.ends(CLEAN)
 
     stage.act = act
-    assert run.run() is Outcome.COMPLETE
+    assert run.run() is AttemptOutcome.COMPLETE
     first, second = stage.client.heart.requests
     assert (first.phase, first.step) == ("training", None)
     assert (second.step, second.total_steps, second.metrics) == (4, 10, {"loss": 0.25})

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gpu_client.agent.attempt.attempt_reporter import Outcome
+from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome
 from gpu_client.agent.control import preset_monitor
-from gpu_client.agent.control.control_relay import DEAF_AFTER_S, SteeringRelay
+from gpu_client.agent.control.control_relay import UNSTEERED_AFTER_S, ControlRelay
 from tests.unit.agent.agent_kit import Clock, make_answer
 from tests.unit.agent.job_kit import CLEAN, Stage, Trainer
 from tests.unit.agent.test_steering_relay import Channel as Quiet
@@ -31,28 +31,28 @@ def reports(*losses: float, decides: int = 0) -> Any:
                     channel._queue.append(channel._progress)
                     channel._progress = None
         for number in range(decides):
-            channel.tell(decision(number))
+            channel.send_steering(decision(number))
         trainer.ends(CLEAN)
 
     return act
 
 
 def told(stage: Stage) -> list[tuple[int, str, str | None, int]]:
-    every = [*stage.client.heart.requests, stage.last_word()]
+    every = [*stage.client.heart.requests, stage.last_report()]
     found = {one.number: one for request in every if request.control for one in request.control.decisions}
     return [(number, one.type, one.rule, one.step) for number, one in sorted(found.items())]
 
 
 def test_a_loss_that_is_no_number_is_told_with_the_attempts_numbers(stage: Stage) -> None:
     stage.act = reports(1.0, math.nan, 0.5, decides=2)
-    assert stage.run(control=NOTHING) is Outcome.COMPLETE, "nothing else happens"
+    assert stage.run(control=NOTHING) is AttemptOutcome.COMPLETE, "nothing else happens"
     found = told(stage)
     assert [one[0] for one in found] == [1, 2, 3, 4]
     by_preset = [(kind, step) for _, kind, rule, step in found if rule == "preset-nonfinite"]
     assert by_preset == [("rule.fired", 2), ("rule.cleared", 3)]
     lines = [line for kind, chunk in stage.client.said if kind == "logs" for line in chunk.lines]
     assert any(line.startswith("[baton] preset-nonfinite: the loss is NaN") for line in lines)
-    assert stage.last_word().ended_by is None
+    assert stage.last_report().ended_by is None
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_loss_that_is_no_number_is_told_with_the_attempts_numbers(stage: Stage
 )
 def test_what_is_switched_off_is_not_told(stage: Stage, control: dict[str, Any]) -> None:
     stage.act = reports(1.0, math.nan)
-    assert stage.run(control=control) is Outcome.COMPLETE
+    assert stage.run(control=control) is AttemptOutcome.COMPLETE
     assert told(stage) == []
 
 
@@ -75,7 +75,7 @@ def test_each_step_of_a_plan_is_a_training_of_its_own(stage: Stage) -> None:
 
     stage.act = act
     plan = {"steps": [{"name": name, "command": [name]} for name in ("warm", "train", "after")], "outputs": []}
-    assert stage.run(control=NOTHING, plan=plan) is Outcome.COMPLETE
+    assert stage.run(control=NOTHING, plan=plan) is AttemptOutcome.COMPLETE
     [(_, kind, rule, step)] = told(stage)
     assert (kind, rule) == ("rule.fired", "preset-nonfinite")
     assert step > 2, "counted within the job"
@@ -84,7 +84,7 @@ def test_each_step_of_a_plan_is_a_training_of_its_own(stage: Stage) -> None:
 def test_a_script_that_says_nothing_is_told_nothing_of(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preset_monitor, "TICK_S", 0.0)
     stage.act = lambda trainer, looks: trainer.ends(CLEAN) if looks > 50 else None
-    assert stage.run(control=NOTHING) is Outcome.COMPLETE
+    assert stage.run(control=NOTHING) is AttemptOutcome.COMPLETE
     assert told(stage) == []
 
 
@@ -92,17 +92,17 @@ def test_a_broken_preset_costs_an_attempt_nothing(stage: Stage, monkeypatch: pyt
     def broken(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(preset_monitor._Training, "look", broken)
+    monkeypatch.setattr(preset_monitor._TrainingState, "poll", broken)
     stage.act = reports(1.0, math.nan, decides=1)
-    assert stage.run(control=NOTHING) is Outcome.COMPLETE
+    assert stage.run(control=NOTHING) is AttemptOutcome.COMPLETE
     assert [one[2] for one in told(stage)] == ["r"]
 
 
 def test_two_sources_are_numbered_without_a_gap_whatever_becomes_of_heartbeats() -> None:
-    from gpu_client.agent.control.channel_messages import Point, Progress
+    from gpu_client.agent.control.channel_messages import Point, TrainingProgress
 
     clock = Clock()
-    relay, channel = SteeringRelay(None, now=lambda: 1_790_000_000, clock=clock), Quiet()
+    relay, channel = ControlRelay(None, now=lambda: 1_790_000_000, clock=clock), Quiet()
     relay.attach(channel)  # type: ignore[arg-type]
     plane = Plane()
     for step in range(1, 40):
@@ -110,17 +110,17 @@ def test_two_sources_are_numbered_without_a_gap_whatever_becomes_of_heartbeats()
         fine = {} if step % 2 else {"loss": 1.0 / step}
         clock.now += 700
         points = (Point(step, {**fine, **odd}),)
-        channel.reports.append((clock.now, Progress(step, 100, fine, nonfinite=odd, points=points)))
+        channel.reports.append((clock.now, TrainingProgress(step, 100, fine, nonfinite=odd, points=points)))
         say(relay, channel, decision(1000 + step))
         report = relay.report()
         if step % 3:
             plane.take(report)
         if step % 3 == 1:
-            relay.heard(report, make_answer())
+            relay.acknowledge(report, make_answer())
     for _ in range(10):
         report = relay.report()
         plane.take(report)
-        relay.heard(report, make_answer())
+        relay.acknowledge(report, make_answer())
     own = [step for step in plane.steps if step < 1000]
     assert own == [1, 2, 3, 4, 5, 6], "fired and over three times"
     assert [step for step in plane.steps if step > 1000] == list(range(1001, 1040))
@@ -132,8 +132,8 @@ def test_a_document_without_rules_needs_nobody_who_goes_by_them(text: str, deaf:
     from baton.contract.steering import Control
 
     clock = Clock()
-    relay, channel = SteeringRelay(Control(rules={"revision": 1, "text": text}), clock=clock), Quiet()
+    relay, channel = ControlRelay(Control(rules={"revision": 1, "text": text}), clock=clock), Quiet()
     relay.attach(channel)  # type: ignore[arg-type]
-    relay.take()
-    clock.now += DEAF_AFTER_S + 1
+    relay.poll()
+    clock.now += UNSTEERED_AFTER_S + 1
     assert (relay.report().rejected is not None) is deaf

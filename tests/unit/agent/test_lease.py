@@ -12,7 +12,7 @@ import pytest
 from baton.contract.leases import RETRY_PAUSES
 from baton.contract.work import Directive, HeartbeatRequest
 from gpu_client.agent.attempt import lease as lease_module
-from gpu_client.agent.attempt.lease import PROVEN_SHARE, RETRY_MIN_S, LeaseKeeper, Lost
+from gpu_client.agent.attempt.lease import PROVEN_SHARE, RETRY_MIN_S, LeaseKeeper, LeaseLoss
 from gpu_client.transport.errors import UnexpectedAnswer, Unreachable
 from tests.unit.agent.agent_kit import Clock, Heart, foreign, make_answer, make_item, refusal
 
@@ -21,7 +21,7 @@ class Notes:
     """What the keeper said."""
 
     def __init__(self) -> None:
-        self.lost: list[Lost] = []
+        self.lost: list[LeaseLoss] = []
         self.directives: list[tuple[Directive, str]] = []
 
 
@@ -172,7 +172,7 @@ def test_what_ends_a_lease(code: str, status: int) -> None:
 def test_cancel_is_a_loss_with_a_directive() -> None:
     keeper, notes = make_keeper(Heart(make_answer(Directive.CANCEL, reason="canceled_by_user")))
     assert not keeper.beat()
-    assert notes.lost == [Lost("job_canceled", "canceled_by_user", Directive.CANCEL)]
+    assert notes.lost == [LeaseLoss("job_canceled", "canceled_by_user", Directive.CANCEL)]
     assert notes.directives == []
 
 

@@ -16,7 +16,7 @@ from gpu_client.agent.io.log_shipper import (
     LogShipper,
     LogSpool,
 )
-from gpu_client.agent.io.metric_buffer import PointSpool
+from gpu_client.agent.io.metric_buffer import MetricBuffer
 from gpu_client.agent.process.output import TrainerOutput
 from gpu_client.transport.errors import Unreachable
 from tests.unit.agent.agent_kit import Clock, refusal
@@ -221,10 +221,10 @@ def test_an_old_attempt_sends_full_chunks_at_once_and_the_rest_now_and_then() ->
     shipper.close()
 
 
-def metered(*steps: int) -> PointSpool:
-    points = PointSpool(lambda: 1000.0)
+def metered(*steps: int) -> MetricBuffer:
+    points = MetricBuffer(lambda: 1000.0)
     for step in steps:
-        points.offer(step, {"loss": 1.0})
+        points.append(step, {"loss": 1.0})
     return points
 
 
@@ -244,7 +244,7 @@ def test_points_travel_with_lines() -> None:
     lines(*map(str, range(2 * CHUNK_LINES + 1)))(spool)
     shipper._ship(max_calls=MAX_CALLS, unfull=True)
     assert [(len(chunk.lines), len(chunk.points)) for chunk in api.sent] == [(CHUNK_LINES, 3), (CHUNK_LINES, 0), (1, 0)]
-    points.offer(4, {"loss": 0.5})
+    points.append(4, {"loss": 0.5})
     shipper._ship(max_calls=MAX_CALLS, unfull=False)
     assert len(api.sent) == 3, "no full chunk, no call"
     spool.append("last")
@@ -258,24 +258,24 @@ def test_points_travel_with_lines() -> None:
 def test_a_job_that_prints_costs_no_more_calls_for_what_it_reports() -> None:
     """Points that come while its lines are being sent wait for the next round."""
 
-    def calls(points: PointSpool | None) -> int:
+    def calls(points: MetricBuffer | None) -> int:
         spool, sent = LogSpool(), []
 
         def send(chunk: LogChunk) -> None:
             sent.append(chunk)
             if points is not None:
-                points.offer(len(sent), {"loss": 1.0})
+                points.append(len(sent), {"loss": 1.0})
 
         shipper = LogShipper(spool, send, points=points, every_s=NEVER_S)
         for number in range(20):
             if points is not None:
-                points.offer(1000 + number, {"loss": 1.0})
+                points.append(1000 + number, {"loss": 1.0})
             spool.append(f"line {number}")
             shipper._ship(max_calls=MAX_CALLS, unfull=True)
         shipper.close()
         return len(sent)
 
-    assert calls(PointSpool(lambda: 1000.0)) == calls(None) == 20
+    assert calls(MetricBuffer(lambda: 1000.0)) == calls(None) == 20
 
 
 def test_points_alone_are_shipped_when_lines_would_be() -> None:
@@ -286,7 +286,7 @@ def test_points_alone_are_shipped_when_lines_would_be() -> None:
     shipper._ship(max_calls=MAX_CALLS, unfull=True)
     spool.append("a")
     shipper._ship(max_calls=MAX_CALLS, unfull=True)
-    points.offer(3, {"loss": 1.0})
+    points.append(3, {"loss": 1.0})
     shipper.flush()
     shipper.close()
     assert [(chunk.first_line, chunk.lines, chunk.first_point) for chunk in api.sent] == [
@@ -310,7 +310,7 @@ def test_what_may_have_been_stored_is_sent_again_just_as_it_was() -> None:
     shipper = LogShipper(spool, send, points=points, every_s=NEVER_S)
     shipper.flush()
     spool.append("a")
-    points.offer(2, {"loss": 1.0})
+    points.append(2, {"loss": 1.0})
     shipper.flush()
     shipper.flush()
     shipper.close()
@@ -326,7 +326,7 @@ def test_an_older_control_plane_loses_no_lines_for_points() -> None:
     shipper = LogShipper(spool, api, points=points, every_s=NEVER_S)
     spool.append("a")
     shipper.flush()
-    points.offer(2, {"loss": 1.0})
+    points.append(2, {"loss": 1.0})
     spool.append("b")
     shipper.flush()
     shipper.close()

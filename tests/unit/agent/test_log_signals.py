@@ -10,8 +10,8 @@ import pytest
 
 from baton.contract.jobs import FailureClass
 from baton.contract.steering import RulesInForce
-from gpu_client.agent.attempt.attempt_reporter import Outcome
-from gpu_client.agent.control.channel_messages import Progress
+from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome
+from gpu_client.agent.control.channel_messages import TrainingProgress
 from gpu_client.agent.process.output import LogSignals, TrainerOutput
 from gpu_client.checkpoints.local.sanitizer import MAX_METRICS
 from tests.unit.agent.agent_kit import make_answer
@@ -28,12 +28,12 @@ def rules(revision: int, **signals: str) -> RulesInForce:
 def output(*in_force: RulesInForce) -> TrainerOutput:
     found = TrainerOutput()
     for one in in_force:
-        found.signals.follow(one)
+        found.signals.set_rules(one)
     return found
 
 
 def counts(found: TrainerOutput) -> dict[str, float]:
-    return found.signals.beside({}) or {}
+    return found.signals.merge_with({}) or {}
 
 
 def test_lines_with_the_text_are_counted_once_each_however_they_come() -> None:
@@ -58,7 +58,7 @@ def test_the_text_is_no_pattern() -> None:
 def test_the_next_process_of_the_attempt_counts_on() -> None:
     first = output(rules(1, ecc=ECC))
     first.feed(ECC.encode() + b"\n")
-    second = first.followed()
+    second = first.successor()
     second.feed(ECC.encode() + b"\n")
     assert counts(first) == counts(second) == {"log.ecc": 2}
 
@@ -66,22 +66,22 @@ def test_the_next_process_of_the_attempt_counts_on() -> None:
 def test_a_new_revision_counts_from_then_on_and_keeps_what_is_unchanged() -> None:
     found = output(rules(1, ecc=ECC, nccl="NCCL timeout"))
     found.feed(b"uncorrectable ECC error\nNCCL timeout\nNCCL WARN\n")
-    found.signals.follow(rules(2, ecc=ECC, nccl="NCCL", oom="out of memory"))
+    found.signals.set_rules(rules(2, ecc=ECC, nccl="NCCL", oom="out of memory"))
     assert counts(found) == {"log.ecc": 1, "log.nccl": 0, "log.oom": 0}
     found.feed(b"NCCL\nout of memory\n")
     assert counts(found) == {"log.ecc": 1, "log.nccl": 1, "log.oom": 1}
-    found.signals.follow(rules(1, other="x"))
+    found.signals.set_rules(rules(1, other="x"))
     assert set(counts(found)) == {"log.ecc", "log.nccl", "log.oom"}, "an older revision changes nothing"
-    found.signals.follow(rules(3))
+    found.signals.set_rules(rules(3))
     found.feed(ECC.encode() + b"\n")
-    assert found.signals.beside({}) is None
+    assert found.signals.merge_with({}) is None
 
 
 def test_rules_that_cannot_be_used_leave_those_before_in_force() -> None:
     found = output(rules(1, ecc=ECC))
     found.feed(ECC.encode() + b"\n")
     for number, text in enumerate(("signals: {A: x}\nrules: []", "signals: [", "rules: 3 # signals"), 2):
-        found.signals.follow(RulesInForce(revision=number, text=text))
+        found.signals.set_rules(RulesInForce(revision=number, text=text))
         assert counts(found) == {"log.ecc": 1}
 
 
@@ -89,8 +89,8 @@ def test_rules_without_signals_are_not_even_read(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "baton.contract.rules.document.loader", None)  # importing it fails
     found = output(rules(1))
     found.feed(b"a line\n")
-    assert found.signals.beside({"loss": 1.0}) == {"loss": 1.0}
-    assert found.signals.beside({}) is None and not found.signals.unheard
+    assert found.signals.merge_with({"loss": 1.0}) == {"loss": 1.0}
+    assert found.signals.merge_with({}) is None and not found.signals.has_unreported
 
 
 def test_without_yaml_it_is_said_that_nothing_is_counted(
@@ -99,17 +99,17 @@ def test_without_yaml_it_is_said_that_nothing_is_counted(
     monkeypatch.setitem(sys.modules, "yaml", None)
     found = output(rules(1, ecc=ECC))
     found.feed(ECC.encode() + b"\n")
-    assert found.signals.beside({}) is None
+    assert found.signals.merge_with({}) is None
     assert "signals of the rules are not counted" in caplog.text
 
 
 def test_a_heartbeat_has_room_for_them_and_names_are_told_once() -> None:
     signals = LogSignals()
-    signals.follow(rules(1, ecc=ECC))
+    signals.set_rules(rules(1, ecc=ECC))
     many = {f"m{number}": float(number) for number in range(MAX_METRICS)}
-    told = signals.beside(many)
+    told = signals.merge_with(many)
     assert told is not None and len(told) == MAX_METRICS and told["log.ecc"] == 0 and "m62" in told
-    assert signals.beside({"log/ecc": 7.0, "loss": 1.0}) == {"loss": 1.0, "log.ecc": 0.0}
+    assert signals.merge_with({"log/ecc": 7.0, "loss": 1.0}) == {"loss": 1.0, "log.ecc": 0.0}
 
 
 CONTROL: dict[str, Any] = {"rules": rules(1, ecc=ECC).model_dump(), "commands": [], "ran_s": 0}
@@ -123,8 +123,8 @@ def test_the_control_plane_hears_of_a_line_that_a_training_dies_with(stage: Stag
         trainer.ends(exited(1))
 
     stage.act = act
-    assert stage.run(control=CONTROL) is Outcome.FAILED
-    assert stage.last_word().failure_class is FailureClass.SCRIPT_ERROR
+    assert stage.run(control=CONTROL) is AttemptOutcome.FAILED
+    assert stage.last_report().failure_class is FailureClass.SCRIPT_ERROR
     told = [(request.metrics or {}).get("log.ecc") for request in stage.client.heart.requests]
     assert told[-1] == 1
     assert stage.client.heart.requests[-1].step == 0, "without a step the control plane does not look at metrics"
@@ -146,7 +146,7 @@ def test_a_script_that_reports_no_step_is_where_its_job_was(stage: Stage) -> Non
 
 def test_the_control_plane_hears_of_a_loss_that_is_no_number(stage: Stage) -> None:
     """Its rules over a group take it for the worst."""
-    seen = [Progress(3, 10, {"lr": 0.1}, nonfinite={"loss": "nan"}), Progress(4, 10, {"lr": 0.1})]
+    seen = [TrainingProgress(3, 10, {"lr": 0.1}, nonfinite={"loss": "nan"}), TrainingProgress(4, 10, {"lr": 0.1})]
 
     def act(trainer: Trainer, looks: int) -> None:
         if looks <= 2:
@@ -187,5 +187,5 @@ def test_a_revision_that_a_heartbeat_brings_is_counted_from_then_on(stage: Stage
 
     stage.act = act
     run = stage.make(control={**CONTROL, "rules": None})
-    assert run.run() is Outcome.FAILED
+    assert run.run() is AttemptOutcome.FAILED
     assert (stage.client.heart.requests[-1].metrics or {}).get("log.ecc") == 1

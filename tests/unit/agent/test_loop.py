@@ -16,17 +16,17 @@ from baton.contract.jobs import FailureClass
 from baton.contract.work import ReleaseRequest, WorkItem, WorkQuery
 from gpu_client.agent.app import worker_loop
 from gpu_client.agent.app.settings import AgentSettings
-from gpu_client.agent.app.shutdown import StopRequest
-from gpu_client.agent.app.worker_loop import EXIT_DONE, EXIT_KEY_REFUSED, FAULT_PAUSE_MAX_S, Agent
-from gpu_client.agent.attempt.attempt_reporter import Outcome
-from gpu_client.agent.process.failures import Failure
+from gpu_client.agent.app.shutdown import ShutdownRequest
+from gpu_client.agent.app.worker_loop import EXIT_DONE, EXIT_KEY_REFUSED, FAULT_PAUSE_MAX_S, WorkerLoop
+from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome
+from gpu_client.agent.process.failures import AttemptFailure
 from gpu_client.agent.workspace.slots import Workspace
 from gpu_client.transport.errors import UnexpectedAnswer, Unreachable
 from gpu_client.transport.limits.stats import CallStats, TransferStats
 from tests.unit.agent.agent_kit import JOB_ID, Clock, make_item, refusal
 
 
-class Stop(StopRequest):
+class Stop(ShutdownRequest):
     """Waiting costs no time: the clock goes on instead."""
 
     def __init__(self, clock: Clock) -> None:
@@ -91,19 +91,19 @@ class Desk:
             def __init__(self, item: WorkItem, *, claimed_at: float, **_: object) -> None:
                 desk.runs.append((item, claimed_at))
 
-            failure: Failure | None = None
+            failure: AttemptFailure | None = None
 
-            def run(self) -> Outcome:
+            def run(self) -> AttemptOutcome:
                 desk.clock.now += 500
                 kind = desk.failures.pop(0) if desk.failures else None
                 if kind is None:
-                    return Outcome.COMPLETE
-                self.failure = Failure(kind, "why")
-                return Outcome.FAILED
+                    return AttemptOutcome.COMPLETE
+                self.failure = AttemptFailure(kind, "why")
+                return AttemptOutcome.FAILED
 
         monkeypatch.setattr(worker_loop, "JobRun", Run)
 
-    def agent(self, **fields: Any) -> Agent:
+    def agent(self, **fields: Any) -> WorkerLoop:
         settings = AgentSettings(
             api_url="http://control.plane",
             api_key="baton_id_secret",
@@ -111,7 +111,7 @@ class Desk:
             **{"gpus": 0, "vram_gib": 0, "worker_id": "w1", **fields},
         )
         self.workspace = Workspace.open(self.tmp_path, settings.worker_id)
-        return Agent(
+        return WorkerLoop(
             settings,
             client=self.client,  # type: ignore[arg-type]
             transfer=Transfer(),  # type: ignore[arg-type]
@@ -214,7 +214,7 @@ def test_it_ends_after_so_many_jobs(desk: Desk) -> None:
     desk.client = Client(*[make_item()] * 5)
     agent = desk.agent(max_jobs=2)
     assert agent.run() == EXIT_DONE
-    assert agent.outcomes == [Outcome.COMPLETE] * 2
+    assert agent.outcomes == [AttemptOutcome.COMPLETE] * 2
     assert len(desk.client.queries) == 2
 
 

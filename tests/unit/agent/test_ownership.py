@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpu_client.agent.app import program
-from gpu_client.agent.workspace.ownership import MARK, belongs_to, owner_of, write_mark
+from gpu_client.agent.workspace.ownership import MARK, is_owned_by, owner_id, write_mark
 from gpu_client.agent.workspace.slots import Workspace, WorkspaceError
 from gpu_client.checkpoints.local.chunk_cache import LocalStore
 from tests.unit.agent.agent_kit import make_manifest
@@ -21,7 +21,7 @@ JOB = "146683a1-cb76-4702-9fef-fcccd32594f1"
 URL = "https://api.example/stage"
 KEY = "baton_k3f9k3f9_averylongsecretindeed"
 OTHER_KEY = "baton_m4g0m4g0_averylongsecretindeed"
-ME = owner_of(URL, KEY)
+ME = owner_id(URL, KEY)
 WEIGHTS = random.Random("weights").randbytes(50_000)
 
 
@@ -59,7 +59,7 @@ def bytes_below(*places: Path) -> list[Path]:
 def test_the_same_key_finds_what_it_left(root: Path, memory: Path) -> None:
     with Workspace.open(root, "a", memory, owner=ME) as space:
         model = work(space)
-    with Workspace.open(root, "a", memory, owner=owner_of(URL + "/", KEY)) as again:
+    with Workspace.open(root, "a", memory, owner=owner_id(URL + "/", KEY)) as again:
         again.prepare(JOB, 2)
         assert model.read_bytes() == WEIGHTS
         found = LocalStore(again.stores, JOB).newest()
@@ -71,7 +71,7 @@ def test_the_same_key_finds_what_it_left(root: Path, memory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [owner_of(URL, OTHER_KEY), owner_of("https://other.example/stage", KEY)], ids=["key", "URL"]
+    "other", [owner_id(URL, OTHER_KEY), owner_id("https://other.example/stage", KEY)], ids=["key", "URL"]
 )
 @pytest.mark.parametrize("agent_id", ["a", "b"])
 def test_another_key_or_control_plane_finds_nothing(root: Path, memory: Path, other: str, agent_id: str) -> None:
@@ -102,7 +102,7 @@ def test_what_is_not_marked_goes(root: Path) -> None:
 
 
 def test_a_key_without_an_id_is_another_one_each_time(root: Path) -> None:
-    owners = {owner_of(URL, key) for key in ("secretsecret", "secretsecret", "baton_UPPERCASE_secret", "baton_id_s")}
+    owners = {owner_id(URL, key) for key in ("secretsecret", "secretsecret", "baton_UPPERCASE_secret", "baton_id_s")}
     assert len(owners) == 4
     assert "secret" not in "".join(owners)
 
@@ -110,7 +110,7 @@ def test_a_key_without_an_id_is_another_one_each_time(root: Path) -> None:
 def test_abandoned_slots_of_others_are_cleared_too(root: Path, memory: Path) -> None:
     with Workspace.open(root, "a", memory, owner=ME), Workspace.open(root, "b", memory, owner=ME) as second:
         work(second)
-    with Workspace.open(root, "d", memory, owner=owner_of(URL, OTHER_KEY)) as other:
+    with Workspace.open(root, "d", memory, owner=owner_id(URL, OTHER_KEY)) as other:
         assert other.slot != second.slot
         assert bytes_below(root, memory) == []
         assert not (second.slot / "agent-state.json").exists()
@@ -123,7 +123,7 @@ def test_a_living_agent_with_another_key_is_left_alone_and_told_of(
         work(living)
         with Workspace.open(root, "b", memory, owner=ME):
             assert caplog.text == ""
-        with caplog.at_level(logging.WARNING), Workspace.open(root, "b", memory, owner=owner_of(URL, OTHER_KEY)):
+        with caplog.at_level(logging.WARNING), Workspace.open(root, "b", memory, owner=owner_id(URL, OTHER_KEY)):
             assert "seems to have another API key" in caplog.text
             assert len(bytes_below(root, memory)) == 3
 
@@ -132,7 +132,7 @@ def test_a_living_agent_with_another_key_is_left_alone_and_told_of(
 def test_where_something_stays_no_job_is_run(
     root: Path, memory: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    other = owner_of(URL, OTHER_KEY)
+    other = owner_id(URL, OTHER_KEY)
     first_owner = other if where == "abandoned slot" else ME
     with (
         Workspace.open(root, "a", memory, owner=first_owner),
@@ -161,8 +161,8 @@ def test_shared_memory_that_stays_is_no_less(root: Path, memory: Path, monkeypat
         patch.setattr(Path, "rmdir", lambda _: (_ for _ in ()).throw(OSError(errno.EBUSY, "busy")))
         for _ in range(2):
             with pytest.raises(WorkspaceError, match="another API key"):
-                Workspace.open(root, "a", memory, owner=owner_of(URL, OTHER_KEY))
-    with Workspace.open(root, "a", memory, owner=owner_of(URL, OTHER_KEY)):
+                Workspace.open(root, "a", memory, owner=owner_id(URL, OTHER_KEY))
+    with Workspace.open(root, "a", memory, owner=owner_id(URL, OTHER_KEY)):
         assert list(memory.iterdir()) == []
 
 
@@ -190,7 +190,7 @@ def test_a_mark_that_a_job_has_changed_is_none(root: Path, tmp_path: Path, chang
         mark.write_text(texts[change])
     with Workspace.open(root, "a", owner=ME) as again:
         assert not model.exists()
-        assert belongs_to(again.slot, ME)
+        assert is_owned_by(again.slot, ME)
 
 
 def test_a_mark_says_nothing_of_the_key(tmp_path: Path) -> None:
@@ -199,9 +199,9 @@ def test_a_mark_says_nothing_of_the_key(tmp_path: Path) -> None:
     write_mark(tmp_path, ME)
     assert json.loads(first)["digest"] != json.loads((tmp_path / MARK).read_text())["digest"]
     assert not any(part in first for part in (*KEY.split("_"), "api.example"))
-    assert belongs_to(tmp_path, ME)
-    assert not belongs_to(tmp_path, owner_of(URL, OTHER_KEY))
-    assert not belongs_to(tmp_path / "nothing", ME)
+    assert is_owned_by(tmp_path, ME)
+    assert not is_owned_by(tmp_path, owner_id(URL, OTHER_KEY))
+    assert not is_owned_by(tmp_path / "nothing", ME)
     assert [path.name for path in tmp_path.iterdir()] == [MARK]
 
 
@@ -210,7 +210,7 @@ def test_the_agent_clears_before_it_claims(
 ) -> None:
     seen: list[int] = []
 
-    class Agent:
+    class WorkerLoop:
         def __init__(self, *_: object, **__: object) -> None:
             pass
 
@@ -218,7 +218,7 @@ def test_the_agent_clears_before_it_claims(
             seen.append(len(bytes_below(root, memory)))
             return 0
 
-    monkeypatch.setattr(program, "Agent", Agent)
+    monkeypatch.setattr(program, "WorkerLoop", WorkerLoop)
     for name, value in {"API_URL": URL, "WORKSPACE": root, "ARENA_DIR": memory, "WORKER_ID": "a"}.items():
         monkeypatch.setenv(f"BATON_{name}", str(value))
     with Workspace.open(root, "a", memory, owner=ME) as space:

@@ -13,8 +13,8 @@ import pytest
 from baton.contract.rules.document.loader import load
 from baton.contract.rules.document.presets import NAMES
 from gpu_client.agent.control import preset_monitor as module
-from gpu_client.agent.control.channel_messages import Point, Progress, parse
-from gpu_client.agent.control.preset_monitor import MAX_TOLD, QUIET_AFTER_ATTEMPTS
+from gpu_client.agent.control.channel_messages import Point, TrainingProgress, parse
+from gpu_client.agent.control.preset_monitor import MAX_FIRINGS, QUIET_AFTER_ATTEMPTS
 from tests.unit.agent.preset_kit import HOUR_S, Training
 from tests.unit.agent.preset_streams import DIVERGING, HEALTHY
 
@@ -44,7 +44,7 @@ def test_it_is_over_with_the_next_number_and_told_three_times_at_most(training: 
         training.train(2, loss=math.nan)
         training.train(2, loss=lambda step: 1 / step)
         training.stand_still(599)
-    assert len(training.told()) == MAX_TOLD and len(training.told("rule.cleared")) == MAX_TOLD
+    assert len(training.told()) == MAX_FIRINGS and len(training.told("rule.cleared")) == MAX_FIRINGS
 
 
 @pytest.mark.parametrize(("epoch", "said"), [(0.25, 0.25), (2, 2.0), (math.nan, None), (None, None)])
@@ -68,8 +68,8 @@ def test_what_comes_in_one_go_is_told_by_the_values_that_it_was_decided_by(train
     for step, value in enumerate([1.0, math.nan, 0.5], 1):
         odd, fine = ({"loss": "nan"}, {}) if math.isnan(value) else ({}, {"loss": value})
         points = (Point(step, {**fine, **odd}),)
-        training.reports.append((training.clock.now, Progress(step, 10, fine, nonfinite=odd, points=points)))
-    training.watch.look()
+        training.reports.append((training.clock.now, TrainingProgress(step, 10, fine, nonfinite=odd, points=points)))
+    training.watch.poll()
     assert [(one["decision"], one["step"]) for one in training.decided] == [("rule.fired", 2), ("rule.cleared", 3)]
     assert training.decided[0]["message"].startswith("the loss is NaN")
 
@@ -174,7 +174,7 @@ def test_an_attempt_is_told_of_no_more_than_three_times_by_all_its_processes_tog
         training.step = 0
         training.train(1, loss=math.nan)
         training.begin()
-    assert len(training.decided) == MAX_TOLD
+    assert len(training.decided) == MAX_FIRINGS
 
 
 def test_late_attempts_tell_once() -> None:
@@ -190,18 +190,18 @@ def test_late_attempts_tell_once() -> None:
 
 
 def test_what_is_switched_off_is_not_told(training: Training) -> None:
-    training.watch.follow("presets: {preset-nonfinite: off}\nrules: []")
+    training.watch.set_rules("presets: {preset-nonfinite: off}\nrules: []")
     training.train(5, loss=math.nan)
     training.train(50)
     training.stand_still(1200)
     assert training.told() == ["preset-stuck"]
-    training.watch.follow("presets: off\nrules: []")
+    training.watch.set_rules("presets: off\nrules: []")
     training.train(50)
     training.stand_still(HOUR_S)
     assert len(training.decided) == 1
-    training.watch.follow("rules: [{name: 'no' when")
+    training.watch.set_rules("rules: [{name: 'no' when")
     assert training.watch._off == set(NAMES), "what cannot be read changes nothing"
-    training.watch.follow("")
+    training.watch.set_rules("")
     training.train(20, loss=lambda step: 1 / step)
     training.report(training.step + 1, {"loss": math.inf})
     assert training.told()[-1] == "preset-nonfinite"
@@ -212,7 +212,7 @@ def test_what_is_switched_off_is_not_told(training: Training) -> None:
     ("rules: [{name: a, when: loss > 1, do: stop}]", True), ("[", True),
 ])  # fmt: skip
 def test_whether_a_document_has_rules_of_its_own(training: Training, text: str, any_rule: bool) -> None:
-    assert training.watch.follow(text) is any_rule
+    assert training.watch.set_rules(text) is any_rule
 
 
 def test_a_bug_in_here_costs_nothing_but_the_presets(
@@ -242,7 +242,7 @@ def test_hostile_numbers_are_no_reason_to_fall() -> None:
         training.report(chance.choice([0, 1, 7, 10**15]), metrics, phase=phase, signals=signals)
         training.storing = chance.random() < 0.5
     assert not training.watch._broken
-    assert len(training.decided) <= 2 * MAX_TOLD * len(NAMES)
+    assert len(training.decided) <= 2 * MAX_FIRINGS * len(NAMES)
 
 
 def test_the_document_of_presets_is_read_once() -> None:

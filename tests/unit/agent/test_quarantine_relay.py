@@ -10,7 +10,7 @@ import pytest
 
 from baton.contract.steering import MAX_PLACE_CHARS, Decision
 from gpu_client.agent.control import control_relay
-from gpu_client.agent.control.control_relay import MAX_QUARANTINED_TOLD, SteeringRelay
+from gpu_client.agent.control.control_relay import MAX_QUARANTINED_REPORTED, ControlRelay
 from tests.unit.agent.agent_kit import make_answer
 from tests.unit.agent.test_steering_relay import decision, relay_of, say
 
@@ -20,12 +20,12 @@ def quarantined(number: int, **more: Any) -> dict[str, Any]:
     return {"type": "quarantined", "ring": "/mnt/ring", "object": key, "message": "altered", "rank": 0, **more}
 
 
-def all_told(relay: SteeringRelay) -> list[Decision]:
+def all_told(relay: ControlRelay) -> list[Decision]:
     """Everything that heartbeats take."""
     found = []
     while decisions := (report := relay.report()).decisions:
         found += decisions
-        relay.heard(report, make_answer())
+        relay.acknowledge(report, make_answer())
     return found
 
 
@@ -63,7 +63,7 @@ def test_of_many_it_is_told_how_many_there_are() -> None:
     for number in range(1, 1001):
         say(relay, channel, quarantined(number))
     counts = [one.objects for one in all_told(relay)]
-    assert counts == [*range(1, MAX_QUARANTINED_TOLD + 1), 40, 80, 160, 320, 640]
+    assert counts == [*range(1, MAX_QUARANTINED_REPORTED + 1), 40, 80, 160, 320, 640]
     relay.detach()
     (last,) = all_told(relay)
     assert (last.objects, last.object) == (1000, "samples/w/00000001-0000001000")

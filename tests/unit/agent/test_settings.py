@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from gpu_client.agent.app import settings as module
-from gpu_client.agent.app.settings import AgentSettings, problems_of, variable_of
+from gpu_client.agent.app.settings import AgentSettings, describe_problems, variable_name
 
 NEEDED = {"BATON_API_URL": "https://api.example/stage", "BATON_API_KEY": "baton_0123_secret"}
 
@@ -27,12 +27,12 @@ def read(monkeypatch: pytest.MonkeyPatch, **variables: str) -> AgentSettings:
 def problems(monkeypatch: pytest.MonkeyPatch, **variables: str) -> list[str]:
     with pytest.raises(ValidationError) as caught:
         read(monkeypatch, **variables)
-    return problems_of(caught.value)
+    return describe_problems(caught.value)
 
 
 def test_the_table_names_exactly_the_variables_that_are_read() -> None:
     table = set(re.findall(r"`((?:BATON|SALAD)_[A-Z_]+)`", module.__doc__ or ""))
-    real = {variable_of(field) for field in AgentSettings.model_fields}
+    real = {variable_name(field) for field in AgentSettings.model_fields}
     assert table == real | {"SALAD_MACHINE_ID"}, "SALAD_MACHINE_ID is the other name of BATON_MACHINE_ID"
 
 
@@ -70,7 +70,7 @@ def test_every_variable_of_the_table_reaches_its_field(monkeypatch: pytest.Monke
         "SALAD_PROJECT_NAME": ("lora", "lora"),
     }
     settings = read(monkeypatch, **{name: text for name, (text, _) in values.items()})
-    fields = {variable_of(field): field for field in AgentSettings.model_fields}
+    fields = {variable_name(field): field for field in AgentSettings.model_fields}
     assert set(fields) == set(values) | set(NEEDED), "a new setting needs a line here"
     for name, (_, value) in values.items():
         assert getattr(settings, fields[name]) == value, name
@@ -135,7 +135,7 @@ def test_missing_ones_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ValidationError) as caught:
         AgentSettings()
-    assert problems_of(caught.value) == ["BATON_API_URL: is not set", "BATON_API_KEY: is not set"]
+    assert describe_problems(caught.value) == ["BATON_API_URL: is not set", "BATON_API_KEY: is not set"]
 
 
 def test_a_range_the_wrong_way_round_names_both(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 import signal
 from types import FrameType
 
-from gpu_client.agent.app.shutdown import Handler, StopLevel, StopRequest, stop_on_signals
+from gpu_client.agent.app.shutdown import Handler, ShutdownLevel, ShutdownRequest, stop_on_signals
 
 
 class Clock:
@@ -15,28 +15,28 @@ class Clock:
 
 def test_first_drain_then_now() -> None:
     clock = Clock()
-    stop = StopRequest(clock)
-    assert (stop.level, stop.is_set(), stop.reason) == (StopLevel.NONE, False, "")
-    assert stop.request("spot notice") == StopLevel.DRAIN
+    stop = ShutdownRequest(clock)
+    assert (stop.level, stop.is_set(), stop.reason) == (ShutdownLevel.NONE, False, "")
+    assert stop.request("spot notice") == ShutdownLevel.DRAIN
     assert stop.is_set()
     assert stop.wait(0)
     assert not stop.wait_now(0)
     clock.now += 5
-    assert stop.request("SIGTERM") == StopLevel.NOW
+    assert stop.request("SIGTERM") == ShutdownLevel.NOW
     assert stop.wait_now(0)
     assert stop.reason == "spot notice"
     clock.now += 5
-    assert stop.request("again") == StopLevel.NOW
+    assert stop.request("again") == ShutdownLevel.NOW
 
 
 def test_two_signals_of_one_event_are_one_request() -> None:
     clock = Clock()
-    stop = StopRequest(clock)
+    stop = ShutdownRequest(clock)
     stop.request("SIGTERM")
     clock.now += 0.2
-    assert stop.request("SIGTERM") == StopLevel.DRAIN
+    assert stop.request("SIGTERM") == ShutdownLevel.DRAIN
     clock.now += 0.9  # 1.1 s after the first.
-    assert stop.request("SIGTERM") == StopLevel.NOW
+    assert stop.request("SIGTERM") == ShutdownLevel.NOW
 
 
 def test_handlers_are_installed_and_put_back() -> None:
@@ -47,7 +47,7 @@ def test_handlers_are_installed_and_put_back() -> None:
         installed[number] = handler
         return former
 
-    stop = StopRequest(Clock())
+    stop = ShutdownRequest(Clock())
     with stop_on_signals(stop, register=register):
         handler = installed[signal.SIGTERM]
         assert callable(handler)
@@ -56,14 +56,14 @@ def test_handlers_are_installed_and_put_back() -> None:
         assert stop.wait(5)
     assert installed == {signal.SIGTERM: "former TERM", signal.SIGINT: signal.SIG_DFL}
     assert stop.reason == "SIGTERM"
-    assert stop.level == StopLevel.DRAIN
+    assert stop.level == ShutdownLevel.DRAIN
 
 
 def test_a_real_signal_wakes_a_waiting_main_thread() -> None:
     former = signal.getsignal(signal.SIGINT)
-    stop = StopRequest()
+    stop = ShutdownRequest()
     with stop_on_signals(stop):
         signal.raise_signal(signal.SIGINT)
         assert stop.wait(5)
-    assert stop.level == StopLevel.DRAIN
+    assert stop.level == ShutdownLevel.DRAIN
     assert signal.getsignal(signal.SIGINT) is former

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from baton.contract.steering import MAX_DECISIONS, MAX_RESULTS, MAX_STATUSES, Control, ControlReport
 from baton.contract.work import HeartbeatRequest
 from gpu_client.agent.control import control_relay
-from gpu_client.agent.control.channel_messages import Progress
-from gpu_client.agent.control.control_relay import DEAF, DEAF_AFTER_S, SteeringRelay, leave_by_rule
+from gpu_client.agent.control.channel_messages import TrainingProgress
+from gpu_client.agent.control.control_relay import UNSTEERED, UNSTEERED_AFTER_S, ControlRelay, encode_rule_exit
 from tests.unit.agent.agent_kit import Clock, make_answer
 
 
@@ -36,19 +36,19 @@ class Channel:
         self.sent.append(message)
         return 1
 
-    def progress(self) -> Progress | None:
-        return None if self.at_step is None else Progress(self.at_step, None, {})
+    def progress(self) -> TrainingProgress | None:
+        return None if self.at_step is None else TrainingProgress(self.at_step, None, {})
 
     def take_reports(self) -> list[Any]:
         reports, self.reports = self.reports, []
         return reports
 
-    def steers(self) -> bool:
+    def has_steered_peer(self) -> bool:
         return self.steering
 
 
-def relay_of(control: Control | None = None, clock: Clock | None = None) -> tuple[SteeringRelay, Channel]:
-    relay, channel = SteeringRelay(control, now=lambda: 1_790_000_000, clock=clock or Clock()), Channel()
+def relay_of(control: Control | None = None, clock: Clock | None = None) -> tuple[ControlRelay, Channel]:
+    relay, channel = ControlRelay(control, now=lambda: 1_790_000_000, clock=clock or Clock()), Channel()
     relay.attach(channel)  # type: ignore[arg-type]
     return relay, channel
 
@@ -74,9 +74,9 @@ def in_force(revision: int, step: int, **more: Any) -> dict[str, Any]:
     return {"type": "rules_in_force", "revision": revision, "step": step, **more}
 
 
-def say(relay: SteeringRelay, channel: Channel, *messages: Any) -> None:
+def say(relay: ControlRelay, channel: Channel, *messages: Any) -> None:
     channel.said += messages
-    relay.take()
+    relay.poll()
 
 
 class Plane:
@@ -111,17 +111,17 @@ def test_whatever_becomes_of_heartbeats_nothing_is_lost_or_doubled(happenings: l
             if happening != "request lost":
                 plane.take(report)
             if happening == "beat":
-                relay.heard(report, make_answer())
+                relay.acknowledge(report, make_answer())
             if happening == "late":  # another thread's heartbeat is accepted before it is noted that this one was
                 late.append(report)
                 other = relay.report()
                 plane.take(other)
-                relay.heard(other, make_answer())
-                relay.heard(late.pop(), make_answer())
-    while relay.behind:
+                relay.acknowledge(other, make_answer())
+                relay.acknowledge(late.pop(), make_answer())
+    while relay.has_backlog:
         report = relay.report()
         plane.take(report)
-        relay.heard(report, make_answer())
+        relay.acknowledge(report, make_answer())
     assert plane.steps == list(range(1, said + 1))
     assert plane.results == dict.fromkeys(range(1, said + 1), "applied")
 
@@ -133,10 +133,10 @@ def test_statuses_are_said_when_they_are_new() -> None:
     report = relay.report()
     assert report.statuses is not None and len(report.statuses) == MAX_STATUSES
     say(relay, channel, {"type": "rule_statuses", "statuses": one})
-    relay.heard(report, make_answer())
+    relay.acknowledge(report, make_answer())
     newer = relay.report()
     assert newer.statuses is not None and len(newer.statuses) == 1, "what came in the meantime was not said yet"
-    relay.heard(newer, make_answer())
+    relay.acknowledge(newer, make_answer())
     assert relay.report().statuses is None
 
 
@@ -150,8 +150,8 @@ def test_rules_and_commands_reach_the_training_once_and_those_of_the_beginning_l
     assert (relay.report().rules_revision, relay.report().commands_seq) == (2, 4)
     answer = make_answer(rules=rules(3), commands=[command(5, expires_at=1_790_000_030)], commands_seq=5)
     for _ in range(3):
-        relay.heard(relay.report(), answer)
-    relay.heard(relay.report(), make_answer(rules=rules(2), commands=[command(4)]))
+        relay.acknowledge(relay.report(), answer)
+    relay.acknowledge(relay.report(), make_answer(rules=rules(2), commands=[command(4)]))
     assert [one["type"] for one in channel.sent] == ["rules", "command"]
     assert channel.sent[1]["seq"] == 5 and channel.sent[1]["expires_in_s"] == 30
     assert (relay.report().rules_revision, relay.report().commands_seq) == (3, 5)
@@ -167,7 +167,7 @@ def test_a_process_that_is_started_again_does_not_hear_of_what_was_done_but_of_s
     relay, channel = relay_of()
     half = {"kind": "set", "arguments": {"knob": "lr", "factor": 0.5}}
     commands = [command(1), command(2, **half), command(3, **half), command(4)]
-    relay.heard(relay.report(), make_answer(commands=commands, commands_seq=4))
+    relay.acknowledge(relay.report(), make_answer(commands=commands, commands_seq=4))
     say(relay, channel, result(1), result(2), result(3, "rejected"))
     relay.write_start(tmp_path / "control.json")
     start = json.loads((tmp_path / "control.json").read_text())
@@ -182,12 +182,12 @@ def test_a_revision_is_in_force_when_the_training_says_so_and_not_before() -> No
     assert relay.report().step is None
     say(relay, channel, in_force(1, 7))
     assert relay.report().step == 7
-    relay.heard(relay.report(), make_answer(rules=rules(2)))
+    relay.acknowledge(relay.report(), make_answer(rules=rules(2)))
     assert (relay.report().rules_revision, relay.report().step) == (2, None)
     say(relay, channel, in_force(1, 9, rejected=2, reason="line 3: no"))
     report = relay.report()
     assert (report.step, report.rejected, report.reason) == (None, 2, "line 3: no")
-    relay.heard(report, make_answer(rules=rules(3)))
+    relay.acknowledge(report, make_answer(rules=rules(3)))
     say(relay, channel, in_force(3, 12))
     assert (relay.report().step, relay.report().rejected, relay.report().reason) == (12, None, "")
 
@@ -195,15 +195,15 @@ def test_a_revision_is_in_force_when_the_training_says_so_and_not_before() -> No
 def test_a_training_without_a_session_is_told_to_be_deaf_until_it_speaks() -> None:
     clock = Clock()
     relay, channel = relay_of(Control.model_validate({"rules": rules(1)}), clock)
-    clock.now += DEAF_AFTER_S - 1
+    clock.now += UNSTEERED_AFTER_S - 1
     assert relay.report().rejected is None
     clock.now += 2
-    assert (relay.report().rejected, relay.report().reason) == (1, DEAF)
+    assert (relay.report().rejected, relay.report().reason) == (1, UNSTEERED)
     say(relay, channel, in_force(1, 0))
     assert (relay.report().rejected, relay.report().step) == (None, 0)
     connected, other = relay_of(Control.model_validate({"rules": rules(1)}), clock)
     other.steering = True
-    clock.now += DEAF_AFTER_S + 1
+    clock.now += UNSTEERED_AFTER_S + 1
     assert connected.report().rejected is None
 
 
@@ -223,13 +223,13 @@ def test_the_first_end_of_a_process_counts_and_the_next_step_of_the_job_may_end_
     relay, channel = relay_of()
     complete = {**LEAVING, "arguments": {"outcome": "complete"}}
     say(relay, channel, complete, LEAVING)
-    assert relay.leaving is not None and not relay.leaving.failed
+    assert relay.rule_exit is not None and not relay.rule_exit.failed
     relay.attach(channel)  # type: ignore[arg-type]
     say(relay, channel, LEAVING)
-    assert relay.leaving.failed and relay.leaving.reason == "rule r at step 3"
+    assert relay.rule_exit.failed and relay.rule_exit.reason == "rule r at step 3"
 
 
-def attached_at(base: int, control: Control | None = None) -> tuple[SteeringRelay, Channel]:
+def attached_at(base: int, control: Control | None = None) -> tuple[ControlRelay, Channel]:
     """At a later step of a recipe, whose training counts from 0 again."""
     relay, channel = relay_of(control)
     relay.attach(channel, base=base)  # type: ignore[arg-type]
@@ -245,8 +245,8 @@ def test_a_later_step_of_a_recipe_is_told_of_in_the_steps_of_the_job() -> None:
     say(relay, channel, leaving)
     report = relay.report()
     assert (report.step, report.decisions[0].step, report.results[0].step) == (1002, 1122, 1007)
-    assert relay.leaving is not None and relay.leaving.ended_by.step == 1123
-    told = leave_by_rule(relay.leaving)
+    assert relay.rule_exit is not None and relay.rule_exit.ended_by.step == 1123
+    told = encode_rule_exit(relay.rule_exit)
     assert told.rollback is not None and told.rollback.before_step == 1122
 
 
@@ -276,8 +276,8 @@ def test_a_rollback_is_handed_on_with_what_it_needs() -> None:
     relay, channel = relay_of()
     arguments = {"to": "best", "skip": 4, "lr_factor": 0.5, "budget": 2, "before_step": 2, "more": "of a later version"}
     say(relay, channel, {**LEAVING, "kind": "rollback", "arguments": arguments})
-    assert relay.leaving is not None
-    wish = leave_by_rule(relay.leaving)
+    assert relay.rule_exit is not None
+    wish = encode_rule_exit(relay.rule_exit)
     assert wish.rollback is not None and wish.rollback.before_step == 2 and wish.rollback.to == "best"
 
 
@@ -308,8 +308,8 @@ def test_no_message_of_the_training_breaks_a_heartbeat(messages: list[dict[str, 
     say(relay, channel, *messages)
     request = HeartbeatRequest(control=relay.report())
     HeartbeatRequest.model_validate_json(request.model_dump_json(exclude_unset=True))
-    if relay.leaving is not None and relay.leaving.kind != "stop":
-        leave_by_rule(relay.leaving)
+    if relay.rule_exit is not None and relay.rule_exit.kind != "stop":
+        encode_rule_exit(relay.rule_exit)
 
 
 @pytest.mark.parametrize(
@@ -332,5 +332,5 @@ def test_what_cannot_be_passed_on_is_not_taken(message: dict[str, Any], caplog: 
     """A number that no report can hold was kept, and every heartbeat from then on went out without a report."""
     relay, channel = relay_of()
     say(relay, channel, message, decision(2))
-    assert [one.step for one in relay.report().decisions] == [2] and relay.leaving is None
+    assert [one.step for one in relay.report().decisions] == [2] and relay.rule_exit is None
     assert "ignored what the training says" in caplog.text

@@ -14,9 +14,9 @@ from baton.contract.jobs import FailureClass
 from baton.contract.recipes.plan import RunPlan
 from gpu_client.agent.attempt import job_run
 from gpu_client.agent.attempt import steps as steps_module
-from gpu_client.agent.attempt.attempt_reporter import Outcome
+from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome
 from gpu_client.agent.io import artifact_shipper
-from gpu_client.agent.io.checkpoint_collector import Harvest
+from gpu_client.agent.io.checkpoint_collector import CheckpointCollector
 from gpu_client.agent.process.failures import ExitStatus
 from gpu_client.checkpoints.restore.checkpoint_restore import Restored
 from gpu_client.transport.errors import Unreachable
@@ -72,7 +72,7 @@ def test_steps_run_in_order_and_the_job_is_complete_with_what_all_of_them_left(s
     def second(trainer: Trainer, looks: int) -> None:
         if looks > 1:
             # the agent has heard of it, and counts as the job does
-            return trainer.ends(CLEAN) if run._pace.last_step == 11 else None
+            return trainer.ends(CLEAN) if run._scheduler.last_step == 11 else None
         assert (trainer.directory / "a").read_text() == "1", "it finds what the first left"
         assert not list(trainer.directory.glob("checkpoint-*"))
         assert trainer.env["BATON_RESUME_FROM"] == ""
@@ -89,9 +89,9 @@ def test_steps_run_in_order_and_the_job_is_complete_with_what_all_of_them_left(s
     acts(stage, first, second)
     stage.workspace._arenas = stage.workspace.slot.parent
     run = stage.make(plan=plan(*TWO), outputs=["a"])
-    assert run.run() is Outcome.COMPLETE
+    assert run.run() is AttemptOutcome.COMPLETE
     assert stage.committed[-2:] == [4, 10], "the record of the first step, then the second's checkpoint behind it"
-    assert stage.last_word().step == 11 and stage.last_word().metrics == {"loss": 0.5}
+    assert stage.last_report().step == 11 and stage.last_report().metrics == {"loss": 0.5}
     assert [line for line in log(stage) if line.startswith("[baton]")] == [
         "[baton] step first (1 of 2)",
         "[baton] step first (1 of 2) is finished",
@@ -110,8 +110,8 @@ def test_a_step_with_the_largest_number_that_there_is_is_none_larger_in_the_job(
 
     acts(stage, ends(a="1"), second)
     run = stage.make(plan=plan(*TWO))
-    assert run.run() is Outcome.COMPLETE
-    assert stage.last_word().step == MAX_STEP
+    assert run.run() is AttemptOutcome.COMPLETE
+    assert stage.last_report().step == MAX_STEP
 
 
 def test_a_finished_step_is_not_run_again_and_the_next_one_resumes(stage: Stage) -> None:
@@ -133,7 +133,7 @@ def test_a_finished_step_is_not_run_again_and_the_next_one_resumes(stage: Stage)
         trainer.ends(CLEAN)
 
     acts(stage, second)
-    assert stage.run(plan=plan(*TWO), outputs=["a"]) is Outcome.COMPLETE
+    assert stage.run(plan=plan(*TWO), outputs=["a"]) is AttemptOutcome.COMPLETE
     assert stage.committed == [14]
     assert len(stage.trainers) == 1
 
@@ -152,14 +152,14 @@ def test_only_the_step_that_was_interrupted_resumes(stage: Stage) -> None:
         trainer.ends(CLEAN)
 
     acts(stage, act, act)
-    assert stage.run(plan=plan(*TWO)) is Outcome.COMPLETE
+    assert stage.run(plan=plan(*TWO)) is AttemptOutcome.COMPLETE
     assert resumed == ["checkpoint-12", ""]
 
 
 def test_a_failed_step_ends_the_attempt_and_the_ones_behind_it_do_not_run(stage: Stage) -> None:
     acts(stage, ends(exited(3)))
-    assert stage.run(plan=plan(*TWO)) is Outcome.FAILED
-    assert stage.last_word().failure_class is FailureClass.SCRIPT_ERROR and stage.last_word().exit_code == 3
+    assert stage.run(plan=plan(*TWO)) is AttemptOutcome.FAILED
+    assert stage.last_report().failure_class is FailureClass.SCRIPT_ERROR and stage.last_report().exit_code == 3
     assert stage.committed == []
 
 
@@ -181,14 +181,14 @@ def test_a_failed_step_is_tried_again_from_what_is_stored_here(stage: Stage) -> 
         trainer.ends(CLEAN)
 
     acts(stage, breaks, again)
-    assert stage.run(plan=plan({"name": "only", "retries": 1})) is Outcome.COMPLETE
+    assert stage.run(plan=plan({"name": "only", "retries": 1})) is AttemptOutcome.COMPLETE
     assert "[baton] step only (1 of 1), try 2" in log(stage)
 
 
 @pytest.mark.parametrize(("retries", "tries"), [(0, 1), (2, 3)])
 def test_a_step_is_tried_so_often_and_then_fails(stage: Stage, retries: int, tries: int) -> None:
     stage.act = ends(exited(1))
-    assert stage.run(plan=plan({"name": "only", "retries": retries})) is Outcome.FAILED
+    assert stage.run(plan=plan({"name": "only", "retries": retries})) is AttemptOutcome.FAILED
     assert len(stage.trainers) == tries
 
 
@@ -198,32 +198,32 @@ def test_a_machines_fault_is_not_tried_again_on_it(stage: Stage) -> None:
         trainer.ends(exited(1))
 
     stage.act = act
-    assert stage.run(plan=plan({"name": "only", "retries": 3})) is Outcome.FAILED
-    assert len(stage.trainers) == 1 and stage.last_word().failure_class is FailureClass.NODE_FAULT
+    assert stage.run(plan=plan({"name": "only", "retries": 3})) is AttemptOutcome.FAILED
+    assert len(stage.trainers) == 1 and stage.last_report().failure_class is FailureClass.NODE_FAULT
 
 
 def test_a_step_that_runs_too_long_is_ended_and_fails_with_its_own_class(stage: Stage) -> None:
     stage.act = lambda trainer, looks: None
-    assert stage.run(plan=plan({"name": "slow", "timeout_s": 0})) is Outcome.FAILED
+    assert stage.run(plan=plan({"name": "slow", "timeout_s": 0})) is AttemptOutcome.FAILED
     assert stage.trainer.stops[0] == 8, "it gets the job's grace"
-    assert stage.last_word().failure_class is FailureClass.STEP_TIMEOUT
-    assert "step slow ran longer than its 0 s" in stage.last_word().message
+    assert stage.last_report().failure_class is FailureClass.STEP_TIMEOUT
+    assert "step slow ran longer than its 0 s" in stage.last_report().message
 
 
 def test_a_step_without_its_outputs_fails(stage: Stage) -> None:
     stage.act = ends(a="1")
     two = {"name": "first", "outputs": [{"path": "a", "min_bytes": 2}, {"path": "b"}]}
-    assert stage.run(plan=plan(two, {"name": "second"})) is Outcome.FAILED
-    assert stage.last_word().failure_class is FailureClass.MISSING_OUTPUT
-    assert "a has 1 bytes; at least 2 are expected; b is missing" in stage.last_word().message
+    assert stage.run(plan=plan(two, {"name": "second"})) is AttemptOutcome.FAILED
+    assert stage.last_report().failure_class is FailureClass.MISSING_OUTPUT
+    assert "a has 1 bytes; at least 2 are expected; b is missing" in stage.last_report().message
     assert len(stage.trainers) == 1
 
 
 def test_outputs_of_the_job_are_looked_at_before_they_are_uploaded(stage: Stage) -> None:
     stage.act = ends(model="{")
     checks = [{"path": "model", "format": "json"}]
-    assert stage.run(plan=plan({"name": "only"}, outputs=checks), outputs=["model"]) is Outcome.FAILED
-    assert "is not JSON" in stage.last_word().message and "uploading" not in stage.phases
+    assert stage.run(plan=plan({"name": "only"}, outputs=checks), outputs=["model"]) is AttemptOutcome.FAILED
+    assert "is not JSON" in stage.last_report().message and "uploading" not in stage.phases
 
 
 def test_a_step_that_writes_to_the_inputs_is_caught(stage: Stage) -> None:
@@ -234,8 +234,8 @@ def test_a_step_that_writes_to_the_inputs_is_caught(stage: Stage) -> None:
         trainer.ends(CLEAN)
 
     stage.act = act
-    assert stage.run(plan=plan({"name": "only"})) is Outcome.FAILED
-    assert "outside its directories" in stage.last_word().message and "a.png" in stage.last_word().message
+    assert stage.run(plan=plan({"name": "only"})) is AttemptOutcome.FAILED
+    assert "outside its directories" in stage.last_report().message and "a.png" in stage.last_report().message
 
 
 def test_a_steps_environment_is_filled_in_and_the_jobs_wins(stage: Stage) -> None:
@@ -247,7 +247,7 @@ def test_a_steps_environment_is_filled_in_and_the_jobs_wins(stage: Stage) -> Non
 
     stage.act = act
     step = {"name": "only", "environment": {"CACHE": "${BATON_OUTPUT_DIR}/c", "MODE": "recipe", "BATON_EPOCH": "9"}}
-    assert stage.run(plan=plan(step), environment={"MODE": "job"}) is Outcome.COMPLETE
+    assert stage.run(plan=plan(step), environment={"MODE": "job"}) is AttemptOutcome.COMPLETE
     assert seen["CACHE"] == seen["BATON_OUTPUT_DIR"] + "/c" and seen["MODE"] == "job" and seen["BATON_EPOCH"] == "3"
 
 
@@ -259,7 +259,7 @@ def test_a_step_without_checkpoints_leaves_directories_of_that_name_alone(stage:
         trainer.ends(CLEAN)
 
     stage.act = act
-    assert stage.run(plan=plan({"name": "only", "checkpoints": "none"})) is Outcome.COMPLETE
+    assert stage.run(plan=plan({"name": "only", "checkpoints": "none"})) is AttemptOutcome.COMPLETE
     assert stage.committed == []
 
 
@@ -268,15 +268,15 @@ def test_sigterm_between_steps_hands_the_job_back_with_the_record_stored(stage: 
         ends(a="1")(trainer, 1)
 
     acts(stage, first)
-    record = steps_module.Steps._record
+    record = steps_module.StepRunner._record
 
     def recorded(steps: Any, order: Any) -> None:
         record(steps, order)
         stage.stop.request("SIGTERM")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steps_module.Steps, "_record", recorded)
-        assert stage.run(plan=plan(*TWO)) is Outcome.RELEASED
+        patch.setattr(steps_module.StepRunner, "_record", recorded)
+        assert stage.run(plan=plan(*TWO)) is AttemptOutcome.RELEASED
     assert stage.committed == [1] and len(stage.trainers) == 1
 
 
@@ -292,7 +292,7 @@ def test_while_nothing_can_be_recorded_the_next_step_begins_all_the_same(
             raise Unreachable("no answer")
         commits.append((staged.step, (staged.path / ".baton/steps.json").is_file()))
 
-    monkeypatch.setattr(Harvest, "commit", commit)
+    monkeypatch.setattr(CheckpointCollector, "commit", commit)
 
     def second(trainer: Trainer, looks: int) -> None:
         if looks == 1:
@@ -301,7 +301,7 @@ def test_while_nothing_can_be_recorded_the_next_step_begins_all_the_same(
             trainer.ends(CLEAN)
 
     acts(stage, ends(a="1"), second)
-    assert stage.run(plan=plan(*TWO)) is Outcome.COMPLETE
+    assert stage.run(plan=plan(*TWO)) is AttemptOutcome.COMPLETE
     assert commits[-1] == (4, True)
 
 
@@ -314,8 +314,8 @@ def test_a_machine_that_fails_the_health_check_is_at_fault(stage: Stage) -> None
         trainer.ends(exited(9))
 
     stage.act = act
-    assert stage.run(plan=plan({"name": "only"}, check={"command": ["nvidia-smi"]})) is Outcome.FAILED
-    said = stage.last_word()
+    assert stage.run(plan=plan({"name": "only"}, check={"command": ["nvidia-smi"]})) is AttemptOutcome.FAILED
+    said = stage.last_report()
     assert said.failure_class is FailureClass.NODE_FAULT
     assert "'nvidia-smi' failed: exit code 9" in said.message and "no GPU" in said.message
     assert len(stage.trainers) == 1
@@ -325,8 +325,8 @@ def test_a_health_check_that_hangs_fails(stage: Stage) -> None:
     stage.act = lambda trainer, looks: None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(steps_module, "COMMAND_TIMEOUT_S", 0)
-        assert stage.run(plan=plan({"name": "only"}, check={"command": ["nvidia-smi"]})) is Outcome.FAILED
-    assert "not done in 0 s" in stage.last_word().message
+        assert stage.run(plan=plan({"name": "only"}, check={"command": ["nvidia-smi"]})) is AttemptOutcome.FAILED
+    assert "not done in 0 s" in stage.last_report().message
 
 
 @pytest.mark.parametrize("status", [CLEAN, exited(1)], ids=["well", "badly"])
@@ -344,12 +344,12 @@ def test_cleanup_runs_once_however_it_went_and_changes_nothing(stage: Stage, sta
         {"name": "only"}, check={"command": ["fit"]}, cleanup=[{"command": ["rm"]}, {"command": ["rm", "more"]}]
     )
     outcome = stage.run(plan=made)
-    assert outcome is (Outcome.COMPLETE if status is CLEAN else Outcome.FAILED)
+    assert outcome is (AttemptOutcome.COMPLETE if status is CLEAN else AttemptOutcome.FAILED)
     assert len(stage.trainers) == 4
     assert "[baton] cleanup rm: exit code 7, signal None" in log(stage)
     if status is not CLEAN:
-        assert "ValueError: the work" in stage.last_word().message
-        assert "cleaning" not in stage.last_word().log_tail
+        assert "ValueError: the work" in stage.last_report().message
+        assert "cleaning" not in stage.last_report().log_tail
 
 
 def test_what_the_training_finishes_is_uploaded_while_it_trains(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,7 +375,7 @@ def test_what_the_training_finishes_is_uploaded_while_it_trains(stage: Stage, mo
 
     stage.act = act
     checks: dict[str, Any] = {"optional_outputs": [{"path": "step-1.png"}, {"path": "absent"}]}
-    assert stage.run(plan=plan({"name": "only"}, **checks), outputs=["model"]) is Outcome.COMPLETE
+    assert stage.run(plan=plan({"name": "only"}, **checks), outputs=["model"]) is AttemptOutcome.COMPLETE
     early, final = sent
     assert early == {"step-1.png": b"picture"}
     assert final == {"model": b"weights", "step-1.png": b"picture"}, "what is there of the optional ones, too"
@@ -385,13 +385,13 @@ def test_what_the_training_finishes_is_uploaded_while_it_trains(stage: Stage, mo
 def test_an_optional_output_is_looked_at_where_it_is_there(stage: Stage) -> None:
     stage.act = ends(grid="no picture")
     optional = {"optional_outputs": [{"path": "absent", "min_bytes": 9}, {"path": "grid", "format": "png"}]}
-    assert stage.run(plan=plan({"name": "only"}, **optional)) is Outcome.FAILED
-    assert stage.last_word().failure_class is FailureClass.MISSING_OUTPUT
-    assert stage.last_word().message == "outputs: grid is not a PNG file"
+    assert stage.run(plan=plan({"name": "only"}, **optional)) is AttemptOutcome.FAILED
+    assert stage.last_report().failure_class is FailureClass.MISSING_OUTPUT
+    assert stage.last_report().message == "outputs: grid is not a PNG file"
     stage.client.said.clear()
     stage.trainers.clear()
-    assert stage.run(plan=plan({"name": "only", **optional})) is Outcome.FAILED
-    assert stage.last_word().message == "outputs: grid is not a PNG file"
+    assert stage.run(plan=plan({"name": "only", **optional})) is AttemptOutcome.FAILED
+    assert stage.last_report().message == "outputs: grid is not a PNG file"
 
 
 def test_optional_outputs_for_which_there_is_no_room_are_left_out_and_that_is_said(
@@ -414,6 +414,6 @@ def test_optional_outputs_for_which_there_is_no_room_are_left_out_and_that_is_sa
 
     stage.act = act
     optional = {"optional_outputs": [{"path": "many"}, {"path": "few"}]}
-    assert stage.run(plan=plan({"name": "only"}, **optional), outputs=["model"]) is Outcome.COMPLETE
+    assert stage.run(plan=plan({"name": "only"}, **optional), outputs=["model"]) is AttemptOutcome.COMPLETE
     assert found == [["few/0", "few/1", "few/2", "model"]]
     assert "[baton] many is left out: the outputs are 501 files; at most 500 are allowed" in log(stage)

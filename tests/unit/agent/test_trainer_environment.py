@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from baton.contract.names import ring_token
-from gpu_client.agent.process.environment import expanded, trainer_environment
+from gpu_client.agent.process.environment import build_environment, expand_command
 from gpu_client.agent.workspace.slots import JobDirectories
 from tests.unit.agent.agent_kit import JOB_ID, make_item
 
@@ -27,7 +27,7 @@ BASE = {
 
 def environment(resume_from: str = "", **given: str) -> dict[str, str]:
     item = make_item(environment=given)
-    return trainer_environment(item, DIRECTORIES, "/tmp/baton-1/channel", resume_from, BASE)
+    return build_environment(item, DIRECTORIES, "/tmp/baton-1/channel", resume_from, BASE)
 
 
 def test_nothing_of_the_agent_s_settings_is_handed_on() -> None:
@@ -50,7 +50,7 @@ def test_nothing_of_the_agent_s_settings_is_handed_on() -> None:
 
 def test_a_job_that_names_rings_is_given_what_opens_them_and_not_the_lease() -> None:
     item = make_item(rings=["shapes"], environment={"BATON_RING_TOKEN": "the user's"})
-    found = trainer_environment(item, DIRECTORIES, "", "", BASE, api_url="https://api.example")
+    found = build_environment(item, DIRECTORIES, "", "", BASE, api_url="https://api.example")
     assert found["BATON_API_URL"] == "https://api.example"
     assert found["BATON_RING_TOKEN"] == ring_token(item.id, item.lease_token)
     assert item.lease_token not in str(found) and "baton_id_secret" not in str(found)
@@ -58,9 +58,9 @@ def test_a_job_that_names_rings_is_given_what_opens_them_and_not_the_lease() -> 
 
 def test_the_recipe_is_told_by_name_and_version() -> None:
     item = make_item(recipe="digits@1", environment={"BATON_RECIPE": "mine@2"})
-    found = trainer_environment(item, DIRECTORIES, "/tmp/baton-1/channel", "", BASE)
+    found = build_environment(item, DIRECTORIES, "/tmp/baton-1/channel", "", BASE)
     assert found["BATON_RECIPE"] == "digits@1"
-    assert expanded(["--name=${BATON_RECIPE}"], found) == ["--name=digits@1"]
+    assert expand_command(["--name=${BATON_RECIPE}"], found) == ["--name=digits@1"]
 
 
 def test_a_fresh_start_resumes_from_nothing() -> None:
@@ -85,7 +85,7 @@ def test_python_in_a_command_is_the_one_that_has_our_packages() -> None:
 def test_our_variables_are_replaced_in_arguments_and_nothing_else_is() -> None:
     found = environment()
     command = ["train", "--out=$BATON_OUTPUT_DIR/x", "${BATON_EPOCH}", "$HOME", "$BATON_NO_SUCH", "a photo of 'sks' $5"]
-    assert expanded(command, found) == [
+    assert expand_command(command, found) == [
         "train",
         "--out=/w/jobs/x.3/output/x",
         "3",
@@ -96,7 +96,10 @@ def test_our_variables_are_replaced_in_arguments_and_nothing_else_is() -> None:
 
 
 def test_the_key_cannot_be_had_through_an_argument() -> None:
-    assert expanded(["$BATON_API_KEY", "${BATON_API_KEY}"], environment()) == ["$BATON_API_KEY", "${BATON_API_KEY}"]
+    assert expand_command(["$BATON_API_KEY", "${BATON_API_KEY}"], environment()) == [
+        "$BATON_API_KEY",
+        "${BATON_API_KEY}",
+    ]
 
 
 RESUME = "${BATON_RESUME_FROM:+--resume_from_checkpoint=$BATON_RESUME_FROM}"
@@ -105,8 +108,8 @@ RESUME = "${BATON_RESUME_FROM:+--resume_from_checkpoint=$BATON_RESUME_FROM}"
 def test_an_option_that_needs_a_checkpoint_is_left_out_where_there_is_none() -> None:
     """Scripts of Hugging Face refuse an empty `--resume_from_checkpoint`: every fresh run failed."""
     command = ["python", "train.py", RESUME, "", "${BATON_EPOCH:+--name=run-${BATON_EPOCH}}", "$BATON_RESUME_FROM"]
-    assert expanded(command, environment()) == ["python", "train.py", "", "--name=run-3", ""]
-    assert expanded(command, environment("/o/checkpoint-5")) == [
+    assert expand_command(command, environment()) == ["python", "train.py", "", "--name=run-3", ""]
+    assert expand_command(command, environment("/o/checkpoint-5")) == [
         "python",
         "train.py",
         "--resume_from_checkpoint=/o/checkpoint-5",
@@ -130,15 +133,17 @@ def test_an_option_that_needs_a_checkpoint_is_left_out_where_there_is_none() -> 
     ],
 )
 def test_what_stands_where_a_variable_is_set(argument: str, fresh: list[str], resumed: list[str] | None) -> None:
-    assert expanded([argument], environment()) == fresh
-    assert expanded([argument], environment("/c")) == (fresh if resumed is None else resumed)
+    assert expand_command([argument], environment()) == fresh
+    assert expand_command([argument], environment("/c")) == (fresh if resumed is None else resumed)
 
 
 def test_a_value_is_not_looked_at_for_variables() -> None:
     found = {**environment(), "BATON_RESUME_FROM": "${BATON_EPOCH:+$BATON_EPOCH}"}
-    assert expanded(["$BATON_RESUME_FROM"], found) == ["${BATON_EPOCH:+$BATON_EPOCH}"]
+    assert expand_command(["$BATON_RESUME_FROM"], found) == ["${BATON_EPOCH:+$BATON_EPOCH}"]
 
 
 def test_a_step_s_variable_may_be_empty() -> None:
-    found = trainer_environment(make_item(), DIRECTORIES, "", "", BASE, own={"ARGS": RESUME, "N": "$BATON_EPOCH"})
+    found = build_environment(
+        make_item(), DIRECTORIES, "", "", BASE, step_variables={"ARGS": RESUME, "N": "$BATON_EPOCH"}
+    )
     assert (found["ARGS"], found["N"]) == ("", "3")

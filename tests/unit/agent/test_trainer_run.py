@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gpu_client.agent.app.shutdown import StopRequest
-from gpu_client.agent.attempt.checkpoint_scheduler import Pace
+from gpu_client.agent.app.shutdown import ShutdownRequest
+from gpu_client.agent.attempt.checkpoint_scheduler import CheckpointScheduler
 from gpu_client.agent.attempt.trainer_run import TrainerRun
-from gpu_client.agent.control.channel_messages import CheckpointNotice, Progress
+from gpu_client.agent.control.channel_messages import CheckpointNotice, TrainingProgress
 from gpu_client.agent.control.channel_server import StopReason
 from gpu_client.agent.process.failures import ExitStatus
 from tests.unit.agent.agent_kit import Clock, make_item
@@ -41,14 +41,14 @@ class Channel:
     def __init__(self, trainer: Trainer, connected: int = 1) -> None:
         self._trainer = trainer
         self._connected = connected
-        self.at: Progress | None = Progress(7, 10, {})
+        self.at: TrainingProgress | None = TrainingProgress(7, 10, {})
         self.notices: list[CheckpointNotice] = []
         self.asked: list[Any] = []
 
     def wait(self, timeout_s: float) -> bool:
         return False
 
-    def progress(self) -> Progress | None:
+    def progress(self) -> TrainingProgress | None:
         return self.at
 
     def advanced_at(self) -> float | None:
@@ -74,22 +74,22 @@ class Scene:
 
     def __init__(self, *, connected: int = 1, **fields: Any) -> None:
         self.clock = Clock()
-        self.stop = StopRequest(self.clock)
+        self.stop = ShutdownRequest(self.clock)
         self.trainer = Trainer()
         self.channel = Channel(self.trainer, connected)
         item = make_item(**fields)
-        self.pace = Pace(item, self.clock)
+        self.pace = CheckpointScheduler(item, self.clock)
         self.gathered: list[bool] = []
         self.run = TrainerRun(
             item,
             self.trainer,  # type: ignore[arg-type]
             self.channel,  # type: ignore[arg-type]
-            pace=self.pace,
+            scheduler=self.pace,
             stop=self.stop,
-            over=threading.Event(),
+            lease_lost=threading.Event(),
             canceled=lambda: False,
-            leaving=lambda: "release" if self.stop.is_set() else None,
-            gather=self._gather,
+            stop_reason=lambda: "release" if self.stop.is_set() else None,
+            collect=self._gather,
         )
 
     def _gather(self, news: bool) -> None:
@@ -100,7 +100,7 @@ class Scene:
 
 def test_there_is_time_for_a_last_checkpoint() -> None:
     scene = Scene(stop_grace_s=30)
-    scene.pace.committed(committed(5, 10.0))
+    scene.pace.record_commit(committed(5, 10.0))
     scene.stop.announce("spot notice", 119)
     assert scene.run.run().status is CLEAN
     assert scene.channel.asked == [("release", True)]
@@ -109,7 +109,7 @@ def test_there_is_time_for_a_last_checkpoint() -> None:
 
 def test_there_is_none() -> None:
     scene = Scene(stop_grace_s=30)
-    scene.pace.committed(committed(5, 100.0))
+    scene.pace.record_commit(committed(5, 100.0))
     scene.stop.announce("spot notice", 119)
     scene.run.run()
     assert scene.channel.asked == [("release", False)]
@@ -118,7 +118,7 @@ def test_there_is_none() -> None:
 
 def test_without_a_known_end_a_last_checkpoint_is_always_tried() -> None:
     scene = Scene()
-    scene.pace.committed(committed(5, 1000.0))
+    scene.pace.record_commit(committed(5, 1000.0))
     scene.stop.request("SIGTERM")
     scene.run.run()
     assert scene.channel.asked == [("release", True)]
@@ -126,7 +126,7 @@ def test_without_a_known_end_a_last_checkpoint_is_always_tried() -> None:
 
 def test_a_script_without_a_session_gets_what_storing_leaves_of_the_grace() -> None:
     scene = Scene(connected=0, stop_grace_s=60)
-    scene.pace.committed(committed(5, 20.0))
+    scene.pace.record_commit(committed(5, 20.0))
     scene.stop.announce("spot notice", 40)
     scene.run.run()
     assert scene.trainer.graces_s == [pytest.approx(40 - 26, abs=0.5)]
@@ -135,7 +135,7 @@ def test_a_script_without_a_session_gets_what_storing_leaves_of_the_grace() -> N
 
 def test_a_checkpoint_is_asked_for_when_it_is_due() -> None:
     scene = Scene(checkpoint_every=60)
-    scene.pace.progressed(6)
+    scene.pace.record_step(6)
     scene.clock.now += 60
     scene.run.run()
     assert scene.channel.asked == ["checkpoint"], "once"
@@ -143,7 +143,7 @@ def test_a_checkpoint_is_asked_for_when_it_is_due() -> None:
 
 def test_nobody_to_ask_is_no_question() -> None:
     scene = Scene(checkpoint_every=60, connected=0)
-    scene.pace.progressed(6)
+    scene.pace.record_step(6)
     scene.clock.now += 60
     scene.run.run()
     assert scene.channel.asked == ["checkpoint"] * 3
@@ -155,4 +155,4 @@ def test_stalls_and_progress_are_heard() -> None:
     scene.run.run()
     assert scene.gathered == [True, False, False]
     assert scene.pace.last_step == 7
-    assert scene.pace.why_not_one_more(0.0) == "", "a stall alone says nothing of storing"
+    assert scene.pace.last_checkpoint_problem(0.0) == "", "a stall alone says nothing of storing"

@@ -12,7 +12,7 @@ import pytest
 
 from baton import Session
 from baton.contract.jobs import FailureClass
-from gpu_client.agent.process.failures import ExitStatus, Failure, classify
+from gpu_client.agent.process.failures import AttemptFailure, ExitStatus, classify_exit
 from gpu_client.training import dreambooth_lora
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.sampling import class_images, validation
@@ -79,7 +79,7 @@ def refusal(output: Path, data_dir: Path, parameters: Mapping[str, Any], capsys:
 
 def failure_of(
     output: Path, data_dir: Path, parameters: Mapping[str, Any], capsys: pytest.CaptureFixture[str]
-) -> Failure:
+) -> AttemptFailure:
     """What the agent makes of a trainer that ends before it trains, with one line that says why."""
     job = output.with_suffix(".json")
     job.write_text(json.dumps(parameters))
@@ -89,7 +89,7 @@ def failure_of(
     printed = capsys.readouterr().err.splitlines()
     assert [line for line in printed if line.startswith("error: ")] == printed[-1:]
     assert isinstance(left.value.code, int)
-    return classify(ExitStatus(left.value.code, None, oom_suspected=False, stopped_by_us=False), printed)
+    return classify_exit(ExitStatus(left.value.code, None, oom_suspected=False, stopped_by_us=False), printed)
 
 
 class PowerCutError(Exception):

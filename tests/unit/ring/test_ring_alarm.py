@@ -13,8 +13,8 @@ import pytest
 
 from gpu_client.agent.control.channel_server import ChannelServer
 from gpu_client.ring.core import damage_report
-from gpu_client.ring.core.damage_report import tell_job
-from gpu_client.ring.core.repair import repaired
+from gpu_client.ring.core.damage_report import report_damage
+from gpu_client.ring.core.repair import repair_ring
 from gpu_client.ring.core.ring import make_ring, open_ring
 from gpu_client.ring.errors import ObjectDamaged
 from gpu_client.ring.format.records import SAMPLES
@@ -111,12 +111,12 @@ def test_a_loader_s_damage_is_a_metric_and_told_by_whichever_process_met_it(
 def test_what_a_repair_leaves_out_is_told_too(tmp_path: Path, agent: ChannelServer) -> None:
     keys = ring_at(tmp_path / "ring")
     flip(tmp_path / "ring", keys[0])
-    repaired(open_ring(str(tmp_path / "ring")))
+    repair_ring(open_ring(str(tmp_path / "ring")))
     assert [one["object"] for one in heard(agent, 1)] == [keys[0]]
 
 
 def _tell(place: str) -> None:
-    tell_job(place, "samples/w/1", "altered")
+    report_damage(place, "samples/w/1", "altered")
 
 
 def test_any_process_of_the_job_can_tell(agent: ChannelServer) -> None:
@@ -127,14 +127,14 @@ def test_any_process_of_the_job_can_tell(agent: ChannelServer) -> None:
 
 
 def test_without_an_agent_nothing_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert not tell_job("/mnt/ring", "samples/w/1", "altered", NOBODY)
-    assert not tell_job("/mnt/ring", "samples/w/1", "altered", {"BATON_CHANNEL": ""})
+    assert not report_damage("/mnt/ring", "samples/w/1", "altered", NOBODY)
+    assert not report_damage("/mnt/ring", "samples/w/1", "altered", {"BATON_CHANNEL": ""})
     assert caplog.text == ""
 
 
 @pytest.mark.parametrize("path", ["nowhere", "x" * 200, "a\0b"])
 def test_an_agent_that_is_gone_stops_nobody(tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture) -> None:
-    assert not tell_job("/mnt/ring", "samples/w/1", "altered", {"BATON_CHANNEL": str(tmp_path / path)})
+    assert not report_damage("/mnt/ring", "samples/w/1", "altered", {"BATON_CHANNEL": str(tmp_path / path)})
     assert "cannot be told" in caplog.text
 
 
@@ -144,12 +144,12 @@ def test_an_agent_that_does_not_answer_stops_nobody_for_long(tmp_path: Path, mon
         deaf.bind(str(tmp_path / "deaf"))
         deaf.listen(0)
         first.connect(str(tmp_path / "deaf"))
-        assert not tell_job("/mnt/ring", "samples/w/1", "altered", {"BATON_CHANNEL": str(tmp_path / "deaf")})
+        assert not report_damage("/mnt/ring", "samples/w/1", "altered", {"BATON_CHANNEL": str(tmp_path / "deaf")})
 
 
 def test_what_is_too_long_is_cut(agent: ChannelServer) -> None:
     environment = {"BATON_CHANNEL": str(agent.path), "RANK": "first"}
-    assert tell_job("r" * 9000, "k" * 9000, "\u00e9" * 90_000, environment)
+    assert report_damage("r" * 9000, "k" * 9000, "\u00e9" * 90_000, environment)
     (told,) = heard(agent, 1)
     assert [len(told[name]) for name in ("ring", "object", "message")] == [512, 512, 1000]
     assert told["rank"] == 0

@@ -16,7 +16,7 @@ from session_helpers import Calls, Counter, give_back
 from torch import nn
 
 from baton import Session
-from gpu_client.agent.workspace.arena import find_staged
+from gpu_client.agent.workspace.arena import find_checkpoint
 
 # Newer Pythons warn about forking a process that has threads; nothing is done in the child that needs them.
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
@@ -80,7 +80,7 @@ def test_killed_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width:
             listener.bind("channel")
             listener.listen()
             code = stage(root, calls, width, overlap)
-        staged = find_staged(root / "arena")
+        staged = find_checkpoint(root / "arena")
         if staged is None:
             return code, False
         assert staged.step == 2

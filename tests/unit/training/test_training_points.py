@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gpu_client.agent.control.channel_messages import Point, Progress, parse
-from gpu_client.training.channel import MAX_CARRIED, PROGRESS_INTERVAL_S, Channel
+from gpu_client.agent.control.channel_messages import Point, TrainingProgress, parse
+from gpu_client.training.channel import MAX_CARRIED, PROGRESS_INTERVAL_S, AgentChannel
 from tests.unit.agent.agent_kit import Clock
 from tests.waiting import until
 
@@ -25,7 +25,7 @@ class Ear:
         self._listener.bind(str(path))
         self._listener.listen()
         self.clock = Clock()
-        self.channel = Channel(str(path), lambda directive: None, clock=self.clock)
+        self.channel = AgentChannel(str(path), lambda directive: None, clock=self.clock)
         self._connection, _ = self._listener.accept()
 
     def report(self, step: int, total: int, metrics: dict[str, object]) -> None:
@@ -33,14 +33,14 @@ class Ear:
         self.channel.report(step, total, metrics)
         until(lambda: self.channel._progress is None)
 
-    def heard(self) -> list[Progress]:
+    def heard(self) -> list[TrainingProgress]:
         """All progress, after the training has ended."""
         self.channel.close()
         data = b""
         while piece := self._connection.recv(65536):
             data += piece
         found = [parse(line, []) for line in data.splitlines()]
-        return [one for one in found if isinstance(one, Progress)]
+        return [one for one in found if isinstance(one, TrainingProgress)]
 
     def points(self) -> list[Point]:
         return [point for one in self.heard() for point in one.points]
@@ -60,7 +60,7 @@ def ear(tmp_path: Path) -> Iterator[Ear]:
 def test_a_report_is_a_point(ear: Ear) -> None:
     ear.channel.report(1, 10, {"loss": 0.5})
     (progress,) = ear.heard()
-    assert progress == Progress(1, 10, {"loss": 0.5})
+    assert progress == TrainingProgress(1, 10, {"loss": 0.5})
     assert progress.points == (Point(1, {"loss": 0.5}),)
 
 
@@ -83,9 +83,9 @@ def test_an_evaluation_is_not_lost_behind_the_report_that_came_just_before(ear: 
 
 
 def test_what_is_noted_beside_the_reports_comes_with_the_next_one(ear: Ear) -> None:
-    ear.channel.note(50, {"eval.loss": 0.7})
+    ear.channel.add_metrics(50, {"eval.loss": 0.7})
     ear.report(51, 1000, {"loss": 0.4})
-    ear.channel.note(51, {"eval.loss": math.nan})
+    ear.channel.add_metrics(51, {"eval.loss": math.nan})
     assert ear.points() == [Point(50, {"eval.loss": 0.7}), Point(51, {"loss": 0.4}), Point(51, {"eval.loss": "nan"})]
 
 
@@ -112,7 +112,7 @@ def test_the_newest_of_what_came_too_fast_counts(ear: Ear) -> None:
 
 def test_what_waits_is_bounded(ear: Ear) -> None:
     for number in range(10 * MAX_CARRIED):
-        ear.channel.note(1, {f"m{number}": number})
+        ear.channel.add_metrics(1, {f"m{number}": number})
     ear.channel.report(2, 10, {"loss": 1})
     carried, own = ear.points()
     assert len(carried.metrics) == MAX_CARRIED
@@ -137,5 +137,5 @@ def line(**fields: Any) -> bytes:
 )  # fmt: skip
 def test_a_stranger_s_words_are_taken_as_far_as_they_make_sense(fields: dict[str, Any], points: Any) -> None:
     progress = parse(line(**fields), [])
-    assert isinstance(progress, Progress)
+    assert isinstance(progress, TrainingProgress)
     assert progress.points == points
