@@ -1,4 +1,4 @@
-"""Webhooks, events and messages of the line for tests."""
+"""Webhooks, events and queue messages for tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from baton.contract.events import JobEvent, event_id
 from baton.contract.history import EventType
 from functions.domain.webhooks import Webhook
-from functions.webhooks.event_queue import Waiting
+from functions.webhooks.event_queue import QueuedEvent
 from tests.publishing import AT, JOB_ID, TENANT
 
 SECRET = "c2VjcmV0LW9mLWEtd2ViaG9vay1mb3ItdGVzdHMtb25seQ"
@@ -15,13 +15,13 @@ HOOK_ID = "9f2c41d07be83a5610cd"
 
 
 def make_webhook(**fields: Any) -> Webhook:
-    """A webhook that wants everything."""
+    """Build a webhook that wants all events."""
     given = {"id": HOOK_ID, "tenant": TENANT, "url": "https://hooks.example.com/baton", "secret": SECRET}
     return Webhook(**{**given, "created_at": AT, **fields})
 
 
 def make_event(seq: int = 1, *, job_id: str = JOB_ID, **fields: Any) -> JobEvent:
-    """An event as it is published."""
+    """Build a published event."""
     given = {"id": event_id(job_id, seq), "type": EventType.STARTED, "job_id": job_id, "tenant": TENANT, "seq": seq}
     return JobEvent(**{**given, "epoch": 1, "at": AT + seq, **fields})
 
@@ -29,12 +29,12 @@ def make_event(seq: int = 1, *, job_id: str = JOB_ID, **fields: Any) -> JobEvent
 def line_record(
     event: JobEvent | None = None, *, webhook_id: str = HOOK_ID, attempts: int = 1, sent_at: int = AT, place: int = 0
 ) -> dict[str, Any]:
-    """A message of the line, as Lambda hands it over."""
+    """Build a message of the delivery queue in the form of Lambda."""
     event = event or make_event()
     return {
         "messageId": f"{place:08d}-1f3e-4d6c-9b1a-2f5d8c7e4a90",
         "receiptHandle": f"receipt-{place}",
-        "body": Waiting(event.tenant, webhook_id, event).as_json(),
+        "body": QueuedEvent(event.tenant, webhook_id, event).as_json(),
         "attributes": {
             "ApproximateReceiveCount": str(attempts),
             "SentTimestamp": str(sent_at * 1000),

@@ -1,4 +1,4 @@
-"""Records of the jobs table's stream, and a bus and dead letters that remember what they were given."""
+"""Records of the stream of the jobs table; a fake bus and fake dead letters."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def stream_record(
     name: str = "INSERT",
     webhook: str | None = None,
 ) -> dict[str, Any]:
-    """A new event of a job, as Lambda hands it over. `document` replaces what is stored of the event."""
+    """Build the stream record of a new event. `document` replaces the stored event."""
     event = Event(seq=seq, type=type_, at=AT + seq, epoch=1, data=dict(data or {}))
     job = make_job(id=job_id, tenant=TENANT, spec=make_spec(webhook=webhook))
     _, put = written(job).put(event).writes
@@ -43,13 +43,13 @@ def stream_record(
 
 
 def other_record(sk: str, *, name: str = "MODIFY") -> dict[str, Any]:
-    """A change of something else of a job."""
+    """Build the stream record of another item of a job."""
     item = {"pk": {"S": f"JOB#{JOB_ID}"}, "sk": {"S": sk}, "doc": {"S": "{}"}, "tenant": {"S": TENANT}}
     return as_record(item, name=name, number="1")
 
 
 def as_record(item: Mapping[str, Any], *, name: str, number: str) -> dict[str, Any]:
-    """A change in the shape of DynamoDB Streams."""
+    """Wrap an item as a record of DynamoDB Streams."""
     return {
         "eventID": "c4ca4238a0b923820dcc509a6f75849b",
         "eventName": name,
@@ -69,14 +69,14 @@ def as_record(item: Mapping[str, Any], *, name: str, number: str) -> dict[str, A
 
 
 def number_of(job_id: str, seq: int) -> str:
-    """The sequence number that `stream_record` gives: one of its own for each event."""
+    """Return the unique sequence number that `stream_record` gives to an event."""
     return f"{seq:06d}{int(job_id[:8], 16):012d}"
 
 
 class FakeBus:
-    """Accepts everything but what it was told to refuse: `refusals`, one code (or None) an entry, used up in turn.
+    """EventBus that accepts all entries except for the scripted `refusals`: one code (or None) for each entry in turn.
 
-    `away`: how many requests fail as a whole before it accepts any.
+    `away`: number of requests that fail before the first accepted request.
     """
 
     def __init__(self, *refusals: str | None, away: int = 0) -> None:
@@ -98,7 +98,7 @@ class FakeBus:
 
 
 class FakeDeadLetters:
-    """Keeps letters; refuses the first `away` of them."""
+    """Keep dead letters; fail for the first `away` of them."""
 
     def __init__(self, *, away: int = 0) -> None:
         self.away = away
@@ -112,5 +112,5 @@ class FakeDeadLetters:
 
 
 def no_wait(wait_s: float) -> None:
-    """For where nothing is to be waited for."""
+    """Fail the test on any wait."""
     raise AssertionError(f"waited {wait_s} s")

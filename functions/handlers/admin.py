@@ -1,4 +1,4 @@
-"""Lambda entry point of the admin's privilege group: API keys, and the health check."""
+"""Lambda entry point of the privilege group `admin`: API keys, webhooks, health check."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functions.handlers.startup import start_logging
 from functions.handlers.wiring import build_context
 
 start_logging()
-routes_of("admin")  # loaded here, not with the first event
+routes_of("admin")  # loads the routes at the cold start, not with the first event
 context = build_context()
 
 

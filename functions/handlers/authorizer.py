@@ -1,7 +1,7 @@
-"""Lambda authorizer: says whose key the request carries. The routes decide what that key may do.
+"""Lambda authorizer: identify the owner of the request's key. The routes decide the permissions of the key.
 
-The first call after a pause waits for this function and then for the route's, so it loads little: neither pydantic nor
-what the routes need. It reads one item: of a key, or of the lease of a job whose processes come with a token for rings.
+The first call after a pause waits for two cold starts, of this function and of the route's. Therefore this module loads
+neither pydantic nor the routes. The function reads one item: the key, or the lease of the job that a ring token names.
 """
 
 from __future__ import annotations

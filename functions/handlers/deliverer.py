@@ -1,4 +1,4 @@
-"""Lambda entry point of the deliverer: events that wait in line are sent to their webhooks."""
+"""Lambda entry point of the deliverer: send queued events to webhooks."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from functions.api.settings import Settings
 from functions.handlers.startup import ServerClock, start_logging
 from functions.storage.clients import dynamodb_client, plain_client
 from functions.storage.dynamodb.webhooks import DynamoWebhookStore
-from functions.webhooks.batch_consumer import serve
+from functions.webhooks.batch_consumer import consume_batch
 from functions.webhooks.delivery import deliver
-from functions.webhooks.http_delivery import Poster
+from functions.webhooks.http_delivery import WebhookSender
 
 start_logging()
 settings = Settings.from_environment(os.environ)
 webhooks = DynamoWebhookStore(dynamodb_client(), settings.table_prefix)
-poster = Poster()
+sender = WebhookSender()
 sqs = plain_client("sqs")
 clock = ServerClock()
 
 
 def handler(event: dict[str, Any], lambda_context: object) -> dict[str, Any]:
-    """Answer one batch of the line, with what is to be tried again."""
+    """Deliver one batch of the queue; return the messages that SQS repeats."""
 
     def attempt(record: dict[str, Any]) -> int | None:
-        return deliver(record, webhooks, poster.post, clock.now(), test_origin=settings.webhook_test_origin)
+        return deliver(record, webhooks, sender.post, clock.now(), test_origin=settings.webhook_test_origin)
 
     def postpone(receipt: str, wait_s: int) -> None:
         sqs.change_message_visibility(QueueUrl=settings.webhook_line, ReceiptHandle=receipt, VisibilityTimeout=wait_s)
 
-    return serve(event["Records"], attempt, postpone)
+    return consume_batch(event["Records"], attempt, postpone)

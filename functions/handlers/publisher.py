@@ -1,5 +1,4 @@
-"""Lambda entry point of the publisher: what the jobs table's stream tells of goes onto the event bus,
-and in line for the webhooks that want it."""
+"""Lambda entry point of the publisher: put new events on the event bus and into the queue of webhook deliveries."""
 
 from __future__ import annotations
 
@@ -13,17 +12,19 @@ from functions.publishing.bus import DeadLetterQueue, EventBridgeBus
 from functions.publishing.outbox import publish
 from functions.storage.clients import dynamodb_client, plain_client
 from functions.storage.dynamodb.webhooks import DynamoWebhookStore
-from functions.webhooks.event_queue import SqsLine, Subscribers
+from functions.webhooks.event_queue import SqsDeliveryQueue, Subscribers
 
 start_logging()
 settings = Settings.from_environment(os.environ)
 bus = EventBridgeBus(plain_client("events"), settings.event_bus)
 dead_letters = DeadLetterQueue(settings.dead_letters)
 subscribers = Subscribers(
-    DynamoWebhookStore(dynamodb_client(), settings.table_prefix), SqsLine(settings.webhook_line), time.monotonic
+    DynamoWebhookStore(dynamodb_client(), settings.table_prefix),
+    SqsDeliveryQueue(settings.webhook_line),
+    time.monotonic,
 )
 
 
 def handler(event: dict[str, Any], lambda_context: object) -> dict[str, Any]:
-    """Answer one batch of a DynamoDB stream, with the record from which it is to come again, if any."""
-    return publish(event["Records"], bus, dead_letters, time.sleep, subscribers.tell)
+    """Publish one batch of the DynamoDB stream; return the record from which Lambda repeats."""
+    return publish(event["Records"], bus, dead_letters, time.sleep, subscribers.enqueue)

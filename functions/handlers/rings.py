@@ -1,4 +1,4 @@
-"""Lambda entry point of the rings privilege group: records, URLs of samples, removing."""
+"""Lambda entry point of the privilege group `rings`: records, URLs of samples, deletion."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functions.handlers.startup import start_logging
 from functions.handlers.wiring import build_context, build_rings
 
 start_logging()
-routes_of("rings")  # loaded here, not with the first event
+routes_of("rings")  # loads the routes at the cold start, not with the first event
 context = replace(build_context(), rings=build_rings(os.environ))
 
 

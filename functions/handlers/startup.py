@@ -1,4 +1,4 @@
-"""What every Lambda function needs at its start, and loads quickly: a clock, a log."""
+"""Clock and log of every Lambda function; loads quickly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aws_lambda_powertools import Logger
 
 
 class ServerClock:
-    """The machine's clock. Lambda's machines are synchronised by AWS."""
+    """Clock of the machine, which AWS synchronizes."""
 
     def now(self) -> int:
         """Whole seconds since 1970."""
@@ -19,8 +19,8 @@ class ServerClock:
 
 
 def start_logging() -> None:
-    """Structured logs for everything under `baton`."""
-    # Lambda keeps both streams; a program that runs the handlers itself may want standard output for its own.
+    """Log everything under `baton` as JSON on standard error."""
+    # Lambda keeps both streams; a local program that runs the handlers needs standard output for its own output.
     powertools = Logger(service="baton", stream=sys.stderr)
     root = logging.getLogger("baton")
     root.handlers = list(powertools.handlers)

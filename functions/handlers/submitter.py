@@ -1,4 +1,4 @@
-"""Lambda entry point of the submitter privilege group: submit, look and steer."""
+"""Lambda entry point of the privilege group `submitter`: submit, read and control jobs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functions.handlers.startup import start_logging
 from functions.handlers.wiring import build_context
 
 start_logging()
-routes_of("submitter")  # loaded here, not with the first event
+routes_of("submitter")  # loads the routes at the cold start, not with the first event
 context = build_context()
 
 

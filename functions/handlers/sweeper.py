@@ -1,5 +1,4 @@
-"""Lambda entry point of the sweeper: once a minute, returns dead attempts' jobs to their queues, and lets go of what
-ended jobs do not keep."""
+"""Lambda entry point of the sweeper: once a minute, requeue the jobs of dead attempts and run due retentions."""
 
 from __future__ import annotations
 
@@ -17,13 +16,13 @@ metrics = build_metrics()
 
 
 class Invocation(Protocol):
-    """Lambda's context argument."""
+    """Context argument of Lambda."""
 
     def get_remaining_time_in_millis(self) -> int: ...
 
 
 def handler(event: dict[str, Any], lambda_context: Invocation) -> dict[str, Any]:
-    """Answer one EventBridge Scheduler event."""
+    """Answer one event of EventBridge Scheduler."""
 
     def time_left_s() -> float:
         return lambda_context.get_remaining_time_in_millis() / 1000

@@ -1,4 +1,4 @@
-"""Lambda entry point of the transfer privilege group: tokens, presigned uploads and downloads, listings."""
+"""Lambda entry point of the privilege group `transfer`: upload tokens, presigned uploads and downloads, listings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functions.handlers.startup import start_logging
 from functions.handlers.wiring import build_context
 
 start_logging()
-routes_of("transfer")  # loaded here, not with the first event
+routes_of("transfer")  # loads the routes at the cold start, not with the first event
 context = build_context()
 
 

@@ -1,4 +1,4 @@
-"""What the Lambda functions share: the stores, built once per execution environment from the settings."""
+"""Construction of the stores from the settings, once per execution environment."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from functions.storage.dynamodb.sharing import DynamoSharedStore
 from functions.storage.dynamodb.tokens import DynamoTokenStore
 from functions.storage.dynamodb.webhooks import DynamoWebhookStore
 from functions.storage.s3.objects import S3ObjectStore
-from functions.webhooks.event_queue import SqsLine
+from functions.webhooks.event_queue import SqsDeliveryQueue
 
 if TYPE_CHECKING:
     from functions.domain.rings import RingStore
 
 
 class SystemRandomness:
-    """The operating system's random source."""
+    """Random source of the operating system."""
 
     def token(self) -> str:
-        """256 bits, URL-safe."""
+        """Return 256 random bits, URL-safe."""
         return secrets.token_urlsafe(32)
 
     def job_id(self) -> str:
-        """A random UUID."""
+        """Return a random UUID."""
         return str(uuid.uuid4())
 
     def key_id(self) -> str:
-        """80 bits, lower-case letters and digits."""
+        """Return 80 random bits as lower-case letters and digits."""
         return secrets.token_hex(10)
 
     def below(self, bound: int) -> int:
-        """A number from 0 to bound - 1."""
+        """Return a random number from 0 to bound - 1."""
         return secrets.randbelow(bound)
 
 
 class MeasuredJobStore(DynamoJobStore):
-    """Tells how attempts end: whoever decides a change, its writing passes here."""
+    """Job store that emits metrics of ended attempts; every transaction of a job passes here."""
 
     def __init__(self, client: Any, prefix: str, metrics: Metrics) -> None:
         super().__init__(client, prefix)
@@ -62,12 +62,12 @@ class MeasuredJobStore(DynamoJobStore):
 
 
 def build_metrics(environment: Mapping[str, str] = os.environ) -> Metrics:
-    """The metrics of a deployed function, on the stream that its log is on."""
+    """Build the metrics of a deployed function, on the stream of its log."""
     return Metrics(Settings.from_environment(environment).stage, sys.stderr, ServerClock())
 
 
 def build_context(environment: Mapping[str, str] = os.environ) -> Context:
-    """The context of a deployed function: everything from `BATON_*` variables. A bad setting fails here, at start."""
+    """Build the context of a deployed function from `BATON_*` variables. A bad setting fails here, at the start."""
     settings = Settings.from_environment(environment)
     clients = Clients.from_settings(settings)
     return Context(
@@ -79,7 +79,7 @@ def build_context(environment: Mapping[str, str] = os.environ) -> Context:
         objects=S3ObjectStore(clients.s3, clients.s3_public, clients.buckets),
         webhooks=DynamoWebhookStore(clients.dynamodb, settings.table_prefix),
         recipes=DynamoRecipeStore(clients.dynamodb, settings.table_prefix),
-        line=SqsLine(settings.webhook_line),
+        line=SqsDeliveryQueue(settings.webhook_line),
         clock=ServerClock(),
         random=SystemRandomness(),
         settings=settings,
@@ -87,7 +87,7 @@ def build_context(environment: Mapping[str, str] = os.environ) -> Context:
 
 
 def build_rings(environment: Mapping[str, str] = os.environ) -> RingStore:
-    """The store that one function alone has; it loads with it."""
+    """Build the ring store; only the function `rings` loads it."""
     from functions.storage.dynamodb.rings import DynamoRings
 
     settings = Settings.from_environment(environment)

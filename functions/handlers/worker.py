@@ -1,4 +1,4 @@
-"""Lambda entry point of the worker's privilege group: claim, heartbeat, commit, complete, fail, release."""
+"""Lambda entry point of the privilege group `worker`: claim, heartbeat, commit, complete, fail, release."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functions.handlers.startup import start_logging
 from functions.handlers.wiring import build_context
 
 start_logging()
-routes_of("worker")  # loaded here, not with the first event
+routes_of("worker")  # loads the routes at the cold start, not with the first event
 context = build_context()
 
 

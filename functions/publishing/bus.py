@@ -1,4 +1,4 @@
-"""The event bus is EventBridge's, the dead letters are a queue of SQS."""
+"""The event bus on EventBridge and the dead letters on SQS."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ logger = logging.getLogger("baton.publishing")
 
 
 class EventBridgeBus:
-    """EventBus over a low-level client of EventBridge. `name`: the bus's."""
+    """EventBus on a boto3 client of EventBridge. `name`: name of the bus."""
 
     def __init__(self, client: Any, name: str) -> None:
         self._client = client
         self._name = name
 
     def put(self, entries: Sequence[Entry]) -> list[str | None]:
-        """One PutEvents."""
-        asked = [
+        """Send one PutEvents request."""
+        request = [
             {
                 "EventBusName": self._name,
                 "Source": EVENT_SOURCE,
@@ -35,14 +35,14 @@ class EventBridgeBus:
             for entry in entries
         ]
         with failures_translated():
-            answer = self._client.put_events(Entries=asked)
+            answer = self._client.put_events(Entries=request)
         return [result.get("ErrorCode") for result in answer["Entries"]]
 
 
 class DeadLetterQueue:
-    """DeadLetters in a queue. `url` None: there is no queue, and the log is all that tells of them.
+    """DeadLetters in a queue of SQS; with `url` None a dead letter is an entry in the log.
 
-    The client is made when the first letter is written, which most deployments never see.
+    The first dead letter creates the client, so most deployments never load the client.
     """
 
     def __init__(self, url: str | None, client: Any = None) -> None:
@@ -50,7 +50,7 @@ class DeadLetterQueue:
         self._client = client
 
     def put(self, keys: Mapping[str, str], why: str) -> None:
-        """One SendMessage."""
+        """Send one message."""
         if self._url is None:
             logger.error("there is no queue for dead letters", extra={"why": why, "keys": dict(keys)})
             return

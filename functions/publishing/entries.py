@@ -1,4 +1,4 @@
-"""Transitions as entries of PutEvents, and how many of them go together."""
+"""Entries of PutEvents: conversion from transitions, order, division into requests."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from functions.storage.stream import Transition
 
 MAX_ENTRIES = 10
 MAX_REQUEST_BYTES = 256 * 1024
-"""Of all entries of a request together, as EventBridge counts them; so also of one."""
+"""Size limit of a request, as EventBridge counts the entries; so also the limit of one entry."""
 TIME_BYTES = 14
-"""What EventBridge counts for an entry's time."""
+"""Size that EventBridge counts for the time of an entry."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One event for the bus. `place`: which of the transitions at hand it is, from 0."""
+    """One event for the bus. `place`: index of the transition in the batch, from 0."""
 
     place: int
     job_id: str
     seq: int
     tenant: str
     webhook: str | None = None
-    """The one that the job names."""
+    """Id of the webhook that the job names."""
     type: str
     detail: str
-    """A JobEvent as JSON."""
+    """The JobEvent as JSON."""
     at: int
 
     @property
     def size_bytes(self) -> int:
-        """As EventBridge counts it."""
+        """Size of the entry in bytes, as EventBridge counts."""
         return TIME_BYTES + sum(len(text.encode()) for text in (EVENT_SOURCE, self.type, self.detail))
 
 
 def entry_of(transition: Transition, place: int) -> Entry:
-    """The entry of a transition; without its data if with them no request could carry it."""
+    """Build the entry of a transition; an event too large for a request loses its data."""
     event = transition.event
-    told = JobEvent(
+    published = JobEvent(
         id=event_id(transition.job_id, event.seq),
         type=event.type,
         job_id=transition.job_id,
@@ -49,10 +49,10 @@ def entry_of(transition: Transition, place: int) -> Entry:
         at=event.at,
         data=event.data,
     )
-    entry = _entry(told, place, transition.webhook)
+    entry = _entry(published, place, transition.webhook)
     if entry.size_bytes > MAX_REQUEST_BYTES:
-        told = told.model_copy(update={"data": {}, "data_omitted": True})
-        entry = _entry(told, place, transition.webhook)
+        published = published.model_copy(update={"data": {}, "data_omitted": True})
+        entry = _entry(published, place, transition.webhook)
     return entry
 
 
@@ -69,10 +69,10 @@ def _entry(event: JobEvent, place: int, webhook: str | None) -> Entry:
     )
 
 
-def in_order(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries, those of each job by their number.
+def sort_by_seq(entries: Sequence[Entry]) -> list[Entry]:
+    """Sort the entries of each job by number, and leave each job in its places.
 
-    The stream promises an order for the writes of one item, and none for the items of one transaction.
+    The stream orders the writes of one item, but not the items of one transaction.
     """
     of_job: dict[str, list[Entry]] = {}
     for entry in sorted(entries, key=lambda entry: entry.seq, reverse=True):
@@ -80,19 +80,20 @@ def in_order(entries: Sequence[Entry]) -> list[Entry]:
     return [of_job[entry.job_id].pop() for entry in entries]
 
 
-def requests(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    """The entries in their order, in runs that one request may carry and that have at most one event of each job.
+def group_into_requests(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """Divide the entries, in order, into requests within the limits and with at most one event of each job.
 
-    An entry may be refused while the one behind it is accepted: two of one job in a request could change places.
+    The bus may refuse an entry and accept a later entry of the same request, so two events of one job in a request
+    could change places.
     """
-    run: list[Entry] = []
+    request: list[Entry] = []
     size_bytes = 0
     for entry in entries:
-        too_much = len(run) == MAX_ENTRIES or size_bytes + entry.size_bytes > MAX_REQUEST_BYTES
-        if run and (too_much or entry.job_id in {other.job_id for other in run}):
-            yield run
-            run, size_bytes = [], 0
-        run.append(entry)
+        is_full = len(request) == MAX_ENTRIES or size_bytes + entry.size_bytes > MAX_REQUEST_BYTES
+        if request and (is_full or entry.job_id in {other.job_id for other in request}):
+            yield request
+            request, size_bytes = [], 0
+        request.append(entry)
         size_bytes += entry.size_bytes
-    if run:
-        yield run
+    if request:
+        yield request

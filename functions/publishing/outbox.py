@@ -1,7 +1,7 @@
-"""The outbox: what was written to the jobs table goes onto the event bus, in order per job, at least once.
+"""The outbox: publish the events in the jobs table on the event bus, in order per job, at least once.
 
-The event was stored in the transaction that made the transition, so none is published that did not happen and none is
-forgotten. Lambda hands records over again, from the one that is named as failed, until they are accepted.
+One transaction stores a transition and its event, so the outbox publishes the events of all transitions and no others.
+Lambda repeats the records from the first failed record on, until all are accepted.
 """
 
 from __future__ import annotations
@@ -11,37 +11,33 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from functions.domain.errors import StorageUnavailable
-from functions.publishing.entries import Entry, entry_of, in_order, requests
+from functions.publishing.entries import Entry, entry_of, group_into_requests, sort_by_seq
 from functions.storage.stream import UnreadableRecordError, is_transition, transition_of
 
 logger = logging.getLogger("baton.publishing")
 
 Record = Mapping[str, Any]
-"""One record of the stream, as Lambda hands it over."""
+"""One record of the stream, in the form that Lambda passes to the handler."""
 
 WAITS_S = (0.2, 0.8)
-"""Before the second and third try; after that the record is left to Lambda, which waits longer."""
+"""Seconds before the second and third try; later tries are left to Lambda, which waits longer."""
 
-NEVER = frozenset(("InvalidArgument", "MalformedDetail", "RedactionFailure"))
-"""Codes of PutEvents that no repeat changes. All others pass, or are faults of the deployment and can be mended."""
+PERMANENT_REFUSALS = frozenset(("InvalidArgument", "MalformedDetail", "RedactionFailure"))
+"""Codes of PutEvents that repeat for the same entry. Every other code is transient or a fault of the deployment."""
 
 
 class EventBus(Protocol):
-    """Takes at most MAX_ENTRIES events of MAX_REQUEST_BYTES together."""
+    """Accept at most MAX_ENTRIES events of MAX_REQUEST_BYTES together."""
 
     def put(self, entries: Sequence[Entry]) -> list[str | None]:
-        """For each entry None if it was accepted, or the code of its refusal. Raises StorageUnavailable."""
+        """Return None for each accepted entry, the code of the refusal for each other. Raises StorageUnavailable."""
 
 
 class DeadLetters(Protocol):
-    """Keeps what cannot be published until somebody looks."""
+    """Keep records that cannot be published, for a person to inspect."""
 
     def put(self, keys: Mapping[str, str], why: str) -> None:
-        """`keys`: of the item in the jobs table, which stays there. Raises StorageUnavailable."""
-
-
-def _nobody(_entries: Sequence[Entry]) -> None:
-    """Who else is told, where nobody is."""
+        """Store the keys of an item, which stays in the jobs table, and the reason. Raises StorageUnavailable."""
 
 
 def publish(
@@ -49,77 +45,78 @@ def publish(
     bus: EventBus,
     dead_letters: DeadLetters,
     wait: Callable[[float], object],
-    tell: Callable[[Sequence[Entry]], None] = _nobody,
+    notify: Callable[[Sequence[Entry]], object] = lambda _entries: None,
 ) -> dict[str, Any]:
-    """Publish the transitions among the records; what Lambda wants to be told: from which record on they come again.
+    """Publish the transitions among the records, and return the first failure in the form that Lambda expects.
 
-    `tell`: is given the events that the bus has accepted, in order per job; may raise StorageUnavailable.
+    `notify` receives the events that the bus has accepted, in order per job, and may raise StorageUnavailable.
 
-    A record that can never be published becomes a dead letter and does not keep others waiting. Behind one that may
-    be accepted later nothing more is published. Raises what is wrong with the deployment: no such bus, no right.
+    A record that can never be published becomes a dead letter and does not delay others. A transient refusal ends the
+    batch: no later record is published before a repeat. A fault of the deployment (no such bus, no permission) raises.
     """
     transitions = [record for record in records if is_transition(record)]
-    hopeless: dict[int, str] = {}
+    unpublishable: dict[int, str] = {}
     entries = []
     for place, record in enumerate(transitions):
         try:
             entries.append(entry_of(transition_of(record), place))
         except UnreadableRecordError as error:
-            hopeless[place] = str(error)
-    left = {entry.place for entry in entries}
-    for run in requests(in_order(entries)):
-        refused = _put(run, bus, wait)
-        hopeless |= {place: f"the bus refuses it: {code}" for place, code in refused.items() if code in NEVER}
-        passing = {place: code for place, code in refused.items() if code not in NEVER}
+            unpublishable[place] = str(error)
+    pending = {entry.place for entry in entries}
+    for request in group_into_requests(sort_by_seq(entries)):
+        refused = _put(request, bus, wait)
+        unpublishable |= {p: f"the bus refuses it: {code}" for p, code in refused.items() if code in PERMANENT_REFUSALS}
+        transient = {place: code for place, code in refused.items() if code not in PERMANENT_REFUSALS}
         try:
-            tell([entry for entry in run if entry.place not in refused])
+            notify([entry for entry in request if entry.place not in refused])
         except StorageUnavailable as error:
-            passing |= dict.fromkeys((entry.place for entry in run), str(error))
-        left -= {entry.place for entry in run} - passing.keys()
-        if passing:
-            logger.warning("events are not accepted", extra={"code": passing[min(passing)]})
+            transient |= dict.fromkeys((entry.place for entry in request), str(error))
+        pending -= {entry.place for entry in request} - transient.keys()
+        if transient:
+            logger.warning("events are not accepted", extra={"code": transient[min(transient)]})
             break
-    done = _bury(transitions[: min(left, default=len(transitions))], hopeless, dead_letters)
-    return {"batchItemFailures": [{"itemIdentifier": _number_of(record)} for record in transitions[done : done + 1]]}
+    done = _bury(transitions[: min(pending, default=len(transitions))], unpublishable, dead_letters)
+    failed = transitions[done : done + 1]
+    return {"batchItemFailures": [{"itemIdentifier": _sequence_number(record)} for record in failed]}
 
 
-def _put(run: Sequence[Entry], bus: EventBus, wait: Callable[[float], object]) -> dict[int, str]:
-    """Offer the run, and again what was not accepted: codes of the last refusals by place."""
-    left, refused = run, dict[int, str]()
+def _put(request: Sequence[Entry], bus: EventBus, wait: Callable[[float], object]) -> dict[int, str]:
+    """Put the entries, and repeat the transient refusals; return the code of the last refusal by place."""
+    pending, refused = request, dict[int, str]()
     for wait_s in (0.0, *WAITS_S):
         if wait_s:
             wait(wait_s)
         try:
-            codes = bus.put(left)
+            codes = bus.put(pending)
         except StorageUnavailable as error:
-            codes = [str(error) or "unavailable"] * len(left)
-        refused |= {entry.place: code for entry, code in zip(left, codes, strict=True) if code is not None}
-        accepted = {entry.place for entry, code in zip(left, codes, strict=True) if code is None}
+            codes = [str(error) or "unavailable"] * len(pending)
+        refused |= {entry.place: code for entry, code in zip(pending, codes, strict=True) if code is not None}
+        accepted = {entry.place for entry, code in zip(pending, codes, strict=True) if code is None}
         refused = {place: code for place, code in refused.items() if place not in accepted}
-        left = [entry for entry in left if refused.get(entry.place) not in (None, *NEVER)]
-        if not left:
+        pending = [entry for entry in pending if refused.get(entry.place) not in (None, *PERMANENT_REFUSALS)]
+        if not pending:
             break
     return refused
 
 
-def _bury(transitions: Sequence[Record], hopeless: Mapping[int, str], dead_letters: DeadLetters) -> int:
-    """Make dead letters of those that are hopeless; the place of the first that could not be, else their number."""
+def _bury(transitions: Sequence[Record], unpublishable: Mapping[int, str], dead_letters: DeadLetters) -> int:
+    """Store the unpublishable records as dead letters; return the place of the first failure, else the record count."""
     for place, record in enumerate(transitions):
-        if place not in hopeless:
+        if place not in unpublishable:
             continue
-        logger.error("a transition cannot be published", extra={"why": hopeless[place], "keys": _keys_of(record)})
+        logger.error("a transition cannot be published", extra={"why": unpublishable[place], "keys": _keys_of(record)})
         try:
-            dead_letters.put(_keys_of(record), hopeless[place])
+            dead_letters.put(_keys_of(record), unpublishable[place])
         except StorageUnavailable:
-            logger.exception("the dead letters take nothing")
+            logger.exception("a dead letter could not be stored")
             return place
     return len(transitions)
 
 
-def _number_of(record: Record) -> str:
+def _sequence_number(record: Record) -> str:
     return str(record["dynamodb"]["SequenceNumber"])
 
 
 def _keys_of(record: Record) -> dict[str, str]:
-    """Of the item in the jobs table: it has all that the record has."""
+    """Return the keys of the item in the jobs table."""
     return {name: str(value.get("S")) for name, value in record["dynamodb"]["Keys"].items()}

@@ -1,4 +1,4 @@
-"""A batch of the line: in order within each group, and what is to come again when."""
+"""Consumption of one batch of the delivery queue, in order within each message group."""
 
 from __future__ import annotations
 
@@ -8,40 +8,41 @@ from typing import Any
 
 from functions.domain.errors import StorageUnavailable
 from functions.domain.webhooks import backoff_s
-from functions.webhooks.event_queue import attribute
+from functions.webhooks.event_queue import numeric_attribute
 
 logger = logging.getLogger("baton.webhooks")
 
 Message = dict[str, Any]
 
 
-def serve(
+def consume_batch(
     records: Sequence[Message],
     attempt: Callable[[Message], int | None],
     postpone: Callable[[str, int], None],
 ) -> dict[str, Any]:
-    """Attempt each message; what Lambda wants to be told: those that come again.
+    """Attempt each message, and return the failures in the form that Lambda expects.
 
-    `attempt`: seconds until the next try, or None when it is done with. `postpone`: receipt, seconds. Behind a message
-    that comes again nothing of its group is attempted: those come again with it.
+    `attempt` returns the seconds until the next attempt, or None after the last one. `postpone` takes a receipt and
+    seconds. A failed message blocks its group: the later messages of the group fail without an attempt.
     """
-    again: list[str] = []
-    held: set[str] = set()
+    failed: list[str] = []
+    blocked_groups: set[str] = set()
     for record in records:
         group = str(record["attributes"]["MessageGroupId"])
         wait_s: int | None = 0
-        if group not in held:
+        if group not in blocked_groups:
             try:
                 wait_s = attempt(record)
             except StorageUnavailable:
-                logger.exception("a delivery could not be looked after")
-                # As after a failed delivery: an outage must not use up the tries that a crash is known by.
-                wait_s = backoff_s(attribute(record, "ApproximateReceiveCount"))
+                logger.exception("a delivery failed: the store is unavailable")
+                # A message that is received too often goes to the dead letters. The backoff keeps an outage of the
+                # store from using up the receives.
+                wait_s = backoff_s(numeric_attribute(record, "ApproximateReceiveCount"))
         if wait_s is None:
             continue
-        again.append(str(record["messageId"]))
-        # Those behind it in its group wait with it, by the queue's own rule.
-        if group not in held:
-            held.add(group)
+        failed.append(str(record["messageId"]))
+        # SQS delivers no later message of the group before the postponed message, so one call postpones the group.
+        if group not in blocked_groups:
+            blocked_groups.add(group)
             postpone(str(record["receiptHandle"]), wait_s)
-    return {"batchItemFailures": [{"itemIdentifier": message_id} for message_id in again]}
+    return {"batchItemFailures": [{"itemIdentifier": message_id} for message_id in failed]}

@@ -1,4 +1,4 @@
-"""One message of the line: deliver it, note how it went, and say whether and when it is tried again."""
+"""Delivery of one queued event: send, record the outcome, schedule the next attempt."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from baton.contract.webhooks import DeliveryState
 from functions.domain.errors import Refusal
 from functions.domain.ports import WebhookStore
 from functions.domain.webhooks import GIVE_UP_AFTER_S, Delivery, Target, Webhook, backoff_s, signature, target_of
-from functions.webhooks.event_queue import Waiting, attribute
-from functions.webhooks.http_delivery import Outcome
+from functions.webhooks.event_queue import QueuedEvent, numeric_attribute
+from functions.webhooks.http_delivery import PostOutcome
 
 logger = logging.getLogger("baton.webhooks")
 
 GONE = 410
-"""Who answers so wants to hear nothing more of this event."""
+"""Status by which a receiver ends the delivery of an event for good."""
 
 
 class Post(Protocol):
-    """How something is sent."""
+    """Send one body to a webhook."""
 
-    def __call__(self, target: Target, headers: Mapping[str, str], body: bytes) -> Outcome: ...
+    def __call__(self, target: Target, headers: Mapping[str, str], body: bytes) -> PostOutcome: ...
 
 
 def deliver(
     record: Mapping[str, Any], webhooks: WebhookStore, post: Post, now: int, *, test_origin: str | None = None
 ) -> int | None:
-    """Deliver one message of the line, as Lambda hands it over, and note it in the log of deliveries.
+    """Attempt one message of the queue, and record the attempt in the log of deliveries.
 
-    None if it is done with, delivered or not; else seconds until it is to be tried again, and whatever waits behind it
-    in its group with it. Raises StorageUnavailable, ValueError, KeyError (no message of ours).
+    Returns None after the last attempt, delivered or not; else the seconds until the next attempt, for which the later
+    messages of the same group wait too. Raises StorageUnavailable, and ValueError or KeyError for a foreign message.
     """
-    waiting = Waiting.from_json(record["body"])
-    webhook = webhooks.get(waiting.tenant, waiting.webhook_id)
+    queued = QueuedEvent.from_json(record["body"])
+    webhook = webhooks.get(queued.tenant, queued.webhook_id)
     if webhook is None:
-        # It was deleted: nobody wants this any more.
+        # The tenant deleted the webhook after the event was queued.
         return None
-    attempts = attribute(record, "ApproximateReceiveCount")
-    outcome = _send(webhook, waiting, post, now, test_origin)
-    sent_at = attribute(record, "SentTimestamp") // 1000
+    attempts = numeric_attribute(record, "ApproximateReceiveCount")
+    outcome = _send(webhook, queued, post, now, test_origin)
+    sent_at = numeric_attribute(record, "SentTimestamp") // 1000
     final = outcome.forbidden or outcome.status == GONE or now - sent_at >= GIVE_UP_AFTER_S
     state = DeliveryState.FAILED if final else DeliveryState.WAITING
-    event = waiting.event
+    event = queued.event
     webhooks.record(
         Delivery(
             webhook_id=webhook.id,
@@ -67,19 +67,19 @@ def deliver(
     return None if final else backoff_s(attempts)
 
 
-def _send(webhook: Webhook, waiting: Waiting, post: Post, now: int, test_origin: str | None) -> Outcome:
-    body = waiting.event.model_dump_json().encode()
+def _send(webhook: Webhook, queued: QueuedEvent, post: Post, now: int, test_origin: str | None) -> PostOutcome:
+    body = queued.event.model_dump_json().encode()
     try:
         target = target_of(webhook.url, test_origin)
     except Refusal as refusal:
-        # It was accepted by rules that have changed since.
-        return Outcome(problem=refusal.message, forbidden=True)
+        # An earlier version accepted the URL by rules that have changed since.
+        return PostOutcome(problem=refusal.message, forbidden=True)
     headers = {
         "content-type": "application/json",
         "user-agent": "baton-webhooks/1",
         "baton-webhook-id": webhook.id,
-        "baton-event-id": waiting.event.id,
-        "baton-event-type": waiting.event.type.value,
+        "baton-event-id": queued.event.id,
+        "baton-event-type": queued.event.type.value,
         "baton-signature": signature(webhook.secret, now, body),
     }
     return post(target, headers, body)

@@ -1,4 +1,4 @@
-"""The line in which events wait for their webhooks: a FIFO queue, one group for each webhook and job."""
+"""The FIFO queue of events that await delivery: one message group for each webhook and job."""
 
 from __future__ import annotations
 
@@ -15,41 +15,42 @@ from functions.storage.clients import plain_client
 from functions.storage.failures import failures_translated
 
 MAX_MESSAGE_BYTES = 250_000
-"""Below what SQS takes everywhere, with room for what is around the event."""
-KNOWN_FOR_S = 60
-"""So long may a new webhook that no job names hear nothing yet, and a deleted one still be put in line."""
+"""Size limit of a message; SQS takes 256 KiB, attributes included."""
+WEBHOOK_CACHE_S = 60
+"""Lifetime of the cached webhooks of a tenant. A new webhook that no job names may miss events for so long; a deleted
+webhook may still get messages."""
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """A message in the line: one event for one webhook."""
+class QueuedEvent:
+    """A message of the queue: one event for one webhook."""
 
     tenant: str
     webhook_id: str
     event: JobEvent
 
     def as_json(self) -> str:
-        """The message's body, in ASCII; an event too large for the queue goes without its data."""
+        """Encode the message in ASCII; an event too large for the queue loses its data."""
         body = self._with(self.event)
         if len(body) > MAX_MESSAGE_BYTES:
             body = self._with(self.event.model_copy(update={"data": {}, "data_omitted": True}))
         return body
 
     def _with(self, event: JobEvent) -> str:
-        told = {"tenant": self.tenant, "webhook_id": self.webhook_id, "event": event.model_dump(mode="json")}
-        return json.dumps(told, separators=(",", ":"))
+        document = {"tenant": self.tenant, "webhook_id": self.webhook_id, "event": event.model_dump(mode="json")}
+        return json.dumps(document, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str) -> Waiting:
-        """The inverse. Raises ValueError or KeyError."""
-        told = json.loads(text)
-        return cls(str(told["tenant"]), str(told["webhook_id"]), JobEvent.model_validate(told["event"]))
+    def from_json(cls, text: str) -> QueuedEvent:
+        """Decode a message. Raises ValueError or KeyError."""
+        document = json.loads(text)
+        return cls(str(document["tenant"]), str(document["webhook_id"]), JobEvent.model_validate(document["event"]))
 
 
-class SqsLine:
-    """DeliveryQueue in a FIFO queue. `url` None: there is none, and nobody is told of anything.
+class SqsDeliveryQueue:
+    """DeliveryQueue in a FIFO queue of SQS; with `url` None every event is dropped.
 
-    The client is made when it is first needed.
+    The first message creates the client.
     """
 
     def __init__(self, url: str | None, client: Any = None) -> None:
@@ -57,7 +58,7 @@ class SqsLine:
         self._client = client
 
     def put(self, webhook: Webhook, event: JobEvent, *, repetition: str = "") -> None:
-        """One SendMessage."""
+        """Send one message."""
         if self._url is None:
             return
         if self._client is None:
@@ -66,39 +67,39 @@ class SqsLine:
         with failures_translated():
             self._client.send_message(
                 QueueUrl=self._url,
-                MessageBody=Waiting(webhook.tenant, webhook.id, event).as_json(),
+                MessageBody=QueuedEvent(webhook.tenant, webhook.id, event).as_json(),
                 MessageGroupId=group,
                 MessageDeduplicationId=f"{group}.{event.seq}{repetition and '.' + repetition}",
             )
 
 
 class Subscribers:
-    """Puts published events in line for those who want them. `monotonic`: seconds, for how long webhooks are known."""
+    """Queue published events for the webhooks that want them. `monotonic`: clock in seconds, for the cache."""
 
-    def __init__(self, webhooks: WebhookStore, line: DeliveryQueue, monotonic: Callable[[], float]) -> None:
+    def __init__(self, webhooks: WebhookStore, queue: DeliveryQueue, monotonic: Callable[[], float]) -> None:
         self._webhooks = webhooks
-        self._line = line
+        self._queue = queue
         self._monotonic = monotonic
-        self._known: dict[str, tuple[float, Sequence[Webhook]]] = {}
+        self._cache: dict[str, tuple[float, Sequence[Webhook]]] = {}
 
-    def tell(self, entries: Sequence[Entry]) -> None:
-        """Put each of the events in line for each webhook that wants it. Raises StorageUnavailable."""
+    def enqueue(self, entries: Sequence[Entry]) -> None:
+        """Queue each event for each webhook that wants the event. Raises StorageUnavailable."""
         for entry in entries:
-            for webhook in self._of(entry.tenant, entry.webhook):
+            for webhook in self._webhooks_of(entry.tenant, entry.webhook):
                 if webhook.wants(entry.type, entry.webhook):
-                    self._line.put(webhook, JobEvent.model_validate_json(entry.detail))
+                    self._queue.put(webhook, JobEvent.model_validate_json(entry.detail))
 
-    def _of(self, tenant: str, named: str | None) -> Sequence[Webhook]:
-        """Those of the tenant; looked up anew if the one that the job names is not among those that are known."""
+    def _webhooks_of(self, tenant: str, named: str | None) -> Sequence[Webhook]:
+        """Return the tenant's webhooks; read them again if the cache lacks the webhook that the job names."""
         now_s = self._monotonic()
-        since_s, known = self._known.get(tenant, (float("-inf"), ()))
-        is_new = named is not None and all(webhook.id != named for webhook in known)
-        if is_new or now_s - since_s > KNOWN_FOR_S:
-            known = self._webhooks.of_tenant(tenant)
-            self._known[tenant] = (now_s, known)
-        return known
+        since_s, cached = self._cache.get(tenant, (float("-inf"), ()))
+        is_new = named is not None and all(webhook.id != named for webhook in cached)
+        if is_new or now_s - since_s > WEBHOOK_CACHE_S:
+            cached = self._webhooks.of_tenant(tenant)
+            self._cache[tenant] = (now_s, cached)
+        return cached
 
 
-def attribute(record: Mapping[str, Any], name: str) -> int:
-    """A number that SQS tells about a message."""
+def numeric_attribute(record: Mapping[str, Any], name: str) -> int:
+    """Return a numeric attribute that SQS adds to a message."""
     return int(record["attributes"][name])

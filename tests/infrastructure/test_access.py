@@ -23,8 +23,8 @@ from functions.publishing.bus import DeadLetterQueue, EventBridgeBus
 from functions.publishing.outbox import publish
 from functions.storage.dynamodb.webhooks import DynamoWebhookStore
 from functions.webhooks.delivery import deliver
-from functions.webhooks.event_queue import SqsLine, Subscribers
-from functions.webhooks.http_delivery import Outcome
+from functions.webhooks.event_queue import SqsDeliveryQueue, Subscribers
+from functions.webhooks.http_delivery import PostOutcome
 from tests.api_harness import NOW, TENANT, Api, quoted
 from tests.clouds import MinistackClients
 from tests.emulator import unique
@@ -386,20 +386,20 @@ def published(recorder: Recorder, emulator: Emulator, api: Api) -> None:
     waiting = sqs.create_queue(QueueName=f"{name}.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
     for client in (events, sqs, dynamodb):
         client.meta.events.register("provide-client-params.*", recorder.note)
-    line = SqsLine(waiting, sqs)
+    line = SqsDeliveryQueue(waiting, sqs)
     answer = recorder.within(lambda *_: "publisher", publish)(
         [stream_record(1), stream_record(2, document="{}")],
         EventBridgeBus(events, name),
         DeadLetterQueue(letters, sqs),
         no_wait,
-        Subscribers(store, line, lambda: 0.0).tell,
+        Subscribers(store, line, lambda: 0.0).enqueue,
     )
     assert answer == {"batchItemFailures": []}
     (letter,) = sqs.receive_message(QueueUrl=letters)["Messages"]
     assert json.loads(letter["Body"])["keys"]["sk"] == "EVENT#0000000002"
     (message,) = sqs.receive_message(QueueUrl=waiting, AttributeNames=["All"])["Messages"]
     record = {"body": message["Body"], "attributes": message["Attributes"]}
-    again = recorder.within(lambda *_: "deliverer", deliver)(record, store, lambda *_: Outcome(503, "no"), NOW)
+    again = recorder.within(lambda *_: "deliverer", deliver)(record, store, lambda *_: PostOutcome(503, "no"), NOW)
     assert again == 5
     recorder.within(lambda *_, **__: "admin", line.put)(make_webhook(), make_event(2))
 

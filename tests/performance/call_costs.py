@@ -27,8 +27,8 @@ from functions.api.watching import look_at_all
 from functions.domain.keys import DUE_BUCKET_S
 from functions.storage.clients import dynamodb_client
 from functions.webhooks.delivery import deliver
-from functions.webhooks.event_queue import Waiting
-from functions.webhooks.http_delivery import Outcome
+from functions.webhooks.event_queue import QueuedEvent
+from functions.webhooks.http_delivery import PostOutcome
 from gpu_client.checkpoints.save.checkpoint_commit import commit_checkpoint
 from gpu_client.transport.transfer.manager import Transfer
 from tests.emulator import CREDENTIALS
@@ -106,10 +106,10 @@ class _Recording:
         """To a webhook that takes what it is told."""
         webhooks, webhook = self._plane.context.webhooks, make_webhook(tenant=TENANT)
         webhooks.put(webhook)
-        body = Waiting(TENANT, webhook.id, make_event(1)).as_json()
+        body = QueuedEvent(TENANT, webhook.id, make_event(1)).as_json()
         now = self._plane.context.clock.now()
         record = {"body": body, "attributes": {"ApproximateReceiveCount": "1", "SentTimestamp": str(now * 1000)}}
-        return lambda: deliver(record, webhooks, lambda *_: Outcome(200), now)
+        return lambda: deliver(record, webhooks, lambda *_: PostOutcome(200), now)
 
     def _heartbeat(self, item: WorkItem, *, later_s: int = 0) -> None:
         metrics = {"loss": 0.0421, "grad_norm": 0.913, "learning_rate": 9.2e-05, "samples_per_s": 41.5}

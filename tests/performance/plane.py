@@ -37,7 +37,7 @@ from functions.storage.dynamodb.tokens import DynamoTokenStore
 from functions.storage.dynamodb.webhooks import DynamoWebhookStore
 from functions.storage.s3.objects import S3ObjectStore
 from functions.storage.tables import JOBS, create_tables
-from functions.webhooks.event_queue import SqsLine
+from functions.webhooks.event_queue import SqsDeliveryQueue
 from tests.emulator import CREDENTIALS
 
 TENANT = "bench"
@@ -112,7 +112,7 @@ class Plane:
             objects=self._objects,
             webhooks=DynamoWebhookStore(self.dynamodb, self.prefix),
             recipes=DynamoRecipeStore(self.dynamodb, self.prefix),
-            line=SqsLine(None),
+            line=SqsDeliveryQueue(None),
             clock=ServerClock(),
             random=SystemRandomness(),
             settings=Settings(table_prefix=self.prefix, s3_endpoint=self.endpoint_url),

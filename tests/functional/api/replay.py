@@ -22,9 +22,9 @@ from functions.domain.records import TransferGrant
 from functions.domain.rings import StoredRing
 from functions.domain.webhooks import Target
 from functions.publishing.outbox import publish
-from functions.webhooks.batch_consumer import serve
+from functions.webhooks.batch_consumer import consume_batch
 from functions.webhooks.delivery import deliver
-from functions.webhooks.http_delivery import Outcome
+from functions.webhooks.http_delivery import PostOutcome
 from tests.api_harness import NOW, TENANT, Api, Held, memory_api
 from tests.hooks import make_webhook
 from tests.publishing import FakeBus, FakeDeadLetters
@@ -112,14 +112,14 @@ def replay(path: Path, api: Api) -> dict[str, Any]:
         posted: list[dict[str, Any]] = []
         postponed: list[int] = []
 
-        def post(target: Target, headers: Mapping[str, str], body: bytes) -> Outcome:
+        def post(target: Target, headers: Mapping[str, str], body: bytes) -> PostOutcome:
             posted.append({"host": target.host, "headers": dict(headers), "body": json.loads(body)})
-            return Outcome(503, "answered 503") if target.host == DOWN_HOST else Outcome(204)
+            return PostOutcome(503, "answered 503") if target.host == DOWN_HOST else PostOutcome(204)
 
         def attempt(record: dict[str, Any]) -> int | None:
             return deliver(record, api.context.webhooks, post, api.clock.now())
 
-        answer = serve(event["Records"], attempt, lambda _receipt, wait_s: postponed.append(wait_s))
+        answer = consume_batch(event["Records"], attempt, lambda _receipt, wait_s: postponed.append(wait_s))
         return {**answer, "posted": posted, "postponed_s": postponed}
     if handler == "sweeper":
         swept = sweep(api.context.jobs, api.context.leases, api.clock, sweep_interval_s=1).as_dict()

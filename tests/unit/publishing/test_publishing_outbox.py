@@ -1,4 +1,4 @@
-"""One batch of the stream: what goes onto the bus, what comes again, what is buried."""
+"""Test one batch of the stream: published entries, repeated records, dead letters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.contract.events import JobEvent
 from baton.contract.history import EventType
 from functions.domain.errors import StorageUnavailable
 from functions.publishing.entries import MAX_REQUEST_BYTES, Entry
-from functions.publishing.outbox import NEVER, WAITS_S, publish
+from functions.publishing.outbox import PERMANENT_REFUSALS, WAITS_S, publish
 from functions.storage.stream import is_transition
 from tests.publishing import (
     JOB_ID,
@@ -31,7 +31,7 @@ DONE: dict[str, Any] = {"batchItemFailures": []}
 
 
 class Run:
-    """One call of `publish` with fakes, and what became of it."""
+    """One call of `publish` with fakes, and its results."""
 
     def __init__(self, records: list[dict[str, Any]], bus: FakeBus, letters: FakeDeadLetters | None = None) -> None:
         self.letters = letters or FakeDeadLetters()
@@ -39,13 +39,13 @@ class Run:
         self.answer = publish(records, bus, self.letters, self.waits_s.append)
 
     def again_from(self) -> str:
-        """The sequence number of the record from which all come again."""
+        """Return the sequence number of the record from which Lambda repeats."""
         (failure,) = self.answer["batchItemFailures"]
         return str(failure["itemIdentifier"])
 
 
 def accepted(bus: FakeBus) -> list[tuple[str, int]]:
-    """Job and number of the events that the bus has, in order."""
+    """Return job and number of the accepted events, in order."""
     return [(event.job_id, event.seq) for event in (JobEvent.model_validate_json(e.detail) for e in bus.accepted)]
 
 
@@ -152,7 +152,7 @@ def test_the_first_refused_of_a_request_is_named() -> None:
     assert accepted(bus) == [(one, 1), (three, 1)]
 
 
-@pytest.mark.parametrize("code", sorted(NEVER))
+@pytest.mark.parametrize("code", sorted(PERMANENT_REFUSALS))
 def test_an_event_that_the_bus_never_takes_is_buried_and_the_rest_goes_on(code: str) -> None:
     bus = FakeBus(code, None)
     run = Run([stream_record(1), stream_record(1, job_id=OTHER_JOB), stream_record(2)], bus)

@@ -1,4 +1,4 @@
-"""Whatever the bus refuses, and however often: every event arrives, and no event before an earlier one of its job."""
+"""Test under random refusals that every event arrives, after all earlier events of its job."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ ANSWER = "batchItemFailures"
 
 
 class Crash(BaseException):
-    """The end of the publisher's process."""
+    """End of the publisher's process."""
 
 
 class FickleBus(FakeBus):
-    """Refuses some events whenever they come, others by chance; `crashes`: requests after which the publisher dies."""
+    """Refuse the poison always, others at random; `crashes`: numbers of requests after which the publisher dies."""
 
     def __init__(self, poison: set[tuple[str, int]], *refusals: str | None, away: int, crashes: set[int]) -> None:
         super().__init__(*refusals, away=away)

@@ -9,7 +9,7 @@ from baton.contract.webhooks import DeliveryState
 from functions.domain.webhooks import Delivery
 from functions.storage.dynamodb.webhooks import DynamoWebhookStore
 from functions.storage.tables import WEBHOOKS
-from functions.webhooks.event_queue import SqsLine, Waiting
+from functions.webhooks.event_queue import QueuedEvent, SqsDeliveryQueue
 from tests.hooks import HOOK_ID, SECRET, make_event, make_webhook
 from tests.publishing import AT, JOB_ID, OTHER_JOB
 
@@ -43,7 +43,7 @@ def test_a_webhook_is_not_forgotten() -> None:
 
 def test_the_line_has_a_group_for_each_webhook_and_job_and_knows_repeats() -> None:
     client = Recorder()
-    line = SqsLine("https://queue", client)
+    line = SqsDeliveryQueue("https://queue", client)
     other_hook = make_webhook(id="0" * 20)
     for webhook, event, repetition in (
         (make_webhook(), make_event(1), ""),
@@ -61,10 +61,10 @@ def test_the_line_has_a_group_for_each_webhook_and_job_and_knows_repeats() -> No
     assert len(set(repeats)) == 5 and all(len(one) <= 128 for one in repeats)
     for asked in client.asked:
         assert SECRET not in json.dumps(asked), "it waits in nobody's queue"
-        assert asked["QueueUrl"] == "https://queue" and Waiting.from_json(asked["MessageBody"]).event.seq in (1, 2)
+        assert asked["QueueUrl"] == "https://queue" and QueuedEvent.from_json(asked["MessageBody"]).event.seq in (1, 2)
 
 
 def test_without_a_line_nobody_is_told() -> None:
     client = Recorder()
-    SqsLine(None, client).put(make_webhook(), make_event(1))
+    SqsDeliveryQueue(None, client).put(make_webhook(), make_event(1))
     assert client.asked == []

@@ -1,4 +1,4 @@
-"""One message: what is sent, what is noted, and when it comes again. A batch of them: in order per job."""
+"""Test the delivery of one message (request, log, retry) and of a batch (order per job)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from functions.domain.errors import StorageUnavailable
 from functions.domain.webhooks import BACKOFF_S, GIVE_UP_AFTER_S, Target, backoff_s, signature
 from functions.publishing.entries import entry_of
 from functions.storage.stream import transition_of
-from functions.webhooks.batch_consumer import serve
+from functions.webhooks.batch_consumer import consume_batch
 from functions.webhooks.delivery import deliver
-from functions.webhooks.event_queue import KNOWN_FOR_S, MAX_MESSAGE_BYTES, Subscribers, Waiting
-from functions.webhooks.http_delivery import Outcome
+from functions.webhooks.event_queue import MAX_MESSAGE_BYTES, WEBHOOK_CACHE_S, QueuedEvent, Subscribers
+from functions.webhooks.http_delivery import PostOutcome
 from tests.fakes import FakeLine
 from tests.hooks import HOOK_ID, SECRET, line_record, make_event, make_webhook
 from tests.publishing import AT, OTHER_JOB, TENANT, stream_record
@@ -32,13 +32,13 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "webhooks.md"
 
 
 class Wire:
-    """Remembers what was posted, and answers as it is told."""
+    """Record requests, and answer each with the given outcome."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: PostOutcome) -> None:
         self.outcome = outcome
         self.posts: list[tuple[Target, Mapping[str, str], bytes]] = []
 
-    def __call__(self, target: Target, headers: Mapping[str, str], body: bytes) -> Outcome:
+    def __call__(self, target: Target, headers: Mapping[str, str], body: bytes) -> PostOutcome:
         self.posts.append((target, headers, body))
         return self.outcome
 
@@ -51,7 +51,7 @@ def cloud() -> MemoryCloud:
 
 
 def test_what_is_sent_is_the_event_signed(cloud: MemoryCloud) -> None:
-    wire = Wire(Outcome(204))
+    wire = Wire(PostOutcome(204))
     event = make_event(3, data={"step": 100})
     assert deliver(line_record(event), cloud.webhooks, wire, NOW) is None
     ((target, headers, body),) = wire.posts
@@ -66,7 +66,7 @@ def test_what_is_sent_is_the_event_signed(cloud: MemoryCloud) -> None:
 
 
 def recipe() -> Callable[[str, bytes, str], bool]:
-    """The check of a delivery that docs/webhooks.md tells receivers to copy."""
+    """Return the verification function of docs/webhooks.md."""
     text = DOCUMENT.read_text()
     code = textwrap.dedent(text[text.index("    import hmac, time") : text.index("`body` is the bytes")])
     names: dict[str, Any] = {}
@@ -78,7 +78,7 @@ def recipe() -> Callable[[str, bytes, str], bool]:
 def test_the_documented_check_knows_our_deliveries_from_others(
     cloud: MemoryCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wire = Wire(Outcome(204))
+    wire = Wire(PostOutcome(204))
     deliver(line_record(make_event(3, data={"message": "grün"})), cloud.webhooks, wire, NOW)
     ((_, headers, body),) = wire.posts
     signed = headers["baton-signature"]
@@ -95,8 +95,8 @@ def test_the_documented_check_knows_our_deliveries_from_others(
 
 
 def test_each_attempt_is_signed_anew_under_the_same_event(cloud: MemoryCloud) -> None:
-    """A receiver's tolerance for instants is about the attempt, and it knows repeats by the event's id."""
-    wire = Wire(Outcome(503, "answered 503"))
+    """A receiver bounds the age of the attempt, and recognizes repeats by the id of the event."""
+    wire = Wire(PostOutcome(503, "answered 503"))
     for attempts, at in ((1, NOW), (2, NOW + 5), (9, NOW + 80_000)):
         deliver(line_record(attempts=attempts), cloud.webhooks, wire, at)
     sent = [(headers["baton-event-id"], headers["baton-signature"].partition(",")[0]) for _, headers, _ in wire.posts]
@@ -106,7 +106,7 @@ def test_each_attempt_is_signed_anew_under_the_same_event(cloud: MemoryCloud) ->
 
 @pytest.mark.parametrize("attempts", [1, 2, 7, 40])
 def test_what_is_not_taken_comes_again_ever_later(cloud: MemoryCloud, attempts: int) -> None:
-    wire = Wire(Outcome(503, "answered 503"))
+    wire = Wire(PostOutcome(503, "answered 503"))
     wait_s = deliver(line_record(attempts=attempts), cloud.webhooks, wire, NOW)
     assert wait_s == BACKOFF_S[min(attempts, len(BACKOFF_S)) - 1]
     (noted,) = cloud.webhooks.deliveries(HOOK_ID, limit=10).items
@@ -116,13 +116,15 @@ def test_what_is_not_taken_comes_again_ever_later(cloud: MemoryCloud, attempts: 
 @pytest.mark.parametrize(
     ("outcome", "age_s"),
     [
-        (Outcome(503, "answered 503"), GIVE_UP_AFTER_S),
-        (Outcome(problem="no answer"), GIVE_UP_AFTER_S + 1),
-        (Outcome(410, "answered 410"), 0),
-        (Outcome(problem="leads to a private address", forbidden=True), 0),
+        (PostOutcome(503, "answered 503"), GIVE_UP_AFTER_S),
+        (PostOutcome(problem="no answer"), GIVE_UP_AFTER_S + 1),
+        (PostOutcome(410, "answered 410"), 0),
+        (PostOutcome(problem="the host name resolves to a private address", forbidden=True), 0),
     ],
 )
-def test_it_is_given_up_after_a_day_or_when_nothing_will_help(cloud: MemoryCloud, outcome: Outcome, age_s: int) -> None:
+def test_it_is_given_up_after_a_day_or_when_nothing_will_help(
+    cloud: MemoryCloud, outcome: PostOutcome, age_s: int
+) -> None:
     assert deliver(line_record(sent_at=NOW - age_s), cloud.webhooks, Wire(outcome), NOW) is None
     (noted,) = cloud.webhooks.deliveries(HOOK_ID, limit=10).items
     assert (noted.state, noted.problem) == (DeliveryState.FAILED, outcome.problem)
@@ -130,19 +132,19 @@ def test_it_is_given_up_after_a_day_or_when_nothing_will_help(cloud: MemoryCloud
 
 def test_a_second_before_the_day_is_over_it_comes_again(cloud: MemoryCloud) -> None:
     record = line_record(sent_at=NOW - GIVE_UP_AFTER_S + 1)
-    assert deliver(record, cloud.webhooks, Wire(Outcome(500, "answered 500")), NOW) is not None
+    assert deliver(record, cloud.webhooks, Wire(PostOutcome(500, "answered 500")), NOW) is not None
 
 
 def test_a_webhook_that_was_deleted_hears_nothing_more(cloud: MemoryCloud) -> None:
     cloud.webhooks.delete(TENANT, HOOK_ID)
-    wire = Wire(Outcome(200))
+    wire = Wire(PostOutcome(200))
     assert deliver(line_record(), cloud.webhooks, wire, NOW) is None
     assert wire.posts == []
 
 
 def test_an_address_that_is_refused_today_is_not_tried(cloud: MemoryCloud) -> None:
     cloud.webhooks.put(make_webhook(url="http://127.0.0.1:8000/"))
-    wire = Wire(Outcome(200))
+    wire = Wire(PostOutcome(200))
     assert deliver(line_record(), cloud.webhooks, wire, NOW) is None
     assert wire.posts == []
     (noted,) = cloud.webhooks.deliveries(HOOK_ID, limit=10).items
@@ -154,32 +156,32 @@ def test_an_address_that_is_refused_today_is_not_tried(cloud: MemoryCloud) -> No
 def test_what_is_no_message_of_ours_is_a_fault(cloud: MemoryCloud) -> None:
     for body in ("", "{}", '{"tenant": "acme", "webhook_id": "a", "event": {}}'):
         with pytest.raises((ValueError, KeyError)):
-            deliver({**line_record(), "body": body}, cloud.webhooks, Wire(Outcome(200)), NOW)
+            deliver({**line_record(), "body": body}, cloud.webhooks, Wire(PostOutcome(200)), NOW)
 
 
 def test_a_message_keeps_the_event_and_fits_the_queue() -> None:
     event = make_event(data={"message": "grün ☃"})
-    assert Waiting.from_json(Waiting("acme", HOOK_ID, event).as_json()) == Waiting("acme", HOOK_ID, event)
-    large = Waiting("acme", HOOK_ID, make_event(data={"message": "x" * MAX_MESSAGE_BYTES}))
+    assert QueuedEvent.from_json(QueuedEvent("acme", HOOK_ID, event).as_json()) == QueuedEvent("acme", HOOK_ID, event)
+    large = QueuedEvent("acme", HOOK_ID, make_event(data={"message": "x" * MAX_MESSAGE_BYTES}))
     assert len(large.as_json()) < 1000
-    assert Waiting.from_json(large.as_json()).event.data_omitted is True
+    assert QueuedEvent.from_json(large.as_json()).event.data_omitted is True
 
 
 @pytest.mark.parametrize("text", ["x", "ü", "☃", "\U0001f389", '"', "\n", "\x01", "\x7f"])
 def test_no_message_is_larger_than_the_queue_takes_whatever_it_is_written_with(text: str) -> None:
     sizes = set()
     for length in (MAX_MESSAGE_BYTES // 12, MAX_MESSAGE_BYTES // 3, MAX_MESSAGE_BYTES - 800):
-        waiting = Waiting("acme", HOOK_ID, make_event(data={"message": text * (length // len(text.encode()))}))
+        waiting = QueuedEvent("acme", HOOK_ID, make_event(data={"message": text * (length // len(text.encode()))}))
         body = waiting.as_json()
         assert len(body.encode()) <= MAX_MESSAGE_BYTES and body.isascii(), "SQS refuses some characters"
-        told = Waiting.from_json(body).event
+        told = QueuedEvent.from_json(body).event
         assert told.data_omitted or told == waiting.event
         sizes.add(told.data_omitted)
     assert False in sizes
 
 
 class Line:
-    """A batch of messages: how each attempt goes by place, and what was postponed."""
+    """A batch of messages with the result of each attempt by receipt; records attempts and postponements."""
 
     def __init__(self, **goes: int | None) -> None:
         self.goes = goes
@@ -191,7 +193,7 @@ class Line:
         return self.goes.get(record["receiptHandle"].replace("-", "_"))
 
     def serve(self, *records: dict[str, Any]) -> list[str]:
-        answer = serve(records, self.attempt, lambda receipt, wait_s: self.postponed.append((receipt, wait_s)))
+        answer = consume_batch(records, self.attempt, lambda receipt, wait_s: self.postponed.append((receipt, wait_s)))
         return [failure["itemIdentifier"] for failure in answer["batchItemFailures"]]
 
 
@@ -206,7 +208,7 @@ def test_behind_a_failed_delivery_nothing_of_its_group_is_tried_and_others_are()
 
 @pytest.mark.parametrize("attempts", [1, 3, 100])
 def test_a_store_that_is_away_makes_the_message_come_again_ever_later(attempts: int) -> None:
-    """Else an outage of hours would use up the tries after which a message counts as one that crashes us."""
+    """An outage of hours would otherwise use up the receives after which SQS moves a message to the dead letters."""
     line = Line()
 
     def away(record: dict[str, Any]) -> int | None:
@@ -236,7 +238,7 @@ def test_events_are_put_in_line_for_those_who_want_them() -> None:
         stream_record(2, type_=EventType.COMPLETED),
         stream_record(1, job_id=OTHER_JOB, webhook="named00001"),
     ]
-    told(cloud, line).tell([entry_of(transition_of(record), place) for place, record in enumerate(records)])
+    told(cloud, line).enqueue([entry_of(transition_of(record), place) for place, record in enumerate(records)])
     assert [(hook, event.job_id == OTHER_JOB, event.seq) for hook, event, _ in line.waiting] == [
         ("everything1", False, 1),
         ("completed1", False, 2),
@@ -250,23 +252,23 @@ def test_webhooks_are_looked_up_once_a_minute() -> None:
     cloud, line, at = MemoryCloud(), FakeLine(), [0.0]
     subscribers = Subscribers(cloud.webhooks, line, lambda: at[0])
     entry = [entry_of(transition_of(stream_record(1)), 0)]
-    subscribers.tell(entry)
+    subscribers.enqueue(entry)
     cloud.webhooks.put(make_webhook())
-    subscribers.tell(entry)
+    subscribers.enqueue(entry)
     assert line.waiting == []
-    at[0] += KNOWN_FOR_S + 1
-    subscribers.tell(entry)
+    at[0] += WEBHOOK_CACHE_S + 1
+    subscribers.enqueue(entry)
     assert [json.loads(event.model_dump_json())["seq"] for _, event, _ in line.waiting] == [1]
 
 
 def test_a_webhook_that_a_job_names_hears_of_it_from_its_first_event() -> None:
     cloud, line = MemoryCloud(), FakeLine()
     subscribers = told(cloud, line)
-    subscribers.tell([entry_of(transition_of(stream_record(1)), 0)])
+    subscribers.enqueue([entry_of(transition_of(stream_record(1)), 0)])
     cloud.webhooks.put(make_webhook(every_job=False))
     named = [entry_of(transition_of(stream_record(seq, job_id=OTHER_JOB, webhook=HOOK_ID)), 0) for seq in (1, 2)]
-    subscribers.tell(named)
+    subscribers.enqueue(named)
     assert [(hook, event.seq) for hook, event, _ in line.waiting] == [(HOOK_ID, 1), (HOOK_ID, 2)]
     cloud.webhooks.delete(TENANT, HOOK_ID)
-    told(cloud, line).tell(named)
+    told(cloud, line).enqueue(named)
     assert len(line.waiting) == 2

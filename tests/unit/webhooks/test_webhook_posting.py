@@ -1,4 +1,4 @@
-"""The POST itself, against servers on this machine: one resolution, that very address, the right name, no redirects."""
+"""Test the POST against servers on this machine: one resolution, the checked address, the certificate, no redirects."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from functions.domain.webhooks import Target, target_of
-from functions.webhooks.http_delivery import Outcome, Poster, resolved
+from functions.webhooks.http_delivery import PostOutcome, WebhookSender, resolve_host
 
 PUBLIC = "93.184.216.34"
 HOST = "hooks.example.com"
 
 
 class Server:
-    """Answers every connection with the same bytes, and remembers what it was sent and under which name."""
+    """Answer every connection with the same bytes; record the requests and the TLS server names."""
 
     def __init__(self, answer: bytes, tls: ssl.SSLContext | None = None, *, slow: bool = False) -> None:
         self.answer = answer
@@ -94,7 +94,7 @@ def servers() -> Iterator[list[Server]]:
 
 
 class Net:
-    """A resolver and connections: every address leads to one server on this machine."""
+    """A resolver and connections: every address connects to one server on this machine."""
 
     def __init__(self, server: Server | None, *answers: Sequence[str]) -> None:
         self.server = server
@@ -114,8 +114,8 @@ class Net:
             raise ConnectionRefusedError
         return socket.create_connection(("127.0.0.1", self.server.port), timeout_s)
 
-    def post(self, target: Target, tls: ssl.SSLContext | None = None, total_timeout_s: float = 5.0) -> Outcome:
-        poster = Poster(
+    def post(self, target: Target, tls: ssl.SSLContext | None = None, total_timeout_s: float = 5.0) -> PostOutcome:
+        poster = WebhookSender(
             resolve=self.resolve,
             connect=self.connect,
             tls=tls or ssl.create_default_context(),
@@ -163,7 +163,7 @@ def test_redirects_are_not_followed(servers: list[Server], status: str) -> None:
 def test_a_name_that_leads_to_a_forbidden_address_is_not_even_called(addresses: list[str]) -> None:
     net = Net(None, addresses)
     outcome = net.post(target_of(f"https://{HOST}/"))
-    assert outcome.forbidden and "leads to" in outcome.problem
+    assert outcome.forbidden and "resolves to" in outcome.problem
     assert net.connected == []
 
 
@@ -181,7 +181,7 @@ def test_a_name_that_cannot_be_resolved_is_tried_again_later(error: Exception) -
     def fail(host: str, port: int) -> Sequence[str]:
         raise error
 
-    outcome = Poster(resolve=fail).post(plain(), {}, b"")
+    outcome = WebhookSender(resolve=fail).post(plain(), {}, b"")
     assert not outcome.delivered and not outcome.forbidden and "cannot be resolved" in outcome.problem
 
 
@@ -258,7 +258,7 @@ def test_a_resolver_that_does_not_come_back_is_left_alone() -> None:
         return [PUBLIC]
 
     net = Net(None, [PUBLIC])
-    poster = Poster(resolve=hang, connect=net.connect, resolve_timeout_s=0.1)
+    poster = WebhookSender(resolve=hang, connect=net.connect, resolve_timeout_s=0.1)
     outcome = poster.post(plain(), {}, b"")
     done.set()
     assert not outcome.delivered and not outcome.forbidden and "cannot be resolved: too slow" in outcome.problem
@@ -282,7 +282,7 @@ def test_a_resolver_that_does_not_come_back_is_left_alone() -> None:
 def test_no_way_to_write_an_address_of_ours_gets_past_the_system_s_resolver(host: str) -> None:
     net = Net(None, [PUBLIC])
     target = Target(host=host, port=443, path="/", secure=True)
-    outcome = Poster(connect=net.connect).post(target, {}, b"")
+    outcome = WebhookSender(connect=net.connect).post(target, {}, b"")
     assert not outcome.delivered and net.connected == []
     assert outcome.forbidden, outcome
 
@@ -352,4 +352,4 @@ def test_ipv4_goes_first_and_each_address_once(monkeypatch: pytest.MonkeyPatch) 
     found = [(socket.AF_INET6, ("2606:4700::1111", 443, 0, 0)), (socket.AF_INET, (PUBLIC, 443))]
     answered = [(family, socket.SOCK_STREAM, 6, "", place) for family, place in found * 2]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answered)
-    assert resolved(HOST, 443) == [PUBLIC, "2606:4700::1111"]
+    assert resolve_host(HOST, 443) == [PUBLIC, "2606:4700::1111"]

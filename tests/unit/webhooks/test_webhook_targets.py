@@ -231,7 +231,7 @@ def test_it_is_tried_as_the_document_says() -> None:
         *(5, 15, minute, 5 * minute, 15 * minute, 30 * minute),
         *(3600, 3600, 3600),
     ]
-    said = "tried again after 5 s, 15 s, 1, 5, 15, 30 minutes and then every hour, until a day has gone"
+    said = "tried again after 5 s, 15 s, 1, 5, 15, 30 minutes and then every hour, for one day"
     assert said in " ".join(DOCUMENT.read_text().split())
     assert GIVE_UP_AFTER_S == 24 * 3600
 
