@@ -216,7 +216,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         "gpu_client.agent.workspace",
     },
     # The layout of the shared memory.
-    "gpu_client.agent.workspace": {"baton.contract", "gpu_client.checkpoints", "gpu_client.training.protocol"},
+    "gpu_client.agent.workspace": {
+        "baton.contract",
+        "gpu_client.checkpoints",
+        "gpu_client.training.protocol",
+        "gpu_client.transport.net.files",
+    },
     # The entry point, the health check, and what all rooms of the agent import.
     "gpu_client.agent": {"baton.contract", "gpu_client.transport", "gpu_client.agent.app"},
     # The stack is made from the same tables and routes that the functions use.

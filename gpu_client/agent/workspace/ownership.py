@@ -17,7 +17,8 @@ from pathlib import Path
 
 from baton.contract.names import KEY_ID_PATTERN
 from gpu_client.agent.workspace.arena import remove_arena
-from gpu_client.agent.workspace.safe_delete import empty_trash, ensure_directory, make_accessible, sync_directory
+from gpu_client.agent.workspace.safe_delete import empty_trash, ensure_directory, make_accessible
+from gpu_client.transport.net.files import sync_directory
 
 MARK = "owner.json"
 _MARK_MAX_BYTES = 4096

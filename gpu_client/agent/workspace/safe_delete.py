@@ -85,12 +85,3 @@ def ensure_directory(path: Path) -> None:
     if not stat.S_ISDIR(mode):
         path.unlink()
         path.mkdir(mode=0o700)
-
-
-def sync_directory(path: Path) -> None:
-    """What was renamed in a directory stays so, whatever happens to the machine."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

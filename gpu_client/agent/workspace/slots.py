@@ -31,8 +31,9 @@ from typing import Self
 
 from gpu_client.agent.workspace.arena import make_arena, remove_arena, remove_dead_arenas
 from gpu_client.agent.workspace.ownership import clear_slot, is_owned_by, write_mark
-from gpu_client.agent.workspace.safe_delete import empty_trash, ensure_directory, make_accessible, sync_directory
+from gpu_client.agent.workspace.safe_delete import empty_trash, ensure_directory, make_accessible
 from gpu_client.checkpoints.local.chunk_cache import LocalStore, excess_stores
+from gpu_client.transport.net.files import sync_directory
 
 _log = logging.getLogger(__name__)
 

@@ -28,6 +28,7 @@ from pydantic import ValidationError
 
 from baton.contract.manifest import Manifest, parse_manifest
 from gpu_client.checkpoints.format.manifest_reader import MAX_MANIFEST_BYTES, places_of, written_bytes
+from gpu_client.checkpoints.local.directory_files import walk
 from gpu_client.transport.transfer.transfer_requests import Segment
 
 logger = logging.getLogger(__name__)
@@ -224,7 +225,9 @@ def _share_bytes(root: Path, used_bytes: int) -> int:
 def _used_bytes(directory: Path) -> int:
     """Bytes on the disk of all files below."""
     return sum(
-        (Path(folder) / name).lstat().st_blocks * 512 for folder, _, names in os.walk(directory) for name in names
+        entry.stat(follow_symlinks=False).st_blocks * 512
+        for _, entry in walk(directory)
+        if not entry.is_dir(follow_symlinks=False)
     )
 
 
@@ -283,7 +286,7 @@ def _segments(entry: _Entry) -> dict[str, Segment]:
 
 def _take_over(manifest: Manifest, directory: Path, target: Path, how: _How) -> None:
     """The files of `directory` as `target`. Raises OSError."""
-    if how == "move" and not any(path.is_symlink() for path in directory.rglob("*")):
+    if how == "move" and not any(entry.is_symlink() for _, entry in walk(directory)):
         try:
             directory.rename(target)
         except OSError as error:

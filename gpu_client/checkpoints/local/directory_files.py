@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +21,31 @@ class BadDirectory(BatonError):  # noqa: N818 - named after what is wrong
     """A directory cannot become a manifest. The message names the entry and says why."""
 
 
+def enter_real(relative: str, entry: os.DirEntry[str]) -> Path | None:
+    """Return the path of a directory that is no link, else None."""
+    return Path(entry.path) if entry.is_dir(follow_symlinks=False) else None
+
+
+def walk(
+    directory: Path, enter: Callable[[str, os.DirEntry[str]], Path | None] = enter_real
+) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield relative path and entry of everything below `directory`, directories included, unsorted.
+
+    `enter` is the link policy: the directory to walk for an entry, or None. Raises OSError, FileNotFoundError if a
+    directory is removed meanwhile.
+    """
+    waiting = [("", directory)]
+    while waiting:
+        prefix, folder = waiting.pop()
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                relative = prefix + entry.name
+                below = enter(relative, entry)
+                if below is not None:
+                    waiting.append((f"{relative}/", below))
+                yield relative, entry
+
+
 def files_of(directory: Path, *, within: Path | None = None) -> dict[str, Path]:
     """All files below `directory` by '/'-separated relative path, sorted; paths are resolved.
 
@@ -32,35 +57,34 @@ def files_of(directory: Path, *, within: Path | None = None) -> dict[str, Path]:
     root = within.resolve() if within else start
     if not start.is_dir():
         raise BadDirectory(f"{directory} is not a directory")
-    found: dict[str, Path] = {}
+    directories, found = {"": start}, dict[str, Path]()
+
+    def enter(relative: str, entry: os.DirEntry[str]) -> Path | None:
+        if problem := path_problem(relative):
+            raise BadDirectory(f"{relative!a} {problem}")
+        path = inside(root, Path(entry.path), relative) if entry.is_symlink() else Path(entry.path)
+        if path.is_dir():
+            if path in (directories[above] for above in _directories_above(relative)):
+                raise BadDirectory(f"{relative!r} is a link to a directory that contains the link")
+            directories[relative] = path
+            return path
+        if not path.is_file():
+            raise BadDirectory(f"{relative!r} is neither a file nor a directory")
+        found[relative] = path
+        return None
+
     try:
-        _collect(root, start, "", found, ancestors=(start,))
+        filled = {relative.rpartition("/")[0] for relative, _ in walk(start, enter)}
     except OSError as error:
         raise BadDirectory(f"cannot read {error.filename or directory}: {error.strerror}") from error
+    for empty in directories.keys() - filled - {""}:
+        logger.warning("the empty directory %s/ is not part of the checkpoint", empty)
     return dict(sorted(found.items()))
 
 
-def _collect(root: Path, directory: Path, prefix: str, found: dict[str, Path], *, ancestors: tuple[Path, ...]) -> None:
-    with os.scandir(directory) as entries:
-        names = sorted(entry.name for entry in entries)
-    if not names and prefix:
-        logger.warning("the empty directory %s is not part of the checkpoint", prefix)
-    for name in names:
-        relative = prefix + name
-        problem = path_problem(relative)
-        if problem:
-            raise BadDirectory(f"{relative!a} {problem}")
-        path = directory / name
-        if path.is_symlink():
-            path = inside(root, path, relative)
-        if path.is_dir():
-            if path in ancestors:
-                raise BadDirectory(f"{relative!r} is a link to a directory that it lies in")
-            _collect(root, path, relative + "/", found, ancestors=(*ancestors, path))
-        elif path.is_file():
-            found[relative] = path
-        else:
-            raise BadDirectory(f"{relative!r} is neither a file nor a directory")
+def _directories_above(relative: str) -> list[str]:
+    parts = relative.split("/")[:-1]
+    return ["/".join(parts[:end]) for end in range(len(parts) + 1)]
 
 
 def require_storable(files: Mapping[str, Path], *, max_path_bytes: int, max_bytes: int = MAX_OBJECT_BYTES) -> None:
@@ -102,19 +126,18 @@ def list_files(directory: Path) -> tuple[FileSeen, ...]:
 
     Raises OSError, FileNotFoundError if something is removed meanwhile.
     """
+
+    def enter(relative: str, entry: os.DirEntry[str]) -> Path | None:
+        below = enter_real(relative, entry)
+        if below is not None and len(os.fsencode(relative)) > MAX_PATH_BYTES:
+            raise OSError(errno.ENAMETOOLONG, f"a path longer than {MAX_PATH_BYTES} bytes cannot be stored")
+        return below
+
     files: list[FileSeen] = []
-    waiting = [directory]
-    while waiting:
-        with os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                relative = Path(entry.path).relative_to(directory).as_posix()
-                if entry.is_dir(follow_symlinks=False):
-                    if len(os.fsencode(relative)) > MAX_PATH_BYTES:
-                        raise OSError(errno.ENAMETOOLONG, f"a path longer than {MAX_PATH_BYTES} bytes cannot be stored")
-                    waiting.append(Path(entry.path))
-                    continue
-                info = entry.stat(follow_symlinks=False)
-                files.append(FileSeen(relative, info.st_size, info.st_mtime_ns))
+    for relative, entry in walk(directory, enter):
+        if not entry.is_dir(follow_symlinks=False):
+            info = entry.stat(follow_symlinks=False)
+            files.append(FileSeen(relative, info.st_size, info.st_mtime_ns))
     return tuple(sorted(files, key=lambda file: file.path))
 
 

@@ -147,9 +147,9 @@ class Hold:
 
     def drop_others(self, paths: set[str]) -> None:
         """Remove the links to files that are not named: the script removed them while it wrote, or renamed them."""
-        for link in [path for path in self.path.rglob("*") if not path.is_dir()]:
-            if link.relative_to(self.path).as_posix() not in paths:
-                link.unlink()
+        for file in list_files(self.path):
+            if file.path not in paths:
+                (self.path / file.path).unlink()
 
     def is_deleted(self, path: str) -> bool:
         """True if the link is the file's last one: nobody can open the file under its former name any more."""

@@ -184,7 +184,7 @@ class _Attempt:
         with local_errors(f"putting {path} in place"):
             _remove(path)
             content.rename(path)
-        sync_directory(self._directory)
+            sync_directory(self._directory)
         if self._store is not None:
             if manifest is None:
                 self._store.clear()

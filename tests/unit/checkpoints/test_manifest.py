@@ -221,8 +221,8 @@ def test_links_inside_are_followed(directory: Path) -> None:
         ("abs", "/etc/passwd", "leads outside"),
         ("dangling", "nothing", "leads nowhere"),
         ("loop", "loop", "leads nowhere"),
-        ("sub/deeper/up", "../..", "directory that it lies in"),
-        ("sub/self", ".", "directory that it lies in"),
+        ("sub/deeper/up", "../..", "directory that contains the link"),
+        ("sub/self", ".", "directory that contains the link"),
         ("outdir", "/etc", "leads outside"),
     ],
 )
