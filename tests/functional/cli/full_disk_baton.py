@@ -1,7 +1,7 @@
 """Run `baton` with a full disk at the directory FULL_DISK: the kernel refuses writes there.
 
-Needs no privileges. New files are created, as on a full disk, but their descriptors are /dev/full, which fails every write
-with ENOSPC.
+Needs no privileges. New files are created, as on a full disk, but their descriptors are /dev/full, which fails every
+write with ENOSPC.
 """
 
 import os
