@@ -10,7 +10,7 @@ from baton.contract.output import LONGEST_LOG_WAIT_S
 from cdk.resources.api import AUTHORIZER_CACHE_S
 from cdk.resources.functions import MEMORY_MIB
 from functions.domain.keys import DUE_BUCKET_S
-from gpu_client.checkpoints.format.packing import Cutter
+from gpu_client.checkpoints.format.packing import PackCutter
 from tests.performance import prices
 from tests.performance.call_costs import Billed
 
@@ -22,7 +22,7 @@ K = 1000
 HEARTBEAT_S = 30
 CHECKPOINT_S = 600
 CHECKPOINT_BYTES = 10**9
-PACK_BYTES = Cutter(CHECKPOINT_BYTES).min_bytes * 46 // 32
+PACK_BYTES = PackCutter(CHECKPOINT_BYTES).min_bytes * 46 // 32
 """Mean: on 32 MiB come about 14 more until the content says that the pack ends (gpu_client/checkpoints/format/packing.py)."""
 ALL_NEW_PACKS = -(-CHECKPOINT_BYTES // PACK_BYTES)
 """Of a checkpoint of which nothing was stored before, and which no codec makes smaller: the worst case."""

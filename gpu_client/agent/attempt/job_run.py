@@ -39,7 +39,7 @@ from gpu_client.agent.process.failures import AttemptFailure, ExitStatus, classi
 from gpu_client.agent.process.output import TrainerOutput
 from gpu_client.agent.process.supervisor import start_trainer
 from gpu_client.agent.workspace.slots import JobDirectories, Workspace, WorkspaceError
-from gpu_client.checkpoints.local.chunk_cache import LocalStore
+from gpu_client.checkpoints.local.chunk_cache import LocalChunkCache
 from gpu_client.checkpoints.restore.checkpoint_restore import restore
 from gpu_client.checkpoints.save.artifacts import upload_artifacts
 from gpu_client.transport.api.client import BatonClient
@@ -220,7 +220,7 @@ class JobRun:
         self._enter("restoring")
         directories = self._workspace.prepare(item.id, item.epoch)
         directories.write_params(item.parameters)
-        store = LocalStore(self._workspace.stores, item.id)
+        store = LocalChunkCache(self._workspace.stores, item.id)
         leave = PolledEvent(self._interrupted)
         calls = LeasedCalls(self._client, self._keeper, given_up=self._interrupted)
         ledger = StepLedger(plan_of(item).steps, directories)

@@ -14,7 +14,7 @@ from baton.contract.work import WorkItem
 from gpu_client.agent.io.step_ledger import plan_of
 from gpu_client.agent.process.failures import AttemptFailure
 from gpu_client.agent.workspace.slots import JobDirectories
-from gpu_client.checkpoints.local.directory_files import BadDirectory, files_of, inside
+from gpu_client.checkpoints.local.directory_files import BadDirectory, resolve_files, resolve_inside
 from gpu_client.checkpoints.save.artifacts import collect_outputs
 from gpu_client.transport.errors import DigestMismatch, NotStoredYet, TransferError
 
@@ -102,8 +102,8 @@ def _problem(root: Path, check: OutputCheck) -> str | None:
     if not place.exists():
         return "is missing"
     try:
-        place = inside(root, place, check.path)
-        files = list(files_of(place, within=root).values()) if place.is_dir() else [place]
+        place = resolve_inside(root, place, check.path)
+        files = list(resolve_files(place, within=root).values()) if place.is_dir() else [place]
         size_bytes = sum(file.stat().st_size for file in files)
         if size_bytes < check.min_bytes:
             return f"has {size_bytes} bytes; at least {check.min_bytes} are expected"

@@ -29,7 +29,7 @@ from gpu_client.agent.process.failures import AttemptFailure, ExitStatus, classi
 from gpu_client.agent.process.output import TrainerOutput
 from gpu_client.agent.process.supervisor import TrainerProcess
 from gpu_client.agent.workspace.slots import JobDirectories
-from gpu_client.checkpoints.local.chunk_cache import LocalStore
+from gpu_client.checkpoints.local.chunk_cache import LocalChunkCache
 from gpu_client.transport.net.cancellation import CancelEvent
 
 logger = logging.getLogger("baton.job")
@@ -91,7 +91,7 @@ class StepRunner:
         *,
         collector: CheckpointCollector,
         committer: Committer,
-        store: LocalStore,
+        store: LocalChunkCache,
         output: TrainerOutput,
         context: StepContext,
         offer_artifact: Callable[[Path], str | None],

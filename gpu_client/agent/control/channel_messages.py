@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.contract.base import MAX_STEP
-from gpu_client.checkpoints.local.sanitizer import usable_metrics, usable_readings
+from gpu_client.checkpoints.local.sanitizer import sanitize_metrics, sanitize_readings
 
 MAX_POINTS_IN_A_MESSAGE = 65
 """The newest, and of each metric that it has not an earlier one."""
@@ -103,8 +103,8 @@ def parse(
         return CheckpointNotice(
             _integer(message, "step"),
             _path_inside(message, places, "checkpoint"),
-            usable_metrics(message.get("metrics")),
-            usable_metrics({"stall_s": message.get("stall_s")}).get("stall_s"),
+            sanitize_metrics(message.get("metrics")),
+            sanitize_metrics({"stall_s": message.get("stall_s")}).get("stall_s"),
         )
     if kind == "artifact":
         return ArtifactNotice(_path_inside(message, places[:1], "artifact"))
@@ -116,17 +116,17 @@ def parse(
 def _progress_of(message: dict[str, Any]) -> TrainingProgress:
     step = _integer(message, "step")
     total = None if message.get("total") is None else _integer(message, "total")
-    metrics = usable_metrics(message.get("metrics"))
-    said = usable_readings(message.get("nonfinite"))
+    metrics = sanitize_metrics(message.get("metrics"))
+    said = sanitize_readings(message.get("nonfinite"))
     nonfinite = {name: value for name, value in said.items() if isinstance(value, str)}
     phase = _phase_of(message)
     points: tuple[Point, ...] = ()
     if isinstance(message.get("points"), list):
         whole = [one for one in message["points"][:MAX_POINTS_IN_A_MESSAGE] if isinstance(one, dict)]
-        points = tuple(Point(_integer(one, "step"), usable_readings(one.get("metrics"))) for one in whole)
+        points = tuple(Point(_integer(one, "step"), sanitize_readings(one.get("metrics"))) for one in whole)
     elif phase is None:
-        points = (Point(step, usable_readings({**metrics, **nonfinite})),)
-    return TrainingProgress(step, total, metrics, phase, nonfinite, points, usable_metrics(message.get("signals")))
+        points = (Point(step, sanitize_readings({**metrics, **nonfinite})),)
+    return TrainingProgress(step, total, metrics, phase, nonfinite, points, sanitize_metrics(message.get("signals")))
 
 
 def _integer(message: dict[str, Any], name: str) -> int:

@@ -20,12 +20,18 @@ from gpu_client.agent.io.committer import Committer, StagedCheckpoint
 from gpu_client.agent.io.step_ledger import StepLedger
 from gpu_client.agent.workspace.arena import find_checkpoint, release_checkpoint
 from gpu_client.agent.workspace.slots import JobDirectories
-from gpu_client.checkpoints.local.chunk_cache import LocalStore
-from gpu_client.checkpoints.local.directory_files import BadDirectory, FileSeen, list_files
-from gpu_client.checkpoints.local.staging import ReadyCheckpoint, StageError, added_since, require_unchanged, stage
+from gpu_client.checkpoints.local.chunk_cache import LocalChunkCache
+from gpu_client.checkpoints.local.directory_files import BadDirectory, FileState, list_files
+from gpu_client.checkpoints.local.staging import (
+    ReadyCheckpoint,
+    StagingError,
+    find_added_file,
+    require_unchanged,
+    stage,
+)
 from gpu_client.checkpoints.local.watcher import CheckpointWatcher
-from gpu_client.checkpoints.save.checkpoint_commit import CommitApi, Committed, bookkeeping, commit_checkpoint
-from gpu_client.checkpoints.save.chunk_index import Known
+from gpu_client.checkpoints.save.checkpoint_commit import CommitApi, Committed, commit_checkpoint, log_failures
+from gpu_client.checkpoints.save.chunk_index import ChunkIndex
 from gpu_client.transport.errors import FileChanged
 from gpu_client.transport.net.cancellation import CancelEvent
 from gpu_client.transport.transfer.manager import Transfer
@@ -59,7 +65,7 @@ class CheckpointCollector:
         directories: JobDirectories,
         item: WorkItem,
         stable_s: float,
-        store: LocalStore,
+        store: LocalChunkCache,
         clock: Callable[[], float] = time.monotonic,
         *,
         on_committed: Callable[[Committed], object] = lambda result: None,
@@ -78,7 +84,7 @@ class CheckpointCollector:
         self._staged_version: tuple[int, int] | None = None
         self._store = store
         self._on_committed = on_committed
-        self._known = Known.of(store.manifests, store)
+        self._known = ChunkIndex.from_manifests(store.manifests, store)
         self._speed: tuple[StagedCheckpoint, float | None] | None = None
         self._stable_s = stable_s
         self._grown: deque[ReadyCheckpoint] = deque()
@@ -126,7 +132,7 @@ class CheckpointCollector:
         self._offer_arena_checkpoint(committer)
         # The commit refuses a checkpoint that has grown, and no look follows this one.
         if (newest := self._uncommitted) is not None and newest.origin is not None and _has_grown(newest):
-            self._watcher.look_again(newest.origin)
+            self._watcher.report_again(newest.origin)
         self._stage_all(lambda: self._watcher.final_poll(clean_exit=clean_exit), committer, tries=1)
 
     def commit(self, client: CommitApi, transfer: Transfer, staged: StagedCheckpoint, cancel: CancelEvent) -> None:
@@ -161,9 +167,9 @@ class CheckpointCollector:
             self._uncommitted = None
         in_memory = staged.release is not None
         if not in_memory or upload_bytes_per_s is None or upload_bytes_per_s < COPY_BELOW_BYTES_PER_S:
-            with bookkeeping("keeping it on this machine"):
-                self._store.committed(result.manifest, staged.path, copy=in_memory)
-        with bookkeeping("reporting it"):
+            with log_failures("keeping it on this machine"):
+                self._store.record_committed(result.manifest, staged.path, copy=in_memory)
+        with log_failures("reporting it"):
             self._on_committed(result)
         logger.info(
             "job %s: checkpoint of step %d committed: %d bytes, of which %d were sent, in %.1f s",
@@ -176,7 +182,9 @@ class CheckpointCollector:
 
     def _new_watcher(self) -> CheckpointWatcher:
         output, staging = self._directories.output, self._directories.staging
-        return CheckpointWatcher(output, self._clock, self._files_open, self._stable_s, staging, say=self._log_line)
+        return CheckpointWatcher(
+            output, self._clock, self._files_open, self._stable_s, staging, log_to_job=self._log_line
+        )
 
     def _files_open(self) -> set[Path]:
         return self._trainer.files_open_for_writing() if self._trainer else set()
@@ -206,7 +214,7 @@ class CheckpointCollector:
     ) -> None:
         """Out of the trainer's reach, so that its own rotation cannot pull a checkpoint from under an upload."""
         while self._grown:
-            self._watcher.look_again(self._grown.popleft())
+            self._watcher.report_again(self._grown.popleft())
         missed = self.missed
         try:
             found = find()
@@ -218,7 +226,7 @@ class CheckpointCollector:
         for ready in found:
             try:
                 taken, files = self._stage(ready)
-            except (StageError, OSError) as error:
+            except (StagingError, OSError) as error:
                 self._handle_stage_error(ready, error, tries)
                 continue
             step = self._job_step(taken.step)
@@ -231,16 +239,16 @@ class CheckpointCollector:
             self._uncommitted = offered
             committer.offer(offered)
 
-    def _stage(self, ready: ReadyCheckpoint) -> tuple[ReadyCheckpoint, tuple[FileSeen, ...]]:
-        """Take one over, with the record of finished steps. Raises StageError, OSError."""
+    def _stage(self, ready: ReadyCheckpoint) -> tuple[ReadyCheckpoint, tuple[FileState, ...]]:
+        """Take one over, with the record of finished steps. Raises StagingError, OSError."""
         taken = stage(ready, self._directories.staging)
         try:
             if not self._ledger.attach(taken.path):
                 return taken, taken.files
             files = list_files(taken.path)
             if changed := set(taken.files) - set(files):
-                raise StageError(f"{min(file.path for file in changed)} was written to meanwhile")
-        except (StageError, OSError):
+                raise StagingError(f"{min(file.path for file in changed)} was written to meanwhile")
+        except (StagingError, OSError):
             if ready.links is None:
                 shutil.rmtree(taken.path, ignore_errors=True)
             raise
@@ -255,9 +263,9 @@ class CheckpointCollector:
             return
         self._stage_tries[ready.path.name] += 1
         if self._stage_tries[ready.path.name] < tries:
-            self._watcher.look_again(ready)
+            self._watcher.report_again(ready)
         else:
-            self._watcher.give_up(ready)
+            self._watcher.discard(ready)
             self._log_line(f"[baton] {ready.path.name} is not stored, for it could not be taken over: {error}")
 
     def _report_total(self, checkpoint: Path) -> None:
@@ -284,7 +292,7 @@ class _GuardedCommit:
         if self._staged.files is not None:
             require_unchanged(self._staged.path, self._staged.files)
         origin = self._staged.origin
-        if origin is not None and (new := added_since(origin)):
+        if origin is not None and (new := find_added_file(origin)):
             raise FileChanged(f"{new} was added to {origin.path} after it looked complete")
         return self._client.commit(lease_token, manifest)
 
@@ -299,7 +307,7 @@ def _has_grown(staged: StagedCheckpoint) -> bool:
         require_unchanged(staged.path, staged.files or ())
     except FileChanged:
         return False
-    return staged.origin is not None and bool(added_since(staged.origin))
+    return staged.origin is not None and bool(find_added_file(staged.origin))
 
 
 def _total_in(checkpoint: Path) -> int | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpu_client.agent.polled_event import PolledEvent
 from gpu_client.agent.retry import may_pass
-from gpu_client.checkpoints.local.directory_files import BadDirectory, FileSeen
+from gpu_client.checkpoints.local.directory_files import BadDirectory, FileState
 from gpu_client.checkpoints.local.staging import CreatedBy, ReadyCheckpoint
 from gpu_client.transport.errors import (
     ApiError,
@@ -47,7 +47,7 @@ class StagedCheckpoint:
     path: Path
     metrics: dict[str, float]
     created_by: CreatedBy
-    files: tuple[FileSeen, ...] | None = None
+    files: tuple[FileState, ...] | None = None
     """Those of one that was taken over by links, as they were then."""
     release: Callable[[], None] | None = None
     """For one that was left where the trainer put it: called, instead of removing `path`, when nobody reads it."""

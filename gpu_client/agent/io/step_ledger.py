@@ -25,7 +25,7 @@ from baton.contract.base import MAX_STEP
 from baton.contract.recipes.plan import RunPlan, StepOrder
 from baton.contract.work import WorkItem
 from gpu_client.agent.workspace.slots import JobDirectories, disk_errors
-from gpu_client.checkpoints.local.directory_files import files_of
+from gpu_client.checkpoints.local.directory_files import resolve_files
 from gpu_client.checkpoints.restore.checkpoint_restore import Restored, RestoreFailed
 
 RECORD = ".baton"
@@ -100,7 +100,7 @@ class StepLedger:
             kept.mkdir()
             if order.keeps is not None and self._kept is not None:
                 shutil.copytree(self._kept, kept, dirs_exist_ok=True)
-            for name, source in files_of(self._directories.output).items():
+            for name, source in resolve_files(self._directories.output).items():
                 if _is_kept(name, order.keeps):
                     (kept / name).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy2(source, kept / name)
@@ -127,7 +127,7 @@ class StepLedger:
         record.mkdir()
         said = {"format": _FORMAT, "finished": self.finished, "base": self.base}
         (record / _STEPS).write_text(json.dumps(said), encoding="utf-8")
-        for name, source in files_of(self._kept).items():
+        for name, source in resolve_files(self._kept).items():
             target = record / _KEPT / name
             target.parent.mkdir(parents=True, exist_ok=True)
             _link(source, target)

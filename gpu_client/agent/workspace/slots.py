@@ -32,7 +32,7 @@ from typing import Self
 from gpu_client.agent.workspace.arena import make_arena, remove_arena, remove_dead_arenas
 from gpu_client.agent.workspace.ownership import clear_slot, is_owned_by, write_mark
 from gpu_client.agent.workspace.safe_delete import empty_trash, ensure_directory, make_accessible
-from gpu_client.checkpoints.local.chunk_cache import LocalStore, excess_stores
+from gpu_client.checkpoints.local.chunk_cache import LocalChunkCache, find_excess_caches
 from gpu_client.transport.net.files import sync_directory
 
 _log = logging.getLogger(__name__)
@@ -220,7 +220,7 @@ class Workspace:
         never followed. Raises WorkspaceError if the jobs cannot even be renamed (something is mounted there).
         """
         if finished is not None and _JOB_ID.fullmatch(finished):
-            LocalStore(self.stores, finished).clear()
+            LocalChunkCache(self.stores, finished).clear()
         return self._purge_own()
 
     def free_bytes(self) -> int:
@@ -365,7 +365,7 @@ def _trim_stores(slot: Path, trash: Path, keep: str | None) -> bool:
     try:
         ensure_directory(stores)
         make_accessible(stores)
-        for path in excess_stores(stores, keep=keep):
+        for path in find_excess_caches(stores, keep=keep):
             _log.info("the local store of job %s is removed: the disk is too full", path.name)
             make_accessible(path)
             path.rename(trash / uuid.uuid4().hex)

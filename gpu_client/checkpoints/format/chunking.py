@@ -51,11 +51,11 @@ class Span:
         return self.offset + self.size_bytes
 
 
-class _NotSo(Exception):  # noqa: N818 - then it is cut into blocks
+class _UnreadableFormat(Exception):  # noqa: N818 - then it is cut into blocks
     """The file is not what its first bytes promise."""
 
 
-def spans_of(path: Path, size_bytes: int, *, coarseness: int = 0) -> list[Span]:
+def cut_spans(path: Path, size_bytes: int, *, coarseness: int = 0) -> list[Span]:
     """The spans of a file of `size_bytes`, in order; they cover it exactly. An empty file has none.
 
     Each step of `coarseness` doubles smallest and largest size. Raises OSError.
@@ -83,7 +83,7 @@ def _parts(path: Path, size_bytes: int) -> list[Span] | None:
                 return _fill(_records(file, size_bytes), size_bytes)
             if first[8:] == b"{":
                 return _fill(_tensors(file, int.from_bytes(first[:8], "little"), size_bytes), size_bytes)
-        except _NotSo:
+        except _UnreadableFormat:
             return None
     return None
 
@@ -97,20 +97,20 @@ def _block_bytes(size_bytes: int) -> int:
 
 
 def _fill(parts: Iterable[Span], size_bytes: int) -> list[Span]:
-    """The parts in order with what lies before, between and behind them. Raises _NotSo if they do not fit."""
+    """Sort the parts and fill the gaps between them. Raises _UnreadableFormat if parts overlap."""
     filled: list[Span] = []
     end = 0
     for part in sorted(parts, key=lambda part: (part.offset, part.size_bytes)):
         if part.size_bytes == 0:
             continue
         if part.offset < end or part.end > size_bytes:
-            raise _NotSo
+            raise _UnreadableFormat
         if part.offset > end:
             filled.append(Span(end, part.offset - end))
         filled.append(part)
         end = part.end
     if not filled:
-        raise _NotSo
+        raise _UnreadableFormat
     if end < size_bytes:
         filled.append(Span(end, size_bytes - end))
     return filled
@@ -120,14 +120,14 @@ def _tensors(file: BinaryIO, header_bytes: int, size_bytes: int) -> list[Span]:
     """Of a safetensors file: eight bytes of length, a JSON header, the tensors."""
     start = 8 + header_bytes
     if header_bytes > _MAX_HEADER_BYTES or start > size_bytes:
-        raise _NotSo
+        raise _UnreadableFormat
     file.seek(8)
     try:
         header = json.loads(file.read(header_bytes))
     except (ValueError, RecursionError) as error:
-        raise _NotSo from error
+        raise _UnreadableFormat from error
     if not isinstance(header, dict):
-        raise _NotSo
+        raise _UnreadableFormat
     tensors = []
     for name, entry in header.items():
         if name == "__metadata__":
@@ -136,7 +136,7 @@ def _tensors(file: BinaryIO, header_bytes: int, size_bytes: int) -> list[Span]:
             case {"dtype": str(dtype), "data_offsets": [int(begin), int(end)]} if 0 <= begin <= end:
                 tensors.append(Span(start + begin, end - begin, _WIDTHS.get(dtype)))
             case _:
-                raise _NotSo
+                raise _UnreadableFormat
     return tensors
 
 
@@ -148,16 +148,16 @@ def _records(file: BinaryIO, size_bytes: int) -> list[Span]:
     except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
         # The second for a version from the future, the third for a name that is not UTF-8, or for places that no file
         # has. The disk's own errors are not the file's.
-        raise _NotSo from error
+        raise _UnreadableFormat from error
     if len(members) > _MAX_RECORDS:
-        raise _NotSo
+        raise _UnreadableFormat
     records = []
     for member in members:
         if not 0 <= member.header_offset < size_bytes:
-            raise _NotSo
+            raise _UnreadableFormat
         local = os.pread(file.fileno(), 30, member.header_offset)
         if local[:4] != b"PK\x03\x04" or len(local) < 30:
-            raise _NotSo
+            raise _UnreadableFormat
         # the local header's own lengths: its padding is not in the central directory
         name_bytes, extra_bytes = struct.unpack("<HH", local[26:30])
         records.append(Span(member.header_offset + 30 + name_bytes + extra_bytes, member.compress_size))

@@ -31,7 +31,7 @@ _SAMPLES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class CodecChoice:
     """A codec, and the width that goes with it."""
 
     codec: Codec
@@ -39,7 +39,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class CodecRates:
     """Bytes per second: of the upload, and of encoding."""
 
     upload: float
@@ -47,7 +47,7 @@ class Rates:
     delta: float = DELTA_BYTES_PER_S
 
     @classmethod
-    def of(cls, upload_bytes_per_s: float | None) -> Rates:
+    def at_speed(cls, upload_bytes_per_s: float | None) -> CodecRates:
         """For a measured speed, or None."""
         return cls(upload_bytes_per_s or ASSUMED_UPLOAD_BYTES_PER_S)
 
@@ -62,7 +62,7 @@ class Rates:
         return self.seconds_per_byte(codec, 0.0) < _pays_below(codec) * self.seconds_per_byte("raw", 1.0)
 
 
-def sample_places(size_bytes: int) -> list[tuple[int, int]]:
+def select_samples(size_bytes: int) -> list[tuple[int, int]]:
     """Offsets and sizes of the pieces of a chunk that stand for all of it: first, middle, last."""
     if size_bytes <= _SAMPLES * _SAMPLE_BYTES:
         return [(0, size_bytes)]
@@ -70,9 +70,9 @@ def sample_places(size_bytes: int) -> list[tuple[int, int]]:
     return [(index * step // 8 * 8, _SAMPLE_BYTES) for index in range(_SAMPLES)]
 
 
-def choose(sample: Buffer, *, width: Width | None, base_sample: Buffer | None, rates: Rates) -> Choice:
+def choose_codec(sample: Buffer, *, width: Width | None, base_sample: Buffer | None, rates: CodecRates) -> CodecChoice:
     """The codec for a chunk of which this is a sample; `base_sample` is of what lies in its base at the same places."""
-    best, best_s = Choice("raw"), rates.seconds_per_byte("raw", 1.0)
+    best, best_s = CodecChoice("raw"), rates.seconds_per_byte("raw", 1.0)
     # in the order of what they demand of whoever reads the checkpoint
     candidates: list[tuple[Codec, Buffer | None]] = [("planes", None)]
     if base_sample is not None:
@@ -83,7 +83,7 @@ def choose(sample: Buffer, *, width: Width | None, base_sample: Buffer | None, r
         share, found = _smallest(codec, sample, base, (width,) if width else GUESSED_WIDTHS)
         seconds = rates.seconds_per_byte(codec, share)
         if seconds < _pays_below(codec) * best_s:
-            best, best_s = Choice(codec, found), seconds
+            best, best_s = CodecChoice(codec, found), seconds
     return best
 
 

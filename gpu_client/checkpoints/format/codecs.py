@@ -27,7 +27,7 @@ class BadChunk(Exception):  # noqa: N818 - a finding about stored bytes, reporte
     """Stored bytes do not decode to what they are said to be."""
 
 
-def all_zero(raw: Buffer) -> bool:
+def is_all_zero(raw: Buffer) -> bool:
     """True if there is no other byte than 0."""
     view = memoryview(raw)
     if any(view[:: max(1, len(view) // 64)]):
@@ -36,7 +36,7 @@ def all_zero(raw: Buffer) -> bool:
 
 
 @lru_cache(maxsize=256)
-def digest_of_zeros(size_bytes: int) -> str:
+def hash_zeros(size_bytes: int) -> str:
     """BLAKE3 of so many zero bytes."""
     return blake3(bytes(size_bytes)).hexdigest()
 

@@ -23,7 +23,7 @@ class UnknownVersion(Exception):  # noqa: N818 - no damage: somebody else can re
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ChunkPlace:
     """Where bytes of a chunk belong: an index in the manifest's `files`, and the offset in that file."""
 
     file: int
@@ -63,21 +63,21 @@ def _version(data: bytes) -> int | None:
     return version if isinstance(version, int) and not isinstance(version, bool) else None
 
 
-def places_of(manifest: Manifest) -> dict[int, list[Place]]:
+def map_places(manifest: Manifest) -> dict[int, list[ChunkPlace]]:
     """Where each chunk belongs, by its index. Of `zeros` nothing is said: they need no writing."""
-    places: dict[int, list[Place]] = {}
+    places: dict[int, list[ChunkPlace]] = {}
     silent = [chunk.codec == "zeros" for chunk in manifest.chunks]
     sizes = [chunk.size_bytes for chunk in manifest.chunks]
     for number, file in enumerate(manifest.files):
         offset = 0
         for index in file.chunks:
             if not silent[index]:
-                places.setdefault(index, []).append(Place(number, offset))
+                places.setdefault(index, []).append(ChunkPlace(number, offset))
             offset += sizes[index]
     return places
 
 
-def written_bytes(manifest: Manifest) -> int:
+def count_written_bytes(manifest: Manifest) -> int:
     """Bytes that the files take on a disk that knows holes."""
     sizes = [0 if chunk.codec == "zeros" else chunk.size_bytes for chunk in manifest.chunks]
     return sum(sizes[index] for file in manifest.files for index in file.chunks)

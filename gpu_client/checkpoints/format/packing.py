@@ -33,7 +33,7 @@ LARGE_CHUNK_BYTES = 256 * 1024
 SPARE_PACKS = 8
 
 
-class Cutter:
+class PackCutter:
     """Says where packs begin, chunk by chunk. `checkpoint_bytes`: of all its files, new or not."""
 
     def __init__(self, checkpoint_bytes: int = 0) -> None:
@@ -69,7 +69,7 @@ class StoredDigest:
 
 
 @dataclass(slots=True)
-class _Growing:
+class _PackInProgress:
     """A pack that is being put together.
 
     No byte is read for it: a pack is named by the digests of its chunks, and its CRC is put together from theirs.
@@ -104,8 +104,8 @@ class PackWriter:
     """Puts new chunks into packs. Keeps no bytes: it notes where they lie."""
 
     def __init__(self, checkpoint_bytes: int = 0) -> None:
-        self._cutter = Cutter(checkpoint_bytes)
-        self._growing: _Growing | None = None
+        self._cutter = PackCutter(checkpoint_bytes)
+        self._growing: _PackInProgress | None = None
         self.packs: list[NewPack] = []
         """Those that are complete."""
 
@@ -113,7 +113,7 @@ class PackWriter:
         """A chunk whose stored bytes lie at `segment`. Returns its pack (an index in `packs`) and its offset."""
         if self._cutter.begins_pack(blake3, stored.size_bytes) or self._growing is None:
             self.finish()
-            self._growing = _Growing()
+            self._growing = _PackInProgress()
         offset = self._growing.size_bytes
         self._growing.append(stored, segment)
         return len(self.packs), offset
@@ -124,7 +124,7 @@ class PackWriter:
             return
         grown = self._growing
         pack = Pack(
-            blake3=pack_name(grown.digests),
+            blake3=name_pack(grown.digests),
             size_bytes=grown.size_bytes,
             crc64nvme=base64.b64encode(grown.crc64nvme.to_bytes(8, "big")).decode(),
         )
@@ -132,7 +132,7 @@ class PackWriter:
         self._growing = None
 
 
-def pack_name(digests: Iterable[bytes]) -> str:
+def name_pack(digests: Iterable[bytes]) -> str:
     """The BLAKE3 that names a pack: of the BLAKE3s of what it stores of each chunk, 32 bytes each.
 
     It stands for the bytes as theirs would, and hashing them once more would cost as much as all else does.
@@ -140,7 +140,7 @@ def pack_name(digests: Iterable[bytes]) -> str:
     return blake3(b"".join(digests)).hexdigest()
 
 
-def crowding_packs(manifest: Manifest) -> frozenset[str]:
+def find_sparse_packs(manifest: Manifest) -> frozenset[str]:
     """BLAKE3s of the packs whose chunks the next checkpoint should write anew; none while the packs are few enough.
 
     More than twice the packs that its bytes need, and some, are too many: fetching it takes that many requests. Then

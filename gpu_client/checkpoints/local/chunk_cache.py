@@ -27,7 +27,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from baton.contract.manifest import Manifest, parse_manifest
-from gpu_client.checkpoints.format.manifest_reader import MAX_MANIFEST_BYTES, places_of, written_bytes
+from gpu_client.checkpoints.format.manifest_reader import MAX_MANIFEST_BYTES, count_written_bytes, map_places
 from gpu_client.checkpoints.local.directory_files import walk
 from gpu_client.transport.transfer.transfer_requests import Segment
 
@@ -61,7 +61,7 @@ class _Entry:
         return self.manifest.epoch, self.manifest.step
 
 
-class LocalStore:
+class LocalChunkCache:
     """The store of one job below `root`; what an earlier agent left there is found again. Safe from several threads."""
 
     def __init__(self, root: Path, job_id: str) -> None:
@@ -85,15 +85,15 @@ class LocalStore:
         with self._lock:
             return self._manifests
 
-    def restored(self, manifest: Manifest, directory: Path) -> None:
+    def record_restored(self, manifest: Manifest, directory: Path) -> None:
         """The attempt begins with this checkpoint; its files are linked. What else the job has here is let go: it was
         older, damaged or not of this line."""
         with self._lock:
             self._manifests = (manifest,)
             kept = self._keep(manifest, directory, "link")
-            self._let_go([entry for entry in self._entries if entry is not kept])
+            self._remove_entries([entry for entry in self._entries if entry is not kept])
 
-    def committed(self, manifest: Manifest, directory: Path, *, copy: bool = False) -> None:
+    def record_committed(self, manifest: Manifest, directory: Path, *, copy: bool = False) -> None:
         """The attempt has committed this checkpoint; `directory` is moved into the store, or left where that cannot be.
 
         `copy`: its files will be written to again, so that they are copied. Kept are this checkpoint, the one that the
@@ -105,7 +105,7 @@ class LocalStore:
             self._manifests = (*resumed, manifest)
             kept = self._keep(manifest, directory, "copy" if copy else "move")
             wanted = {(one.step, one.epoch) for one in resumed} | self._holder_of_bases(self._manifests[-1])
-            self._let_go(
+            self._remove_entries(
                 [
                     entry
                     for entry in self._entries
@@ -161,7 +161,7 @@ class LocalStore:
     def _keep(self, manifest: Manifest, directory: Path, how: _How) -> _Entry | None:
         """A new entry; None if it cannot be had."""
         name = f"{manifest.step}-{manifest.epoch}"
-        self._let_go([entry for entry in self._entries if entry.path.name == name])
+        self._remove_entries([entry for entry in self._entries if entry.path.name == name])
         temporary = self._directory / f".{uuid.uuid4().hex}.tmp"
         try:
             # Before anything is linked: a manifest that does not fit is noticed without harm.
@@ -174,7 +174,7 @@ class LocalStore:
             logger.warning("checkpoint of step %d is not kept on this machine: %s", manifest.step, error)
             _remove(temporary)
             return None
-        entry = _Entry(manifest, self._directory / name, written_bytes(manifest))
+        entry = _Entry(manifest, self._directory / name, count_written_bytes(manifest))
         self._entries.append(entry)
         self._index = None
         self._bound()
@@ -192,16 +192,16 @@ class LocalStore:
             if fits:
                 return
             logger.info("%s is not kept on this machine: the disk is too full", self._entries[0].path.name)
-            self._let_go(self._entries[:1])
+            self._remove_entries(self._entries[:1])
 
-    def _let_go(self, entries: Sequence[_Entry]) -> None:
+    def _remove_entries(self, entries: Sequence[_Entry]) -> None:
         for entry in entries:
             self._entries.remove(entry)
             self._index = None
             _remove(entry.path)
 
 
-def excess_stores(root: Path, *, keep: str | None = None) -> list[Path]:
+def find_excess_caches(root: Path, *, keep: str | None = None) -> list[Path]:
     """What is to be removed below `root` so that the stores of all jobs take no more than their share of the disk:
     oldest first, that of job `keep` last. What is no store goes in any case. Raises OSError."""
     entries = list(root.iterdir()) if root.is_dir() else []
@@ -263,7 +263,7 @@ def _read_entry(path: Path, job_id: str) -> _Entry:
         info = (path / _FILES / file.path).lstat()
         if not stat.S_ISREG(info.st_mode) or info.st_size != file.size_bytes:
             raise ValueError(f"{file.path!r} is not as the manifest says")
-    return _Entry(manifest, path, written_bytes(manifest))
+    return _Entry(manifest, path, count_written_bytes(manifest))
 
 
 def _read_regular(path: Path) -> bytes:
@@ -280,7 +280,7 @@ def _segments(entry: _Entry) -> dict[str, Segment]:
     paths = [entry.files / file.path for file in files]
     return {
         chunks[index].blake3: Segment(paths[places[0].file], places[0].offset, chunks[index].size_bytes)
-        for index, places in places_of(entry.manifest).items()
+        for index, places in map_places(entry.manifest).items()
     }
 
 
@@ -296,7 +296,7 @@ def _take_over(manifest: Manifest, directory: Path, target: Path, how: _How) -> 
             return
     target.mkdir()
     copied = how == "copy" or directory.stat().st_dev != target.stat().st_dev
-    if copied and written_bytes(manifest) > _share_bytes(target, 0):
+    if copied and count_written_bytes(manifest) > _share_bytes(target, 0):
         raise OSError(errno.ENOSPC, "it would have to be copied, and the disk is too full")
     for file in manifest.files:
         place = target / file.path

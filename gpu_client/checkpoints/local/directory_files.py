@@ -11,7 +11,7 @@ from pathlib import Path
 
 from baton.contract.base import MAX_OBJECT_BYTES, MAX_PATH_BYTES, MAX_STEP, path_problem
 from baton.contract.checkpoint_marker import MARKER_MAX_BYTES, CheckpointMarker, parse_marker
-from gpu_client.checkpoints.local.sanitizer import usable_metrics, usable_tag
+from gpu_client.checkpoints.local.sanitizer import sanitize_metrics, sanitize_tag
 from gpu_client.transport.errors import BatonError
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def walk(
                 yield relative, entry
 
 
-def files_of(directory: Path, *, within: Path | None = None) -> dict[str, Path]:
+def resolve_files(directory: Path, *, within: Path | None = None) -> dict[str, Path]:
     """All files below `directory` by '/'-separated relative path, sorted; paths are resolved.
 
     Symlinks are followed if they stay inside (inside `within`, if given). Raises BadDirectory for links that lead
@@ -62,7 +62,7 @@ def files_of(directory: Path, *, within: Path | None = None) -> dict[str, Path]:
     def enter(relative: str, entry: os.DirEntry[str]) -> Path | None:
         if problem := path_problem(relative):
             raise BadDirectory(f"{relative!a} {problem}")
-        path = inside(root, Path(entry.path), relative) if entry.is_symlink() else Path(entry.path)
+        path = resolve_inside(root, Path(entry.path), relative) if entry.is_symlink() else Path(entry.path)
         if path.is_dir():
             if path in (directories[above] for above in _directories_above(relative)):
                 raise BadDirectory(f"{relative!r} is a link to a directory that contains the link")
@@ -101,7 +101,7 @@ def require_storable(files: Mapping[str, Path], *, max_path_bytes: int, max_byte
             raise BadDirectory(f"{relative!r} has {size_bytes} bytes; at most {max_bytes} are allowed in one file")
 
 
-def inside(root: Path, path: Path, relative: str) -> Path:
+def resolve_inside(root: Path, path: Path, relative: str) -> Path:
     """`path` with its links resolved; BadDirectory if it leads outside `root` or nowhere."""
     try:
         target = path.resolve(strict=True)
@@ -113,7 +113,7 @@ def inside(root: Path, path: Path, relative: str) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class FileSeen:
+class FileState:
     """A file of a checkpoint as it was seen: its path inside the directory, size and modification time."""
 
     path: str
@@ -121,7 +121,7 @@ class FileSeen:
     modified_ns: int
 
 
-def list_files(directory: Path) -> tuple[FileSeen, ...]:
+def list_files(directory: Path) -> tuple[FileState, ...]:
     """All files below ``directory``, by path. Links count as themselves.
 
     Raises OSError, FileNotFoundError if something is removed meanwhile.
@@ -133,11 +133,11 @@ def list_files(directory: Path) -> tuple[FileSeen, ...]:
             raise OSError(errno.ENAMETOOLONG, f"a path longer than {MAX_PATH_BYTES} bytes cannot be stored")
         return below
 
-    files: list[FileSeen] = []
+    files: list[FileState] = []
     for relative, entry in walk(directory, enter):
         if not entry.is_dir(follow_symlinks=False):
             info = entry.stat(follow_symlinks=False)
-            files.append(FileSeen(relative, info.st_size, info.st_mtime_ns))
+            files.append(FileState(relative, info.st_size, info.st_mtime_ns))
     return tuple(sorted(files, key=lambda file: file.path))
 
 
@@ -159,4 +159,4 @@ def read_marker(path: Path) -> CheckpointMarker | None:
             raise ValueError(str(error)) from error
     if marker.step > MAX_STEP:
         raise ValueError(f"the step is {marker.step}, larger than {MAX_STEP}")
-    return replace(marker, metrics=usable_metrics(marker.metrics), tag=usable_tag(marker.tag))
+    return replace(marker, metrics=sanitize_metrics(marker.metrics), tag=sanitize_tag(marker.tag))

@@ -12,7 +12,7 @@ _LAST_FILES = re.compile(r"trainer_state\.json|random_states_[0-9]+\.pkl")
 _DIGITS = re.compile(r"[0-9]+")
 
 
-class Habits:
+class ExpectedFiles:
     """The kinds of files of the script's last complete checkpoint, and how many files of each kind it had.
 
     A resumed script may write fewer than the checkpoint that it resumed from has (fewer ranks), and a running one may
@@ -57,10 +57,10 @@ class Habits:
             self._fell_short.append(_kinds(paths))
 
 
-def kind_of(path: str) -> str:
+def strip_numbers(path: str) -> str:
     """Return the path without the numbers that tell steps, shards and ranks apart."""
     return _DIGITS.sub("#", path)
 
 
 def _kinds(paths: Iterable[str]) -> Counter[str]:
-    return Counter(map(kind_of, paths))
+    return Counter(map(strip_numbers, paths))

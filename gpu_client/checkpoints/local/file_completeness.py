@@ -21,7 +21,7 @@ _LFS_POINTER = b"version https://git-lfs"
 _ZIP = b"PK\x03\x04"
 
 
-def missing_in(directory: Path, paths: Iterable[str]) -> str:
+def find_missing_part(directory: Path, paths: Iterable[str]) -> str:
     """Return which part of which file is missing, by the file's own statement; "" if no file states that one is.
 
     Judged are safetensors files, zip archives (as `torch.save` writes them), indexes of shards (`*.index.json`) and

@@ -15,7 +15,7 @@ WORDS = ("nan", "inf", "-inf")
 _name = TypeAdapter(MetricName)
 
 
-def usable_metrics(raw: object) -> dict[str, float]:
+def sanitize_metrics(raw: object) -> dict[str, float]:
     """The entries of ``raw`` that are finite numbers under an acceptable name, at most 64; {} if it is no mapping.
 
     A NaN loss is no reason to lose a step or a checkpoint, so the rest is left out rather than refused.
@@ -38,12 +38,12 @@ def usable_metrics(raw: object) -> dict[str, float]:
     return usable
 
 
-def usable_readings(raw: object) -> dict[str, float | str]:
+def sanitize_readings(raw: object) -> dict[str, float | str]:
     """The same with those that are not finite, which have to be said in `WORDS`."""
     if not isinstance(raw, dict):
         return {}
     odd = {name: value for name, value in raw.items() if isinstance(value, str) and value in WORDS}
-    usable: dict[str, float | str] = dict(usable_metrics({name: raw[name] for name in raw if name not in odd}))
+    usable: dict[str, float | str] = dict(sanitize_metrics({name: raw[name] for name in raw if name not in odd}))
     for name, value in odd.items():
         if len(usable) < MAX_METRICS and _is_name(name):
             usable[name] = value
@@ -58,6 +58,6 @@ def _is_name(name: object) -> bool:
     return True
 
 
-def usable_tag(raw: object) -> str:
+def sanitize_tag(raw: object) -> str:
     """The tag of a checkpoint, as the contract admits it; empty for anything else."""
     return raw if isinstance(raw, str) and len(raw) <= MAX_TAG_CHARS and raw.isprintable() else ""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from gpu_client.checkpoints.local.directory_files import FileSeen, list_files
+from gpu_client.checkpoints.local.directory_files import FileState, list_files
 from gpu_client.transport.errors import FileChanged
 
 CreatedBy = Literal["session", "foreign"]
@@ -27,13 +27,13 @@ class ReadyCheckpoint:
     path: Path
     metrics: dict[str, float]
     created_by: CreatedBy
-    files: tuple[FileSeen, ...]
+    files: tuple[FileState, ...]
     tag: str = ""
     links: Path | None = None
     """The directory where its files are held by links, for one that the script may have removed from `path`."""
 
 
-class StageError(Exception):
+class StagingError(Exception):
     """The checkpoint could not be taken over. It may have been rotated away: then the next one will do."""
 
 
@@ -43,7 +43,7 @@ def stage(checkpoint: ReadyCheckpoint, staging_dir: Path) -> ReadyCheckpoint:
 
     A link does not keep the script from writing into the file: see `require_unchanged`.
 
-    All files or none: raises StageError if the checkpoint is not as it was when it was found complete, or holds
+    All files or none: raises StagingError if the checkpoint is not as it was when it was found complete, or holds
     something other than regular files and links to some inside the output directory; OSError if the disk fails.
     A checkpoint that the watcher holds there by links already stays where these are.
     """
@@ -61,19 +61,19 @@ def stage(checkpoint: ReadyCheckpoint, staging_dir: Path) -> ReadyCheckpoint:
             _take(source, copy, checkpoint.path.parent.resolve())
             info = copy.stat()
             if not source.is_symlink() and (info.st_size, info.st_mtime_ns) != (file.size_bytes, file.modified_ns):
-                raise StageError(f"{source} has changed since the checkpoint was complete")
+                raise StagingError(f"{source} has changed since the checkpoint was complete")
         taken = list_files(temporary)
         if list_files(checkpoint.path) != checkpoint.files:
-            raise StageError(f"{checkpoint.path} has changed since it was complete")
+            raise StagingError(f"{checkpoint.path} has changed since it was complete")
         temporary.rename(target)
     except FileNotFoundError as error:
-        raise StageError(f"{checkpoint.path} was removed before it could be taken over") from error
+        raise StagingError(f"{checkpoint.path} was removed before it could be taken over") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return replace(checkpoint, path=target, files=taken)
 
 
-def require_unchanged(directory: Path, files: tuple[FileSeen, ...]) -> None:
+def require_unchanged(directory: Path, files: tuple[FileState, ...]) -> None:
     """Raise FileChanged unless the files of a staged checkpoint are as they were when it was taken over.
 
     To be asked each time before something is said of all of them together: a script that writes into its former
@@ -88,7 +88,7 @@ def require_unchanged(directory: Path, files: tuple[FileSeen, ...]) -> None:
         raise FileChanged(f"{names[0]} of the checkpoint in {directory} was written to after it was complete")
 
 
-def added_since(found: ReadyCheckpoint) -> str:
+def find_added_file(found: ReadyCheckpoint) -> str:
     """Return a file that was added to a foreign checkpoint's directory since it was found, or replaced; "" if none.
 
     A directory that is being removed, or is gone, has got none.
@@ -104,9 +104,9 @@ def _take(source: Path, target: Path, output_dir: Path) -> None:
     if source.is_symlink():
         source = source.resolve(strict=True)
         if output_dir not in source.parents:
-            raise StageError(f"{source} is outside the output directory, and is not followed")
+            raise StagingError(f"{source} is outside the output directory, and is not followed")
     if not stat.S_ISREG(source.lstat().st_mode):
-        raise StageError(f"{source} is not a regular file")
+        raise StagingError(f"{source} is not a regular file")
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError as error:
@@ -116,7 +116,7 @@ def _take(source: Path, target: Path, output_dir: Path) -> None:
         shutil.copy2(source, target, follow_symlinks=False)
 
 
-class Hold:
+class LinkedFiles:
     """Links to the files of one checkpoint directory, in a directory of their own on the same file system.
 
     A deleted file keeps its content as long as a link exists. A link does not keep the owner from writing into the

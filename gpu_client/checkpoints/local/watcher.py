@@ -10,9 +10,9 @@ which the script's former checkpoint had is given more time, and so is the first
 trainers write last. One with a file that is shorter than the file itself states is given as much, and is taken as it is
 then: the file may never have been whole.
 
-A script may rotate its checkpoints faster than they settle. So each poll links the files of unfinished directories into
-a directory of our own (`Hold`); a directory that the script deletes, or leaves for its successor, was finished then,
-and is taken from these links.
+A script may rotate its checkpoints faster than they settle. So each poll links the files of unfinished directories
+(`LinkedFiles`); a directory that the script deletes, or leaves for its successor, was finished then, and is taken from
+these links.
 """
 
 import logging
@@ -27,10 +27,10 @@ from pathlib import Path
 
 from baton.contract.base import MAX_STEP
 from baton.contract.checkpoint_marker import MARKER
-from gpu_client.checkpoints.local.directory_files import FileSeen, list_files, read_marker
-from gpu_client.checkpoints.local.expected_files import Habits, kind_of
-from gpu_client.checkpoints.local.file_completeness import missing_in
-from gpu_client.checkpoints.local.staging import Hold, ReadyCheckpoint
+from gpu_client.checkpoints.local.directory_files import FileState, list_files, read_marker
+from gpu_client.checkpoints.local.expected_files import ExpectedFiles, strip_numbers
+from gpu_client.checkpoints.local.file_completeness import find_missing_part
+from gpu_client.checkpoints.local.staging import LinkedFiles, ReadyCheckpoint
 
 _log = logging.getLogger(__name__)
 
@@ -46,23 +46,23 @@ _NAME = re.compile(r"checkpoint-([0-9]{1,15})")
 class _Candidate:
     step: int
     inode: int
-    files: tuple[FileSeen, ...]
+    files: tuple[FileState, ...]
     unchanged_since: float
-    first_look: int
-    hold: Hold | None
-    whole: tuple[FileSeen, ...] = ()
+    first_scan: int
+    links: LinkedFiles | None
+    whole: tuple[FileState, ...] = ()
     """The newest listing that was not merely a former one with files removed from it."""
-    looks: int = 0
+    polls: int = 0
     """How often `whole` was found, or a part of it."""
     foreign: bool = False
 
-    def see(self, files: tuple[FileSeen, ...], now: float) -> None:
+    def see(self, files: tuple[FileState, ...], now: float) -> None:
         """Note the newest listing."""
         if files != self.files:
             self.files, self.unchanged_since = files, now
         if not self.whole or not set(files) <= set(self.whole):
-            self.whole, self.looks = files, 0
-        self.looks += 1
+            self.whole, self.polls = files, 0
+        self.polls += 1
 
 
 class CheckpointWatcher:
@@ -70,9 +70,9 @@ class CheckpointWatcher:
     unless it is to be looked at again.
 
     ``clock``: monotonic seconds. ``open_for_writing``: the files that the trainer's processes have open for writing;
-    asked only when a directory looks complete. ``holding_dir``: where files are linked to, on the same file system.
-    ``say``: puts a line into the job's log. The watcher says there why it does not take a directory over, once for
-    each kind of reason.
+    asked only when a directory looks complete. ``links_dir``: where files are linked to, on the same file system.
+    ``log_to_job``: puts a line into the job's log. The watcher explains there why it does not take a directory
+    over, once for each kind of reason.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class CheckpointWatcher:
         clock: Callable[[], float],
         open_for_writing: Callable[[], set[Path]],
         stable_s: float = STABLE_S,
-        holding_dir: Path | None = None,
+        links_dir: Path | None = None,
         *,
-        say: Callable[[str], object] = lambda line: None,
+        log_to_job: Callable[[str], object] = lambda line: None,
     ) -> None:
         self._output_dir = output_dir
         self._clock = clock
@@ -93,34 +93,34 @@ class CheckpointWatcher:
         # By name and inode: a directory that was removed and written anew is a new checkpoint; one that shrinks because
         # it is being removed is not.
         self._reported: dict[str, int] = {}
-        self._habits = Habits()
-        self._holding_dir = holding_dir
-        self._looks = 0
+        self._expected = ExpectedFiles()
+        self._links_dir = links_dir
+        self._polls = 0
         self._removed: list[tuple[str, _Candidate]] = []
         self.missed: list[int] = []
         """Steps of directories that the script removed before they could be taken over."""
         self._again: list[tuple[float, ReadyCheckpoint]] = []
         """Held checkpoints that could not be taken over, and when each is to be reported once more."""
-        self._say = say
+        self._log_to_job = log_to_job
         self._warned: set[tuple[str, str]] = set()
-        self._told: set[str] = set()
+        self._explained: set[str] = set()
 
     def mark_seen(self, path: Path) -> None:
         """Never report this directory as it is now: the agent put it there itself (a restored checkpoint)."""
         self._reported[path.name] = path.lstat().st_ino
         if not (path / MARKER).exists():
-            self._habits.learn(file.path for file in list_files(path))
+            self._expected.learn(file.path for file in list_files(path))
 
     def close(self) -> None:
         """Give up the links to files of directories that were not reported, or not taken over."""
         for candidate in self._candidates.values():
-            if candidate.hold:
-                candidate.hold.release()
+            if candidate.links:
+                candidate.links.release()
         self._candidates.clear()
         while self._again:
-            self.give_up(self._again.pop()[1])
+            self.discard(self._again.pop()[1])
 
-    def look_again(self, checkpoint: ReadyCheckpoint) -> None:
+    def report_again(self, checkpoint: ReadyCheckpoint) -> None:
         """Report a checkpoint that could not be taken over once more: when its directory is complete, or, if it is
         held by links, which nothing completes, after a while."""
         if checkpoint.links is None:
@@ -128,14 +128,14 @@ class CheckpointWatcher:
         else:
             self._again.append((self._clock() + self._stable_s, checkpoint))
 
-    def give_up(self, checkpoint: ReadyCheckpoint) -> None:
+    def discard(self, checkpoint: ReadyCheckpoint) -> None:
         """Remove the links, if any, of a checkpoint that is not taken over."""
         if checkpoint.links is not None:
             shutil.rmtree(checkpoint.links, ignore_errors=True)
 
     def poll(self) -> list[ReadyCheckpoint]:
         """The checkpoints that have become complete since the last call, by step. While the trainer runs."""
-        return self._look(self._is_settled, self._clock())
+        return self._scan(self._is_settled, self._clock())
 
     def final_poll(self, *, clean_exit: bool) -> list[ReadyCheckpoint]:
         """The rest, once all of the trainer's processes are gone. Does not wait.
@@ -143,21 +143,21 @@ class CheckpointWatcher:
         After a clean exit (code 0) whatever is there is complete, whatever its files state. After a crash or a kill
         only the session's own checkpoints are: a foreign one that had not settled may have been cut off in the middle.
         """
-        ready = self._look(lambda _name, _files: clean_exit, math.inf)
+        ready = self._scan(lambda _name, _files: clean_exit, math.inf)
         for name, candidate in self._candidates.items():
             if candidate.foreign:
-                self._tell(
+                self._explain(
                     name,
                     "is not taken over: the script ended before the directory had settled, and it may be cut off",
                 )
         return ready
 
-    def _look(
-        self, is_complete: Callable[[str, tuple[FileSeen, ...]], bool], again_until: float
+    def _scan(
+        self, is_complete: Callable[[str, tuple[FileState, ...]], bool], again_until: float
     ) -> list[ReadyCheckpoint]:
         """`again_until`: by the clock, to which time held checkpoints have become due to be reported once more."""
         ready: list[ReadyCheckpoint] = []
-        self._looks += 1
+        self._polls += 1
         present = self._directories()
         for name in self._reported.keys() - present.keys():
             del self._reported[name]
@@ -179,12 +179,12 @@ class CheckpointWatcher:
             if done and done.hold and done.hold.path != found.links:
                 done.hold.release()
         while self._removed:
-            ready.extend(self._left_behind(*self._removed.pop()))
+            ready.extend(self._deleted_checkpoint(*self._removed.pop()))
         ready.extend(checkpoint for due, checkpoint in self._again if due <= again_until)
         self._again = [again for again in self._again if again[0] > again_until]
         return sorted(ready, key=lambda checkpoint: checkpoint.step)
 
-    def _left_behind(self, name: str, candidate: _Candidate) -> Iterable[ReadyCheckpoint]:
+    def _deleted_checkpoint(self, name: str, candidate: _Candidate) -> Iterable[ReadyCheckpoint]:
         """The checkpoint of a directory that the script has deleted: complete if it has all files of the one before.
 
         Without one before nothing tells whether more files came after the last look.
@@ -193,12 +193,12 @@ class CheckpointWatcher:
             self._release(candidate)
             return
         names = [file.path for file in candidate.whole]
-        has_all = self._habits.known and not self._habits.lacks(names)
-        found = self._held(name, candidate) if has_all else None
+        has_all = self._expected.known and not self._expected.lacks(names)
+        found = self._linked_checkpoint(name, candidate) if has_all else None
         if found is not None:
-            self._habits.learn(names)
-        elif not has_all and candidate.looks > 1:  # what one look saw may be a part, and no measure of the next
-            self._habits.learn_from_missed(names)
+            self._expected.learn(names)
+        elif not has_all and candidate.polls > 1:  # what one look saw may be a part, and no measure of the next
+            self._expected.learn_from_missed(names)
         if found is None:
             self._release(candidate)
             self.missed.append(candidate.step)
@@ -210,22 +210,22 @@ class CheckpointWatcher:
         """Checkpoints that are as they were when the script began the next one: it writes one at a time."""
         foreign = {name: one for name, one in self._candidates.items() if one.foreign}
         for name, candidate in foreign.items():
-            if name in done or candidate.looks < 2 or candidate.files != candidate.whole:
+            if name in done or candidate.polls < 2 or candidate.files != candidate.whole:
                 continue
-            if not any(one.step > candidate.step and one.first_look > candidate.first_look for one in foreign.values()):
+            if not any(one.step > candidate.step and one.first_scan > candidate.first_scan for one in foreign.values()):
                 continue
             path, names = self._output_dir / name, [file.path for file in candidate.files]
-            if self._habits.known and self._habits.lacks(names):
+            if self._expected.known and self._expected.lacks(names):
                 continue  # A writer of its own may still be busy with it: the successor shows nothing.
             if self._is_open(path) or self._missing(name, path, candidate.files):
                 continue
-            self._habits.learn(names)
-            held = self._held(name, candidate)
+            self._expected.learn(names)
+            held = self._linked_checkpoint(name, candidate)
             yield held or ReadyCheckpoint(candidate.step, path, {}, "foreign", candidate.files)
 
-    def _held(self, name: str, candidate: _Candidate) -> ReadyCheckpoint | None:
+    def _linked_checkpoint(self, name: str, candidate: _Candidate) -> ReadyCheckpoint | None:
         """The checkpoint by its links, if they are all of its files, and as these were seen last or left behind."""
-        hold = candidate.hold
+        hold = candidate.links
         if hold is None:
             return None
         try:
@@ -242,20 +242,20 @@ class CheckpointWatcher:
             return None
         return ReadyCheckpoint(candidate.step, self._output_dir / name, {}, "foreign", files, links=hold.path)
 
-    def _hold(self, name: str, candidate: _Candidate) -> None:
-        if candidate.hold is None:
+    def _link_files(self, name: str, candidate: _Candidate) -> None:
+        if candidate.links is None:
             return
         try:
-            candidate.hold.follow(file.path for file in candidate.files)
+            candidate.links.follow(file.path for file in candidate.files)
         except OSError as error:
             # Copying each unfinished file over and over is no way out: what settles, or has a successor, is copied.
             self._warn("A checkpoint", f"is lost if the script removes it at once, for it cannot be linked: {error}")
             self._release(candidate)
 
     def _release(self, candidate: _Candidate) -> None:
-        if candidate.hold:
-            candidate.hold.release()
-            candidate.hold = None
+        if candidate.links:
+            candidate.links.release()
+            candidate.links = None
 
     def _directories(self) -> dict[str, tuple[int, int]]:
         """Name -> step, inode."""
@@ -269,7 +269,7 @@ class CheckpointWatcher:
             if not matched or int(matched.group(1)) > MAX_STEP:
                 continue
             if entry.is_symlink():
-                self._tell(entry.name, "is a symbolic link and is ignored")
+                self._explain(entry.name, "is a symbolic link and is ignored")
                 continue
             try:
                 info = entry.stat(follow_symlinks=False)
@@ -281,7 +281,7 @@ class CheckpointWatcher:
         return present
 
     def _examine(
-        self, name: str, step: int, inode: int, is_complete: Callable[[str, tuple[FileSeen, ...]], bool]
+        self, name: str, step: int, inode: int, is_complete: Callable[[str, tuple[FileState, ...]], bool]
     ) -> ReadyCheckpoint | None:
         path = self._output_dir / name
         try:
@@ -289,12 +289,12 @@ class CheckpointWatcher:
         except FileNotFoundError:
             return None  # It is being removed, or written: the next look tells.
         except OSError as error:
-            self._tell(name, f"cannot be read, and is not taken: {error}")
+            self._explain(name, f"cannot be read, and is not taken: {error}")
             return None
         known = self._candidates.get(name)
         if known is None:
-            hold = Hold(path, self._holding_dir) if self._holding_dir else None
-            known = _Candidate(step, inode, files, self._clock(), self._looks, hold)
+            hold = LinkedFiles(path, self._links_dir) if self._links_dir else None
+            known = _Candidate(step, inode, files, self._clock(), self._polls, hold)
             self._candidates[name] = known
         known.see(files, self._clock())
         if not any(file.size_bytes for file in files):
@@ -306,31 +306,31 @@ class CheckpointWatcher:
         except ValueError as error:
             # Damaged, or a copy that is still being written: then what goes for foreign ones goes for it.
             if is_complete(name, files):
-                self._tell(name, f"has a {MARKER} that is not usable, and is not taken: {error}")
+                self._explain(name, f"has a {MARKER} that is not usable, and is not taken: {error}")
             return None
         if marker is not None:
             if all(file.path != MARKER for file in files):
                 return None  # It came after the files were listed: they may not be all. The next poll sees both.
             return ReadyCheckpoint(step, path, dict(marker.metrics), "session", files, marker.tag)
         known.foreign = True
-        self._hold(name, known)
+        self._link_files(name, known)
         if not is_complete(name, files):
             return None
         if missing := self._missing(name, path, files):
             _log.warning("%s is taken over as it is: %s", name, missing)
-        self._habits.learn(file.path for file in files)
+        self._expected.learn(file.path for file in files)
         return ReadyCheckpoint(step, path, {}, "foreign", files)
 
-    def _is_settled(self, name: str, files: tuple[FileSeen, ...]) -> bool:
+    def _is_settled(self, name: str, files: tuple[FileState, ...]) -> bool:
         """It has been left alone for long enough, and nobody has it open."""
         unchanged_s = self._clock() - self._candidates[name].unchanged_since
         patient = unchanged_s >= self._stable_s * INCOMPLETE_PATIENCE
-        if not patient and (unchanged_s < self._stable_s or self._habits.lacks(file.path for file in files)):
+        if not patient and (unchanged_s < self._stable_s or self._expected.lacks(file.path for file in files)):
             return False
         path = self._output_dir / name
         if self._is_open(path):
             if patient:
-                self._tell(
+                self._explain(
                     name,
                     "is waited for: a process of the script has a file in it open for writing, and has not changed it "
                     f"for {self._stable_s * INCOMPLETE_PATIENCE:g} s",
@@ -342,10 +342,10 @@ class CheckpointWatcher:
         directory = path.resolve()
         return any(directory in file.parents for file in self._open_for_writing())
 
-    def _missing(self, name: str, directory: Path, files: tuple[FileSeen, ...]) -> str:
+    def _missing(self, name: str, directory: Path, files: tuple[FileState, ...]) -> str:
         """Return the part of a file that is missing by the file's own statement, and tell the job of it."""
         try:
-            missing = missing_in(directory, (file.path for file in files))
+            missing = find_missing_part(directory, (file.path for file in files))
         except OSError:
             return ""  # taking it over fails for the same reason, and says so
         if missing:
@@ -354,20 +354,20 @@ class CheckpointWatcher:
                 f"is not whole: {missing}. Baton takes it over as it is once it has not changed for "
                 f"{wait_s:g} s, or when the script has exited with code 0"
             )
-            self._tell(name, text, missing.partition(" ")[0])
+            self._explain(name, text, missing.partition(" ")[0])
         return missing
 
-    def _tell(self, name: str, text: str, about: str = "") -> None:
+    def _explain(self, name: str, text: str, about: str = "") -> None:
         """Say in the job's log why a directory is not taken over; once for all that differ by their numbers alone.
 
         `about`: by which to tell whether it was said, instead of the text.
         """
         self._warn(name, text)
-        kind = kind_of(about or text)
-        if kind not in self._told:
-            self._told.add(kind)
+        kind = strip_numbers(about or text)
+        if kind not in self._explained:
+            self._explained.add(kind)
             line = f"[baton] {name} in the output directory {text}"
-            self._say("".join(character if character.isprintable() else "?" for character in line))
+            self._log_to_job("".join(character if character.isprintable() else "?" for character in line))
 
     def _warn(self, name: str, text: str) -> None:
         if (name, text) not in self._warned:

@@ -25,12 +25,12 @@ from gpu_client.checkpoints.format.manifest_reader import (
     MAX_MANIFEST_BYTES,
     BadManifest,
     UnknownVersion,
+    count_written_bytes,
     read_manifest,
-    written_bytes,
 )
-from gpu_client.checkpoints.local.chunk_cache import LocalStore
-from gpu_client.checkpoints.restore.file_assembler import PIECE_BYTES, WORKERS, Assembly, RawStream, can_stream
-from gpu_client.checkpoints.restore.restore_plan import Range, plan_ranges, scratch_bytes
+from gpu_client.checkpoints.local.chunk_cache import LocalChunkCache
+from gpu_client.checkpoints.restore.file_assembler import PIECE_BYTES, WORKERS, FileAssembler, RawStream, can_stream
+from gpu_client.checkpoints.restore.restore_plan import PackRange, count_scratch_bytes, plan_ranges
 from gpu_client.transport.errors import (
     BatonError,
     ChecksumMismatch,
@@ -95,7 +95,7 @@ def restore(
     item: WorkItem,
     directory: Path,
     *,
-    store: LocalStore | None = None,
+    store: LocalChunkCache | None = None,
     cancel: CancelEvent | None = None,
     progress: Progress | None = None,
 ) -> Restored | None:
@@ -109,7 +109,9 @@ def restore(
     """
     unexplained: list[str] = []
     for ref in item.resume:
-        attempt = _Attempt(client, transfer, item, ref, directory, store=store, cancel=cancel, progress=progress)
+        attempt = _CheckpointRestore(
+            client, transfer, item, ref, directory, store=store, cancel=cancel, progress=progress
+        )
         try:
             return attempt.run()
         except _Damaged as error:
@@ -130,7 +132,7 @@ def restore(
     return None
 
 
-class _Attempt:
+class _CheckpointRestore:
     """One checkpoint, fetched aside and then given its name."""
 
     def __init__(
@@ -141,7 +143,7 @@ class _Attempt:
         ref: CheckpointRef,
         directory: Path,
         *,
-        store: LocalStore | None,
+        store: LocalChunkCache | None,
         cancel: CancelEvent | None,
         progress: Progress | None,
     ) -> None:
@@ -189,7 +191,7 @@ class _Attempt:
             if manifest is None:
                 self._store.clear()
             else:
-                self._store.restored(manifest, path)
+                self._store.record_restored(manifest, path)
         return Restored(self._ref.step, self._ref.epoch, path, total_bytes, fetched_bytes, local_bytes)
 
     def _manifest(self) -> Manifest:
@@ -220,24 +222,24 @@ class _Attempt:
 
     def _assemble(self, manifest: Manifest, content: Path) -> tuple[int, int]:
         """The files of a checkpoint, complete. Returns the bytes that were fetched, and those that were here."""
-        self._require_space(written_bytes(manifest) + scratch_bytes(manifest))
-        assembly = Assembly(manifest, content, self._aside / "scratch", cancel=self._cancel)
+        self._require_space(count_written_bytes(manifest) + count_scratch_bytes(manifest))
+        assembly = FileAssembler(manifest, content, self._aside / "scratch", cancel=self._cancel)
         try:
-            local_bytes = self._copy(manifest, assembly, assembly.lacking())
-            self._copy(manifest, assembly, assembly.lacking_bases())
-            ranges = plan_ranges(manifest, assembly.lacking() | assembly.lacking_bases())
+            local_bytes = self._copy(manifest, assembly, assembly.missing())
+            self._copy(manifest, assembly, assembly.missing_bases())
+            ranges = plan_ranges(manifest, assembly.missing() | assembly.missing_bases())
             fetched_bytes = 0
             while ranges:
                 fetched_bytes += sum(found.size_bytes for found in ranges)
                 self._fetch_ranges(manifest, ranges, assembly)
                 assembly.decode_waiting()
-                ranges = plan_ranges(manifest, assembly.take_spoiled())
+                ranges = plan_ranges(manifest, assembly.take_mismatched())
             assembly.finish()
         finally:
             assembly.close()
         return fetched_bytes, local_bytes
 
-    def _copy(self, manifest: Manifest, assembly: Assembly, chunks: set[int]) -> int:
+    def _copy(self, manifest: Manifest, assembly: FileAssembler, chunks: set[int]) -> int:
         """Bring those of the chunks that the local store has. Returns their bytes."""
         if self._store is None:
             return 0
@@ -254,14 +256,14 @@ class _Attempt:
         run_batch(here, work, workers=WORKERS, cancel=self._cancel)
         return sum(copied)
 
-    def _fetch_ranges(self, manifest: Manifest, ranges: Sequence[Range], assembly: Assembly) -> None:
+    def _fetch_ranges(self, manifest: Manifest, ranges: Sequence[PackRange], assembly: FileAssembler) -> None:
         """All of them, in groups of as many packs as one call gives URLs for."""
         packs = list(dict.fromkeys(found.pack for found in ranges))
         for start in range(0, len(packs), MAX_MISSING_PER_ANSWER):
             group = set(packs[start : start + MAX_MISSING_PER_ANSWER])
             self._fetch_group(manifest, [found for found in ranges if found.pack in group], assembly)
 
-    def _fetch_group(self, manifest: Manifest, ranges: Sequence[Range], assembly: Assembly) -> None:
+    def _fetch_group(self, manifest: Manifest, ranges: Sequence[PackRange], assembly: FileAssembler) -> None:
         waiting = dict(enumerate(ranges))
         fruitless = 0
         while waiting:
@@ -282,7 +284,11 @@ class _Attempt:
 
     @staticmethod
     def _download(
-        manifest: Manifest, found: Range, urls: Mapping[str, str], assembly: Assembly, arrived: Callable[[], object]
+        manifest: Manifest,
+        found: PackRange,
+        urls: Mapping[str, str],
+        assembly: FileAssembler,
+        arrived: Callable[[], object],
     ) -> RangeDownload:
         pack = manifest.packs[found.pack]
         download = partial(

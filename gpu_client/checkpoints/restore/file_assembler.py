@@ -13,8 +13,8 @@ from blake3 import blake3
 
 from baton.contract.manifest import Chunk, Manifest
 from gpu_client.checkpoints.format.codecs import BadChunk, decode
-from gpu_client.checkpoints.format.manifest_reader import places_of
-from gpu_client.checkpoints.restore.restore_plan import Part, Range, bases_of
+from gpu_client.checkpoints.format.manifest_reader import map_places
+from gpu_client.checkpoints.restore.restore_plan import ChunkPart, PackRange, find_bases
 from gpu_client.transport.errors import ChecksumMismatch
 from gpu_client.transport.limits.thread_batch import run_batch
 from gpu_client.transport.net.cancellation import CancelEvent, Flight, stop_if_set
@@ -30,7 +30,7 @@ MAX_OPEN_FILES = 128
 _ZEROS = bytes(PIECE_BYTES)
 
 
-class Assembly:
+class FileAssembler:
     """The files of `manifest` below `content`, which is made, as they grow; `scratch` is a file beside it.
 
     Made with their final sizes at first: what is never written stays a hole. Several threads may bring chunks.
@@ -43,7 +43,7 @@ class Assembly:
         self._cancel = cancel
         self._lock = threading.Lock()
         self._large = threading.Lock()
-        self._files = _Files(MAX_OPEN_FILES)
+        self._files = _OpenFiles(MAX_OPEN_FILES)
         self._scratch = scratch
         self._scratch_bytes = 0
         self._done: set[int] = set()
@@ -51,7 +51,7 @@ class Assembly:
         """Of `raw` chunks in several parts: those that are written, by where they begin, and their sizes."""
         self._waiting: dict[int, int] = {}
         """Of `delta`s whose base is not there yet: where in the scratch file their stored bytes lie."""
-        self._spoiled: set[int] = set()
+        self._mismatched: set[int] = set()
         self._given_up: set[int] = set()
         _require_zeros(manifest.chunks, cancel)
         with local_errors(f"making {content}"):
@@ -68,23 +68,23 @@ class Assembly:
                     os.close(descriptor)
         self._places: dict[int, list[tuple[Path, int]]] = {
             index: [(self._paths[place.file], place.offset) for place in places]
-            for index, places in places_of(manifest).items()
+            for index, places in map_places(manifest).items()
         }
 
-    def lacking(self) -> set[int]:
+    def missing(self) -> set[int]:
         """The chunks of the files that are not there yet."""
         with self._lock:
             return self._places.keys() - self._done
 
-    def lacking_bases(self) -> set[int]:
-        """The chunks that are not there yet and that deltas among `lacking` need; they get a place too."""
-        bases = bases_of(self._chunks, self.lacking())
+    def missing_bases(self) -> set[int]:
+        """The chunks that are not there yet and that deltas among `missing` need; they get a place too."""
+        bases = find_bases(self._chunks, self.missing())
         for base in bases - self._places.keys():
             self._places[base] = [(self._scratch, self._reserve(self._chunks[base].size_bytes))]
         with self._lock:
             return bases - self._done
 
-    def deliver(self, found: Range, data: memoryview) -> None:
+    def deliver(self, found: PackRange, data: memoryview) -> None:
         """Bytes of a pack. Raises ChecksumMismatch if what is in them does not verify."""
         for part in found.parts:
             self._check()
@@ -98,12 +98,12 @@ class Assembly:
             return index in self._done or index in self._waiting
 
     def write(self, index: int, start: int, raw: memoryview) -> None:
-        """Bytes of a chunk, to all its places. They count when `written` or `part_written` has found them right."""
+        """Bytes of a chunk, to all its places. They count when `finish_chunk` or `finish_part` has found them right."""
         self._check()
         for path, offset in self._places[index]:
             self._files.write(path, offset + start, raw)
 
-    def written(self, index: int, digest: str) -> None:
+    def finish_chunk(self, index: int, digest: str) -> None:
         """A chunk that was not there is, and what was written has this BLAKE3. Raises ChecksumMismatch if it should
         have another."""
         if digest == self._chunks[index].blake3:
@@ -111,7 +111,7 @@ class Assembly:
         else:
             self._altered(index)
 
-    def part_written(self, part: Part) -> None:
+    def finish_part(self, part: ChunkPart) -> None:
         """A part of a large chunk is: all of it can be verified only when all parts are there."""
         chunk = self._chunks[part.chunk]
         with self._lock:
@@ -130,7 +130,7 @@ class Assembly:
         if digest.hexdigest() == chunk.blake3:
             self._finished(part.chunk)
         else:
-            self._spoil(part.chunk)
+            self._mark_mismatched(part.chunk)
 
     def copy(self, index: int, source: Segment) -> bool:
         """Bring a chunk from a local file; False if its bytes there are not (or no longer) the chunk's."""
@@ -165,25 +165,25 @@ class Assembly:
             try:
                 self._decode(index, memoryview(stored))
             except ChecksumMismatch:
-                self._spoil(index)
+                self._mark_mismatched(index)
             with self._lock:
                 del self._waiting[index]
 
         run_batch(ready, work, workers=WORKERS, cancel=self._cancel)
 
-    def take_spoiled(self) -> set[int]:
+    def take_mismatched(self) -> set[int]:
         """The chunks that were complete but did not verify: to be fetched once more. Raises ChecksumMismatch if one
         was taken already."""
         with self._lock:
-            spoiled, self._spoiled = self._spoiled, set()
-        for index in sorted(spoiled & self._given_up):
+            mismatched, self._mismatched = self._mismatched, set()
+        for index in sorted(mismatched & self._given_up):
             raise self._mismatch(index)
-        self._given_up |= spoiled
-        return spoiled
+        self._given_up |= mismatched
+        return mismatched
 
     def finish(self) -> None:
         """Bring everything to the disk. Raises ChecksumMismatch if a chunk is lacking."""
-        for index in sorted(self.lacking()):
+        for index in sorted(self.missing()):
             raise ChecksumMismatch(f"chunk {self._chunks[index].blake3} never came")
         run_batch(self._paths, lambda path, _: self._files.sync(path), workers=WORKERS, cancel=self._cancel)
         self.close()
@@ -192,11 +192,11 @@ class Assembly:
         """Close all files."""
         self._files.close()
 
-    def _take(self, part: Part, stored: memoryview) -> None:
+    def _take(self, part: ChunkPart, stored: memoryview) -> None:
         chunk = self._chunks[part.chunk]
         if part.size_bytes < chunk.stored_bytes:
             self.write(part.chunk, part.start, stored)
-            self.part_written(part)
+            self.finish_part(part)
         elif chunk.codec == "delta" and not self._base_is_there(part.chunk):
             offset = self._reserve(part.size_bytes)
             self._files.write(self._scratch, offset, stored)
@@ -228,12 +228,12 @@ class Assembly:
 
     def _altered(self, index: int, cause: BadChunk | None = None) -> None:
         """Raises ChecksumMismatch, whereupon its range is fetched once more. What was fetched again already because it
-        was found out later is not fetched a third time: `take_spoiled` has the last word on it."""
+        was found out later is not fetched a third time: `take_mismatched` has the last word on it."""
         with self._lock:
             again = index in self._given_up
         if not again:
             raise self._mismatch(index) from cause
-        self._spoil(index)
+        self._mark_mismatched(index)
 
     def _base(self, index: int) -> bytes:
         chunk = self._chunks[index]
@@ -250,9 +250,9 @@ class Assembly:
         with self._lock:
             self._done.add(index)
 
-    def _spoil(self, index: int) -> None:
+    def _mark_mismatched(self, index: int) -> None:
         with self._lock:
-            self._spoiled.add(index)
+            self._mismatched.add(index)
 
     def _reserve(self, size_bytes: int) -> int:
         """Room in the scratch file."""
@@ -271,13 +271,13 @@ class Assembly:
             stop_if_set(self._cancel)
 
 
-class _Files:
+class _OpenFiles:
     """Files that are read and written in many places by several threads; some of them are kept open."""
 
     def __init__(self, max_open: int) -> None:
         self._max_open = max_open
         self._lock = threading.Lock()
-        self._open: dict[Path, _Open] = {}
+        self._open: dict[Path, _OpenFile] = {}
 
     def write(self, path: Path, offset: int, raw: memoryview) -> None:
         with self._opened(path) as opened, opened.writing, local_errors(f"writing {path}"):
@@ -305,19 +305,19 @@ class _Files:
             self._open = {}
 
     @contextmanager
-    def _opened(self, path: Path) -> Iterator[_Open]:
+    def _opened(self, path: Path) -> Iterator[_OpenFile]:
         with self._lock:
             opened = self._open.get(path)
         if opened is None:
             with local_errors(f"opening {path}"):
-                opened = _Open(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC))
+                opened = _OpenFile(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC))
             with self._lock:
                 if len(self._open) < self._max_open:
                     opened = self._open.setdefault(path, opened)
         yield opened
 
 
-class _Open:
+class _OpenFile:
     """A descriptor that is closed when nobody uses it any more: a thread that was left behind must not find its number
     taken by another file."""
 
@@ -344,7 +344,7 @@ def _require_zeros(chunks: Iterable[Chunk], cancel: CancelEvent | None) -> None:
             raise ChecksumMismatch(f"chunk {chunk.blake3} is said to be {chunk.size_bytes} zeros and is not")
 
 
-def can_stream(found: Range, chunks: Sequence[Chunk]) -> bool:
+def can_stream(found: PackRange, chunks: Sequence[Chunk]) -> bool:
     """Whether a RawStream can take the range: no part is encoded, and none has bytes of another."""
     return all(chunks[part.chunk].codec == "raw" for part in found.parts) and all(
         one.offset + one.size_bytes <= other.offset for one, other in pairwise(found.parts)
@@ -354,7 +354,7 @@ def can_stream(found: Range, chunks: Sequence[Chunk]) -> bool:
 class RawStream:
     """Takes the bytes of such a range in order. A chunk counts when all of it is written and verifies."""
 
-    def __init__(self, found: Range, chunks: Sequence[Chunk], assembly: Assembly) -> None:
+    def __init__(self, found: PackRange, chunks: Sequence[Chunk], assembly: FileAssembler) -> None:
         self._found = found
         self._chunks = chunks
         self._assembly = assembly
@@ -389,20 +389,20 @@ class RawStream:
         self._hasher = blake3()
         self._there = not self.complete and self._assembly.has(self._found.parts[self._number].chunk)
 
-    def _take_some(self, part: Part, start: int, raw: memoryview) -> None:
+    def _take_some(self, part: ChunkPart, start: int, raw: memoryview) -> None:
         if self._there:
             return
         self._assembly.write(part.chunk, part.start + start, raw)
         if part.size_bytes == self._chunks[part.chunk].size_bytes:
             self._hasher.update(raw)
 
-    def _end_part(self, part: Part) -> None:
+    def _end_part(self, part: ChunkPart) -> None:
         there, digest = self._there, self._hasher.hexdigest()
         self._number += 1
         self._begin_part()
         if there:
             return
         if part.size_bytes == self._chunks[part.chunk].size_bytes:
-            self._assembly.written(part.chunk, digest)
+            self._assembly.finish_chunk(part.chunk, digest)
         else:
-            self._assembly.part_written(part)
+            self._assembly.finish_part(part)

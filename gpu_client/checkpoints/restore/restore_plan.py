@@ -15,7 +15,7 @@ MAX_GAP_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ChunkPart:
     """Stored bytes of a chunk: all of them, or some of a `raw` one that is longer than a range."""
 
     chunk: int
@@ -27,35 +27,35 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class PackRange:
     """Bytes of a pack that are fetched by one request, and what in them is wanted."""
 
     pack: int
     offset: int
     size_bytes: int
-    parts: tuple[Part, ...]
+    parts: tuple[ChunkPart, ...]
 
 
-def scratch_bytes(manifest: Manifest) -> int:
+def count_scratch_bytes(manifest: Manifest) -> int:
     """Bytes of the bases that no file has: room that is needed beside the files."""
     used = {index for file in manifest.files for index in file.chunks}
-    return sum(manifest.chunks[index].size_bytes for index in bases_of(manifest.chunks, used) - used)
+    return sum(manifest.chunks[index].size_bytes for index in find_bases(manifest.chunks, used) - used)
 
 
-def bases_of(chunks: Sequence[Chunk], wanted: Iterable[int]) -> set[int]:
+def find_bases(chunks: Sequence[Chunk], wanted: Iterable[int]) -> set[int]:
     """The chunks without which the `delta`s among `wanted` cannot be decoded, `zeros` left out."""
     bases = {chunks[index].base for index in wanted}
     return {base for base in bases if base is not None and chunks[base].codec != "zeros"}
 
 
-def plan_ranges(manifest: Manifest, wanted: Collection[int]) -> list[Range]:
+def plan_ranges(manifest: Manifest, wanted: Collection[int]) -> list[PackRange]:
     """The requests that bring the `wanted` chunks, each once. Packs that hold bases of others come first."""
-    parts: dict[int, list[Part]] = {}
+    parts: dict[int, list[ChunkPart]] = {}
     for index in wanted:
         chunk = manifest.chunks[index]
         if chunk.pack is not None:
             parts.setdefault(chunk.pack, []).extend(_parts(index, chunk))
-    first = {manifest.chunks[base].pack for base in bases_of(manifest.chunks, wanted)}
+    first = {manifest.chunks[base].pack for base in find_bases(manifest.chunks, wanted)}
     return [
         found
         for pack in sorted(parts, key=lambda pack: (pack not in first, pack))
@@ -63,20 +63,20 @@ def plan_ranges(manifest: Manifest, wanted: Collection[int]) -> list[Range]:
     ]
 
 
-def _parts(index: int, chunk: Chunk) -> list[Part]:
+def _parts(index: int, chunk: Chunk) -> list[ChunkPart]:
     step = MAX_RANGE_BYTES if chunk.codec == "raw" else chunk.stored_bytes
     return [
-        Part(index, start, chunk.offset + start, min(step, chunk.stored_bytes - start))
+        ChunkPart(index, start, chunk.offset + start, min(step, chunk.stored_bytes - start))
         for start in range(0, chunk.stored_bytes, step)
     ]
 
 
-def _ranges_of(pack: int, pack_bytes: int, parts: list[Part]) -> list[Range]:
+def _ranges_of(pack: int, pack_bytes: int, parts: list[ChunkPart]) -> list[PackRange]:
     parts.sort(key=lambda part: (part.offset, part.size_bytes))
     # Of a pack that is mostly wanted the rest is taken along.
     max_gap_bytes = pack_bytes if 2 * sum(part.size_bytes for part in parts) > pack_bytes else MAX_GAP_BYTES
-    ranges: list[Range] = []
-    together: list[Part] = []
+    ranges: list[PackRange] = []
+    together: list[ChunkPart] = []
     end = 0
     for part in parts:
         part_end = part.offset + part.size_bytes
@@ -91,5 +91,5 @@ def _ranges_of(pack: int, pack_bytes: int, parts: list[Part]) -> list[Range]:
     return ranges
 
 
-def _range(pack: int, parts: list[Part], end: int) -> Range:
-    return Range(pack, parts[0].offset, end - parts[0].offset, tuple(parts))
+def _range(pack: int, parts: list[ChunkPart], end: int) -> PackRange:
+    return PackRange(pack, parts[0].offset, end - parts[0].offset, tuple(parts))

@@ -9,7 +9,7 @@ from typing import Protocol
 from baton.contract.base import MAX_PATH_BYTES
 from baton.contract.parts import MAX_PARTED_BYTES
 from baton.contract.work import MAX_ARTIFACT_PATHS_BYTES, MAX_ARTIFACTS, ArtifactsAnswer, DeclaredArtifact, WorkItem
-from gpu_client.checkpoints.local.directory_files import BadDirectory, files_of, inside, require_storable
+from gpu_client.checkpoints.local.directory_files import BadDirectory, require_storable, resolve_files, resolve_inside
 from gpu_client.checkpoints.save.source_files import HASH_WORKERS
 from gpu_client.transport.errors import BatonError
 from gpu_client.transport.limits.thread_batch import run_batch
@@ -79,9 +79,9 @@ def _files_of_output(root: Path, output: str) -> dict[str, Path]:
     place = root / output
     if not place.exists():
         return {}
-    place = inside(root, place, output)
+    place = resolve_inside(root, place, output)
     if place.is_dir():
-        return {f"{output}/{path}": file for path, file in files_of(place, within=root).items()}
+        return {f"{output}/{path}": file for path, file in resolve_files(place, within=root).items()}
     if not place.is_file():
         raise BadDirectory(f"output {output!r} is neither a file nor a directory")
     return {output: place}

@@ -18,7 +18,7 @@ from baton.contract.checkpoints import CommitAnswer
 from baton.contract.errors import ErrorCode
 from baton.contract.manifest import Manifest
 from baton.contract.work import WorkItem
-from gpu_client.checkpoints.save.chunk_index import Known
+from gpu_client.checkpoints.save.chunk_index import ChunkIndex
 from gpu_client.checkpoints.save.manifest_builder import LocalManifest, build_manifest
 from gpu_client.transport.errors import BatonError, Conflict, NotStoredYet, UnexpectedAnswer, UrlExpired
 from gpu_client.transport.net.cancellation import CancelEvent, stop_if_set
@@ -70,7 +70,7 @@ class Committed:
 
 
 @contextmanager
-def bookkeeping(what: str) -> Iterator[None]:
+def log_failures(what: str) -> Iterator[None]:
     """For everything behind an accepted commit. The checkpoint exists: whatever fails now is logged and not raised, for
     it would be taken for the commit's failure."""
     try:
@@ -97,7 +97,7 @@ def commit_checkpoint(
     metrics: Mapping[str, float] | None = None,
     created_by: Literal["session", "script"] = "session",
     tag: str = "",
-    known: Known | None = None,
+    known: ChunkIndex | None = None,
     upload_bytes_per_s: float | None = None,
     spool: Path | None = None,
     cancel: CancelEvent | None = None,
@@ -112,7 +112,7 @@ def commit_checkpoint(
     transfer raises, and of ApiError above all LeaseLost, LeaseExpired, StepNotNewer.
     """
     started = time.monotonic()
-    known = known if known is not None else Known()
+    known = known if known is not None else ChunkIndex()
     pause = sleep or (cancel.wait if cancel is not None else time.sleep)
     api_calls = 0
     while True:
@@ -129,7 +129,7 @@ def commit_checkpoint(
             spool=spool,
             cancel=cancel,
         )
-        rounds = _Rounds(client, transfer, item.lease_token, local, cancel=cancel, progress=progress, pause=pause)
+        rounds = _CommitRounds(client, transfer, item.lease_token, local, cancel=cancel, progress=progress, pause=pause)
         try:
             rounds.run()
             break
@@ -138,10 +138,10 @@ def commit_checkpoint(
             logger.warning("commit of step %d: %s; their chunks are written anew", step, error)
             known.forget(error.packs)
         finally:
-            with bookkeeping("removing what was encoded"):
+            with log_failures("removing what was encoded"):
                 local.close()
             api_calls += rounds.api_calls
-    with bookkeeping("noting what is stored"):
+    with log_failures("noting what is stored"):
         known.learn(local.manifest)
     sizes = local.sizes
     return Committed(
@@ -161,7 +161,7 @@ def commit_checkpoint(
     )
 
 
-class _Rounds:
+class _CommitRounds:
     """Post, upload what is missing, post again, until committed."""
 
     def __init__(

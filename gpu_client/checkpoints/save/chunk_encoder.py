@@ -12,11 +12,11 @@ from awscrt import checksums
 from blake3 import blake3
 
 from gpu_client.checkpoints.format.chunking import Span
-from gpu_client.checkpoints.format.codec_selection import Choice, Rates, choose, sample_places
-from gpu_client.checkpoints.format.codecs import all_zero, digest_of_zeros, encode
+from gpu_client.checkpoints.format.codec_selection import CodecChoice, CodecRates, choose_codec, select_samples
+from gpu_client.checkpoints.format.codecs import encode, hash_zeros, is_all_zero
 from gpu_client.checkpoints.format.packing import StoredDigest
-from gpu_client.checkpoints.save.chunk_index import Known, Stored
-from gpu_client.checkpoints.save.source_files import Buffers, SourceFile
+from gpu_client.checkpoints.save.chunk_index import ChunkIndex, StoredChunk
+from gpu_client.checkpoints.save.source_files import SourceFile, SpanBuffers
 from gpu_client.transport.transfer.transfer_requests import Segment
 
 logger = logging.getLogger(__name__)
@@ -27,12 +27,12 @@ MIN_ENCODED_BYTES = 4096
 _READ_BYTES = 512 * 1024
 """Read, and hashed while they are still in the processor's cache."""
 
-RAW = Choice("raw")
-ZEROS = Choice("zeros")
+RAW = CodecChoice("raw")
+ZEROS = CodecChoice("zeros")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SourceSpan:
     """A span of a file, and the file's path in the checkpoint."""
 
     path: str
@@ -41,27 +41,27 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Looked:
+class EncodedChunk:
     """What was found. `stored` is of `encoded`, else of the bytes as they are; None for what needs no storing. `raw` is
     kept only where something may be encoded."""
 
     blake3: str
-    choice: Choice = RAW
+    choice: CodecChoice = RAW
     raw: memoryview | None = None
     stored: StoredDigest | None = None
     encoded: bytes | None = None
-    base: Stored | None = None
+    base: StoredChunk | None = None
     encode_s: float = 0.0
 
 
-class Looker:
+class ChunkEncoder:
     """`is_stored` says whether a chunk (by BLAKE3) needs no storing: it is stored, or this checkpoint had it before."""
 
     def __init__(
         self,
-        known: Known,
-        buffers: Buffers,
-        rates: Rates | None,
+        known: ChunkIndex,
+        buffers: SpanBuffers,
+        rates: CodecRates | None,
         *,
         deltas: bool,
         is_stored: Callable[[str], bool],
@@ -73,7 +73,7 @@ class Looker:
         self.rates = rates
         """None: nothing is encoded (any more)."""
 
-    def look(self, piece: Piece, raw: memoryview) -> Looked:
+    def encode_span(self, piece: SourceSpan, raw: memoryview) -> EncodedChunk:
         """Read the piece, unless it is a hole, into `raw`, which has its size. Raises FileChanged, TransferError.
 
         Where nothing is encoded only the first bytes of `raw` are used, and what is in them afterwards means nothing.
@@ -83,14 +83,14 @@ class Looker:
         whole = pays and len(raw) >= MIN_ENCODED_BYTES
         hasher, crc64nvme, zero = blake3(), 0, True
         for view in piece.file.pieces(piece.span.offset, len(raw), raw if whole else raw[:_READ_BYTES]):
-            zero = zero and all_zero(view)
+            zero = zero and is_all_zero(view)
             hasher.update(view)
             if not whole:
                 crc64nvme = checksums.crc64nvme(view, crc64nvme)
         if zero:
-            return Looked(digest_of_zeros(len(raw)), ZEROS)
+            return EncodedChunk(hash_zeros(len(raw)), ZEROS)
         digest = hasher.digest()
-        looked = Looked(digest.hex())
+        looked = EncodedChunk(digest.hex())
         if self._is_stored(looked.blake3):
             return looked
         if not whole or rates is None:
@@ -103,23 +103,23 @@ class Looker:
         looked.stored = StoredDigest.of(raw, digest) if looked.encoded is None else StoredDigest.of(looked.encoded)
         return looked
 
-    def _encode(self, piece: Piece, looked: Looked, raw: memoryview, rates: Rates) -> None:
-        places = sample_places(len(raw))
+    def _encode(self, piece: SourceSpan, looked: EncodedChunk, raw: memoryview, rates: CodecRates) -> None:
+        places = select_samples(len(raw))
         sample = b"".join(raw[offset : offset + size] for offset, size in places)
         base, segment = self._base(piece)
         base_sample = _sample(segment, places) if segment else None
-        choice = choose(sample, width=piece.span.width, base_sample=base_sample, rates=rates)
+        choice = choose_codec(sample, width=piece.span.width, base_sample=base_sample, rates=rates)
         encoded = None
         if choice.codec == "delta" and segment and base:
             encoded = self._delta(raw, choice.width, segment, base.chunk.blake3)
             if encoded is None:
-                base, choice = None, choose(sample, width=piece.span.width, base_sample=None, rates=rates)
+                base, choice = None, choose_codec(sample, width=piece.span.width, base_sample=None, rates=rates)
         if choice.codec == "planes":
             base, encoded = None, encode("planes", raw, width=choice.width)
         if encoded is not None and len(encoded) < len(raw):
             looked.choice, looked.encoded, looked.base = choice, encoded, base
 
-    def _base(self, piece: Piece) -> tuple[Stored | None, Segment | None]:
+    def _base(self, piece: SourceSpan) -> tuple[StoredChunk | None, Segment | None]:
         """The chunk to take the difference to, and where its bytes lie here."""
         if not self._deltas or self._known.raw is None:
             return None, None

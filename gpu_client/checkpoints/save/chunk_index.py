@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton.contract.manifest import Chunk, Manifest, Pack
-from gpu_client.checkpoints.format.packing import crowding_packs
+from gpu_client.checkpoints.format.packing import find_sparse_packs
 from gpu_client.transport.transfer.transfer_requests import Segment
 
 
-class RawBytes(Protocol):
+class LocalChunks(Protocol):
     """Where raw bytes of chunks lie on this machine; LocalStore is one."""
 
     def find(self, blake3: str) -> Segment | None:
@@ -20,28 +20,28 @@ class RawBytes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredChunk:
     """A chunk in a pack. `base`: that of a delta."""
 
     chunk: Chunk
     pack: Pack
-    base: Stored | None = None
+    base: StoredChunk | None = None
 
 
-class Known:
+class ChunkIndex:
     """Chunks that need not be sent again. One thread changes it.
 
     The control plane has the last word: what it says is not stored (any more) is forgotten.
     """
 
-    def __init__(self, raw: RawBytes | None = None) -> None:
+    def __init__(self, raw: LocalChunks | None = None) -> None:
         self.raw = raw
-        self._stored: dict[str, Stored] = {}
+        self._stored: dict[str, StoredChunk] = {}
         self._places: dict[tuple[str, int], Chunk] = {}
         self._bases: dict[str, str] = {}
 
     @classmethod
-    def of(cls, manifests: Iterable[Manifest], raw: RawBytes | None = None) -> Known:
+    def from_manifests(cls, manifests: Iterable[Manifest], raw: LocalChunks | None = None) -> ChunkIndex:
         """The chunks of committed manifests, the newest last. `raw`: for bases of deltas."""
         known = cls(raw)
         for manifest in manifests:
@@ -61,11 +61,11 @@ class Known:
             if stored.pack.blake3 not in packs and (stored.base is None or stored.base.pack.blake3 not in packs)
         }
 
-    def find(self, blake3: str) -> Stored | None:
+    def find(self, blake3: str) -> StoredChunk | None:
         """The chunk of that digest."""
         return self._stored.get(blake3)
 
-    def base_for(self, path: str, offset: int, size_bytes: int) -> Stored | None:
+    def base_for(self, path: str, offset: int, size_bytes: int) -> StoredChunk | None:
         """The chunk to take the difference to: the one at this place in the newest checkpoint, or that one's own base.
 
         Never a delta, so that a chunk can be read with one other.
@@ -83,17 +83,17 @@ class Known:
                 continue
             pack = manifest.packs[chunk.pack]
             if chunk.base is None:
-                self._stored[chunk.blake3] = Stored(chunk, pack)
+                self._stored[chunk.blake3] = StoredChunk(chunk, pack)
                 continue
             base = manifest.chunks[chunk.base].blake3
             self._bases[chunk.blake3] = base
             # a base of zeros lies in no pack, and is not worth the trouble
             if base in self._stored:
-                self._stored.setdefault(chunk.blake3, Stored(chunk, pack, self._stored[base]))
+                self._stored.setdefault(chunk.blake3, StoredChunk(chunk, pack, self._stored[base]))
         self._places = {}
         for file in manifest.files:
             offset = 0
             for index in file.chunks:
                 self._places[file.path, offset] = manifest.chunks[index]
                 offset += manifest.chunks[index].size_bytes
-        self.forget(crowding_packs(manifest))
+        self.forget(find_sparse_packs(manifest))

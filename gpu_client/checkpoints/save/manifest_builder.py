@@ -24,14 +24,14 @@ from baton.contract.manifest import (
     Manifest,
     Pack,
 )
-from gpu_client.checkpoints.format.chunking import MAX_COARSENESS, Width, spans_of
-from gpu_client.checkpoints.format.codec_selection import Rates
+from gpu_client.checkpoints.format.chunking import MAX_COARSENESS, Width, cut_spans
+from gpu_client.checkpoints.format.codec_selection import CodecRates
 from gpu_client.checkpoints.format.packing import LARGE_CHUNK_BYTES, PackWriter, StoredDigest
-from gpu_client.checkpoints.local.directory_files import BadDirectory, files_of, require_storable
-from gpu_client.checkpoints.local.sanitizer import usable_metrics
-from gpu_client.checkpoints.save.chunk_encoder import Looked, Looker, Piece
-from gpu_client.checkpoints.save.chunk_index import Known, Stored
-from gpu_client.checkpoints.save.source_files import HASH_WORKERS, Buffers, SourceFile, Spool
+from gpu_client.checkpoints.local.directory_files import BadDirectory, require_storable, resolve_files
+from gpu_client.checkpoints.local.sanitizer import sanitize_metrics
+from gpu_client.checkpoints.save.chunk_encoder import ChunkEncoder, EncodedChunk, SourceSpan
+from gpu_client.checkpoints.save.chunk_index import ChunkIndex, StoredChunk
+from gpu_client.checkpoints.save.source_files import HASH_WORKERS, SourceFile, SpanBuffers, Spool
 from gpu_client.transport.errors import DiskFull, TransferError
 from gpu_client.transport.net.cancellation import CancelEvent, stop_if_set
 from gpu_client.transport.net.digests import digest_bytes
@@ -69,11 +69,16 @@ class _Draft:
     base: int | None = None
 
 
-class Build:
+class ManifestBuilder:
     """Made for one run. `rates` is None if nothing shall be encoded."""
 
     def __init__(
-        self, paths: Mapping[str, Path], known: Known, rates: Rates | None, spool: Spool, cancel: CancelEvent | None
+        self,
+        paths: Mapping[str, Path],
+        known: ChunkIndex,
+        rates: CodecRates | None,
+        spool: Spool,
+        cancel: CancelEvent | None,
     ) -> None:
         self._known = known
         self._spool = spool
@@ -84,8 +89,8 @@ class Build:
         # a delta brings its base along
         self._deltas = 2 * len(spans) <= MAX_CHUNKS
         self._buffer_bytes = max([_BUFFER_BYTES, *(span.size_bytes for span in spans)])
-        self._buffers = Buffers(self._buffer_bytes)
-        self._looker = Looker(known, self._buffers, rates, deltas=self._deltas, is_stored=self._is_stored)
+        self._buffers = SpanBuffers(self._buffer_bytes)
+        self._encoder = ChunkEncoder(known, self._buffers, rates, deltas=self._deltas, is_stored=self._is_stored)
         self._drafts: list[_Draft] = []
         self._index: dict[str, int] = {}
         """In `_drafts`, by BLAKE3."""
@@ -104,10 +109,10 @@ class Build:
     def run(self) -> None:
         """Look at every span once. Raises FileChanged, TransferError, TransferCanceled."""
         with ThreadPoolExecutor(HASH_WORKERS, thread_name_prefix="hash") as threads:
-            waiting: deque[tuple[_Batch, Future[tuple[bytearray, list[Looked]]]]] = deque()
+            waiting: deque[tuple[_Batch, Future[tuple[bytearray, list[EncodedChunk]]]]] = deque()
             try:
                 for batch in self._batches():
-                    waiting.append((batch, threads.submit(self._look, batch)))
+                    waiting.append((batch, threads.submit(self._encode_batch, batch)))
                     if len(waiting) == _AHEAD:
                         self._take(*waiting.popleft())
                 while waiting:
@@ -158,7 +163,7 @@ class Build:
             for path, file in self._files.items()
         ]
 
-    def _look(self, batch: _Batch) -> tuple[bytearray, list[Looked]]:
+    def _encode_batch(self, batch: _Batch) -> tuple[bytearray, list[EncodedChunk]]:
         """In one of the threads."""
         buffer = self._buffers.take()
         free = memoryview(buffer)
@@ -167,19 +172,19 @@ class Build:
             if self._cancel is not None:
                 stop_if_set(self._cancel)
             piece = self._pieces[path][number]
-            found.append(self._looker.look(piece, free[: piece.span.size_bytes]))
+            found.append(self._encoder.encode_span(piece, free[: piece.span.size_bytes]))
             if found[-1].raw is not None:  # else nobody looks at these bytes any more, and their memory is still warm
                 free = free[piece.span.size_bytes :]
         return buffer, found
 
-    def _take(self, batch: _Batch, future: Future[tuple[bytearray, list[Looked]]]) -> None:
+    def _take(self, batch: _Batch, future: Future[tuple[bytearray, list[EncodedChunk]]]) -> None:
         buffer, found = future.result()
-        for (path, number), looked in zip(batch, found, strict=True):
-            index = self._index.get(looked.blake3)
+        for (path, number), encoded in zip(batch, found, strict=True):
+            index = self._index.get(encoded.blake3)
             if index is None:
-                index = self._add(self._pieces[path][number], looked)
+                index = self._add(self._pieces[path][number], encoded)
             self._chunks_of[path][number] = index
-            self.encode_s += looked.encode_s
+            self.encode_s += encoded.encode_s
         self._buffers.give(buffer)
 
     def _chunk(self, draft: _Draft, packs: Mapping[str, int]) -> Chunk:
@@ -195,29 +200,29 @@ class Build:
             said["base"] = draft.base
         return Chunk(**said)
 
-    def _add(self, piece: Piece, looked: Looked) -> int:
+    def _add(self, piece: SourceSpan, encoded: EncodedChunk) -> int:
         """A chunk that this checkpoint has not had so far."""
-        stored = self._stored(looked.blake3)
+        stored = self._stored(encoded.blake3)
         if stored is not None:
             return self._add_stored(stored)
-        if looked.stored is None:
-            return self._append(_Draft(looked.blake3, piece.span.size_bytes, codec="zeros"))
-        digest, segment = looked.stored, Segment(piece.file.path, piece.span.offset, piece.span.size_bytes)
-        draft = _Draft(looked.blake3, piece.span.size_bytes)
-        spooled = self._spool_if_possible(looked)
+        if encoded.stored is None:
+            return self._append(_Draft(encoded.blake3, piece.span.size_bytes, codec="zeros"))
+        digest, segment = encoded.stored, Segment(piece.file.path, piece.span.offset, piece.span.size_bytes)
+        draft = _Draft(encoded.blake3, piece.span.size_bytes)
+        spooled = self._spool_if_possible(encoded)
         if spooled is not None:
             segment = spooled
-            draft.codec, draft.width = looked.choice.codec, looked.choice.width
-            if looked.base is not None:
-                draft.base = self._index_of(looked.base)
-        elif looked.encoded is not None and looked.raw is not None:
-            digest = StoredDigest.of(looked.raw, bytes.fromhex(looked.blake3))
-        draft.pack, draft.offset = self._writer.add(looked.blake3, digest, segment)
+            draft.codec, draft.width = encoded.choice.codec, encoded.choice.width
+            if encoded.base is not None:
+                draft.base = self._index_of(encoded.base)
+        elif encoded.encoded is not None and encoded.raw is not None:
+            digest = StoredDigest.of(encoded.raw, bytes.fromhex(encoded.blake3))
+        draft.pack, draft.offset = self._writer.add(encoded.blake3, digest, segment)
         draft.stored_bytes = digest.size_bytes
         self.new_bytes += draft.size_bytes
         return self._append(draft)
 
-    def _add_stored(self, stored: Stored) -> int:
+    def _add_stored(self, stored: StoredChunk) -> int:
         chunk = stored.chunk
         base = self._index_of(stored.base) if stored.base is not None else None
         return self._append(
@@ -233,7 +238,7 @@ class Build:
             )
         )
 
-    def _index_of(self, stored: Stored) -> int:
+    def _index_of(self, stored: StoredChunk) -> int:
         index = self._index.get(stored.chunk.blake3)
         return self._add_stored(stored) if index is None else index
 
@@ -242,22 +247,22 @@ class Build:
         self._index[draft.blake3] = len(self._drafts) - 1
         return len(self._drafts) - 1
 
-    def _spool_if_possible(self, looked: Looked) -> Segment | None:
+    def _spool_if_possible(self, encoded: EncodedChunk) -> Segment | None:
         """A full disk costs the encoding, not the checkpoint."""
-        if looked.encoded is None:
+        if encoded.encoded is None:
             return None
         try:
-            return self._spool.append(looked.encoded)
+            return self._spool.append(encoded.encoded)
         except (DiskFull, TransferError) as error:
             logger.warning("nothing more is encoded for this checkpoint: %s", error)
-            self._looker.rates = None
+            self._encoder.rates = None
             return None
 
     def _is_stored(self, blake3: str) -> bool:
         """Called from all threads."""
         return blake3 in self._index or self._stored(blake3) is not None
 
-    def _stored(self, blake3: str) -> Stored | None:
+    def _stored(self, blake3: str) -> StoredChunk | None:
         stored = self._known.find(blake3)
         return None if stored is not None and stored.base is not None and not self._deltas else stored
 
@@ -270,14 +275,14 @@ class Build:
         return self._writer.packs[pack].pack if isinstance(pack, int) else pack
 
 
-def _cut(files: Mapping[str, SourceFile]) -> dict[str, list[Piece]]:
+def _cut(files: Mapping[str, SourceFile]) -> dict[str, list[SourceSpan]]:
     """The spans of all files; fewer and larger ones if a manifest could not hold them all."""
     for coarseness in range(MAX_COARSENESS + 1):
-        pieces: dict[str, list[Piece]] = {}
+        pieces: dict[str, list[SourceSpan]] = {}
         for path, file in files.items():
             with local_errors(f"reading {path}"):
-                spans = spans_of(file.path, file.size_bytes, coarseness=coarseness)
-            pieces[path] = [Piece(path, file, span) for span in spans]
+                spans = cut_spans(file.path, file.size_bytes, coarseness=coarseness)
+            pieces[path] = [SourceSpan(path, file, span) for span in spans]
         if sum(map(len, pieces.values())) <= MAX_CHUNKS:
             break
     return pieces
@@ -304,7 +309,7 @@ class LocalManifest:
         return {pack.blake3: pack.size_bytes for pack in self.manifest.packs}
 
 
-def manifest_digest(manifest: Manifest) -> str:
+def digest_manifest(manifest: Manifest) -> str:
     """BLAKE3 of the manifest's one JSON text: what the control plane stores and names it by."""
     return digest_bytes(manifest.canonical_bytes()).blake3
 
@@ -318,7 +323,7 @@ def build_manifest(
     metrics: Mapping[str, float] | None = None,
     created_by: Literal["session", "script"] = "session",
     tag: str = "",
-    known: Known | None = None,
+    known: ChunkIndex | None = None,
     upload_bytes_per_s: float | None = None,
     spool: Path | None = None,
     cancel: CancelEvent | None = None,
@@ -329,12 +334,12 @@ def build_manifest(
     (NaN, odd names) are left out. Raises BadDirectory, FileChanged, TransferError (unreadable), TransferCanceled.
     """
     started = time.monotonic()
-    paths = files_of(directory)
+    paths = resolve_files(directory)
     if not 1 <= len(paths) <= MAX_MANIFEST_FILES:
         raise BadDirectory(f"{directory} has {len(paths)} files; a checkpoint has 1 to {MAX_MANIFEST_FILES}")
     require_storable(paths, max_path_bytes=MAX_PATH_BYTES, max_bytes=MAX_FILE_BYTES)
-    rates = Rates.of(upload_bytes_per_s) if spool is not None else None
-    build = Build(paths, known or Known(), rates, Spool(spool or directory), cancel)
+    rates = CodecRates.at_speed(upload_bytes_per_s) if spool is not None else None
+    build = ManifestBuilder(paths, known or ChunkIndex(), rates, Spool(spool or directory), cancel)
     try:
         build.run()
         manifest = Manifest(
@@ -345,7 +350,7 @@ def build_manifest(
             packs=build.packs(),
             chunks=build.chunks(),
             files=build.files(),
-            metrics=usable_metrics(dict(metrics or {})),
+            metrics=sanitize_metrics(dict(metrics or {})),
             created_by=created_by,
             tag=tag,
         )

@@ -119,7 +119,7 @@ class Spool:
                 self._path.unlink(missing_ok=True)
 
 
-class Buffers:
+class SpanBuffers:
     """Memory that is used again: fresh pages cost as much as copying into them. Any thread may take and give."""
 
     def __init__(self, size_bytes: int) -> None:

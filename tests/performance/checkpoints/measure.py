@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from gpu_client.checkpoints.local.chunk_cache import LocalStore
-from gpu_client.checkpoints.save.chunk_index import Known
+from gpu_client.checkpoints.local.chunk_cache import LocalChunkCache
+from gpu_client.checkpoints.save.chunk_index import ChunkIndex
 from gpu_client.transport.transfer.manager import Transfer
 from tests.performance.checkpoints.subjects import WORKERS, Bench
 from tests.performance.checkpoints.timing import Cost, measured
@@ -93,12 +93,12 @@ def slow_link(bench: Bench, rounds: int) -> list[Figure]:
         worker = bench.ours(Transfer(workers=WORKERS, max_upload_bytes_per_s=SLOW_LINK_BYTES_PER_S))
         with bench.folder() as kept:
             # The agent's local store has the bytes that deltas are taken to.
-            store = LocalStore(kept, worker.plane.item().id)
-            worker.known = Known(store)
+            store = LocalChunkCache(kept, worker.plane.item().id)
+            worker.known = ChunkIndex(store)
             first = kept / "first"
             shutil.copytree(one, first)
             committed = worker.save(first, 1, upload_bytes_per_s=SLOW_LINK_BYTES_PER_S)
-            store.committed(committed.manifest, first)
+            store.record_committed(committed.manifest, first)
             committed = worker.save(two, 2, upload_bytes_per_s=SLOW_LINK_BYTES_PER_S)
         worker.close()
         shares.append(committed.uploaded_bytes / committed.raw_bytes)

@@ -15,7 +15,7 @@ from typing import Any, Self
 from functions.storage.clients import s3_client
 from gpu_client.checkpoints.restore.checkpoint_restore import restore
 from gpu_client.checkpoints.save.checkpoint_commit import Committed, commit_checkpoint
-from gpu_client.checkpoints.save.chunk_index import Known
+from gpu_client.checkpoints.save.chunk_index import ChunkIndex
 from gpu_client.transport.transfer.manager import Transfer
 from tests.performance.checkpoints.kelpie_mirror import KelpieProcess, MirrorRival
 from tests.performance.checkpoints.plane import Plane
@@ -123,7 +123,7 @@ class Ours:
 
     def __init__(self, plane: Plane, transfer: Transfer, scratch: Path) -> None:
         self.plane = plane
-        self.known = Known()
+        self.known = ChunkIndex()
         self._transfer = transfer
         self._spool = scratch / "spool"
 

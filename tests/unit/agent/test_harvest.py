@@ -20,7 +20,7 @@ from gpu_client.agent.io.checkpoint_collector import MAX_STAGE_TRIES, Checkpoint
 from gpu_client.agent.io.committer import Committer as RealCommitter
 from gpu_client.agent.io.committer import StagedCheckpoint
 from gpu_client.agent.workspace.slots import JobDirectories
-from gpu_client.checkpoints.local.chunk_cache import LocalStore
+from gpu_client.checkpoints.local.chunk_cache import LocalChunkCache
 from gpu_client.checkpoints.local.staging import ReadyCheckpoint, stage
 from gpu_client.checkpoints.local.watcher import CheckpointWatcher
 from gpu_client.transport.errors import ChecksumMismatch, FileChanged, Unreachable
@@ -57,7 +57,7 @@ class Scene:
         self.directories = JobDirectories(root, data, output, staging, root / "params.json")
         self.clock = Clock()
         self.committer = Committer()
-        self.store = LocalStore(root / "store", JOB_ID)
+        self.store = LocalChunkCache(root / "store", JOB_ID)
         self.harvest = CheckpointCollector(
             self.directories, make_item(lease_token=TOKEN), 5.0, self.store, self.clock, **more
         )

@@ -15,7 +15,7 @@ import pytest
 from gpu_client.agent.io.checkpoint_collector import MAX_STAGE_TRIES
 from gpu_client.agent.io.committer import StagedCheckpoint
 from gpu_client.agent.io.step_ledger import StepLedger
-from gpu_client.checkpoints.local.directory_files import BadDirectory, files_of
+from gpu_client.checkpoints.local.directory_files import BadDirectory, resolve_files
 from gpu_client.transport.errors import FileChanged
 from gpu_client.transport.transfer.manager import Transfer
 from tests.unit.agent.test_harvest import Scene as PlainScene
@@ -228,7 +228,7 @@ def test_what_can_be_no_checkpoint_is_told(scene: Scene) -> None:
     directory = scene.write(20)
     (directory / os.fsdecode(b"\xff")).write_text("x")
     with pytest.raises(BadDirectory):
-        files_of(directory)
+        resolve_files(directory)
     scene.collect()
     scene.collect(5)
     with pytest.raises(BadDirectory):

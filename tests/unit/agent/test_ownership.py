@@ -14,7 +14,7 @@ import pytest
 from gpu_client.agent.app import program
 from gpu_client.agent.workspace.ownership import MARK, is_owned_by, owner_id, write_mark
 from gpu_client.agent.workspace.slots import Workspace, WorkspaceError
-from gpu_client.checkpoints.local.chunk_cache import LocalStore
+from gpu_client.checkpoints.local.chunk_cache import LocalChunkCache
 from tests.unit.agent.agent_kit import make_manifest
 
 JOB = "146683a1-cb76-4702-9fef-fcccd32594f1"
@@ -44,7 +44,7 @@ def work(space: Workspace) -> Path:
     staged.mkdir()
     (staged / "model").write_bytes(WEIGHTS)
     manifest = make_manifest(JOB, 10, 1, staged)
-    LocalStore(space.stores, JOB).committed(manifest, staged)
+    LocalChunkCache(space.stores, JOB).record_committed(manifest, staged)
     (job.data / "input").write_bytes(WEIGHTS)
     if job.arena is not None:
         (job.arena / "model").write_bytes(WEIGHTS)
@@ -62,9 +62,9 @@ def test_the_same_key_finds_what_it_left(root: Path, memory: Path) -> None:
     with Workspace.open(root, "a", memory, owner=owner_id(URL + "/", KEY)) as again:
         again.prepare(JOB, 2)
         assert model.read_bytes() == WEIGHTS
-        found = LocalStore(again.stores, JOB).newest()
+        found = LocalChunkCache(again.stores, JOB).newest()
         assert found is not None
-        chunk = LocalStore(again.stores, JOB).find(found[0].chunks[0].blake3)
+        chunk = LocalChunkCache(again.stores, JOB).find(found[0].chunks[0].blake3)
         assert chunk is not None and chunk.path == model, "a resumed attempt finds its chunks"
         previous = again.take_previous_state()
         assert previous is not None and previous.lease_token == "the-lease-token"
@@ -84,7 +84,7 @@ def test_another_key_or_control_plane_finds_nothing(root: Path, memory: Path, ot
         assert bytes_below(root, memory) == []
         assert "the-lease-token" not in "".join(path.read_text() for path in root.rglob("*") if path.is_file())
         assert next_one.take_previous_state() is None, "its lease token is not for this control plane"
-        assert LocalStore(next_one.stores, JOB).newest() is None
+        assert LocalChunkCache(next_one.stores, JOB).newest() is None
         model = work(next_one)
     with Workspace.open(root, agent_id, memory, owner=other):
         assert model.exists()

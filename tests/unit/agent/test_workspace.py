@@ -12,7 +12,7 @@ import pytest
 
 from gpu_client.agent.workspace import slots as module
 from gpu_client.agent.workspace.slots import AgentState, DiskFullError, Workspace, WorkspaceError, disk_errors
-from gpu_client.checkpoints.local.chunk_cache import LocalStore
+from gpu_client.checkpoints.local.chunk_cache import LocalChunkCache
 from tests.unit.agent.agent_kit import make_manifest
 
 JOB = "146683a1-cb76-4702-9fef-fcccd32594f1"
@@ -257,7 +257,7 @@ class TestStores:
         staged = space.prepare(job_id, 1).staging / "checkpoint"
         staged.mkdir()
         (staged / "model").write_bytes(b"weights" * 10_000)
-        LocalStore(space.stores, job_id).committed(make_manifest(job_id, step, 1, staged), staged)
+        LocalChunkCache(space.stores, job_id).record_committed(make_manifest(job_id, step, 1, staged), staged)
         return space.stores / job_id / f"{step}-1" / "files" / "model"
 
     def disk(self, monkeypatch: pytest.MonkeyPatch, free_bytes: int) -> None:
@@ -272,7 +272,7 @@ class TestStores:
         with Workspace.open(tmp_path, "a") as again:
             again.prepare(JOB, 2)
             assert model.read_bytes() == b"weights" * 10_000
-            assert LocalStore(again.stores, JOB).newest() is not None
+            assert LocalChunkCache(again.stores, JOB).newest() is not None
 
     def test_a_finished_jobs_store_goes_and_others_stay(self, tmp_path: Path) -> None:
         with Workspace.open(tmp_path, "a") as space:
@@ -341,7 +341,7 @@ class TestStores:
             assert list((space.slot / "trash").iterdir()) == []
             with pytest.raises(DiskFullError, match="1000 bytes free, 1001 needed"):
                 space.require_free(1001)
-            assert LocalStore(space.stores, JOB).newest() is None
+            assert LocalChunkCache(space.stores, JOB).newest() is None
 
     def test_stores_that_cannot_be_looked_through_stop_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

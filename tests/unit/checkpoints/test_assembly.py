@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from baton.contract.manifest import Codec
 from gpu_client.checkpoints.restore import restore_plan
-from gpu_client.checkpoints.restore.file_assembler import Assembly, RawStream, can_stream
-from gpu_client.checkpoints.restore.restore_plan import Range, plan_ranges
+from gpu_client.checkpoints.restore.file_assembler import FileAssembler, RawStream, can_stream
+from gpu_client.checkpoints.restore.restore_plan import PackRange, plan_ranges
 from gpu_client.transport.errors import ChecksumMismatch, TransferCanceled, UnsafePath
 from gpu_client.transport.transfer.transfer_requests import Segment
 from tests.trees import files_below
@@ -38,18 +38,18 @@ class Site:
         self.manifest = maker.manifest
         self.content = directory / "content"
         self.objects = maker.objects
-        self.assembly = Assembly(self.manifest, self.content, directory / "scratch", cancel=cancel)
+        self.assembly = FileAssembler(self.manifest, self.content, directory / "scratch", cancel=cancel)
 
-    def plan(self) -> list[Range]:
-        return plan_ranges(self.manifest, self.assembly.lacking() | self.assembly.lacking_bases())
+    def plan(self) -> list[PackRange]:
+        return plan_ranges(self.manifest, self.assembly.missing() | self.assembly.missing_bases())
 
-    def data(self, found: Range) -> bytes:
+    def data(self, found: PackRange) -> bytes:
         return self.objects[self.manifest.packs[found.pack].blake3][found.offset :][: found.size_bytes]
 
-    def bring(self, found: Range, data: bytes | None = None) -> None:
+    def bring(self, found: PackRange, data: bytes | None = None) -> None:
         self.assembly.deliver(found, memoryview(self.data(found) if data is None else data))
 
-    def stream(self, found: Range, data: bytes | None = None, *, piece_bytes: int) -> None:
+    def stream(self, found: PackRange, data: bytes | None = None, *, piece_bytes: int) -> None:
         """In pieces, if it can be, which do not last; else as a whole."""
         if not can_stream(found, self.manifest.chunks):
             self.bring(found, data)
@@ -136,7 +136,7 @@ def test_chunks_in_any_order_become_the_files(
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(bring, ranges))
         site.assembly.decode_waiting()
-        assert site.assembly.take_spoiled() == set()
+        assert site.assembly.take_mismatched() == set()
         site.assert_whole()
 
 
@@ -163,7 +163,7 @@ def test_altered_bytes_are_noticed_and_brought_again(
                 bring(found)
         site.assembly.decode_waiting()
         # Of a delta it may turn out only when its base is there.
-        while ranges := plan_ranges(site.manifest, site.assembly.take_spoiled()):
+        while ranges := plan_ranges(site.manifest, site.assembly.take_mismatched()):
             for found in ranges:
                 site.bring(found)
             site.assembly.decode_waiting()
@@ -185,7 +185,7 @@ def test_what_never_verifies_is_said_to_be_damaged(tmp_path: Path, codec: Codec)
             ChecksumMismatch, match=f"chunk {maker.chunks[index].blake3} in pack {maker.packs[0].blake3}"
         ):
             site.bring(found, bytes(data))
-    assert site.assembly.lacking() == {index}
+    assert site.assembly.missing() == {index}
     with pytest.raises(ChecksumMismatch, match="never came"):
         site.assembly.finish()
 
@@ -200,14 +200,14 @@ def test_a_large_chunk_that_does_not_verify_is_fetched_once_more_and_then_damage
             data = bytearray(site.data(found))
             data[0] ^= found.offset == 100
             site.bring(found, bytes(data))
-        assert site.assembly.lacking() == {0}, "altered bytes do not count as the chunk"
+        assert site.assembly.missing() == {0}, "altered bytes do not count as the chunk"
         if attempt == 1:
-            assert site.assembly.take_spoiled() == {0}
+            assert site.assembly.take_mismatched() == {0}
     with pytest.raises(ChecksumMismatch):
-        site.assembly.take_spoiled()
+        site.assembly.take_mismatched()
 
 
-def spoiled_delta(tmp_path: Path) -> tuple[Site, Range, bytes]:
+def spoiled_delta(tmp_path: Path) -> tuple[Site, PackRange, bytes]:
     """A delta that came before its base, and did not verify; its range, and the bytes that came."""
     maker = Maker()
     base = maker.chunk(b"base" * 5, pack=1)
@@ -219,14 +219,14 @@ def spoiled_delta(tmp_path: Path) -> tuple[Site, Range, bytes]:
     site.bring(of_delta, bytes(data))
     site.bring(of_base)
     site.assembly.decode_waiting()
-    assert site.assembly.take_spoiled() == {1}
+    assert site.assembly.take_mismatched() == {1}
     return site, of_delta, bytes(data)
 
 
 def test_a_delta_that_came_before_its_base_and_does_not_verify_is_fetched_once_more(tmp_path: Path) -> None:
     site, of_delta, _ = spoiled_delta(tmp_path)
     site.bring(of_delta)
-    assert site.assembly.take_spoiled() == set()
+    assert site.assembly.take_mismatched() == set()
     site.assert_whole()
     assert files_below(tmp_path / "content") == {"f": b"file" * 5}, "a base that no file has is not left in one"
 
@@ -236,9 +236,9 @@ def test_a_delta_that_was_fetched_again_is_not_fetched_a_third_time(tmp_path: Pa
     site, of_delta, spoiled = spoiled_delta(tmp_path)
     site.bring(of_delta, spoiled)
     site.assembly.decode_waiting()
-    assert site.assembly.lacking() == {1}
+    assert site.assembly.missing() == {1}
     with pytest.raises(ChecksumMismatch, match=site.maker.chunks[1].blake3):
-        site.assembly.take_spoiled()
+        site.assembly.take_mismatched()
 
 
 def test_a_delta_of_zeros_needs_no_base_to_be_fetched(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_a_path_that_escapes_is_refused_even_if_the_manifest_was_believed(tmp_pa
     manifest = maker.manifest
     manifest.files[0] = manifest.files[0].model_copy(update={"path": path})
     with pytest.raises(UnsafePath):
-        Assembly(
+        FileAssembler(
             manifest,
             tmp_path / "content",
             tmp_path / "scratch",

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_client.checkpoints.format import chunking
-from gpu_client.checkpoints.format.chunking import MAX_SPAN_BYTES, MAX_SPANS_PER_FILE, MIN_SPAN_BYTES, Span, spans_of
+from gpu_client.checkpoints.format.chunking import MAX_SPAN_BYTES, MAX_SPANS_PER_FILE, MIN_SPAN_BYTES, Span, cut_spans
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -35,7 +35,7 @@ def safetensors(path: Path, tensors: list[tuple[str, str, int]], *, lie: dict[st
 
 
 def spans(path: Path, **more: int) -> list[Span]:
-    found = spans_of(path, path.stat().st_size, **more)
+    found = cut_spans(path, path.stat().st_size, **more)
     require_cover(found, path.stat().st_size)
     return found
 
@@ -269,4 +269,4 @@ def test_a_file_that_is_shorter_than_said_is_still_covered(tmp_path: Path) -> No
     path = safetensors(tmp_path / "m", [("a", "F32", 300 * KIB)])
     size_bytes = path.stat().st_size
     os.truncate(path, size_bytes // 2)
-    require_cover(spans_of(path, size_bytes), size_bytes)
+    require_cover(cut_spans(path, size_bytes), size_bytes)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.contract.manifest import Codec
-from gpu_client.checkpoints.format.codecs import BadChunk, all_zero, decode, digest_of_zeros, encode
+from gpu_client.checkpoints.format.codecs import BadChunk, decode, encode, hash_zeros, is_all_zero
 from gpu_client.transport.net.digests import digest_bytes
 
 WIDTHS = (1, 2, 4, 8)
@@ -44,7 +44,7 @@ def test_raw_there_and_back(raw: bytes) -> None:
 def test_zeros_are_not_stored() -> None:
     assert encode("zeros", bytes(100), width=1) == b""
     assert decode("zeros", b"", size_bytes=100, width=1) == bytes(100)
-    assert digest_of_zeros(100) == digest_bytes(bytes(100)).blake3
+    assert hash_zeros(100) == digest_bytes(bytes(100)).blake3
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_delta_needs_a_base_of_the_same_size() -> None:
 
 @given(st.integers(1, 20_000), st.integers(0, 20_000))
 def test_one_byte_that_is_not_zero_is_found(size: int, place: int) -> None:
-    assert all_zero(bytes(size))
+    assert is_all_zero(bytes(size))
     raw = bytearray(size)
     raw[place % size] = 1
-    assert not all_zero(raw)
+    assert not is_all_zero(raw)

@@ -15,9 +15,9 @@ import pytest
 import zstandard
 from blake3 import blake3
 
-from gpu_client.checkpoints.local.chunk_cache import LocalStore
-from gpu_client.checkpoints.save.chunk_index import Known
-from gpu_client.checkpoints.save.manifest_builder import LocalManifest, build_manifest, manifest_digest
+from gpu_client.checkpoints.local.chunk_cache import LocalChunkCache
+from gpu_client.checkpoints.save.chunk_index import ChunkIndex
+from gpu_client.checkpoints.save.manifest_builder import LocalManifest, build_manifest, digest_manifest
 from tests.unit.checkpoints.fake_cloud import JOB_ID
 from tests.unit.checkpoints.made_checkpoints import Maker
 
@@ -109,8 +109,8 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_it_reads_what_is_built(directory: Path, tmp_path: Path) -> None:
-    bucket, store = Bucket(), LocalStore(tmp_path / "store", JOB_ID)
-    known = Known.of([], store)
+    bucket, store = Bucket(), LocalChunkCache(tmp_path / "store", JOB_ID)
+    known = ChunkIndex.from_manifests([], store)
     first = build_manifest(
         directory, job_id=JOB_ID, step=1, epoch=1, metrics={"loss": 0.5, "accuracy": 1.0}, known=known,
         upload_bytes_per_s=SLOW_LINE, spool=tmp_path / "spool",
@@ -118,7 +118,7 @@ def test_it_reads_what_is_built(directory: Path, tmp_path: Path) -> None:
     bucket.take(first)
     expected = contents(directory)
     known.learn(first.manifest)
-    store.committed(first.manifest, directory)
+    store.record_committed(first.manifest, directory)
 
     later = tmp_path / "second"
     (later / "sub").mkdir(parents=True)
@@ -136,7 +136,7 @@ def test_it_reads_what_is_built(directory: Path, tmp_path: Path) -> None:
     assert {chunk.codec for chunk in chunks} == {"raw", "zeros", "planes", "delta"}
     assert any(chunk.size_bytes % chunk.width for chunk in chunks if chunk.codec == "planes"), "bytes behind the planes"
     for local, place in ((first, None), (second, later)):
-        found = read(local.manifest.canonical_bytes(), manifest_digest(local.manifest), bucket.objects.__getitem__)
+        found = read(local.manifest.canonical_bytes(), digest_manifest(local.manifest), bucket.objects.__getitem__)
         assert found == (expected if place is None else contents(place))
         local.close()
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_client.checkpoints.format.codec_selection import Choice
+from gpu_client.checkpoints.format.codec_selection import CodecChoice
 from gpu_client.checkpoints.format.codecs import decode
 from gpu_client.checkpoints.save import chunk_encoder, manifest_builder, source_files
-from gpu_client.checkpoints.save.chunk_index import Known
+from gpu_client.checkpoints.save.chunk_index import ChunkIndex
 from gpu_client.checkpoints.save.manifest_builder import LocalManifest, build_manifest
 from gpu_client.transport.net.digests import digest_bytes
 from gpu_client.transport.transfer.transfer_requests import Segment
@@ -87,7 +87,7 @@ class Scene:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.kept = Kept()
-        self.known = Known(self.kept)
+        self.known = ChunkIndex(self.kept)
         self.cloud = Cloud()
         self.step = 0
 
@@ -290,7 +290,7 @@ def test_a_full_disk_costs_the_encoding_only(scene: Scene, monkeypatch: pytest.M
 
 def test_what_encoding_does_not_shrink_stays_as_it_is(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sample may promise too much."""
-    monkeypatch.setattr(chunk_encoder, "choose", lambda *_, **__: Choice("planes", 4))
+    monkeypatch.setattr(chunk_encoder, "choose", lambda *_, **__: CodecChoice("planes", 4))
     assert set(codecs(scene.save({"noise": os.urandom(100_000)}))) == {"raw"}
 
 

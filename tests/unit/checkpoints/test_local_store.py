@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpu_client.checkpoints.local import chunk_cache as module
-from gpu_client.checkpoints.local.chunk_cache import LocalStore, excess_stores
+from gpu_client.checkpoints.local.chunk_cache import LocalChunkCache, find_excess_caches
 from gpu_client.transport.net.digests import digest_bytes
 from gpu_client.transport.transfer.transfer_requests import Segment
 from tests.trees import write_files
@@ -48,7 +48,7 @@ class Scene:
     def __init__(self, tmp_path: Path) -> None:
         self.root = tmp_path / "stores"
         self.tmp_path = tmp_path
-        self.store = LocalStore(self.root, JOB_ID)
+        self.store = LocalChunkCache(self.root, JOB_ID)
 
     def write(self, maker: Maker) -> Path:
         return write_files(self.tmp_path / f"staged-{maker.step}-{maker.epoch}", maker.contents)
@@ -56,22 +56,22 @@ class Scene:
     def commit(self, step: int, *, epoch: int = 2, copy: bool = False) -> Path:
         maker = made(step, epoch=epoch)
         directory = self.write(maker)
-        self.store.committed(maker.manifest, directory, copy=copy)
+        self.store.record_committed(maker.manifest, directory, copy=copy)
         return directory
 
     def restore(self, step: int, *, epoch: int = 1) -> Path:
         maker = made(step, epoch=epoch)
         directory = self.write(maker)
-        self.store.restored(maker.manifest, directory)
+        self.store.record_restored(maker.manifest, directory)
         return directory
 
     def entries(self) -> list[str]:
         place = self.root / JOB_ID
         return sorted(path.name for path in place.iterdir()) if place.exists() else []
 
-    def again(self) -> LocalStore:
+    def again(self) -> LocalChunkCache:
         """As another agent finds it."""
-        return LocalStore(self.root, JOB_ID)
+        return LocalChunkCache(self.root, JOB_ID)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return say
 
 
-def assert_has(store: LocalStore, step: int, *, epoch: int) -> None:
+def assert_has(store: LocalChunkCache, step: int, *, epoch: int) -> None:
     """The newest is this one, every chunk of it is found, and its files are complete."""
     maker = made(step, epoch=epoch)
     found = store.newest()
@@ -163,14 +163,14 @@ def test_after_a_restore_only_what_was_restored_is_left(scene: Scene) -> None:
 
 def test_a_job_never_sees_anothers(scene: Scene) -> None:
     scene.commit(10)
-    other = LocalStore(scene.root, OTHER_JOB)
+    other = LocalChunkCache(scene.root, OTHER_JOB)
     assert other.newest() is None
     assert other.find(digest(FROZEN)) is None
     other.clear()
     assert_has(scene.again(), 10, epoch=2)
     # Nor if its directory is put in the other's place.
     (scene.root / JOB_ID).rename(scene.root / OTHER_JOB)
-    stolen = LocalStore(scene.root, OTHER_JOB)
+    stolen = LocalChunkCache(scene.root, OTHER_JOB)
     assert stolen.newest() is None
     assert not (scene.root / OTHER_JOB / "10-2").exists()
 
@@ -269,15 +269,15 @@ def test_a_disk_that_fails_costs_the_cache_and_nothing_else(
 
     with monkeypatch.context() as patch:
         patch.setattr(os if call == "link" else Path, call, fails)
-        scene.store.restored(first.manifest, restored)
+        scene.store.record_restored(first.manifest, restored)
         assert scene.store.newest() is None
         if call != "link":
-            scene.store.committed(second.manifest, staged)
+            scene.store.record_committed(second.manifest, staged)
             assert scene.store.newest() is None
     assert scene.store.manifests[0] == first.manifest
     assert [name for name in scene.entries() if not name.startswith(".")] == []
     assert (restored / "model").exists()
-    scene.store.committed(second.manifest, scene.write(second))
+    scene.store.record_committed(second.manifest, scene.write(second))
     assert_has(scene.again(), 20, epoch=2)
 
 
@@ -304,7 +304,7 @@ def test_links_in_a_staged_directory_become_files(scene: Scene) -> None:
     directory = scene.write(maker)
     (directory / "model").rename(directory / "real")
     (directory / "model").symlink_to("real")
-    scene.store.committed(maker.manifest, directory)
+    scene.store.record_committed(maker.manifest, directory)
     shutil.rmtree(directory)
     assert_has(scene.store, 10, epoch=2)
 
@@ -368,15 +368,15 @@ class TestExcess:
     def test_nothing_is_too_much_on_a_large_disk(self, tmp_path: Path, disk: Callable[[int], None]) -> None:
         self.fill(tmp_path, "a", "b", "c")
         disk(10**9)
-        assert excess_stores(tmp_path) == []
+        assert find_excess_caches(tmp_path) == []
 
     def test_the_oldest_go_first_and_the_next_jobs_own_last(self, tmp_path: Path, disk: Callable[[int], None]) -> None:
         self.fill(tmp_path, "a", "b", "c")
         for free_bytes, expected in ((10, ["b", "c", "a"]), (5 * 40_960, ["b"]), (40_960, ["b", "c"])):
             disk(free_bytes)
-            assert [path.name for path in excess_stores(tmp_path, keep="a")] == expected
+            assert [path.name for path in find_excess_caches(tmp_path, keep="a")] == expected
         disk(5 * 40_960)
-        assert [path.name for path in excess_stores(tmp_path)] == ["a"]
+        assert [path.name for path in find_excess_caches(tmp_path)] == ["a"]
 
     def test_what_is_no_store_goes_in_any_case(self, tmp_path: Path, disk: Callable[[int], None]) -> None:
         disk(10**9)
@@ -384,8 +384,8 @@ class TestExcess:
         self.fill(root, "a")
         (root / "file").touch()
         (root / "link").symlink_to(tmp_path)
-        assert sorted(path.name for path in excess_stores(root)) == ["file", "link"]
-        assert excess_stores(tmp_path / "nothing") == []
+        assert sorted(path.name for path in find_excess_caches(root)) == ["file", "link"]
+        assert find_excess_caches(tmp_path / "nothing") == []
 
 
 def test_the_checkpoint_that_has_the_bases_of_the_newest_one_is_kept(scene: Scene) -> None:
@@ -399,7 +399,7 @@ def test_the_checkpoint_that_has_the_bases_of_the_newest_one_is_kept(scene: Scen
         else:
             delta = maker.chunk(base, codec="planes", width=2)
             maker.file("model", [maker.chunk(raw, codec="delta", width=2, base=delta)])
-        scene.store.committed(maker.manifest, scene.write(maker))
+        scene.store.record_committed(maker.manifest, scene.write(maker))
 
     whole = b"0001" * 100
     commit(1, None)

@@ -10,10 +10,10 @@ import pytest
 from blake3 import blake3
 
 from baton.contract.manifest import MAX_FILE_BYTES, Manifest
-from gpu_client.checkpoints.format.packing import pack_name
+from gpu_client.checkpoints.format.packing import name_pack
 from gpu_client.checkpoints.local.directory_files import BadDirectory
 from gpu_client.checkpoints.save import manifest_builder
-from gpu_client.checkpoints.save.manifest_builder import LocalManifest, build_manifest, manifest_digest
+from gpu_client.checkpoints.save.manifest_builder import LocalManifest, build_manifest, digest_manifest
 from gpu_client.transport.errors import FileChanged, TransferCanceled
 from gpu_client.transport.net.digests import digest_bytes
 from gpu_client.transport.transfer.transfer_requests import Segment
@@ -55,7 +55,7 @@ def test_equal_bytes_are_one_chunk_and_the_pack_is_what_it_says(directory: Path)
     local = build(directory)
     (pack,) = local.manifest.packs
     assert stored(local, pack.blake3) == b"hab"
-    name = pack_name(blake3(chunk).digest() for chunk in (b"h", b"a", b"b"))
+    name = name_pack(blake3(chunk).digest() for chunk in (b"h", b"a", b"b"))
     assert (pack.size_bytes, pack.blake3, pack.crc64nvme) == (3, name, digest_bytes(b"hab").crc64nvme)
     assert [(chunk.pack, chunk.offset, chunk.size_bytes) for chunk in local.manifest.chunks] == [
         (0, 0, 1), (0, 1, 1), (0, 2, 1),
@@ -114,7 +114,7 @@ def test_the_digest_is_that_of_the_canonical_text(directory: Path) -> None:
     manifest = build(directory, metrics={"z": 1, "a": 2}).manifest
     shuffled = manifest.model_copy(update={"metrics": {"a": 2.0, "z": 1.0}})
     assert manifest.canonical_bytes() == shuffled.canonical_bytes()
-    assert manifest_digest(manifest) == blake3(manifest.canonical_bytes()).hexdigest()
+    assert digest_manifest(manifest) == blake3(manifest.canonical_bytes()).hexdigest()
     assert Manifest.model_validate_json(manifest.canonical_bytes()) == manifest
 
 

@@ -15,10 +15,10 @@ from gpu_client.checkpoints.format.packing import (
     MAX_PACK_BYTES,
     MIN_PACK_BYTES,
     SPARE_PACKS,
-    Cutter,
+    PackCutter,
     PackWriter,
     StoredDigest,
-    crowding_packs,
+    find_sparse_packs,
 )
 from gpu_client.transport.net.digests import digest_bytes
 from gpu_client.transport.transfer.transfer_requests import Segment
@@ -35,7 +35,7 @@ def chunk(name: object, size_bytes: int) -> Sized:
 
 
 def packs_of(chunks: list[Sized], checkpoint_bytes: int = 0) -> list[tuple[Sized, ...]]:
-    cutter = Cutter(checkpoint_bytes)
+    cutter = PackCutter(checkpoint_bytes)
     packs: list[list[Sized]] = []
     for one in chunks:
         if cutter.begins_pack(*one):
@@ -65,7 +65,7 @@ def test_packs_are_few_and_of_the_right_size(sizes: list[int], seed: int) -> Non
     [(0, 32), (100 * MIB, 32), (191 * MIB, 32), (192 * MIB, 48), (10**9, 192), (1024 * MIB, 256), (2**40, 256)],
 )
 def test_packs_grow_with_the_checkpoint(checkpoint_bytes: int, least_mib: int) -> None:
-    cutter = Cutter(checkpoint_bytes)
+    cutter = PackCutter(checkpoint_bytes)
     assert (cutter.min_bytes, cutter.max_bytes) == (least_mib * MIB, 2 * least_mib * MIB)
 
 
@@ -156,13 +156,13 @@ def manifest_of(live: list[tuple[int, int]]) -> Manifest:
 
 
 def test_few_packs_are_left_as_they_are() -> None:
-    assert crowding_packs(manifest_of([(MIB, 40 * MIB)] * (SPARE_PACKS + 2))) == frozenset()
-    assert crowding_packs(manifest_of([(40 * MIB, 40 * MIB)] * 100)) == frozenset()
+    assert find_sparse_packs(manifest_of([(MIB, 40 * MIB)] * (SPARE_PACKS + 2))) == frozenset()
+    assert find_sparse_packs(manifest_of([(40 * MIB, 40 * MIB)] * 100)) == frozenset()
 
 
 def test_of_too_many_packs_those_go_that_hold_the_least_of_the_checkpoint() -> None:
     manifest = manifest_of([(32 * MIB, 40 * MIB)] * 4 + [(MIB, 40 * MIB)] * 20)
-    going = crowding_packs(manifest)
+    going = find_sparse_packs(manifest)
     by_digest = {pack.blake3: index for index, pack in enumerate(manifest.packs)}
     assert all(by_digest[digest] >= 4 for digest in going)
     live_bytes = 4 * 32 * MIB + 20 * MIB

@@ -13,19 +13,19 @@ from baton.contract.checkpoints import CheckpointRef
 from baton.contract.manifest import Chunk, Manifest, Pack
 from gpu_client.checkpoints.format.manifest_reader import (
     BadManifest,
-    Place,
+    ChunkPlace,
     UnknownVersion,
-    places_of,
+    count_written_bytes,
+    map_places,
     read_manifest,
-    written_bytes,
 )
 from gpu_client.checkpoints.restore.restore_plan import (
     MAX_GAP_BYTES,
     MAX_RANGE_BYTES,
-    Range,
-    bases_of,
+    PackRange,
+    count_scratch_bytes,
+    find_bases,
     plan_ranges,
-    scratch_bytes,
 )
 from gpu_client.transport.net.digests import digest_bytes
 from tests.unit.checkpoints.fake_cloud import JOB_ID
@@ -71,7 +71,7 @@ def encoded(pack: int, offset: int, length_bytes: int, base: int | None = None) 
     )
 
 
-def bytes_of(ranges: list[Range]) -> list[tuple[int, int, int]]:
+def bytes_of(ranges: list[PackRange]) -> list[tuple[int, int, int]]:
     return [(one.pack, one.offset, one.size_bytes) for one in ranges]
 
 
@@ -196,7 +196,7 @@ def test_a_large_raw_chunk_comes_in_parts_and_a_large_encoded_one_whole() -> Non
 def test_bases_come_first() -> None:
     manifest = layout([[raw(0, 0, 10)], [encoded(1, 0, 10, base=2)], [raw(2, 0, 10)]])
     assert [one.pack for one in plan_ranges(manifest, {0, 1, 2})] == [2, 0, 1]
-    assert bases_of(manifest.chunks, {0, 1}) == {2}
+    assert find_bases(manifest.chunks, {0, 1}) == {2}
 
 
 def test_bases_that_no_file_has_need_room() -> None:
@@ -205,8 +205,8 @@ def test_bases_that_no_file_has_need_room() -> None:
     zeros = maker.chunk(bytes(12), codec="zeros")
     deltas = [maker.chunk(b"c" * n, codec="delta", base=base) for n, base in ((10, outside), (11, inside), (12, zeros))]
     maker.file("f", [inside, *deltas])
-    assert scratch_bytes(maker.manifest) == 10
-    assert written_bytes(maker.manifest) == 11 + 10 + 11 + 12
+    assert count_scratch_bytes(maker.manifest) == 10
+    assert count_written_bytes(maker.manifest) == 11 + 10 + 11 + 12
 
 
 def test_nothing_wanted_is_nothing_fetched() -> None:
@@ -220,8 +220,11 @@ def test_places_are_all_places() -> None:
     maker.file("x", [a, zeros, b, a])
     maker.file("y", [b])
     maker.file("empty", [])
-    assert places_of(maker.manifest) == {a: [Place(0, 0), Place(0, 22)], b: [Place(0, 15), Place(1, 0)]}
-    assert written_bytes(maker.manifest) == 10 + 7 + 10 + 7
+    assert map_places(maker.manifest) == {
+        a: [ChunkPlace(0, 0), ChunkPlace(0, 22)],
+        b: [ChunkPlace(0, 15), ChunkPlace(1, 0)],
+    }
+    assert count_written_bytes(maker.manifest) == 10 + 7 + 10 + 7
 
 
 class TestReadingTheManifest:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.checkpoints.local.chunk_cache import LocalStore
+from gpu_client.checkpoints.local.chunk_cache import LocalChunkCache
 from gpu_client.checkpoints.restore.checkpoint_restore import restore
 from gpu_client.transport.net.digests import digest_bytes
 from gpu_client.transport.transfer.manager import Transfer
@@ -32,18 +32,18 @@ class TestLocalStore:
     """What this machine has is not fetched."""
 
     @pytest.fixture
-    def store(self, tmp_path: Path) -> LocalStore:
-        return LocalStore(tmp_path / "stores", JOB_ID)
+    def store(self, tmp_path: Path) -> LocalChunkCache:
+        return LocalChunkCache(tmp_path / "stores", JOB_ID)
 
-    def keep(self, store: LocalStore, maker: Maker, tmp_path: Path) -> Path:
+    def keep(self, store: LocalChunkCache, maker: Maker, tmp_path: Path) -> Path:
         """A worker has committed this one here."""
-        store.committed(maker.manifest, write_files(tmp_path / "kept", maker.contents))
+        store.record_committed(maker.manifest, write_files(tmp_path / "kept", maker.contents))
         found = store.newest()
         assert found is not None
         return found[1]
 
     def test_nothing_is_fetched_of_what_is_here(
-        self, cloud: FakeCloud, transfer: Transfer, output: Path, store: LocalStore, tmp_path: Path
+        self, cloud: FakeCloud, transfer: Transfer, output: Path, store: LocalChunkCache, tmp_path: Path
     ) -> None:
         put(cloud, made(100))
         self.keep(store, made(100), tmp_path)
@@ -55,7 +55,7 @@ class TestLocalStore:
         assert [path for path in cloud.store.paths("GET") if path.startswith("/packs/")] == []
 
     def test_what_an_older_one_has_is_not_fetched_and_bases_neither(
-        self, cloud: FakeCloud, transfer: Transfer, output: Path, store: LocalStore, tmp_path: Path
+        self, cloud: FakeCloud, transfer: Transfer, output: Path, store: LocalChunkCache, tmp_path: Path
     ) -> None:
         old = Maker(step=50)
         base = old.chunk(b"base" * 50)
@@ -73,7 +73,7 @@ class TestLocalStore:
 
     @pytest.mark.parametrize("harm", ["altered", "gone", "cut"])
     def test_what_has_changed_here_is_fetched(
-        self, cloud: FakeCloud, transfer: Transfer, output: Path, store: LocalStore, tmp_path: Path, harm: str
+        self, cloud: FakeCloud, transfer: Transfer, output: Path, store: LocalChunkCache, tmp_path: Path, harm: str
     ) -> None:
         put(cloud, made(100))
         model = self.keep(store, made(100), tmp_path) / "model.bin"
@@ -90,7 +90,7 @@ class TestLocalStore:
         assert cloud.damaged == []
 
     def test_the_store_has_what_was_restored_and_nothing_that_was_damaged(
-        self, cloud: FakeCloud, transfer: Transfer, output: Path, store: LocalStore, tmp_path: Path
+        self, cloud: FakeCloud, transfer: Transfer, output: Path, store: LocalChunkCache, tmp_path: Path
     ) -> None:
         for step in (100, 200):
             put(cloud, made(step))
@@ -107,7 +107,7 @@ class TestLocalStore:
         assert store.find(digest_bytes(contents(200)["model.bin"][:4000]).blake3) is None
 
     def test_a_job_that_begins_anew_has_no_past_here(
-        self, cloud: FakeCloud, transfer: Transfer, output: Path, store: LocalStore, tmp_path: Path
+        self, cloud: FakeCloud, transfer: Transfer, output: Path, store: LocalChunkCache, tmp_path: Path
     ) -> None:
         self.keep(store, made(100), tmp_path)
         assert restore(cloud, transfer, cloud.item(), output, store=store) is None
@@ -119,7 +119,7 @@ class TestLocalStore:
         cloud: FakeCloud,
         transfer: Transfer,
         output: Path,
-        store: LocalStore,
+        store: LocalChunkCache,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
@@ -134,7 +134,7 @@ class TestLocalStore:
         cloud: FakeCloud,
         transfer: Transfer,
         output: Path,
-        store: LocalStore,
+        store: LocalChunkCache,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
@@ -154,7 +154,7 @@ class TestLocalStore:
         cloud: FakeCloud,
         transfer: Transfer,
         output: Path,
-        store: LocalStore,
+        store: LocalChunkCache,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         put(cloud, made(100))

@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from baton.contract.manifest import Manifest
-from gpu_client.checkpoints.local.chunk_cache import LocalStore
+from gpu_client.checkpoints.local.chunk_cache import LocalChunkCache
 from gpu_client.checkpoints.restore.checkpoint_restore import restore
 from gpu_client.checkpoints.save.checkpoint_commit import Committed, commit_checkpoint
-from gpu_client.checkpoints.save.chunk_index import Known
+from gpu_client.checkpoints.save.chunk_index import ChunkIndex
 from gpu_client.transport.net.digests import hash_file
 from gpu_client.transport.transfer.manager import Transfer
 from tests.unit.checkpoints.fake_cloud import JOB_ID, FakeCloud
@@ -42,8 +42,8 @@ class Worker:
         self.cloud = cloud
         self.transfer = transfer
         self.tmp_path = tmp_path
-        self.store = LocalStore(tmp_path / "stores", JOB_ID)
-        self.known = Known.of([], self.store)
+        self.store = LocalChunkCache(tmp_path / "stores", JOB_ID)
+        self.known = ChunkIndex.from_manifests([], self.store)
         self.digests: dict[int, dict[str, str]] = {}
 
     def place(self, step: int) -> Path:
@@ -63,7 +63,7 @@ class Worker:
             upload_bytes_per_s=upload_bytes_per_s,
             spool=self.tmp_path / "spool",
         )
-        self.store.committed(committed.manifest, directory)
+        self.store.record_committed(committed.manifest, directory)
         return committed
 
     def assert_comes_back(self, step: int) -> Path:

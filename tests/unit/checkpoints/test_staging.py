@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_client.checkpoints.local import watcher
-from gpu_client.checkpoints.local.staging import ReadyCheckpoint, StageError, require_unchanged, stage
+from gpu_client.checkpoints.local.staging import ReadyCheckpoint, StagingError, require_unchanged, stage
 from gpu_client.transport.errors import FileChanged
 from tests.unit.checkpoints.watch_kit import Scene
 
@@ -75,7 +75,7 @@ def test_a_checkpoint_that_changed_since_is_not_staged_in_part(scene: Scene, tmp
         (found.path / "model").write_text("others")
     else:
         (found.path / "more").write_text("x")
-    with pytest.raises(StageError):
+    with pytest.raises(StagingError):
         stage(found, tmp_path / "staging")
     assert list((tmp_path / "staging").iterdir()) == []
 
@@ -88,7 +88,7 @@ def test_links_that_lead_out_or_to_directories_are_refused(scene: Scene, tmp_pat
     (directory / "unet").mkdir()
     (directory / "link").symlink_to(target)
     (found,) = scene.ready()
-    with pytest.raises(StageError):
+    with pytest.raises(StagingError):
         stage(found, tmp_path / "staging")
     assert list((tmp_path / "staging").iterdir()) == []
 

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_client.checkpoints.restore import restore_plan
 from gpu_client.checkpoints.restore.file_assembler import RawStream, can_stream
-from gpu_client.checkpoints.restore.restore_plan import Range
+from gpu_client.checkpoints.restore.restore_plan import PackRange
 from gpu_client.transport.errors import ChecksumMismatch, TransferCanceled
 from tests.trees import files_below
 from tests.unit.checkpoints.made_checkpoints import Maker
@@ -19,7 +19,7 @@ from tests.unit.checkpoints.test_assembly import Site
 FIRST, SECOND = random.Random(1).randbytes(90), random.Random(2).randbytes(60)
 
 
-def two_chunks(tmp_path: Path, cancel: threading.Event | None = None) -> tuple[Site, Range, RawStream]:
+def two_chunks(tmp_path: Path, cancel: threading.Event | None = None) -> tuple[Site, PackRange, RawStream]:
     """Two chunks with a gap between them in one range, the second one in two places."""
     maker = Maker()
     maker.file("f", [maker.chunk(FIRST), maker.chunk(SECOND, gap=5)])
@@ -34,9 +34,9 @@ def test_a_chunk_counts_with_its_last_byte(tmp_path: Path) -> None:
     data = memoryview(site.data(found))
     stream.take(data[:89])
     assert (tmp_path / "content" / "f").read_bytes()[:89] == FIRST[:89], "it is written before it is verified"
-    assert site.assembly.lacking() == {0, 1}
+    assert site.assembly.missing() == {0, 1}
     stream.take(data[89:92])
-    assert site.assembly.lacking() == {1}
+    assert site.assembly.missing() == {1}
     stream.take(data[92:])
     assert stream.complete
     site.assert_whole()
@@ -49,7 +49,7 @@ def test_once_more_leaves_alone_what_was_verified(tmp_path: Path) -> None:
     data[-1] ^= 1
     with pytest.raises(ChecksumMismatch, match=site.maker.chunks[1].blake3):
         stream.take(memoryview(data))
-    assert site.assembly.lacking() == {1}
+    assert site.assembly.missing() == {1}
     data[-1] ^= 1
     data[0] ^= 1
     stream.begin()
@@ -88,8 +88,8 @@ def test_a_large_chunk_that_was_fetched_again_is_not_fetched_a_third_time(
             data = bytearray(site.data(found))
             data[0] ^= found.offset == 100 and bool(spoiled)
             site.stream(found, bytes(data), piece_bytes=30)
-        assert site.assembly.take_spoiled() == spoiled
-        assert site.assembly.lacking() == spoiled
+        assert site.assembly.take_mismatched() == spoiled
+        assert site.assembly.missing() == spoiled
     site.assert_whole()
     assert files_below(tmp_path / "content") == maker.contents
 

@@ -11,10 +11,10 @@ from blake3 import blake3
 from baton.contract.checkpoints import CommitAnswer
 from baton.contract.manifest import Manifest
 from gpu_client.checkpoints.format import packing
-from gpu_client.checkpoints.format.packing import pack_name
+from gpu_client.checkpoints.format.packing import name_pack
 from gpu_client.checkpoints.local.directory_files import BadDirectory
 from gpu_client.checkpoints.save.checkpoint_commit import CommitFailed, Committed, commit_checkpoint
-from gpu_client.checkpoints.save.chunk_index import Known
+from gpu_client.checkpoints.save.chunk_index import ChunkIndex
 from gpu_client.checkpoints.save.source_files import Spool
 from gpu_client.transport.errors import (
     ChecksumMismatch,
@@ -94,7 +94,7 @@ def test_what_is_stored_is_not_sent_again(
 def test_what_an_earlier_checkpoint_has_is_not_even_asked_for(
     cloud: FakeCloud, transfer: Transfer, directory: Path, pauses: list[float]
 ) -> None:
-    known = Known()
+    known = ChunkIndex()
     commit(cloud, transfer, directory, pauses, known=known)
     (directory / "model.bin").write_bytes(b"n" * 10)
     done = commit(cloud, transfer, directory, pauses, step=6, known=known)
@@ -108,7 +108,7 @@ def test_a_known_pack_that_is_gone_is_written_anew(
     cloud: FakeCloud, transfer: Transfer, directory: Path, pauses: list[float]
 ) -> None:
     """Retention of another job took it, or somebody deleted it: the files are here, so nothing is lost."""
-    known = Known()
+    known = ChunkIndex()
     commit(cloud, transfer, directory, pauses, known=known)
     del cloud.store.objects[_pack(b"o" * 3000)]
     (directory / "model.bin").write_bytes(b"n" * 10)
@@ -123,7 +123,7 @@ def test_a_known_pack_that_is_gone_is_written_anew(
 def test_what_was_not_committed_is_not_known(
     cloud: FakeCloud, transfer: Transfer, directory: Path, pauses: list[float]
 ) -> None:
-    known = Known()
+    known = ChunkIndex()
     cloud.store.routes["PUT", _pack(b"o" * 3000)] = reply(500)
     with pytest.raises(Unreachable):
         commit(cloud, transfer, directory, pauses, known=known)
@@ -147,7 +147,7 @@ def test_a_repeated_commit_offers_the_same_manifest(
         return answer
 
     cloud.commit = once  # type: ignore[method-assign]
-    more = {"known": Known(), "upload_bytes_per_s": 1e6, "spool": tmp_path / "spool"}
+    more = {"known": ChunkIndex(), "upload_bytes_per_s": 1e6, "spool": tmp_path / "spool"}
     with pytest.raises(Unreachable):
         commit(cloud, transfer, directory, pauses, **more)
     done = commit(cloud, transfer, directory, pauses, **more)
@@ -337,7 +337,7 @@ def test_progress_is_the_bytes_that_moved(
 
 def _pack(data: bytes) -> str:
     """Where the pack lies that holds this one chunk."""
-    return "/packs/" + pack_name([blake3(data).digest()])
+    return "/packs/" + name_pack([blake3(data).digest()])
 
 
 def _digest(data: bytes) -> str:
@@ -359,8 +359,8 @@ def test_what_fails_behind_the_commit_does_not_undo_it(
     def broken(*_: object) -> None:
         raise RuntimeError("broken")
 
-    known = Known()
-    monkeypatch.setattr(Known, "learn", broken)
+    known = ChunkIndex()
+    monkeypatch.setattr(ChunkIndex, "learn", broken)
     monkeypatch.setattr(Spool, "close", broken)
     done = commit(cloud, transfer, directory, pauses, known=known)
     assert [manifest.step for manifest in cloud.committed] == [done.step] == [5]

@@ -24,7 +24,7 @@ class Scene:
         self.said: list[str] = []
         self.staging = root / "staging"
         self.watcher = CheckpointWatcher(
-            self.output, lambda: self.now, self.opened, STABLE_S, self.staging, say=self.said.append
+            self.output, lambda: self.now, self.opened, STABLE_S, self.staging, log_to_job=self.said.append
         )
         if resumed:
             restored = self.output / "checkpoint-0"

@@ -13,9 +13,9 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from gpu_client.datasets import folder_check as check_module
+from gpu_client.datasets.contact_sheet import MAX_SHOWN, draw_sheet, shown_of
 from gpu_client.datasets.folder_check import ALIKE_BITS, Finding, Report, aspect_ratio, check
 from gpu_client.datasets.images import MAX_PIXELS, BadImage, Looked, look
-from gpu_client.datasets.contact_sheet import MAX_SHOWN, draw_sheet, shown_of
 from tests.photographs import ODD_EXIF
 
 PHOTOS: list[Image.Image] = [Image.fromarray(pixels) for pixels in load_sample_images().images]

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_client.training.session.session.data_sources import Sources
 
 from baton import Session
 from gpu_client.ring.core.garbage_collector import Collector
 from gpu_client.ring.format.records import GROUPS, MANIFESTS, PINS, SAMPLES
 from gpu_client.ring.reading.loader import RingLoader
 from gpu_client.ring.reading.mixed_loader import MixedLoader
-from gpu_client.training.session.session.data_sources import Sources
 from tests.unit.ring.training_kit import Generator
 
 EVERY = 4
