@@ -176,8 +176,8 @@ class CheckpointWatcher:
             name = found.path.name
             self._reported[name] = present[name][1]
             done = self._candidates.pop(name, None)
-            if done and done.hold and done.hold.path != found.links:
-                done.hold.release()
+            if done and done.links and done.links.path != found.links:
+                done.links.release()
         while self._removed:
             ready.extend(self._deleted_checkpoint(*self._removed.pop()))
         ready.extend(checkpoint for due, checkpoint in self._again if due <= again_until)
