@@ -118,18 +118,19 @@ def _copied(group: GroupJobs, action: Scale, order: ScaleOrder) -> Decision:
 
 def _taken_out(group: GroupJobs, action: Scale, order: ScaleOrder, job_id: str) -> Decision:
     staying = [job for job in group.jobs if _goes_on(job) and job.id not in group.leaving]
-    stay = len(staying) + len(group.unborn)
-    if stay <= action.least:
+    # A copy that is not created yet may never be created, therefore only jobs that exist count for `least`.
+    surplus = len(staying) - action.least
+    if surplus <= 0:
+        to_come = f"; {len(group.unborn)} more are being submitted" if group.unborn else ""
         raise NotDoneError(
-            f"of group {group.name!r} {_jobs(stay)} would go on, and the rule wants {action.least} at least"
-            if action.least
+            f"of group {group.name!r} {_jobs(len(staying))} would go on, and the rule wants {action.least} at least"
+            f"{to_come}"
+            if action.least or group.unborn
             else f"all jobs of group {group.name!r} are being taken out already"
         )
-    # Newest first they are already: what waits costs nothing to end, and who decides ends last.
+    # The newest jobs come first: ending a waiting job costs nothing, and the rule's own job ends last.
     staying.sort(key=lambda job: (job.id == job_id, job.state is JobState.RUNNING))
-    chosen = staying[: min(-action.delta, stay - action.least)]
-    if not chosen:
-        raise NotDoneError(f"the jobs of group {group.name!r} are not there yet: they are being submitted")
+    chosen = staying[: min(-action.delta, surplus)]
     bound = f": the rule wants {_jobs(action.least)} at least" if action.least else ""
     cut = f" of {-action.delta}{bound}" if len(chosen) < -action.delta else ""
     names = ", ".join(job.id for job in chosen)
