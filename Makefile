@@ -66,7 +66,7 @@ costs: setup ## count requests and units on the emulated cloud, and write docs/c
 	$(BIN)/python -m tests.performance.costs --record
 
 openapi: setup ## write functions/api/openapi.json anew
-	$(BIN)/python -m functions.api.openapi > functions/api/openapi.json
+	$(BIN)/python -m functions.api.http.openapi > functions/api/openapi.json
 
 demo: setup ## kill the worker of a real training, resume elsewhere, compare: see demo-report/
 	$(BIN)/python -m demo

@@ -16,7 +16,7 @@ from cdk.resources.nag_suppressions import VERSIONS, acknowledge_wildcard
 from cdk.resources.storage import Buckets, Tables
 from cdk.resources.webhooks import Webhooks
 from cdk.stage import Stage
-from functions.api.service_probe import PROBED_PATH
+from functions.api.operations.service_probe import PROBED_PATH
 
 SWEEP_INTERVAL = Duration.seconds(SWEEP_INTERVAL_S)
 

@@ -17,14 +17,14 @@ from blake3 import blake3
 
 from baton.contract.errors import ErrorCode
 from baton.contract.names import BUCKETS, CHECKPOINTS_BUCKET, DATA_BUCKET, Scope
-from functions.api.authorizing import authorize
-from functions.api.context import Context
-from functions.api.dispatch import dispatch
-from functions.api.keys import new_key
-from functions.api.late_retention import run_due_retentions
-from functions.api.routes import ROUTES, Route
-from functions.api.settings import Settings
-from functions.api.sweeping import Swept, sweep
+from functions.api.admin.keys import new_key
+from functions.api.checkpoints.retention import run_due_retentions
+from functions.api.http.authorizer import authorize
+from functions.api.http.context import Context
+from functions.api.http.dispatch import dispatch
+from functions.api.http.route import Route, all_routes
+from functions.api.http.settings import Settings
+from functions.api.operations.sweeper import Swept, sweep
 from functions.domain.reclaiming import Watch
 from functions.local.emulator import Emulator
 from functions.local.gateway.lambda_events import (
@@ -49,7 +49,7 @@ SOURCE_IP = "203.0.113.7"
 ALL_SCOPES = (Scope.SUBMIT, Scope.WORKER, Scope.ADMIN)
 
 _PATTERNS: list[tuple[Route, RoutePattern]] = sorted(
-    ((route, RoutePattern.parse(route.path)) for route in ROUTES), key=lambda entry: entry[1].rank, reverse=True
+    ((route, RoutePattern.parse(route.path)) for route in all_routes()), key=lambda entry: entry[1].rank, reverse=True
 )
 
 

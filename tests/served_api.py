@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from functions.api.authorizing import authorize
-from functions.api.dispatch import dispatch
-from functions.api.routes import ROUTES, Route
+from functions.api.http.authorizer import authorize
+from functions.api.http.dispatch import dispatch
+from functions.api.http.route import Route, all_routes
 from functions.local.emulator import Emulator
-from functions.local.gateway.http_gateway import FrontRoute, FrontServer, build_front
+from functions.local.gateway.http_gateway import GatewayRoute, GatewayServer, build_gateway
 from gpu_client.ring.store.control_plane import ControlPlaneStore
 from gpu_client.ring.store.uri import ControlPlaneAccess
 from gpu_client.transport.retry import RetryPolicy
@@ -43,7 +43,7 @@ def served_api(emulator: Emulator) -> Iterator[ServedApi]:
     """Tables and buckets of its own."""
     api, calls, lost = emulated_api(emulator), list[str](), list[str]()
 
-    def front_route(route: Route) -> FrontRoute:
+    def front_route(route: Route) -> GatewayRoute:
         def handler(event: dict[str, Any], _: Any) -> dict[str, Any]:
             calls.append(route.route_key)
             answer = dispatch(event, api.context, route.function)
@@ -52,10 +52,10 @@ def served_api(emulator: Emulator) -> Iterator[ServedApi]:
                 raise ConnectionAbortedError("after everything was done")
             return answer
 
-        return FrontRoute(route.method, route.path, handler, bool(route.scopes))
+        return GatewayRoute(route.method, route.path, handler, bool(route.scopes))
 
     def authorizer(event: dict[str, Any], _: Any) -> dict[str, Any]:
         return authorize(event, api.context.tokens, api.clock.now(), api.context.leases)
 
-    with FrontServer(build_front([front_route(route) for route in ROUTES], authorizer)) as server:
+    with GatewayServer(build_gateway([front_route(route) for route in all_routes()], authorizer)) as server:
         yield ServedApi(api, server.url, calls, lost)

@@ -18,7 +18,7 @@ from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
 from cdk.stage import Stage
-from functions.api.metrics import DIMENSION, NAMESPACE, UNITS
+from functions.api.operations.cloudwatch_metrics import DIMENSION, NAMESPACE, UNITS
 from functions.storage.tables import TABLES
 
 PERIOD = Duration.minutes(5)
@@ -40,7 +40,7 @@ ALARMS = {
         "a lease ran out more than 5 minutes ago and its job was not taken back: sweeper's log",
     ),
 }
-"""Of our own metrics (functions/api/metrics.py): statistic, threshold, what it means."""
+"""Of our own metrics (functions/api/operations/cloudwatch_metrics.py): statistic, threshold, what it means."""
 
 
 class Alarms(Construct):

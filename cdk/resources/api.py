@@ -17,7 +17,7 @@ from constructs import Construct
 from cdk.resources.logs import log_group
 from cdk.resources.nag_suppressions import HEALTH, acknowledge
 from cdk.stage import Stage
-from functions.api.routes import ROUTES
+from functions.api.http.route import all_routes
 
 KEY_SOURCE = "$request.header.x-api-key"
 AUTHORIZER_CACHE_S = 60
@@ -53,9 +53,9 @@ class Api(Construct):
         integrations = {
             # One permission for the function rather than one for each route: a function's policy holds 20 kB.
             name: HttpLambdaIntegration(name.capitalize(), functions[name], scope_permission_to_route=False)
-            for name in sorted({route.function for route in ROUTES})
+            for name in sorted({route.function for route in all_routes()})
         }
-        for route in ROUTES:
+        for route in all_routes():
             made = api.add_routes(
                 path=route.path,
                 methods=[gateway.HttpMethod(route.method)],

@@ -9,7 +9,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from baton.contract.names import Scope
 from cdk.stage import Stage, StageError
-from functions.api.keys import new_key
+from functions.api.admin.keys import new_key
 from functions.domain.errors import StorageUnavailable
 from functions.handlers.wiring import SystemRandomness
 from functions.storage.clients import dynamodb_client

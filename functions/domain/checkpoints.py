@@ -16,6 +16,7 @@ from functions.domain.records import Attempt, CheckpointRecord, Job
 from functions.domain.transaction import CheckLease, Transaction, changed
 
 _MANIFEST_NAME = re.compile(r"([0-9]+)-([0-9]+)(?:-[0-9]+)?-[0-9a-f]{64}\.json")
+_ZIP_STEP = re.compile(r"(?:^|/)checkpoint-([0-9]{1,12})(?:\.zip)?\Z")
 
 
 def job_prefix(job_id: str) -> str:
@@ -178,3 +179,9 @@ def damaged(
         fallback_step=change.job.checkpoint_step,
         message=message,
     )
+
+
+def zip_step(key: str) -> int | None:
+    """Return the step in the name of an original client's zipped checkpoint, `.../checkpoint-<step>.zip`."""
+    found = _ZIP_STEP.search(key)
+    return int(found.group(1)) if found else None

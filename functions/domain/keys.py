@@ -5,6 +5,10 @@ from __future__ import annotations
 import zlib
 from typing import NamedTuple
 
+TABLE_PREFIX = "baton-"
+"""Default beginning of the tables' names. The authorizer reads this default without the settings, because the
+settings load pydantic."""
+
 PACK = "PACK"
 SHARED = "SHARED"
 TIMER = "TIMER"

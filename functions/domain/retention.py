@@ -9,7 +9,7 @@ from functions.domain.records import CheckpointRecord, Job
 from functions.domain.transaction import Transaction, written
 
 LONGEST_URL_LIFE_S = 3600
-"""No deployment signs a URL for longer (functions/api/settings.py)."""
+"""No deployment signs a URL for longer (functions/api/http/settings.py)."""
 MAX_TAGS = 20
 """Of one job whose checkpoints are kept."""
 LATE_AFTER_S = LONGEST_URL_LIFE_S + 60

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from functions.api.dispatch import dispatch
-from functions.api.route import routes_of
+from functions.api.http.dispatch import dispatch
+from functions.api.http.route import routes_of
 from functions.handlers.startup import start_logging
 from functions.handlers.wiring import build_context
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from functions.api.authorizing import authorize
-from functions.api.defaults import TABLE_PREFIX
+from functions.api.http.authorizer import authorize
+from functions.domain.keys import TABLE_PREFIX
 from functions.handlers.startup import ServerClock, start_logging
 from functions.storage.clients import dynamodb_client
 from functions.storage.dynamodb.api_keys import DynamoKeyReader, DynamoRingLeaseReader

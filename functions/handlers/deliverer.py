@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from functions.api.settings import Settings
+from functions.api.http.settings import Settings
 from functions.handlers.startup import ServerClock, start_logging
 from functions.storage.clients import dynamodb_client, plain_client
 from functions.storage.dynamodb.webhooks import DynamoWebhookStore

@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from functions.api.settings import Settings
+from functions.api.http.settings import Settings
 from functions.handlers.startup import start_logging
 from functions.publishing.bus import DeadLetterQueue, EventBridgeBus
 from functions.publishing.outbox import publish

@@ -6,8 +6,8 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from functions.api.dispatch import dispatch
-from functions.api.route import routes_of
+from functions.api.http.dispatch import dispatch
+from functions.api.http.route import routes_of
 from functions.handlers.startup import start_logging
 from functions.handlers.wiring import build_context, build_rings
 

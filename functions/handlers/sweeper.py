@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from functions.api.late_retention import run_due_retentions
-from functions.api.service_probe import answers
-from functions.api.sweeping import sweep
+from functions.api.checkpoints.retention import run_due_retentions
+from functions.api.operations.service_probe import answers
+from functions.api.operations.sweeper import sweep
 from functions.handlers.startup import start_logging
 from functions.handlers.wiring import build_context, build_metrics
 

@@ -9,9 +9,9 @@ import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from functions.api.context import Context
-from functions.api.metrics import Metrics, ends_in
-from functions.api.settings import Settings
+from functions.api.http.context import Context
+from functions.api.http.settings import Settings
+from functions.api.operations.cloudwatch_metrics import Metrics, ends_in
 from functions.domain.transaction import Transaction
 from functions.handlers.startup import ServerClock
 from functions.storage.clients import Clients, dynamodb_client

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from baton.contract.names import Scope
-from functions.api.keys import new_key
-from functions.api.routes import ROUTES
-from functions.api.service_probe import PROBED_PATH
-from functions.api.settings import Settings
+from functions.api.admin.keys import new_key
+from functions.api.http.route import all_routes
+from functions.api.operations.service_probe import PROBED_PATH
+from functions.api.http.settings import Settings
 from functions.domain.api_keys import ApiKey
 from functions.local.emulator import Emulator
 from functions.local.gateway.http_gateway import FrontRoute, FrontServer, build_front
@@ -84,7 +84,7 @@ class LocalStack(Running):
                 FrontRoute(
                     method=route.method, path=route.path, handler=handlers[route.function], guarded=bool(route.scopes)
                 )
-                for route in ROUTES
+                for route in all_routes()
             ]
             self.keys = self._issue_keys(admin.context.tokens, admin.context.random, admin.context.clock)
             front = build_front(routes, authorizer.handler)

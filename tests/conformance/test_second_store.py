@@ -14,7 +14,7 @@ from blake3 import blake3
 from botocore.exceptions import ClientError
 
 from baton.contract.names import BUCKETS, CHECKPOINTS_BUCKET, DATA_BUCKET
-from functions.api.settings import Settings
+from functions.api.http.settings import Settings
 from functions.domain.ports import StoredObject, StoredPart
 from functions.local.emulator import Emulator
 from functions.storage.clients import Clients

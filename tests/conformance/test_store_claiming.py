@@ -10,9 +10,9 @@ import pytest
 from baton.contract.jobs import JobState, Policy, Requirements
 from baton.contract.leases import renewal_window_s, revocation_grace_s
 from baton.contract.work import WorkQuery
-from functions.api import claiming
-from functions.api.claiming import Claimed, claim_next, peek_next
-from functions.api.sweeping import RESERVED_S, TIMERS_S, end_overdue, keep_watch, run_timer, sweep
+from functions.api.operations.sweeper import RESERVED_S, TIMERS_S, end_overdue, keep_watch, run_timer, sweep
+from functions.api.worker import job_claim
+from functions.api.worker.job_claim import Claimed, claim_next, peek_next
 from functions.domain import jobs as rules
 from functions.domain.claiming import LARGEST_WINDOW, SMALLEST_WINDOW, ClaimWindow
 from functions.domain.errors import FenceBroken
@@ -104,7 +104,7 @@ def test_jobs_that_do_not_suit_are_passed_over(cloud: Cloud) -> None:
 
 
 def test_the_search_is_bounded(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claiming, "MAX_CANDIDATES", 25)
+    monkeypatch.setattr(job_claim, "MAX_CANDIDATES", 25)
     for n in range(25):
         submit(cloud, spec=needing(80), now=NOW - 100 + n)
     submit(cloud)
@@ -252,7 +252,7 @@ def test_a_worker_that_always_loses_is_told_that_there_is_nothing(cloud: Cloud) 
 
     window = ClaimWindow()
     assert ask(cloud, jobs=Spied(cloud.jobs, before_apply=be_faster), window=window) is None
-    assert len(cloud.members("ready")) == 25 - claiming.MAX_CONFLICTS
+    assert len(cloud.members("ready")) == 25 - job_claim.MAX_CONFLICTS
     assert window.size == LARGEST_WINDOW
 
 

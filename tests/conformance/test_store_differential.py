@@ -11,8 +11,8 @@ import pytest
 
 from baton.contract.jobs import FailureClass, JobState, Policy, Reason
 from baton.contract.work import FailRequest, WorkQuery
-from functions.api.claiming import claim_next
-from functions.api.sweeping import run_timer, sweep
+from functions.api.operations.sweeper import run_timer, sweep
+from functions.api.worker.job_claim import claim_next
 from functions.domain import checkpoints as checkpoint_rules
 from functions.domain import jobs as rules
 from functions.domain import packs

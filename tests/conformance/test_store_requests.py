@@ -11,7 +11,7 @@ from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
 from baton.contract.names import CHECKPOINTS_BUCKET
 from baton.contract.work import WorkQuery
-from functions.api.claiming import Claimed, claim_next
+from functions.api.worker.job_claim import Claimed, claim_next
 from functions.domain import jobs as rules
 from functions.domain.claiming import ClaimWindow
 from functions.domain.errors import StorageUnavailable

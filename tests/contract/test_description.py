@@ -17,12 +17,12 @@ from baton.contract.errors import ERRORS, ErrorCode
 from baton.contract.manifest import Chunk, Codec
 from baton.contract.names import Scope
 from baton.contract.steering import Decision
-from functions.api.openapi import describe
-from functions.api.routes import ROUTES, Route
+from functions.api.http.openapi import describe
+from functions.api.http.route import Route, all_routes
 
 COMMITTED = Path(functions.api.__file__).with_name("openapi.json")
 DESCRIPTION = describe()
-EVERY_ROUTE = pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.route_key)
+EVERY_ROUTE = pytest.mark.parametrize("route", all_routes(), ids=lambda route: route.route_key)
 
 
 def operation(route: Route) -> dict[str, Any]:
@@ -31,15 +31,19 @@ def operation(route: Route) -> dict[str, Any]:
 
 
 def test_the_committed_file_is_the_generated_one() -> None:
-    made = subprocess.run([sys.executable, "-m", "functions.api.openapi"], capture_output=True, text=True, check=True)
-    assert COMMITTED.read_text() == made.stdout, "run: python -m functions.api.openapi > functions/api/openapi.json"
+    made = subprocess.run(
+        [sys.executable, "-m", "functions.api.http.openapi"], capture_output=True, text=True, check=True
+    )
+    assert COMMITTED.read_text() == made.stdout, (
+        "run: python -m functions.api.http.openapi > functions/api/openapi.json"
+    )
     assert json.loads(made.stdout) == json.loads(json.dumps(DESCRIPTION))
 
 
 def test_nothing_is_described_that_is_no_route() -> None:
     described = {f"{method.upper()} {path}" for path, methods in DESCRIPTION["paths"].items() for method in methods}
-    assert described == {route.route_key.replace("+}", "}") for route in ROUTES}
-    ids = [operation(route)["operationId"] for route in ROUTES]
+    assert described == {route.route_key.replace("+}", "}") for route in all_routes()}
+    ids = [operation(route)["operationId"] for route in all_routes()]
     assert len(set(ids)) == len(ids)
 
 
@@ -144,7 +148,7 @@ def test_every_reference_leads_somewhere() -> None:
     assert references(DESCRIPTION) <= known
 
 
-@pytest.mark.parametrize("route", [route for route in ROUTES if route.body], ids=lambda route: route.route_key)
+@pytest.mark.parametrize("route", [route for route in all_routes() if route.body], ids=lambda route: route.route_key)
 def test_every_body_has_an_example_of_each_kind(route: Route) -> None:
     examples = operation(route)["requestBody"]["content"]["application/json"]["examples"]
     assert list(examples) == [model.__name__ for model in route.body]

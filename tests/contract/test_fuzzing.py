@@ -15,11 +15,11 @@ import schemathesis
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from starlette.types import Receive, Scope, Send
 
-from functions.api.authorizing import authorize
-from functions.api.dispatch import dispatch
-from functions.api.openapi import describe
-from functions.api.routes import ROUTES, Route
-from functions.local.gateway.http_gateway import FrontRoute, build_front
+from functions.api.http.authorizer import authorize
+from functions.api.http.dispatch import dispatch
+from functions.api.http.openapi import describe
+from functions.api.http.route import Route, all_routes
+from functions.local.gateway.http_gateway import GatewayRoute, build_gateway
 from tests.api_harness import ALL_SCOPES, TENANT, Held, memory_api
 
 
@@ -52,15 +52,15 @@ def _no_neighbors() -> Iterator[None]:
         assert max(statuses) < 500
 
 
-def _front_route(route: Route) -> FrontRoute:
+def _front_route(route: Route) -> GatewayRoute:
     def handler(event: dict[str, Any], _: Any) -> dict[str, Any]:
         return dispatch(event, world.api.context, route.function)
 
-    return FrontRoute(route.method, route.path, handler, bool(route.scopes))
+    return GatewayRoute(route.method, route.path, handler, bool(route.scopes))
 
 
-_front = build_front(
-    [_front_route(route) for route in ROUTES],
+_front = build_gateway(
+    [_front_route(route) for route in all_routes()],
     lambda event, _: authorize(event, world.api.context.tokens, world.api.clock.now(), world.api.context.leases),
 )
 _description = json.dumps(describe()).encode()

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 
-from functions.api.settings import Settings
+from functions.api.http.settings import Settings
 from functions.local import program
 from functions.local.emulator import Emulator
 from functions.local.stack import LocalStack

@@ -12,7 +12,7 @@ import requests
 
 from baton.contract.jobs import AttemptEnd, JobState, JobSubmit
 from baton.contract.webhooks import DeliveryState, WebhookCreate
-from functions.api.service_probe import PROBED_PATH, answers
+from functions.api.operations.service_probe import PROBED_PATH, answers
 from functions.local.emulator import Emulator
 from functions.storage.tables import TABLES, create_tables
 from tests.deployment import DEPLOYED_HERE, STAGE, Deployment, run_tool

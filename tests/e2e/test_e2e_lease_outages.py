@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from baton.contract.jobs import AttemptEnd, JobState
-from functions.api.service_probe import PROBED_PATH
+from functions.api.operations.service_probe import PROBED_PATH
 from tests.proxies import FaultyProxy
 from tests.stack import Stack, chain
 from tests.waiting import until

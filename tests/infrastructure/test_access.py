@@ -16,7 +16,7 @@ import tests.api_harness as harness
 from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET, ring_token
 from baton.contract.steering import MAX_COMMANDS
 from cdk.resources.access import ACCESS
-from functions.api.routes import ROUTES
+from functions.api.http.route import all_routes
 from functions.domain.retention import LATE_AFTER_S
 from functions.local.emulator import Emulator
 from functions.publishing.bus import DeadLetterQueue, EventBridgeBus
@@ -423,7 +423,7 @@ def test_each_function_asks_for_what_its_role_allows(emulator: Emulator, monkeyp
         ):
             part(api)
         published(recorder, emulator, api)
-    assert recorder.calls == {route.route_key for route in ROUTES}
+    assert recorder.calls == {route.route_key for route in all_routes()}
     for name, access in ACCESS.items():
         needed = rights(recorder.tables[name]) | rights(recorder.buckets[name])
         assert needed == rights(access.tables) | rights(access.buckets), name

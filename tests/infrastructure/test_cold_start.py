@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from cdk.resources.access import ACCESS
-from functions.api.route import Function
+from functions.api.http.route import Function
 from tests.performance.cold_start import TARGET_RATIO, TYPICAL, cpu_seconds, handlers, loading, modules_of
 
 pytestmark = pytest.mark.processes
@@ -62,8 +62,8 @@ def test_one_storm_does_not_make_a_handler_slow_and_a_slow_one_is_found() -> Non
 def test_no_handler_loads_what_it_does_not_need(name: str) -> None:
     loaded = modules_of(name)
     assert not NEVER & loaded
-    own = {f"functions.api.routes_{name}"} if name in get_args(Function) else set()
-    assert {module for module in loaded if module.startswith("functions.api.routes")} == own
+    own = {f"functions.api.routes.{name}"} if name in get_args(Function) else set()
+    assert {module for module in loaded if module.startswith("functions.api.routes.")} == own
     assert not {module for module in loaded if module.startswith("baton.contract.rules")}, (
         "it is loaded where rules are checked"
     )
@@ -76,6 +76,6 @@ def test_the_authorizer_loads_neither_models_nor_routes() -> None:
     assert ours == {
         "baton.contract.errors",
         "baton.contract.names",
-        "functions.api.authorizing",
-        "functions.api.defaults",
+        "functions.api.http",
+        "functions.api.http.authorizer",
     }

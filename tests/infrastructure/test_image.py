@@ -138,7 +138,7 @@ def test_every_copied_file_exists_and_reaches_the_builder() -> None:
 @pytest.mark.parametrize(
     "path",
     [".env", ".baton/local/keys.json", "store.json", ".git/config", ".venv/bin/python", "tests/leash.py",
-     "functions/api/keys.py", "gpu_client/agent/__pycache__/loop.cpython-312.pyc", "gpu_client/README.md",
+     "functions/api/admin/keys.py", "gpu_client/agent/__pycache__/loop.cpython-312.pyc", "gpu_client/README.md",
      "gpu_client/agent/README.md", "gpu_client/Dockerfile", "gpu_client/cli/main.py", "cdk/stage.py"],
 )  # fmt: skip
 def test_nothing_else_reaches_the_builder(path: str) -> None:

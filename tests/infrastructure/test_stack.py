@@ -13,10 +13,10 @@ from cdk.resources.alarms import ALARMS
 from cdk.resources.api import KEY_SOURCE, LOGGED
 from cdk.resources.functions import TIMEOUT_S
 from cdk.stage import READY_SHARDS_TAG
-from functions.api.metrics import DIMENSION, NAMESPACE, UNITS
-from functions.api.routes import ROUTES
-from functions.api.service_probe import PROBED_PATH
-from functions.api.settings import Settings
+from functions.api.http.route import all_routes
+from functions.api.http.settings import Settings
+from functions.api.operations.cloudwatch_metrics import DIMENSION, NAMESPACE, UNITS
+from functions.api.operations.service_probe import PROBED_PATH
 from functions.domain.webhooks import GIVE_UP_AFTER_S, backoff_s
 from functions.storage.s3.object_headers import EXPIRING_TAG
 from functions.storage.stream import FILTER
@@ -217,7 +217,9 @@ def test_every_route_is_deployed_to_its_function_behind_the_authorizer(template:
         properties = route["Properties"]
         integration = properties["Target"]["Fn::Join"][1][1]["Ref"]
         deployed[properties["RouteKey"]] = (by_logical_id[integrations[integration]], properties["AuthorizationType"])
-    assert deployed == {route.route_key: (route.function, "CUSTOM" if route.scopes else "NONE") for route in ROUTES}
+    assert deployed == {
+        route.route_key: (route.function, "CUSTOM" if route.scopes else "NONE") for route in all_routes()
+    }
     (authorizer,) = of_type(template, "AWS::ApiGatewayV2::Authorizer").values()
     properties = authorizer["Properties"]
     assert properties["IdentitySource"] == [KEY_SOURCE]
@@ -254,7 +256,7 @@ def test_the_sweeper_probes_the_way_of_heartbeats(template: Json) -> None:
     (api,) = of_type(template, "AWS::ApiGatewayV2::Api")
     url = {"Fn::Join": ["", [{"Fn::GetAtt": [api, "ApiEndpoint"]}, PROBED_PATH]]}
     assert functions(template)["sweeper"]["Environment"]["Variables"]["BATON_PROBE_URL"] == url
-    guarded = {route.route_key for route in ROUTES if route.function == "worker" and route.scopes}
+    guarded = {route.route_key for route in all_routes() if route.function == "worker" and route.scopes}
     assert "POST /heartbeat/{id}" in guarded
 
 

@@ -19,7 +19,7 @@ from cdk.resources.access import ACCESS
 from cdk.stage import Stage, StageError
 from cdk.tool import store_check as cdk_store
 from cdk.tool.store_check import StoreError, require_store
-from functions.api.settings import Settings
+from functions.api.http.settings import Settings
 from functions.local.emulator import Emulator
 from functions.storage.s3.objects import S3ObjectStore
 from tests.emulator import unique

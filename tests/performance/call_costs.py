@@ -19,11 +19,11 @@ from baton.contract.manifest import Chunk, ChunkedFile, Manifest, Pack
 from baton.contract.names import Scope
 from baton.contract.output import MAX_POINTS, LogChunk, ReportedPoint
 from baton.contract.work import HeartbeatRequest, ReleaseRequest, WorkItem
-from functions.api.authorizing import authorize
-from functions.api.keys import new_key
-from functions.api.late_retention import run_due_retentions
-from functions.api.sweeping import sweep
-from functions.api.watching import look_at_all
+from functions.api.admin.keys import new_key
+from functions.api.checkpoints.retention import run_due_retentions
+from functions.api.http.authorizer import authorize
+from functions.api.operations.sweeper import sweep
+from functions.api.rules.rule_evaluation_runs import look_at_all
 from functions.domain.keys import DUE_BUCKET_S
 from functions.storage.clients import dynamodb_client
 from functions.webhooks.delivery import deliver

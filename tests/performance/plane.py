@@ -18,9 +18,9 @@ from baton.contract.jobs import Policy
 from baton.contract.manifest import Manifest
 from baton.contract.names import BUCKETS
 from baton.contract.work import WorkItem
-from functions.api.context import Context
-from functions.api.dispatch import dispatch
-from functions.api.settings import Settings
+from functions.api.http.context import Context
+from functions.api.http.dispatch import dispatch
+from functions.api.http.settings import Settings
 from functions.domain import jobs as rules
 from functions.domain.records import RulesRecord, Spec
 from functions.domain.transaction import Put, Transaction

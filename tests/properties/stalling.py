@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from functions.api.context import Context
+from functions.api.http.context import Context
 from functions.domain.packs import FUNCTION_TIMEOUT_S, SWEEPER_TIMEOUT_S, PackWrite, Sighting
 from tests.api_harness import Answer, Api
 

@@ -20,8 +20,8 @@ from baton.contract.leases import (
     revocation_grace_s,
     unseen_outage_s,
 )
-from functions.api.recovery import renew_lease
-from functions.api.sweeping import sweep
+from functions.api.operations.sweeper import sweep
+from functions.api.worker.lease_guard import renew_lease
 from functions.domain.api_keys import token_digest
 from functions.domain.errors import FenceBroken, Refusal
 from functions.domain.leases import Fence

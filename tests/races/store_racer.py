@@ -13,7 +13,7 @@ from typing import Any
 
 from baton.contract.manifest import Pack
 from baton.contract.work import WorkQuery
-from functions.api.claiming import claim_next
+from functions.api.worker.job_claim import claim_next
 from functions.domain.claiming import ClaimWindow
 from functions.domain.errors import WriteConflict
 from functions.domain.packs import CondemnPack, Sighting

@@ -42,7 +42,62 @@ MAY_IMPORT: dict[str, set[str]] = {
         "functions.storage.paging",
     },
     "functions.storage": {"baton.contract", "functions.domain"},
-    "functions.api": {"baton.contract", "functions.domain", "functions.recipes"},
+    # Every package uses the request, the errors and the pages; none of them knows a call.
+    "functions.api.http": {"baton.contract", "functions.domain"},
+    # Conditional writes: the packages below the worker's calls prove leases, too.
+    "functions.api.worker.lease_guard": {"baton.contract", "functions.domain", "functions.api.http"},
+    "functions.api.admin": {"baton.contract", "functions.domain", "functions.api.http"},
+    "functions.api.rules": {
+        "baton.contract",
+        "functions.domain",
+        "functions.api.http",
+        "functions.api.worker.lease_guard",
+    },
+    "functions.api.operations": {"baton.contract", "functions.domain", "functions.api.rules"},
+    "functions.api.jobs": {
+        "baton.contract",
+        "functions.domain",
+        "functions.api.http",
+        "functions.api.rules",
+        "functions.api.worker.lease_guard",
+        "functions.recipes",
+    },
+    "functions.api.objects": {
+        "baton.contract",
+        "functions.domain",
+        "functions.api.http",
+        "functions.api.worker.lease_guard",
+    },
+    "functions.api.checkpoints": {
+        "baton.contract",
+        "functions.domain",
+        "functions.api.http",
+        "functions.api.objects.declared_uploads",
+        "functions.api.operations.sweeper",
+        "functions.api.worker.lease_guard",
+    },
+    "functions.api.worker": {
+        "baton.contract",
+        "functions.domain",
+        "functions.api.checkpoints",
+        "functions.api.http",
+        "functions.api.jobs",
+        "functions.api.objects",
+        "functions.api.operations",
+        "functions.api.rules",
+    },
+    "functions.api.routes": {
+        "baton.contract",
+        "functions.domain",
+        "functions.api.admin",
+        "functions.api.checkpoints",
+        "functions.api.http",
+        "functions.api.jobs",
+        "functions.api.objects",
+        "functions.api.rules",
+        "functions.api.worker",
+    },
+    "functions.api": set(),
     "functions.publishing": {"baton.contract", "functions.domain", "functions.storage"},
     "functions.webhooks": {"baton.contract", "functions.domain", "functions.publishing", "functions.storage"},
     "functions.handlers": {
@@ -405,14 +460,21 @@ def test_imports_point_one_way(package: str) -> None:
 @pytest.mark.parametrize(
     ("importer", "imported", "allowed"),
     [
-        ("functions.api.working", "functions.domain.jobs", True),
+        ("functions.api.worker.worker_calls", "functions.domain.jobs", True),
         ("functions.storage.dynamodb.jobs", "functions.domain.ports", True),
         ("functions.domain.jobs", "baton.contract.work", True),
         ("functions.domain.jobs", "functions.storage.dynamodb.jobs", False),
-        ("functions.domain.jobs", "functions.api.context", False),
-        ("functions.api.working", "functions.storage.dynamodb.jobs", False),
-        ("functions.api.working", "functions.handlers.worker", False),
-        ("functions.storage.dynamodb.jobs", "functions.api.context", False),
+        ("functions.domain.jobs", "functions.api.http.context", False),
+        ("functions.api.worker.worker_calls", "functions.storage.dynamodb.jobs", False),
+        ("functions.api.worker.worker_calls", "functions.handlers.worker", False),
+        ("functions.api.worker.worker_calls", "functions.api.checkpoints.retention", True),
+        ("functions.api.checkpoints.retention", "functions.api.worker.lease_guard", True),
+        ("functions.api.checkpoints.retention", "functions.api.worker.worker_calls", False),
+        ("functions.api.worker.lease_guard", "functions.api.rules.rule_evaluation_runs", False),
+        ("functions.api.rules.rule_calls", "functions.api.jobs.views", False),
+        ("functions.api.jobs.job_calls", "functions.api.routes.submitter", False),
+        ("functions.api.http.dispatch", "functions.api.routes.worker", False),
+        ("functions.storage.dynamodb.jobs", "functions.api.http.context", False),
         ("functions.handlers.worker", "functions.local.gateway.http_gateway", False),
         ("functions.local.stack", "functions.handlers.worker", True),
         ("functions.local.gateway.http_gateway", "gpu_client.transport.api.http", False),
@@ -473,7 +535,7 @@ def test_imports_point_one_way(package: str) -> None:
         ("baton", "gpu_client.training.session.session", True),
         ("baton.contract.jobs", "gpu_client.training.session.session", False),
         ("gpu_client.training.session.session", "baton.Session", False),
-        ("functions.api.working", "tests.factories", False),
+        ("functions.api.worker.worker_calls", "tests.factories", False),
         ("functions.storage.dynamodb.jobs", "tests.twins.cloud", False),
         ("functions.storage.dynamodb.items.job_items", "functions.storage.paging", False),
         ("functions.storage.s3.objects", "functions.storage.dynamodb.reads", False),
@@ -515,7 +577,7 @@ def printed_by(program: str, **environment: str) -> list[str]:
 def test_recipes_cost_those_nothing_who_read_none() -> None:
     """Neither a cold start nor a GPU machine that runs a plan loads the template engine or YAML."""
     program = (
-        "import baton.contract.work, functions.api.routes, gpu_client.agent.attempt.steps, sys; "
+        "import baton.contract.work, functions.api.http.route, gpu_client.agent.attempt.steps, sys; "
         "print({'jinja2', 'yaml', 'baton.contract.recipes.model'} & set(sys.modules)); "
         "import baton.contract.recipes.rendering, baton.contract.recipes.lint; "
         "print({'jinja2', 'yaml'} & set(sys.modules))"
@@ -526,7 +588,7 @@ def test_recipes_cost_those_nothing_who_read_none() -> None:
 def test_rings_cost_those_nothing_who_have_none() -> None:
     """Only the function that serves them loads their store, their calls and their models."""
     program = (
-        "import sys, functions.handlers.wiring as wiring, functions.api.routes_worker, functions.api.routes_transfer; "
+        "import sys, functions.handlers.wiring as wiring, functions.api.routes.worker, functions.api.routes.transfer; "
         "context = wiring.build_context({}); "
         "print(context.rings, [name for name in sys.modules if name.endswith('rings')]); "
         "import gpu_client.agent.attempt.steps, gpu_client.ring.core.ring; "

@@ -27,8 +27,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from baton.contract.errors import ErrorCode
-from functions.api.dispatch import sent_by_original
-from functions.api.errors import error_response
+from functions.api.http.dispatch import sent_by_original
+from functions.api.http.errors import error_response
 from functions.domain.errors import Refusal
 from functions.local.gateway.lambda_events import (
     BadAnswerError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from functions.api.routes import ROUTES, Route
+from functions.api.http.route import Route, all_routes
 from tests.stored_files import described
 
 FILE = described("model.bin", b"weights")
@@ -86,10 +86,10 @@ def valid_call(route: Route, job_id: str) -> ValidCall:
     return ValidCall(route, route.method, target, body)
 
 
-ABOUT_A_JOB = [route for route in ROUTES if "/job/{id}" in route.path or route.route_key in _IN_BODY]
+ABOUT_A_JOB = [route for route in all_routes() if "/job/{id}" in route.path or route.route_key in _IN_BODY]
 """Every route that names a job, but for the heartbeat, whose answers are the original's."""
 
-GUARDED = [route for route in ROUTES if route.scopes]
+GUARDED = [route for route in all_routes() if route.scopes]
 
 
 def named(route: Route) -> str:

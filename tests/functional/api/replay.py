@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from baton.contract.names import Scope
-from functions.api.authorizing import authorize
-from functions.api.dispatch import dispatch
-from functions.api.late_retention import run_due_retentions
-from functions.api.routes import Function
-from functions.api.sweeping import sweep
+from functions.api.checkpoints.retention import run_due_retentions
+from functions.api.http.authorizer import authorize
+from functions.api.http.dispatch import dispatch
+from functions.api.http.route import Function
+from functions.api.operations.sweeper import sweep
 from functions.domain.api_keys import ApiKey, token_digest
 from functions.domain.records import TransferGrant
 from functions.domain.rings import StoredRing

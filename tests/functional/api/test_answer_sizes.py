@@ -9,8 +9,8 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from baton.contract.names import DATA_BUCKET, Scope
-from functions.api import original_inputs
-from functions.api.original_inputs import MAX_KEYS_BYTES
+from functions.api.jobs import legacy_api
+from functions.api.jobs.legacy_api import MAX_KEYS_BYTES
 from functions.storage import cursors
 from tests.api_harness import TENANT, Api
 from tests.stored_files import described
@@ -122,7 +122,7 @@ def test_a_client_of_the_original_is_told_every_name_or_is_not_given_the_job(api
 
 
 def test_a_cancel_while_the_names_are_listed_is_what_counts(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(original_inputs, "MAX_KEYS_BYTES", 20)
+    monkeypatch.setattr(legacy_api, "MAX_KEYS_BYTES", 20)
     for number in range(3):
         api.put_object(DATA_BUCKET, f"dog/{number:04d}.jpg")
     job_id = api.submit(instance_prompt="dog", instance_data_prefix="dog/")["id"]

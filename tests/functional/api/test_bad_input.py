@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
-from functions.api.dispatch import MAX_BODY_BYTES, dispatch
-from functions.api.routes import ROUTES, Route
+from functions.api.http.dispatch import MAX_BODY_BYTES, dispatch
+from functions.api.http.route import Route, all_routes
 from tests.api_harness import NO_JOB, NOW, Api
 from tests.functional.api.calls import named, valid_call
 
-WITH_BODY = [route for route in ROUTES if route.body]
+WITH_BODY = [route for route in all_routes() if route.body]
 MALFORMED = {
     "cut off": b'{"a": 1',
     "not JSON": b"hello",
@@ -67,7 +67,7 @@ def test_an_unknown_field_in_the_body(api: Api, route: Route) -> None:
         assert len(answer.text) < 1000
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=named)
+@pytest.mark.parametrize("route", all_routes(), ids=named)
 def test_an_unknown_query_parameter(api: Api, route: Route) -> None:
     call = valid_call(route, NO_JOB)
     target = call.target + ("&" if "?" in call.target else "?") + "stpes=1"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from functions.api.settings import Settings
-from functions.api.sweeping import sweep
+from functions.api.http.settings import Settings
+from functions.api.operations.sweeper import sweep
 from tests.api_harness import NOW, Api, memory_api
 
 A100 = {"vram_gib": "80", "disk_gib": "500", "gpus": "8", "gpu_model": "NVIDIA A100-SXM4-80GB"}

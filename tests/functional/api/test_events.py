@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from functions.api.routes import routes_of
+from functions.api.http.route import routes_of
 from functions.domain.webhooks import backoff_s
 from functions.local.gateway.lambda_events import HttpRequest, authorizer_event, common_fields, function_event
 from tests.api_harness import memory_api

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from functions.api.original import RECIPE
+from functions.api.jobs.legacy_api import RECIPE
 from tests.api_harness import Api
 from tests.functional.api.original_client import JOB_BODY
 

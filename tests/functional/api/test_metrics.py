@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from baton.contract.jobs import FailureClass
-from functions.api.metrics import DIMENSION, NAMESPACE, UNITS, Metrics, ends_in
+from functions.api.operations.cloudwatch_metrics import DIMENSION, NAMESPACE, UNITS, Metrics, ends_in
 from functions.domain.transaction import Transaction
 from functions.handlers.wiring import MeasuredJobStore
 from tests.api_harness import Api

@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from baton.contract.errors import ErrorCode
 from baton.contract.names import Scope
-from functions.api.scaling import AT_ONCE
+from functions.api.rules.group_scaling import AT_ONCE
 from functions.domain.records import StandingRecord
 from functions.domain.transaction import Put
 from functions.local.emulator import Emulator

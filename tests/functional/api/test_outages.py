@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
-from functions.api import submitting
-from functions.api.routes import Route
-from functions.api.sweeping import sweep
+from functions.api.http.route import Route
+from functions.api.jobs import job_calls
+from functions.api.operations.sweeper import sweep
 from functions.domain.errors import StorageUnavailable, WriteConflict
 from tests.api_harness import NO_JOB, NOW, Api
 from tests.functional.api.calls import GUARDED, named, valid_call
@@ -129,7 +129,7 @@ def test_a_defect_of_ours_shows_nothing_of_the_inside(
         raise ZeroDivisionError("secret of the inside")
 
     with api.unchanged(), caplog.at_level(logging.INFO):
-        monkeypatch.setattr(submitting.rules, "submit", defect)
+        monkeypatch.setattr(job_calls.rules, "submit", defect)
         answer = api.post("/job", {"command": ["a"]})
     answer.refused(ErrorCode.INTERNAL)
     assert "inside" not in answer.text and "ZeroDivision" not in answer.text and "Traceback" not in answer.text

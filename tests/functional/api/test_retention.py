@@ -8,7 +8,7 @@ import pytest
 from blake3 import blake3
 
 from baton.contract.manifest import Pack, parse_manifest
-from functions.api import letting_go
+from functions.api.checkpoints import retention
 from functions.domain.errors import StorageUnavailable, WriteConflict
 from functions.domain.packs import Sighting
 from functions.domain.records import CheckpointRecord
@@ -209,7 +209,7 @@ def test_a_manifest_of_a_newer_version_stops_no_commit_and_is_not_told_to_be_dam
     held = held_with(api, keep_last=2)
     held.commit(1).ok()
     with monkeypatch.context() as rolled_back:
-        rolled_back.setattr(letting_go, "parse_manifest", lambda _: parse_manifest(b'{"version": 3}'))
+        rolled_back.setattr(retention, "parse_manifest", lambda _: parse_manifest(b'{"version": 3}'))
         held.commit(2).ok()
         held.commit(3).ok()
         answer = api.post(f"/job/{held.id}/checkpoints/3/urls", key="submit")

@@ -10,8 +10,8 @@ import pytest
 from baton.contract.errors import ErrorCode
 from baton.contract.names import DATA_BUCKET, Scope, ring_token
 from baton.contract.rings import MAX_RECORD_BYTES
-from functions.api import rings
-from functions.api.settings import Settings
+from functions.api.http.settings import Settings
+from functions.api.objects import rings
 from functions.storage.s3.object_headers import EXPIRING_TAGGING
 from tests.api_harness import NOW, TENANT, Answer, Api, Held, memory_api
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from functions.api.scaling import AT_ONCE
+from functions.api.rules.group_scaling import AT_ONCE
 from functions.domain.errors import StorageUnavailable
 from functions.domain.records import StandingRecord
 from functions.domain.transaction import Transaction

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-import functions.api.scaling
-import functions.api.watching
+import functions.api.rules.group_scaling
+import functions.api.rules.rule_evaluation_runs
 from baton.contract.jobs import JobState
-from functions.api.scaling import MAX_GROUPS, Carrying
+from functions.api.rules.group_scaling import MAX_GROUPS, Carrying
 from functions.domain.errors import WriteConflict
 from functions.domain.ports import Page
 from functions.domain.records import Job, StandingRecord
@@ -42,8 +42,8 @@ def test_a_job_that_cannot_be_copied_keeps_no_rule_from_being_evaluated(
 
 
 def test_a_group_among_too_many_jobs_is_not_counted(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(functions.api.scaling, "MAX_LIVE_JOBS", 3)
-    monkeypatch.setattr(functions.api.scaling, "PAGE", 1)
+    monkeypatch.setattr(functions.api.rules.group_scaling, "MAX_LIVE_JOBS", 3)
+    monkeypatch.setattr(functions.api.rules.group_scaling, "PAGE", 1)
     generators(api, 2)
     held = training(api, scaling(1))
     held.heartbeat(step=5).ok()
@@ -130,7 +130,7 @@ def test_reading_a_group_is_no_slow_rule(api: Api, monkeypatch: pytest.MonkeyPat
         return listed(store, *at, **more)
 
     monkeypatch.setattr(MemoryJobStore, "list_jobs", slow)
-    monkeypatch.setattr(functions.api.watching.time, "thread_time", lambda: now_s)
+    monkeypatch.setattr(functions.api.rules.rule_evaluation_runs.time, "thread_time", lambda: now_s)
     held.heartbeat(step=5).ok()
     assert [kind for kind, _ in told(api, held.id)] == ["rule.fired", "action.applied"]
     assert "rule.error" not in api.events(held.id)
@@ -161,7 +161,7 @@ def test_who_has_been_paused_meanwhile_is_left_as_he_is(
 
 def test_a_turn_of_the_sweeper_does_a_part_of_very_many(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lost machines' jobs are taken back behind it, in the same function."""
-    monkeypatch.setattr(functions.api.scaling, "IN_A_TURN", 30)
+    monkeypatch.setattr(functions.api.rules.group_scaling, "IN_A_TURN", 30)
     generators(api)
     held = training(api, scaling(100, more=", most: 100"))
     with monkeypatch.context() as patch:

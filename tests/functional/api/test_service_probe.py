@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from functions.api.service_probe import PROBED_PATH, answers
+from functions.api.operations.service_probe import PROBED_PATH, answers
 from functions.domain.errors import StorageUnavailable
 from tests.api_harness import Answer, Api
 

@@ -8,7 +8,7 @@ import pytest
 from test_sharing import JOB, MODEL, PATH, PLACE, claimed, done, inputs
 
 from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
-from functions.api import sharing
+from functions.api.objects import shared_outputs
 from tests.api_harness import TENANT, Api, Held
 
 PARTS = f"{PATH}.parts"
@@ -92,7 +92,7 @@ def test_nothing_is_listed_for_a_first_attempt_or_a_job_that_shares_nothing(
 
 
 def test_there_is_a_limit(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, "MAX_PARTS", 2)
+    monkeypatch.setattr(shared_outputs, "MAX_PARTS", 2)
     first = claimed(api)
     first.store_artifacts({f"{PARTS}/0000{number}.zip": b"x" for number in range(4)})
     lose(api)
@@ -101,8 +101,8 @@ def test_there_is_a_limit(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_beyond_the_limit_the_newest_attempts_parts_are_given(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempt 10 comes before attempt 2 in the order of keys, and all of attempt 1 before both."""
-    monkeypatch.setattr(sharing, "MAX_PARTS", 3)
-    monkeypatch.setattr(sharing, "_KEYS_PER_PAGE", 3)
+    monkeypatch.setattr(shared_outputs, "MAX_PARTS", 3)
+    monkeypatch.setattr(shared_outputs, "_KEYS_PER_PAGE", 3)
     held = claimed(api)
     for number in range(11):
         held.store_artifacts({f"{PARTS}/{number:03}{half}.zip": b"x" for half in "ab"})
@@ -116,8 +116,8 @@ def test_beyond_the_limit_the_newest_attempts_parts_are_given(api: Api, monkeypa
 def test_of_files_without_end_not_all_are_looked_at(
     api: Api, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sharing, "_KEYS_PER_PAGE", 2)
-    monkeypatch.setattr(sharing, "_MAX_PAGES", 2)
+    monkeypatch.setattr(shared_outputs, "_KEYS_PER_PAGE", 2)
+    monkeypatch.setattr(shared_outputs, "_MAX_PAGES", 2)
     first = claimed(api)
     first.store_artifacts({f"{PARTS}/0000{number}.zip": b"x" for number in range(5)})
     lose(api)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from functions.api.metrics import Metrics
-from functions.api.sweeping import sweep
+from functions.api.operations.cloudwatch_metrics import Metrics
+from functions.api.operations.sweeper import sweep
 from functions.handlers import sweeper
 from tests.api_harness import Api
 from tests.clouds import memory_cloud

@@ -9,7 +9,7 @@ import pytest
 from baton.contract.datasets import DATASET_MANIFEST
 from baton.contract.errors import ErrorCode
 from baton.contract.names import Scope
-from functions.api.transfers import MAX_ANSWERED_BYTES
+from functions.api.objects.transfers import MAX_ANSWERED_BYTES
 from tests.api_harness import NO_JOB, TENANT, Answer, Api, quoted
 from tests.stored_files import described
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.contract.errors import ErrorCode
-from functions.api.routes import Route
+from functions.api.http.route import Route
 from tests.api_harness import NO_JOB, Api
 from tests.functional.api.calls import ABOUT_A_JOB, named, valid_call
 

@@ -11,8 +11,8 @@ from blake3 import blake3
 from baton.contract.base import MAX_OBJECT_BYTES
 from baton.contract.errors import ErrorCode
 from baton.contract.parts import MAX_PARTED_BYTES, count_parts, part_bytes_of
-from functions.api import parts as parts_api
-from functions.api.settings import Settings
+from functions.api.http.settings import Settings
+from functions.api.objects import multipart_uploads as parts_api
 from functions.local.emulator import Emulator
 from tests.api_harness import TENANT, Answer, Api, Held, emulated_api, memory_api
 from tests.parted import PART, checksum, declared, large, pieces

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
-from functions.api import watching as looking
+from functions.api.rules import rule_evaluation_runs as looking
 from functions.domain import watching
 from functions.domain.errors import StorageUnavailable, WriteConflict
 from functions.domain.records import Attempt, RulesRecord, StandingRecord

@@ -6,7 +6,7 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from baton.contract.webhooks import MAX_WEBHOOKS, DeliveryState
-from functions.api import webhooks
+from functions.api.admin import webhooks
 from functions.domain.webhooks import Delivery
 from tests.api_harness import NOW, TENANT, Api, memory_api
 from tests.fakes import FakeLine

@@ -53,7 +53,7 @@ from baton.contract.work import (
     ReleaseRequest,
     WorkQuery,
 )
-from functions.api.routes import ROUTES
+from functions.api.http.route import all_routes
 from tests.factories import CRC64, JOB_ID, digest
 
 REQUEST_MODULES = ("checkpoints", "jobs", "keys", "recipes.calls", "recipes.model", "transfers", "work")
@@ -102,7 +102,7 @@ def unbounded(schema: dict[str, Any], path: str) -> list[str]:
 
 def query_models() -> list[type[BaseModel]]:
     """Queries that only one call has stand beside it, not in the contract."""
-    queries = {route.query for route in ROUTES if route.query is not None} - set(request_models())
+    queries = {route.query for route in all_routes() if route.query is not None} - set(request_models())
     return sorted(queries, key=lambda model: model.__name__)
 
 

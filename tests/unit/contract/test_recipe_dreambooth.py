@@ -15,7 +15,7 @@ from baton.contract.errors import Fault
 from baton.contract.recipes.model import Parameter, Recipe
 from baton.contract.recipes.rendering import parameter_faults
 from baton.contract.recipes.templates import references
-from functions.api import original
+from functions.api.jobs import legacy_api
 from functions.recipes import built_in_recipe
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.errors import ConfigError
@@ -282,12 +282,12 @@ def test_its_fields_are_those_of_the_config_with_their_defaults_and_bounds() -> 
 
 
 def test_its_default_rate_is_the_original_s() -> None:
-    job, columns = original.as_job(DreamboothSubmit(instance_data_prefix="dogs/", **NEEDED), "j-1")
+    job, columns = legacy_api.as_job(DreamboothSubmit(instance_data_prefix="dogs/", **NEEDED), "j-1")
     assert columns["learning_rate"] == job.parameters["learning_rate"] == 2e-6
 
 
 def flat_bodies() -> st.SearchStrategy[dict[str, Any]]:
-    recipe = recipe_of(original.RECIPE)
+    recipe = recipe_of(legacy_api.RECIPE)
     drawn = sets_of(recipe)
     nullable = {"class_prompt", "validation_prompt"}
     return drawn.map(
@@ -306,8 +306,8 @@ def without_a_class_that_has_no_name(asked: dict[str, Any]) -> dict[str, Any]:
 @given(flat_bodies(), st.sampled_from([{}, {"class_prompt": ""}, {"validation_prompt": ""}]))
 def test_a_flat_payload_is_taken_if_the_script_would_take_it(body: dict[str, Any], change: dict[str, Any]) -> None:
     body = body | change
-    job, columns = original.as_job(DreamboothSubmit(instance_data_prefix="dogs/", **body), "j-1")
-    recipe = recipe_of(original.RECIPE)
+    job, columns = legacy_api.as_job(DreamboothSubmit(instance_data_prefix="dogs/", **body), "j-1")
+    recipe = recipe_of(legacy_api.RECIPE)
     faults = parameter_faults(recipe, job.parameters)
     # The original's rule: its epochs count if there are more than 1 of them.
     asked = {name: value or None if isinstance(value, str) else value for name, value in body.items()}
@@ -322,16 +322,16 @@ def test_a_flat_payload_is_taken_if_the_script_would_take_it(body: dict[str, Any
 
 @pytest.mark.parametrize("name", sorted(FLAT.keys() - {"instance_data_prefix", "class_data_prefix"}))
 def test_a_field_of_the_flat_payload_has_the_bounds_of_the_script(name: str) -> None:
-    spec = recipe_of(original.RECIPE).parameters[name]
+    spec = recipe_of(legacy_api.RECIPE).parameters[name]
     for value in edges(spec):
         try:
-            job, _ = original.as_job(
+            job, _ = legacy_api.as_job(
                 DreamboothSubmit.model_validate(NEEDED | {"instance_data_prefix": "dogs/", name: value}), "j-1"
             )
         except ValidationError:
             taken = False
         else:
-            taken = not parameter_faults(recipe_of(original.RECIPE), job.parameters)
+            taken = not parameter_faults(recipe_of(legacy_api.RECIPE), job.parameters)
         if name in ("class_prompt", "validation_prompt") and value == "":
             assert taken
         else:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from baton.contract.jobs import FailureClass, JobState, Policy, Reason
 from baton.contract.work import AGENT_CRASHED, FailRequest
-from functions.api.settings import Settings
+from functions.api.http.settings import Settings
 from functions.domain import jobs as rules
 from functions.domain.packs import DEAD_AFTER_S, FUNCTION_TIMEOUT_S, SWEEPER_TIMEOUT_S, Sighting, needs_look, parting
 from functions.domain.packs import let_go_of as after

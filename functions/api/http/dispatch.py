@@ -1,0 +1,239 @@
+"""From an API Gateway event to a route and back: parse, authorise, one call, map the result."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import from_json, to_json
+
+from baton.contract.base import JOB_ID_PATTERN, MAX_STEP, path_problem
+from baton.contract.errors import ErrorCode
+from baton.contract.names import KEY_ID_PATTERN, RING_NAME_PATTERN, Scope
+from baton.contract.recipes.calls import RECIPE_ID_PATTERN
+from functions.api.http.context import Call, Context, NoContent, Principal, WithHeaders, is_original
+from functions.api.http.errors import error_response, refusal_of
+from functions.api.http.route import Function, Route, routes_of
+from functions.domain.errors import Refusal, StorageUnavailable
+
+logger = logging.getLogger("baton.api")
+
+MAX_BODY_BYTES = 5 * 1024 * 1024
+"""Lambda takes 6 MB; what is beyond this is answered clearly instead of by the platform."""
+
+RETRY_AFTER_S = 2
+"""What callers are told to wait when storage is away."""
+
+_JOB_ID = re.compile(JOB_ID_PATTERN)
+_KEY_ID = re.compile(KEY_ID_PATTERN)
+_IDS = {"keys": (_KEY_ID, ErrorCode.KEY_NOT_FOUND), "webhooks": (_KEY_ID, ErrorCode.WEBHOOK_NOT_FOUND)}
+"""What `{id}` is, and the refusal of what cannot be one, by the path's first part; of a job elsewhere."""
+_RECIPE_ID = re.compile(RECIPE_ID_PATTERN)
+_RING = re.compile(RING_NAME_PATTERN)
+_STEP = re.compile(r"[0-9]{1,13}")
+_HEADER_VALUE = re.compile(r"[\x21-\x7e]{1,255}")
+_QUIET = frozenset({"POST /heartbeat/{id}"})
+"""Calls so frequent that a log line each would cost as much as their write."""
+
+Event = Mapping[str, Any]
+_ANY: TypeAdapter[Any] = TypeAdapter(Any)
+
+
+def dispatch(event: Event, context: Context, function: Function) -> dict[str, Any]:
+    """Answer one API Gateway HTTP API event (payload version 2.0) for one privilege group."""
+    request_id = str(event.get("requestContext", {}).get("requestId", ""))
+    route_key = str(event.get("routeKey", ""))
+    refused = partial(error_response, request_id=request_id, original=sent_by_original(event))
+    try:
+        route = routes_of(function).get(route_key)
+        if route is None:
+            raise Refusal(ErrorCode.NOT_FOUND, f"No route {route_key}.")
+        response = _answer(route, route.call(context, _call(event, route, context, request_id)))
+    except Refusal as refusal:
+        response = refused(refusal)
+    except StorageUnavailable:
+        logger.exception("storage is unavailable", extra={"action": route_key, "request_id": request_id})
+        response = refused(Refusal(ErrorCode.UNAVAILABLE), retry_after_s=RETRY_AFTER_S)
+    except Exception:  # the boundary of a request: a defect is logged whole, and its caller sees nothing of the inside
+        logger.exception("unexpected failure", extra={"action": route_key, "request_id": request_id})
+        response = refused(Refusal(ErrorCode.INTERNAL))
+    if route_key not in _QUIET:
+        logger.info("answered", extra={"action": route_key, "status": response["statusCode"], "request_id": request_id})
+    return response
+
+
+def sent_by_original(event: Event) -> bool:
+    """Return True if the event is a call of an original client, which reads errors in another shape."""
+    return is_original(frozenset(str(_authorized(event).get("scopes", "")).split(",")), _headers(event))
+
+
+def _call(event: Event, route: Route, context: Context, request_id: str) -> Call:
+    headers = _headers(event)
+    principal = _principal(event, route)
+    for name in route.headers:
+        if name in headers and not _HEADER_VALUE.fullmatch(headers[name]):
+            raise Refusal(
+                ErrorCode.INVALID_VALUE, f"The header {name} must be 1 to 255 visible ASCII characters.", field=name
+            )
+    return Call(
+        principal=principal,
+        path=_path(event.get("pathParameters") or {}, route),
+        query=_query(event.get("queryStringParameters") or {}, route),
+        body=_body(event, route),
+        headers=headers,
+        request_id=request_id,
+        now=context.clock.now(),
+        source_address=str(event.get("requestContext", {}).get("http", {}).get("sourceIp", "")),
+    )
+
+
+def _headers(event: Event) -> dict[str, str]:
+    return {str(name).lower(): str(value) for name, value in (event.get("headers") or {}).items()}
+
+
+def _authorized(event: Event) -> Mapping[str, Any]:
+    """Return what the authorizer says of the caller; nothing where no key is needed."""
+    return event.get("requestContext", {}).get("authorizer", {}).get("lambda") or {}
+
+
+def _principal(event: Event, route: Route) -> Principal:
+    """Who the authorizer says is asking, if that key may make this call."""
+    if not route.scopes:
+        return Principal(tenant="", key_id="", scopes=frozenset())
+    found = _authorized(event)
+    if "auth_error" in found:
+        code = ErrorCode(found["auth_error"])
+        if code is ErrorCode.UNAVAILABLE:
+            raise StorageUnavailable("the authorizer could not look the key up")
+        raise Refusal(code, field="x-api-key")
+    if not found.get("tenant"):
+        raise Refusal(ErrorCode.UNAUTHORIZED, field="x-api-key")
+    scopes = frozenset(Scope(scope) for scope in str(found.get("scopes", "")).split(",") if scope)
+    if not scopes & route.scopes:
+        needed = " or ".join(sorted(route.scopes))
+        raise Refusal(ErrorCode.WRONG_SCOPE, f"This call needs the scope {needed}.", field="x-api-key")
+    rings = frozenset(str(found["rings"]).split(",")) if "rings" in found else None
+    return Principal(tenant=str(found["tenant"]), key_id=str(found.get("key_id", "")), scopes=scopes, rings=rings)
+
+
+def _path(given: Mapping[str, str], route: Route) -> dict[str, str]:
+    # The gateway has undone every escape but one.
+    path = {name.rstrip("+"): value.replace("%25", "%") for name, value in given.items()}
+    if "id" in path:
+        pattern, unknown = _IDS.get(route.path.split("/")[1], (_JOB_ID, ErrorCode.JOB_NOT_FOUND))
+        if not pattern.fullmatch(path["id"]):
+            raise Refusal(unknown, "The id in the path is not one of ours.", field="id")
+    if "recipe" in path and not _RECIPE_ID.fullmatch(path["recipe"]):
+        raise Refusal(ErrorCode.RECIPE_NOT_FOUND, "A recipe is named like digits@1.", field="recipe")
+    if "ring" in path and not _RING.fullmatch(path["ring"]):
+        raise Refusal(ErrorCode.RING_NOT_FOUND, "A ring's name has small letters, digits and '-'.", field="ring")
+    if "step" in path and not (_STEP.fullmatch(path["step"]) and int(path["step"]) <= MAX_STEP):
+        raise Refusal(ErrorCode.INVALID_VALUE, f"The step must be a whole number up to {MAX_STEP}.", field="step")
+    if "key" in path:
+        problem = path_problem(path["key"])
+        if problem:
+            raise Refusal(ErrorCode.INVALID_KEY, f"The key {problem}.", field="key")
+    return path
+
+
+def _query(given: Mapping[str, str], route: Route) -> BaseModel | None:
+    if route.query is None:
+        if given:
+            name = min(given)
+            raise Refusal(ErrorCode.UNKNOWN_FIELD, f"{name}: this call takes no query parameters.", field=name)
+        return None
+    try:
+        return route.query.model_validate(dict(given))
+    except ValidationError as error:
+        raise refusal_of(error) from None
+
+
+def _body(event: Event, route: Route) -> BaseModel | bytes | None:
+    if route.takes_bytes:
+        return _raw_body(event)
+    if not route.body:
+        return None
+    raw = _raw_body(event)
+    if len(raw) > MAX_BODY_BYTES:
+        raise Refusal(
+            ErrorCode.PAYLOAD_TOO_LARGE, f"The body has {len(raw)} bytes; at most {MAX_BODY_BYTES} are allowed."
+        )
+    if not raw.strip():
+        if route.body_required:
+            raise Refusal(ErrorCode.MALFORMED_JSON, "The body is empty.")
+        return None
+    try:
+        document = from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        raise Refusal(ErrorCode.MALFORMED_JSON, f"The body is not valid JSON: {error}.") from None
+    if not isinstance(document, dict):
+        raise Refusal(ErrorCode.INVALID_VALUE, "The body must be a JSON object.")
+    try:
+        return _validated(_meant(document, route.body), raw, document)
+    except ValidationError as error:
+        raise refusal_of(error) from None
+
+
+def _validated(model: type[BaseModel], raw: bytes, document: dict[str, Any]) -> BaseModel:
+    """The body as its model. Strict: "5" and true are no numbers; but 5.0 is a whole one, as JSON Schema has it."""
+    try:
+        # From the text: only there an enum may be written as a string.
+        return model.model_validate_json(raw, strict=True)
+    except ValidationError as error:
+        whole = [
+            one["loc"]
+            for one in error.errors(include_url=False)
+            if one["type"] == "int_type" and isinstance(one["input"], float) and one["input"].is_integer()
+        ]
+        if not whole:
+            raise
+    for loc in whole:
+        place: Any = document
+        for part in loc:
+            if isinstance(place[part], float):
+                # What may follow names the kind of a field that takes several.
+                place[part] = int(place[part])
+                break
+            place = place[part]
+    return model.model_validate_json(to_json(document), strict=True)
+
+
+def _meant(document: dict[str, Any], models: tuple[type[BaseModel], ...]) -> type[BaseModel]:
+    """Choose the body model of which the document has a required field; the first model if there is none."""
+    for model in models[1:]:
+        required = [name for name, field in model.model_fields.items() if field.is_required()]
+        if any(name in document for name in required):
+            return model
+    return models[0]
+
+
+def _raw_body(event: Event) -> bytes:
+    body = event.get("body") or ""
+    if not event.get("isBase64Encoded"):
+        return str(body).encode("utf-8", "surrogatepass")
+    try:
+        return base64.b64decode(body, validate=True)
+    except binascii.Error:
+        raise Refusal(ErrorCode.MALFORMED_JSON, "The body's base64 is damaged.") from None
+
+
+def _answer(route: Route, result: Any) -> dict[str, Any]:
+    headers = {"cache-control": "no-store"}
+    if isinstance(result, WithHeaders):
+        headers |= result.headers
+        result = result.value
+    if isinstance(result, NoContent):
+        return {"statusCode": 204, "headers": headers, "body": ""}
+    if isinstance(result, bytes):
+        headers["content-type"] = "application/octet-stream"
+        body = base64.b64encode(result).decode()
+        return {"statusCode": route.status, "headers": headers, "body": body, "isBase64Encoded": True}
+    body = _ANY.dump_json(result).decode()
+    headers["content-type"] = "application/json"
+    return {"statusCode": route.status, "headers": headers, "body": body, "isBase64Encoded": False}

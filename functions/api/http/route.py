@@ -1,0 +1,83 @@
+"""What a call of the API is, and which calls a function serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel
+
+from baton.contract.errors import ErrorCode as E
+from baton.contract.names import Scope
+from functions.api.http.context import Call, Context
+
+Function = Literal["submitter", "worker", "transfer", "admin", "rings"]
+"""The privilege groups: each is one Lambda function with one role."""
+
+SUBMIT = frozenset({Scope.SUBMIT})
+WORKER = frozenset({Scope.WORKER})
+ADMIN = frozenset({Scope.ADMIN})
+BOTH = SUBMIT | WORKER
+RING = frozenset({Scope.RING})
+NOBODY: frozenset[Scope] = frozenset()
+
+
+@dataclass(frozen=True)
+class Route:
+    """One call. With several body models their `version` says which is meant, or else their required fields."""
+
+    method: Literal["GET", "POST", "PUT", "DELETE"]
+    path: str
+    """As API Gateway writes it: `{id}`, and `{key+}` for the rest of the path."""
+    call: Callable[[Context, Call], Any]
+    _: KW_ONLY
+    function: Function
+    scopes: frozenset[Scope]
+    """Any of these is enough; none means that no key is needed."""
+    query: type[BaseModel] | None = None
+    body: tuple[type[BaseModel], ...] = ()
+    body_required: bool = True
+    takes_bytes: bool = False
+    """The body is a piece of a file; the call gets its bytes."""
+    answer: Any = None
+    answers_bytes: bool = False
+    """The call may also answer with the bytes of an object."""
+    status: int = 200
+    refuses: tuple[E, ...] = ()
+    """Codes of its own; openapi.py adds those that follow from scopes, models and headers."""
+    headers: tuple[str, ...] = ()
+
+    @property
+    def route_key(self) -> str:
+        """API Gateway's name of the route."""
+        return f"{self.method} {self.path}"
+
+
+JOB = (E.JOB_NOT_FOUND,)
+PAGE = (*JOB, E.INVALID_CURSOR)
+LEASE = (
+    *JOB,
+    E.JOB_NOT_RUNNING,
+    E.JOB_CANCELED,
+    E.JOB_FINISHED,
+    E.LEASE_LOST,
+    E.LEASE_EXPIRED,
+    E.LEASE_REQUIRED,
+    E.CONFLICT,
+)
+
+
+@cache
+def routes_of(function: Function) -> dict[str, Route]:
+    """The routes that one function serves, by route key. Loads these, and those of no other function."""
+    routes: tuple[Route, ...] = import_module(f"functions.api.routes.{function}").ROUTES
+    return {route.route_key: route for route in routes}
+
+
+@cache
+def all_routes() -> tuple[Route, ...]:
+    """Return every call of the API. API Gateway, the local gateway and the OpenAPI description are made from the table."""
+    return tuple(route for function in get_args(Function) for route in routes_of(function).values())
