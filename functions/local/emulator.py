@@ -1,4 +1,4 @@
-"""The emulated cloud: DynamoDB and S3 on 127.0.0.1, in a process of its own that ends with ours."""
+"""The emulated cloud: a child process that serves AWS APIs on 127.0.0.1 and ends with its parent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 import boto3
 from botocore.config import Config
 
-from functions.local.lifecycle import HOST, Running, bound_socket
+from functions.local.lifecycle import HOST, Lifecycle, bind_socket
 
 logger = logging.getLogger(__name__)
 
@@ -32,15 +32,15 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 class EmulatorError(Exception):
-    """The emulator could not be started, or died. The message ends with the last lines of its log."""
+    """The emulator failed to start, or ended early. The message ends with the last lines of the log."""
 
 
-class Emulator(Running):
-    """One ministack process; usable again after it was stopped.
+class Emulator(Lifecycle):
+    """One ministack process, which can start again after a stop.
 
-    `state_dir`: where everything is kept across restarts (see README.md for what survives what); None keeps it in
-    memory. `port`: 0 takes a free one. `start_timeout_s`, `stop_timeout_s`: seconds to come up and to save and leave.
-    The process dies with the one that started it, however that one dies.
+    `state_dir`: directory of the durable state (README.md lists what survives); None keeps the state in memory.
+    `port`: 0 selects a free port. `start_timeout_s`, `stop_timeout_s`: limits in seconds of the start and of the save
+    at the stop. The process ends with its parent, also after `kill -9` of the parent.
     """
 
     def __init__(
@@ -62,29 +62,32 @@ class Emulator(Running):
 
     @property
     def endpoint_url(self) -> str:
-        """Where AWS clients go. Raises EmulatorError when it is not running."""
+        """Endpoint for AWS clients. Raises EmulatorError if the emulator is not running."""
         if self._process is None:
             raise EmulatorError("the emulator is not running")
         return f"http://{HOST}:{self._port}"
 
     @property
     def pid(self) -> int:
-        """The process id of the running emulator. Raises EmulatorError when it is not running."""
+        """Process id of the emulator. Raises EmulatorError if the emulator is not running."""
         if self._process is None:
             raise EmulatorError("the emulator is not running")
         return self._process.pid
 
     def start(self) -> None:
-        """Start and wait until it answers. Raises EmulatorError (no environment, port taken, start failed)."""
+        """Start the process; return once the health check succeeds.
+
+        Raises EmulatorError (no environment, port in use, failed start).
+        """
         if self._process is not None:
             raise EmulatorError("the emulator is already running")
         python = find_python()
         try:
-            listener = bound_socket(self._wanted_port)
+            listener = bind_socket(self._wanted_port)
         except OSError as error:
             raise EmulatorError(str(error)) from error
         with listener:
-            # Bound here and handed down: nobody else can take the port in between.
+            # The child inherits the bound socket, so no other process can take the port before the start.
             self._port = listener.getsockname()[1]
             self._spawn(python, listener)
         try:
@@ -94,7 +97,7 @@ class Emulator(Running):
             raise
 
     def stop(self) -> None:
-        """Let it save and leave; kill it when it does not within the deadline. Does nothing when not running."""
+        """Stop the process after its save; kill the process after the timeout. No effect if not running."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -104,16 +107,16 @@ class Emulator(Running):
             time.sleep(POLL_INTERVAL_S)
         if not _has_ended(process):
             logger.warning("the emulator did not stop within %.0f s and is killed", self._stop_timeout_s)
-        self._clear_away(process)
+        self._reap(process)
 
     def kill(self) -> None:
-        """SIGKILL to the whole process group, as an accident would: for tests of durability."""
+        """Send SIGKILL to the process group, for tests of durability."""
         process, self._process = self._process, None
         if process is not None:
-            self._clear_away(process)
+            self._reap(process)
 
-    def _clear_away(self, process: subprocess.Popen[bytes]) -> None:
-        # The leader is not reaped yet, dead or not, so its group id cannot have passed to anybody else.
+    def _reap(self, process: subprocess.Popen[bytes]) -> None:
+        # The leader is not reaped yet, so the kernel cannot have given its group id to another group.
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         if process.stdin is not None:
@@ -123,7 +126,7 @@ class Emulator(Running):
             self._scratch = None
 
     def client(self, service: str, *, max_connections: int = 32, **settings: Any) -> Any:
-        """A boto3 client of `service` ("dynamodb", "s3") for this emulator; `settings` go to botocore's Config.
+        """Create a boto3 client of `service` ("dynamodb", "s3"); `settings` go to botocore's Config.
 
         Dummy credentials, `max_connections` pooled connections, 5 s to connect, 30 s to read, path-style buckets.
         """
@@ -138,16 +141,16 @@ class Emulator(Running):
                 **settings,
             }
         )
-        # A session of its own: the default session is not safe to create clients from in several threads.
+        # Each call creates a session: the default session is not thread-safe when it creates clients.
         session = boto3.session.Session(
             aws_access_key_id="test",
-            aws_secret_access_key="test",  # noqa: S106 - the emulator takes any
+            aws_secret_access_key="test",  # noqa: S106 - the emulator accepts any
             region_name=REGION,
         )
         return session.client(service, endpoint_url=self.endpoint_url, config=config)
 
     def log_tail(self) -> str:
-        """The last lines that the emulator logged."""
+        """Return the end of the emulator's log."""
         if self._log_path is None or not self._log_path.exists():
             return ""
         return self._log_path.read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace")
@@ -184,7 +187,7 @@ class Emulator(Running):
         raise EmulatorError(f"the emulator did not answer within {self._start_timeout_s:.0f} s\n{self.log_tail()}")
 
     def check(self) -> None:
-        """Raises EmulatorError if the process has ended by itself."""
+        """Raise EmulatorError if the process has ended."""
         if self._process is None:
             raise EmulatorError("the emulator is not running")
         if _has_ended(self._process):
@@ -192,9 +195,9 @@ class Emulator(Running):
 
 
 def find_python() -> Path:
-    """The interpreter that has ministack. Raises EmulatorError naming the remedy."""
-    named = os.environ.get(PYTHON_VARIABLE)
-    python = Path(named) if named else _ROOT / ".emulator" / "bin" / "python"
+    """Return the interpreter of the environment with ministack. Raises EmulatorError, which names the remedy."""
+    configured = os.environ.get(PYTHON_VARIABLE)
+    python = Path(configured) if configured else _ROOT / ".emulator" / "bin" / "python"
     if not python.exists():
         raise EmulatorError(f"{python} does not exist: run `make setup`, or set {PYTHON_VARIABLE}")
     return python
@@ -203,7 +206,7 @@ def find_python() -> Path:
 def emulator_environment(
     inherited: Mapping[str, str], listener: socket.socket, port: int, state_dir: Path | None
 ) -> dict[str, str]:
-    """The environment of the process: ours without AWS_* and PYTHON*, and ministack's settings."""
+    """Return the environment of the child: the parent's without AWS_* and PYTHON*, plus the settings of ministack."""
     kept = {name: value for name, value in inherited.items() if not name.startswith(("AWS_", "PYTHON", "MINISTACK"))}
     settings = {
         "PYTHONPATH": str(_ROOT),
@@ -212,7 +215,7 @@ def emulator_environment(
         "BIND_HOST": HOST,
         "MINISTACK_REGION": REGION,
         "LOG_LEVEL": "WARNING",
-        # Listeners that nothing here needs.
+        # Listeners that Baton does not use.
         "IOT_MTLS_ENABLED": "0",
         "SFTP_ENABLED": "0",
         "PERSIST_STATE": "0",
@@ -232,5 +235,5 @@ def emulator_environment(
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether the process is dead. Does not reap it, unlike Popen.poll."""
+    """Return True if the process is dead, without reaping the process as Popen.poll does."""
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None

@@ -1,4 +1,4 @@
-"""The context argument of a handler that runs on this machine."""
+"""Lambda's context argument for handlers on this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HANDLER_TIMEOUT_S = 30.0
 
 
 class LocalContext:
-    """What handlers find in Lambda's context argument."""
+    """Context argument of one invocation."""
 
     function_version = "$LATEST"
     memory_limit_in_mb = 1024
@@ -28,10 +28,10 @@ class LocalContext:
         self._deadline = time.monotonic() + timeout_s
 
     def get_remaining_time_in_millis(self) -> int:
-        """Milliseconds until the deployed function would be ended. Nothing is ended here."""
+        """Return the milliseconds until Lambda would end the deployed function; the local stack ends no handler."""
         return max(0, int((self._deadline - time.monotonic()) * 1000))
 
 
 def new_request_id() -> str:
-    """Sixteen characters, shaped like the gateway's request ids."""
+    """Return a random request id of 16 characters, in the form of API Gateway."""
     return base64.urlsafe_b64encode(secrets.token_bytes(11)).decode("ascii")

@@ -1,4 +1,4 @@
-"""What the parts of the local stack have in common."""
+"""Start, stop and background threads of the parts of the local stack."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from types import TracebackType
 from typing import Protocol, Self
 
 HOST = "127.0.0.1"
-"""Everything listens here only."""
+"""The only address on which the local stack listens."""
 THREAD_STOP_TIMEOUT_S = 30.0
 
 
-class Running(ABC):
-    """Something that runs between `start` and `stop`; a context manager."""
+class Lifecycle(ABC):
+    """A part that runs between `start` and `stop`; a context manager."""
 
     @abstractmethod
     def start(self) -> None:
-        """Begin, and return when it is ready."""
+        """Start the part; return when the part is ready."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End in good order."""
+        """Stop the part gracefully."""
 
     def __enter__(self) -> Self:
         self.start()
@@ -34,37 +34,37 @@ class Running(ABC):
         self.stop()
 
 
-class Stopper(Protocol):
-    """Waiting that can be cut short; `threading.Event` is one."""
+class StopSignal(Protocol):
+    """An interruptible wait; `threading.Event` implements the protocol."""
 
     def wait(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds; True when stopped."""
+        """Wait up to `timeout` seconds; True if stopped."""
 
     def set(self) -> None:
-        """Stop."""
+        """End the present wait and all later waits."""
 
 
-class Background(Running):
-    """A loop in a thread called `name`: `run` returns when `self._stopper` says so. Once stopped it stays stopped."""
+class BackgroundLoop(Lifecycle):
+    """A loop in a thread called `name`; `run` returns once `self._stopper` is set. A stopped loop cannot restart."""
 
-    def __init__(self, name: str, stopper: Stopper | None) -> None:
+    def __init__(self, name: str, stopper: StopSignal | None) -> None:
         self._name = name
-        self._stopper: Stopper = stopper or threading.Event()
+        self._stopper: StopSignal = stopper or threading.Event()
         self._thread: threading.Thread | None = None
 
     @abstractmethod
     def run(self) -> None:
-        """The thread's loop."""
+        """Run the loop in the thread."""
 
     def start(self) -> None:
-        """Begin. Raises RuntimeError if it was started before."""
+        """Start the thread. Raises RuntimeError on a second start."""
         if self._thread is not None:
             raise RuntimeError(f"the {self._name} was already started")
         self._thread = threading.Thread(target=self.run, name=self._name, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End, after the call under way. Raises RuntimeError when that call does not come back."""
+        """Stop after the present call. Raises RuntimeError if the call does not return in time."""
         self._stopper.set()
         if self._thread is not None:
             self._thread.join(THREAD_STOP_TIMEOUT_S)
@@ -72,34 +72,34 @@ class Background(Running):
                 raise RuntimeError(f"the {self._name}'s handler did not return within {THREAD_STOP_TIMEOUT_S:.0f} s")
 
 
-class Poller(Background):
-    """Looks every `interval_s` seconds whether there is something, and takes all that there is."""
+class PollingLoop(BackgroundLoop):
+    """Poll every `interval_s` seconds, and repeat without a pause while there is input."""
 
-    def __init__(self, name: str, stopper: Stopper | None, interval_s: float) -> None:
+    def __init__(self, name: str, stopper: StopSignal | None, interval_s: float) -> None:
         super().__init__(name, stopper)
         self._interval_s = interval_s
 
     def run(self) -> None:
-        """The thread's loop; returns when stopped."""
+        """Poll until stopped."""
         while not self._stopper.wait(self._interval_s):
             while self.tick() and not self._stopper.wait(0):
                 pass
 
     @abstractmethod
     def tick(self) -> bool:
-        """Take some; True if more may be waiting."""
+        """Process one batch; True if more may be available."""
 
 
-def bound_socket(port: int) -> socket.socket:
-    """A TCP socket bound to `port` of this machine, not yet listening; 0 takes a free port.
+def bind_socket(port: int) -> socket.socket:
+    """Bind a TCP socket to `port` of this machine, without listening; 0 selects a free port.
 
-    Raises OSError, which names the port, if it is taken.
+    Raises OSError, which names the port, if the port is in use.
     """
     bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Connections inherit it. asyncio sets it only on sockets made with an explicit protocol number; without it
-        # each answer on a kept-alive connection waits 40 ms for a delayed acknowledgement.
+        # Connections inherit TCP_NODELAY. asyncio sets the option on sockets with an explicit protocol number only;
+        # without the option each answer on a persistent connection waits 40 ms for a delayed acknowledgement.
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         bound.bind((HOST, port))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Run the stack until Ctrl-C. `--json` prints one line for programs instead."""
+"""Run the local stack until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ CLOUD_CHECK_S = 0.5
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Start, say where and with which keys, wait for a signal, stop. Returns the exit code.
+    """Start the stack, print its URL and keys, wait for a signal, stop. Returns the exit code.
 
-    1 if the stack cannot start or its emulated cloud ends by itself.
+    1 if the stack cannot start or the emulated cloud ends early.
     """
     parser = argparse.ArgumentParser(prog="python -m functions.local", description=__doc__)
-    parser.add_argument("--state-dir", type=Path, default=DEFAULT_STATE_DIR, help="kept across restarts")
-    parser.add_argument("--forget", action="store_true", help="keep nothing: state lives in memory only")
-    parser.add_argument("--port", type=int, default=8787, help="0 takes a free one")
-    parser.add_argument("--sweep-interval-s", type=float, default=60.0)
-    parser.add_argument("--json", action="store_true", help="print one JSON line for programs")
+    parser.add_argument(
+        "--state-dir", type=Path, default=DEFAULT_STATE_DIR, help="directory of the state, kept across restarts"
+    )
+    parser.add_argument("--forget", action="store_true", help="keep the state in memory only")
+    parser.add_argument("--port", type=int, default=8787, help="port of the API; 0 selects a free port")
+    parser.add_argument("--sweep-interval-s", type=float, default=60.0, help="seconds between sweeps")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON with the URLs and keys")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     stop = threading.Event()
@@ -62,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _python() -> str:
-    """This interpreter as a person would type it."""
+    """Return the path of this interpreter, relative if possible."""
     here = Path(sys.executable)
     return str(here.relative_to(Path.cwd())) if here.is_relative_to(Path.cwd()) else str(here)
 

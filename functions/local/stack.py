@@ -1,4 +1,4 @@
-"""The whole control plane on one machine: the emulated cloud, the real handlers behind the front, the schedule."""
+"""The control plane on one machine: the emulated cloud, the deployed handlers, the gateway and the triggers."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 from baton.contract.names import Scope
 from functions.api.admin.keys import new_key
 from functions.api.http.route import all_routes
-from functions.api.operations.service_probe import PROBED_PATH
 from functions.api.http.settings import Settings
-from functions.domain.api_keys import ApiKey
+from functions.api.operations.service_probe import PROBED_PATH
+from functions.domain.access.api_keys import ApiKey
 from functions.local.emulator import Emulator
-from functions.local.gateway.http_gateway import FrontRoute, FrontServer, build_front
+from functions.local.gateway.http_gateway import GatewayRoute, GatewayServer, build_gateway
 from functions.local.lambda_context import LambdaHandler
-from functions.local.lifecycle import Running
+from functions.local.lifecycle import Lifecycle
 from functions.local.triggers.schedule import Schedule
-from functions.local.triggers.sqs_feed import LineFeed
+from functions.local.triggers.sqs_feed import SqsFeed
 from functions.local.triggers.stream_feed import StreamFeed
 from functions.storage.tables import JOBS, create_tables
 
 TENANT = "default"
 KEYS_FILE = "keys.json"
-LINE = "baton-webhooks.fifo"
+DELIVERY_QUEUE = "baton-webhooks.fifo"
 _KEYS: tuple[tuple[str, tuple[Scope, ...]], ...] = (
     ("submit", (Scope.SUBMIT,)),
     ("worker", (Scope.WORKER,)),
@@ -33,38 +33,35 @@ _KEYS: tuple[tuple[str, tuple[Scope, ...]], ...] = (
 )
 
 
-class LocalStack(Running):
-    """Runs until stopped. One per process: the handlers read their settings when imported.
+class LocalStack(Lifecycle):
+    """Run the control plane; one per process, since the handlers read their settings at import.
 
-    `state_dir` keeps everything, keys included, across restarts; None forgets it all at the end.
+    `state_dir` keeps the state across restarts, keys included; None keeps the state in memory.
     """
 
-    def __init__(
-        self, *, state_dir: Path | None, port: int = 0, sweep_interval_s: float = 60.0, table_prefix: str = "baton-"
-    ) -> None:
+    def __init__(self, *, state_dir: Path | None, port: int = 0, sweep_interval_s: float = 60.0) -> None:
         self._state_dir = state_dir
         self._port = port
         self._sweep_interval_s = sweep_interval_s
-        self._prefix = table_prefix
         self._stack = ExitStack()
         self._emulator: Emulator | None = None
         self.url = ""
         self.cloud_url = ""
-        """Where AWS's tools find the emulated cloud: EventBridge with the bus of jobs' events, SQS, ..."""
+        """Endpoint of the emulated cloud for AWS clients: DynamoDB, S3, EventBridge, SQS, ..."""
         self.keys: dict[str, str] = {}
 
     def start(self) -> None:
-        """Bring everything up, the cloud first; tears down what had started if one part fails."""
+        """Start all parts, the cloud first; a failure stops the parts that have started."""
         with ExitStack() as started:
             if self._state_dir is not None:
                 self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             cloud_dir = self._state_dir / "cloud" if self._state_dir else None
             emulator = self._emulator = started.enter_context(Emulator(state_dir=cloud_dir))
-            settings = Settings(table_prefix=self._prefix, s3_endpoint=emulator.endpoint_url)
-            _make_cloud(emulator, settings)
-            line = _make_line(emulator)
-            self._export(settings, emulator, line)
-            # Only now: a handler reads its settings, and opens its clients, when it is imported.
+            settings = Settings(s3_endpoint=emulator.endpoint_url)
+            _create_resources(emulator, settings)
+            queue_url = _create_delivery_queue(emulator)
+            self._export(settings, emulator, queue_url)
+            # A handler reads its settings and creates its clients at import, so the import follows the export.
             from functions.handlers import (
                 admin,
                 authorizer,
@@ -81,34 +78,34 @@ class LocalStack(Running):
                 for module in (submitter, worker, transfer, admin, rings)
             }
             routes = [
-                FrontRoute(
+                GatewayRoute(
                     method=route.method, path=route.path, handler=handlers[route.function], guarded=bool(route.scopes)
                 )
                 for route in all_routes()
             ]
             self.keys = self._issue_keys(admin.context.tokens, admin.context.random, admin.context.clock)
-            front = build_front(routes, authorizer.handler)
-            server = started.enter_context(FrontServer(front, port=self._port))
+            gateway = build_gateway(routes, authorizer.handler)
+            server = started.enter_context(GatewayServer(gateway, port=self._port))
             os.environ.setdefault("BATON_PROBE_URL", f"{server.url}{PROBED_PATH}")
             from functions.handlers import sweeper
 
             started.enter_context(Schedule(sweeper.handler, interval_s=self._sweep_interval_s))
-            started.enter_context(LineFeed(deliverer.handler, emulator.client("sqs"), line))
-            started.enter_context(_feed(publisher.handler, emulator, settings))
+            started.enter_context(SqsFeed(deliverer.handler, emulator.client("sqs"), queue_url))
+            started.enter_context(_stream_feed(publisher.handler, emulator, settings))
             self.url = server.url
             self.cloud_url = emulator.endpoint_url
             self._stack = started.pop_all()
 
     def check(self) -> None:
-        """Raise EmulatorError if the emulated cloud has ended by itself: nothing can be answered without it."""
+        """Raise EmulatorError if the emulated cloud has ended, since no request can succeed without the cloud."""
         if self._emulator is not None:
             self._emulator.check()
 
     def stop(self) -> None:
-        """Stop in the opposite order; the cloud saves its state last."""
+        """Stop the parts in reverse order; the cloud saves its state last."""
         self._stack.close()
 
-    def _export(self, settings: Settings, emulator: Emulator, line: str) -> None:
+    def _export(self, settings: Settings, emulator: Emulator, queue_url: str) -> None:
         os.environ.setdefault("BATON_LOG_LEVEL", "WARNING")
         os.environ.update(
             {
@@ -116,7 +113,7 @@ class LocalStack(Running):
                 "BATON_S3_ENDPOINT": emulator.endpoint_url,
                 "BATON_EVENT_BUS": settings.event_bus,
                 "BATON_SWEEP_INTERVAL_S": str(self._sweep_interval_s),
-                "BATON_WEBHOOK_LINE": line,
+                "BATON_WEBHOOK_LINE": queue_url,
                 "AWS_ENDPOINT_URL": emulator.endpoint_url,
                 "AWS_ACCESS_KEY_ID": "test",
                 "AWS_SECRET_ACCESS_KEY": "test",
@@ -126,12 +123,12 @@ class LocalStack(Running):
         )
 
     def _issue_keys(self, tokens: Any, random: Any, clock: Any) -> dict[str, str]:
-        """The keys of earlier runs, else new ones. The file is readable by its owner only."""
+        """Return the keys of earlier runs, else new keys. Only the owner can read the file."""
         path = self._state_dir / KEYS_FILE if self._state_dir else None
         if path is not None and path.exists():
-            known: dict[str, str] = json.loads(path.read_text())
-            if all(_is_known(tokens, key) for key in known.values()):
-                return known
+            saved: dict[str, str] = json.loads(path.read_text())
+            if all(_is_valid(tokens, key) for key in saved.values()):
+                return saved
         issued = {}
         for name, scopes in _KEYS:
             key, whole = new_key(
@@ -146,12 +143,12 @@ class LocalStack(Running):
         return issued
 
 
-def _is_known(tokens: Any, whole_key: str) -> bool:
+def _is_valid(tokens: Any, whole_key: str) -> bool:
     found: ApiKey | None = tokens.get_key(whole_key.split("_")[1])
     return found is not None and found.revoked_at is None
 
 
-def _make_cloud(emulator: Emulator, settings: Settings) -> None:
+def _create_resources(emulator: Emulator, settings: Settings) -> None:
     create_tables(emulator.client("dynamodb"), settings.table_prefix)
     s3 = emulator.client("s3")
     existing = {bucket["Name"] for bucket in s3.list_buckets()["Buckets"]}
@@ -162,12 +159,12 @@ def _make_cloud(emulator: Emulator, settings: Settings) -> None:
         events.create_event_bus(Name=settings.event_bus)
 
 
-def _make_line(emulator: Emulator) -> str:
-    made = emulator.client("sqs").create_queue(QueueName=LINE, Attributes={"FifoQueue": "true"})
+def _create_delivery_queue(emulator: Emulator) -> str:
+    made = emulator.client("sqs").create_queue(QueueName=DELIVERY_QUEUE, Attributes={"FifoQueue": "true"})
     url: str = made["QueueUrl"]
     return url
 
 
-def _feed(handler: LambdaHandler, emulator: Emulator, settings: Settings) -> StreamFeed:
+def _stream_feed(handler: LambdaHandler, emulator: Emulator, settings: Settings) -> StreamFeed:
     table = emulator.client("dynamodb").describe_table(TableName=JOBS.name(settings.table_prefix))["Table"]
     return StreamFeed(handler, emulator.client("dynamodbstreams"), table["LatestStreamArn"])

@@ -1,5 +1,5 @@
-"""What runs inside the emulator's own environment: ministack, made durable and given ordered indexes.
+"""Durability and ordered indexes for ministack, the emulated cloud.
 
-Started as `python -m functions.local.emulated` by `functions.local.emulator`. That environment holds ministack
-and nothing of ours, so these modules import the standard library and ministack only.
+`functions.local.emulator` starts `python -m functions.local.emulated` in an environment with ministack and without the
+dependencies of Baton, so these modules import the standard library and ministack only.
 """

@@ -1,9 +1,9 @@
-"""Serve ministack on a listening socket handed down by the parent, until SIGTERM, SIGINT or the parent's end.
+"""Serve ministack on a socket inherited from the parent, until SIGTERM, SIGINT or the parent's end.
 
-Environment, set by `functions.local.emulator.Emulator`: BATON_EMULATOR_FD (the bound socket), BATON_EMULATOR_PARENT
-(process id; standard input is a pipe it holds), BATON_EMULATOR_STATE (a directory, or absent for memory only), besides
-ministack's own settings. Exit status 0 after a clean end, 73 when the directory is in use, 65 when it is damaged,
-74 when a write could not be saved.
+`functions.local.emulator.Emulator` sets the environment: BATON_EMULATOR_FD (the bound socket), BATON_EMULATOR_PARENT
+(the parent's process id; standard input is a pipe from the parent), BATON_EMULATOR_STATE (the state directory; absent
+for memory only), and the settings of ministack. Exit status 0 after a clean end, 73 if the directory is in use, 65 if
+the directory is damaged, 74 if a write could not be saved.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-# hypercorn comes with ministack; the environment in which types are checked has neither.
+# hypercorn comes with ministack; the environment of the type checker has neither.
 from hypercorn.asyncio import serve  # type: ignore[import-not-found]
 from hypercorn.config import Config  # type: ignore[import-not-found]
 
 from . import checksums
 from .indexes import OrderedIndexes
 from .journal import Journal, JournalDamagedError
-from .objects import Objects, finish_intents
-from .tables import Tables
+from .objects import DurableObjects, finish_intents
+from .tables import DurableTables
 
 logger = logging.getLogger("baton.emulator")
 
@@ -38,13 +38,13 @@ PARENT_CHECK_S = 1.0
 GRACE_S = 2.0
 SAVE_DEADLINE_S = 30.0
 LOCK_PATIENCE_S = 5.0
-"""Time for an emulator whose parent was killed to notice that and to save: it holds the directory meanwhile."""
+"""Limit in seconds of the wait for the lock. An emulator whose parent was killed keeps the lock until its save ends."""
 LOCK_CHECK_S = 0.1
 
 
 def main() -> int:
-    """Run until told to stop; the exit status."""
-    # Lambda functions that the emulator starts must find their own code, not ours.
+    """Run until stopped; return the exit status."""
+    # Lambda functions that the emulator starts must import their own code, not this checkout.
     os.environ.pop("PYTHONPATH", None)
     state = os.environ.get("BATON_EMULATOR_STATE")
     directory = Path(state) if state else None
@@ -60,17 +60,18 @@ def main() -> int:
     from ministack.services import dynamodb, s3
 
     journal = Journal(directory / "dynamodb") if directory is not None else None
-    tables = Tables(dynamodb, journal)
+    tables = DurableTables(dynamodb, journal)
     OrderedIndexes(dynamodb).install()
     try:
         tables.install()
     except JournalDamagedError as error:
         print(f"cannot continue from {directory}: {error}", file=sys.stderr)
         return EXIT_DIRECTORY_DAMAGED
-    # Ours alone: ministack would save it at a graceful end and load that older copy over the journal's.
+    # The journal replaces ministack's persistence of DynamoDB. Otherwise ministack would load its copy of the last
+    # graceful end over the newer state of the journal.
     gateway._state_map.pop("dynamodb", None)
     if directory is not None:
-        Objects(s3, persistence, directory / "s3-intents").install()
+        DurableObjects(s3, persistence, directory / "s3-intents").install()
     checksums.install(s3)
     asyncio.run(serve_until_stopped(gateway.app))
     tables.close()
@@ -78,7 +79,7 @@ def main() -> int:
 
 
 def lock(directory: Path) -> bool:
-    """Claim the directory for the life of this process; False when another process keeps it."""
+    """Lock the directory for the life of this process; False if another process keeps the lock."""
     file = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     deadline = time.monotonic() + LOCK_PATIENCE_S
     while True:
@@ -94,7 +95,7 @@ def lock(directory: Path) -> bool:
 
 
 async def serve_until_stopped(app: Any) -> None:
-    """Serve until a signal comes or the parent is gone."""
+    """Serve until a signal or the end of the parent."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -115,15 +116,15 @@ async def serve_until_stopped(app: Any) -> None:
 
 
 def wait_for_parent(parent: int, stop: Any) -> None:
-    """Ask for the end when the parent's pipe closes or this process has another parent; force it if that hangs.
+    """Call `stop` when the parent's pipe closes or the parent process changes; exit if the stop takes too long.
 
-    Both signs are needed: a forked sibling may hold the pipe open, and a parent may die before this is first asked.
+    Both checks are needed: a forked sibling can keep the pipe open, and the parent can die before the first check.
     """
     while os.getppid() == parent:
         readable, _, _ = select.select([sys.stdin], [], [], PARENT_CHECK_S)
         if readable and not os.read(sys.stdin.fileno(), 1):
             break
-    logger.warning("the parent is gone; stopping")
+    logger.warning("the parent has ended; stopping")
     stop()
     threading.Event().wait(SAVE_DEADLINE_S)
     os._exit(1)

@@ -1,8 +1,8 @@
-"""CRC-64/NVME as S3 has it, by the AWS common runtime.
+"""CRC-64/NVME checksums by the AWS common runtime.
 
-ministack's own takes one byte at a time in Python: 10 MB/s, and one core. And there an object made of parts gets a
-checksum of their checksums, as with other algorithms; S3 puts them together to that of the whole object, which it
-compares with the one that the upload is completed with. (The type that ministack names for it stays `COMPOSITE`.)
+ministack computes the checksum byte by byte in Python, at 10 MB/s. For an object uploaded in parts ministack computes a
+checksum of the checksums; S3 combines them into the checksum of the whole object, and compares the result with the
+checksum in the completion. (The checksum type that ministack reports stays `COMPOSITE`.)
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _ALGORITHM = "CRC64NVME"
 
 
 class _OfPart(str):
-    """The checksum of a part, in base64, that knows how many bytes it is of."""
+    """Checksum of a part in base64, with the size of the part in bytes."""
 
     __slots__ = ("size_bytes",)
     size_bytes: int
 
 
 def install(s3: Any) -> None:
-    """Replace, in the s3 module, the checksum of bytes and that of an object made of parts."""
+    """Replace the checksum of bytes and the checksum of parts in the s3 module."""
     s3._crc64nvme = checksums.crc64nvme
     part_checksums = s3._resolve_part_checksums
     composite = s3._composite_checksum

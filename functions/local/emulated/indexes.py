@@ -1,11 +1,11 @@
 """Ordered secondary indexes for ministack's DynamoDB.
 
-Its Query on an index gathers the whole partition, sorts it and evaluates the key condition on every item, so the first
-page of a partition of 10,000 items costs a thousand times that of 10. Real DynamoDB reads a page where it begins. Here
-each index partition keeps its members sorted, in the order in which the original sorts them, and a Query with a Limit
-is handed only the members that its page can contain: it starts at the cursor and at the bounds of the sort key
-condition, and stops after `Limit` matches. The original code then runs unchanged on those few; it decides what matches,
-what the page is and where it ends. Without a Limit, and for keys of several attributes, all members are handed over.
+ministack's Query on an index collects the whole partition, sorts the items and evaluates the key condition on every
+item, so the first page of a partition of 10,000 items costs a thousand times the page of 10 items. DynamoDB seeks to
+the start of a page. Here each index partition keeps its members in ministack's order, and a Query with a Limit receives
+only the members that its page can contain: from the cursor and the bounds of the sort key condition, up to `Limit`
+matches. ministack's code then runs unchanged on these members and decides the matches and the end of the page. A Query
+without a Limit, or on a key of several attributes, receives all members.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Entry = tuple[Order, Member]
 
 
 class Partition:
-    """The members of one index partition. Iterates in index order; sorted at the first reading, kept sorted after."""
+    """Members of one index partition, iterable in index order; sorted at the first read, then kept sorted."""
 
     __slots__ = ("_entries", "_order")
 
@@ -35,34 +35,34 @@ class Partition:
         return (member for _, member in self.entries())
 
     def add(self, member: Member, order: Order) -> None:
-        """Put a member in its place, moving it if it was there already."""
+        """Insert a member at its position, or move an existing member."""
         self.discard(member)
         self._order[member] = order
         if self._entries is not None:
             insort(self._entries, (order, member))
 
     def discard(self, member: Member) -> None:
-        """Take a member out, found by the order it was added with; nothing happens if it is not there."""
+        """Remove a member by the order of its insertion; no effect if absent."""
         order = self._order.pop(member, None)
         if order is not None and self._entries is not None:
             del self._entries[bisect_left(self._entries, (order, member))]
 
     def entries(self) -> list[Entry]:
-        """The sorted list itself; not to be changed."""
+        """Return the sorted list itself; callers must not change the list."""
         if self._entries is None:
             self._entries = sorted((order, member) for member, order in self._order.items())
         return self._entries
 
 
 class OrderedIndexes:
-    """The patch of one dynamodb module. Requests must run one at a time (see tables.py)."""
+    """Patch of the dynamodb module; requires one request at a time (tables.py)."""
 
     def __init__(self, dynamodb: Any) -> None:
         self._dynamodb = dynamodb
         self._query: dict[str, Any] | None = None
 
     def install(self) -> None:
-        """Replace index membership and narrow what Query sees."""
+        """Replace the index membership, and narrow the members that Query reads."""
         module = self._dynamodb
         query = module._query
 
@@ -78,7 +78,7 @@ class OrderedIndexes:
         module._index_item = self.index_item
 
     def members(self, table: dict[str, Any]) -> Any:
-        """The table's members by index and partition; inside a Query with a Limit, only those of its page."""
+        """Return the members by index and partition; inside a Query with a Limit, the members of the page."""
         module = self._dynamodb
         members: dict[str, dict[Any, Partition]] | None = table.get(module._INDEX_MEMBERS)
         if members is None:
@@ -92,7 +92,7 @@ class OrderedIndexes:
         return members
 
     def index_item(self, table: dict[str, Any], pk: str, sk: str, item: dict[str, Any], add: bool) -> None:
-        """Enter an item into the indexes it has all key attributes of, or take it out of them."""
+        """Add an item to the indexes whose key attributes the item has, or remove the item from them."""
         module = self._dynamodb
         members = table.get(module._INDEX_MEMBERS)
         if members is None:
@@ -114,7 +114,7 @@ class OrderedIndexes:
 
 
 class _Page:
-    """Stands for the members during one Query: `get(index).get(partition)` is what its page can contain, in order."""
+    """Members during one Query: `get(index).get(partition)` returns the members that the page can contain, in order."""
 
     def __init__(
         self, module: Any, table: dict[str, Any], query: dict[str, Any], members: dict[str, dict[Any, Partition]]
@@ -169,7 +169,7 @@ class _PartitionPages:
                     condition, item, values, names, slot="KeyConditionExpression"
                 )
             except ValueError:
-                matches = True  # an expression it cannot evaluate: the original meets the same item and says so
+                matches = True  # ministack evaluates the same item later and reports the error
             if matches:
                 page.append((pk, sk))
                 if len(page) == limit:
@@ -177,7 +177,7 @@ class _PartitionPages:
         return page
 
     def _bounds(self, entries: list[Entry], condition: str) -> tuple[int, int]:
-        """The slice of entries that the condition on the sort key leaves; all of them where it is not understood."""
+        """Return the slice of entries that match the sort key condition; all entries for an unknown condition."""
         for clause in self._module._key_condition_clauses(self._module._tokenize(condition)):
             kinds = [kind for kind, _ in clause]
             words = [text for _, text in clause]
@@ -220,6 +220,6 @@ def _sort(entry: Entry) -> Any:
 
 
 def order_of(module: Any, table: dict[str, Any], ranges: list[str], item: dict[str, Any]) -> Order:
-    """Where an item stands in an index partition: by the index's sort key, then by the table's key."""
+    """Return the order of an item in an index partition: the sort key of the index, then the key of the table."""
     keys = module._index_order_keys(table, ranges)
     return tuple(module._index_order_value(item, name, kind) for name, kind in keys)

@@ -1,13 +1,13 @@
-"""A snapshot and the journal of what happened after it, in one directory.
+"""Snapshot and write-ahead journal in one directory.
 
-Files: `snapshot.json` (a line with the generation, then the state) and `journal.<generation>` (one JSON record a
-line). The snapshot of generation G is completed by the journal of generation G; a journal of any other generation
-is a leftover. Taking a snapshot writes, in this order: the next, empty journal; the snapshot under a temporary name;
-the rename that makes both current; the removal of the old journal. A process killed between any two steps leaves
-either the old pair or the new one, never a record lost or applied twice.
+Files: `snapshot.json` (a line with the generation, then the state) and `journal.<generation>` (one JSON record per
+line). The state is the snapshot of generation G plus the journal of generation G; a journal of another generation is a
+leftover. A snapshot has four steps: create the next, empty journal; write the snapshot under a temporary name; rename
+the snapshot, which makes both current; remove the old journal. A process killed between two steps leaves the old pair
+or the new pair, so no record is lost or applied twice.
 
-What an `append` has returned survives the death of the process (the bytes are with the operating system). It is not
-forced to the disk: a power failure may lose the last seconds of the journal. Snapshots are forced.
+A record survives the death of the process once `append` returns, since the operating system has the bytes. `append`
+does not call fsync: a power failure may lose the last seconds of the journal. Snapshots are synced.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ DEFAULT_LIMIT_BYTES = 64 * 1024 * 1024
 
 
 class JournalDamagedError(Exception):
-    """The directory holds something that no kill of this program can have produced. Nothing was changed."""
+    """The directory contains damage that no kill of this program can cause. The directory is unchanged."""
 
 
 @dataclass(frozen=True)
 class Recovered:
-    """What a directory held: the last snapshot (None: never taken) and the records after it, oldest first."""
+    """Content of a directory: the last snapshot (None: no snapshot) and the later records, oldest first."""
 
     state: Any
     records: list[Any]
 
 
 class Journal:
-    """Call `recover` once, apply what it returns, then `snapshot`; from then on `append`."""
+    """Journal of a state: call `recover` once, apply the result, call `snapshot`; then call `append` per change."""
 
     def __init__(self, directory: Path, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
         self._directory = directory
@@ -47,14 +47,14 @@ class Journal:
 
     @property
     def is_long(self) -> bool:
-        """Whether a snapshot now saves more than it costs: the journal is over its limit and over the state's size."""
+        """True if the journal exceeds its limit and the size of the last snapshot, so that a snapshot pays off."""
         return self._size_bytes > max(self._limit_bytes, self._snapshot_bytes)
 
     def recover(self) -> Recovered:
-        """Read the directory (made if absent) and drop leftovers.
+        """Read the directory, create a missing directory, remove leftovers.
 
-        Raises JournalDamagedError for a complete line that is not JSON or an unknown snapshot format. A last line
-        without its end was being written when the process died: its request was never answered, so it is ignored.
+        Raises JournalDamagedError for a complete line that is not JSON and for an unknown snapshot format. The process
+        died while it wrote a last line without an end; the request was never answered, so the line is ignored.
         """
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         state = self._read_snapshot()
@@ -67,7 +67,7 @@ class Journal:
         return Recovered(state, records)
 
     def snapshot(self, state: Any) -> None:
-        """Make `state` the whole truth and begin an empty journal. Raises OSError; the old pair then still stands."""
+        """Save `state` and start an empty journal. Raises OSError, after which the old pair is still valid."""
         following = self._generation + 1
         body = json.dumps({"format": FORMAT, "generation": following}).encode() + b"\n" + _encode(state)
         fresh = os.open(self._journal_path(following), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
@@ -91,7 +91,7 @@ class Journal:
         stale.unlink(missing_ok=True)
 
     def append(self, record: Any) -> None:
-        """Add one record. Raises OSError (a full disk): the last line may then be torn and no more may follow it."""
+        """Append one record. Raises OSError (full disk); the last line may then be incomplete, so append no more."""
         if self._file is None:
             raise RuntimeError("append before the first snapshot")
         line = _encode(record)
@@ -99,7 +99,7 @@ class Journal:
         self._size_bytes += len(line)
 
     def close(self) -> None:
-        """Let go of the file; the directory can be recovered from as it is."""
+        """Close the file; a later `recover` continues from the directory."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -1,9 +1,9 @@
-"""DynamoDB of ministack, made atomic against its own background work and durable against `kill -9`.
+"""Atomicity and durability of ministack's DynamoDB against background work and `kill -9`.
 
-Every request and every sweep of expired items runs under one lock. What a request stored or removed is collected as it
-happens (the items themselves, not the request: replay needs no clock, no conditions and no randomness) and is in the
-journal, as one line, before the request is answered. Whatever is not an item write - tables, TTL settings, tags,
-backups - is rare and takes a snapshot instead.
+Every request and every sweep of expired items runs under one lock. The patch collects the items that a request stores
+and removes, and appends them to the journal as one line before the answer. The journal contains items instead of
+requests, so replay needs no clock, conditions or randomness. Other changes (tables, TTL settings, tags, backups) are
+rare and take a snapshot.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ logger = logging.getLogger("baton.tables")
 
 Response = tuple[int, dict[str, str], bytes]
 
-# The module's whole memory, by attribute name. Stream records are left out: they begin anew with each start.
+# The state of the module by attribute name, without stream records: each start begins with an empty stream.
 STORES = (
     "_tables",
     "_tags",
@@ -66,8 +66,8 @@ READS = frozenset(
 EXIT_LOST_WRITE = 74  # EX_IOERR
 
 
-class Tables:
-    """The patched module. `journal` None keeps the state in memory only."""
+class DurableTables:
+    """Patch of the dynamodb module. `journal` None keeps the state in memory only."""
 
     def __init__(
         self,
@@ -88,15 +88,15 @@ class Tables:
         self._remove_item: Callable[..., Any] = dynamodb._remove_item
 
     def install(self) -> None:
-        """Put the lock and, with a journal, the collecting hooks in place, and restore what the journal holds.
+        """Install the lock and, with a journal, the collecting hooks; restore the state of the journal.
 
-        Raises JournalDamagedError, or RuntimeError when this ministack keeps state that we would not save.
+        Raises JournalDamagedError, and RuntimeError if this version of ministack keeps state that STORES lacks.
         """
         module = self._dynamodb
         unsaved = {f"_{name}" for name in module.get_state()} - set(STORES)
         if unsaved:
             raise RuntimeError(f"this version of ministack keeps DynamoDB state that is not journalled: {unsaved}")
-        # The sweep of expired items looks its lock up by name each time, so it now excludes requests.
+        # The sweep of expired items reads the lock by name each time, so the replaced lock excludes requests.
         module._lock = self._lock
         handle_request = module.handle_request
 
@@ -107,7 +107,7 @@ class Tables:
                 action = headers.get("x-amz-target", "").rpartition(".")[2]
                 status = 500
                 try:
-                    response: Response = finish(handle_request(method, path, headers, body, query_params))
+                    response: Response = run_to_completion(handle_request(method, path, headers, body, query_params))
                     status = response[0]
                     return response
                 finally:
@@ -119,7 +119,7 @@ class Tables:
             self._restore(self._journal)
 
     def close(self) -> None:
-        """Take the last snapshot. Nothing may be served afterwards."""
+        """Take the last snapshot; serve no request afterwards."""
         if self._journal is not None:
             with self._lock:
                 self._journal.snapshot(self._state())
@@ -131,12 +131,12 @@ class Tables:
 
         def set_item(table: dict[str, Any], pk: str, sk: str, item: dict[str, Any]) -> Any:
             with self._lock:
-                self._effects.append([identity(table), pk, sk, item])
+                self._effects.append([table_identity(table), pk, sk, item])
                 return self._set_item(table, pk, sk, item)
 
         def remove_item(table: dict[str, Any], pk: str, sk: str) -> Any:
             with self._lock:
-                self._effects.append([identity(table), pk, sk, None])
+                self._effects.append([table_identity(table), pk, sk, None])
                 return self._remove_item(table, pk, sk)
 
         def replaced(table: dict[str, Any]) -> None:
@@ -160,12 +160,12 @@ class Tables:
         module._items_replaced, module._txn_token_store, module.reset = replaced, store_token, reset_all
 
     def _save(self, *, other_change: bool) -> None:
-        """Write down what has happened since the last call. Stops the process when that is not possible."""
+        """Save the changes since the last call; stop the process if the save fails."""
         if self._journal is None:
             return
         effects, self._effects = self._effects, []
         tokens, self._tokens = self._tokens, []
-        # A table that came into being behind our back (CloudFormation) must be saved before its items.
+        # CloudFormation creates tables without a request; such a table must be saved before its items.
         unknown = any(effect[0] not in self._known for effect in effects)
         try:
             if other_change or self._needs_snapshot or unknown:
@@ -176,12 +176,12 @@ class Tables:
                 if self._journal.is_long:
                     self._snapshot(self._journal)
         except (OSError, TypeError, ValueError) as error:
-            # The memory is now ahead of the disk: to go on would acknowledge writes that a restart forgets.
+            # The memory is ahead of the disk, so any further answer would acknowledge writes that a restart loses.
             self._stop(f"DynamoDB state could not be saved ({error}); stopping so that nothing acknowledged is lost")
 
     def _snapshot(self, journal: Journal) -> None:
         journal.snapshot(self._state())
-        self._known = {identity(table) for table in self._dynamodb._tables.all_values()}
+        self._known = {table_identity(table) for table in self._dynamodb._tables.all_values()}
 
     def _state(self) -> dict[str, list[list[Any]]]:
         state = {name: [[*key, value] for key, value in self._store(name).all_items()] for name in STORES}
@@ -195,9 +195,9 @@ class Tables:
         for name, entries in (recovered.state or {}).items():
             for account_id, region, key, value in entries:
                 self._store(name).set_scoped(account_id, region, key, value)
-        # The module's own pass over tables read from JSON: plain dicts become what its handlers expect.
+        # The module converts tables read from JSON into the types that its handlers expect.
         self._dynamodb._restore_state({"tables": {}})
-        tables = {identity(table): table for table in self._dynamodb._tables.all_values()}
+        tables = {table_identity(table): table for table in self._dynamodb._tables.all_values()}
         for record in recovered.records:
             for table_id, pk, sk, item in record["items"]:
                 if item is None:
@@ -212,13 +212,13 @@ class Tables:
         return getattr(self._dynamodb, name)
 
 
-def identity(table: dict[str, Any]) -> str:
-    """What distinguishes a table from every other, one of the same name created later included."""
+def table_identity(table: dict[str, Any]) -> str:
+    """Return the identity of a table, different from a later table of the same name."""
     return f"{table['TableArn']}#{table.get('TableId', '')}"
 
 
-def finish(call: Coroutine[Any, Any, Response]) -> Response:
-    """Run a coroutine that never waits. Raises RuntimeError if it does: requests would then interleave."""
+def run_to_completion(call: Coroutine[Any, Any, Response]) -> Response:
+    """Run a coroutine that never waits. Raises RuntimeError on a wait, at which requests would interleave."""
     try:
         call.send(None)
     except StopIteration as done:
@@ -229,7 +229,7 @@ def finish(call: Coroutine[Any, Any, Response]) -> Response:
 
 
 def stop_at_once(reason: str) -> NoReturn:
-    """End the process without any further save."""
+    """End the process without a further save."""
     logger.critical(reason)
     logging.shutdown()
     os._exit(EXIT_LOST_WRITE)

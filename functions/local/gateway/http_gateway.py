@@ -1,8 +1,8 @@
-"""The HTTP front of one machine: API Gateway's part, in front of the same Lambda handlers that are deployed.
+"""HTTP gateway in front of the deployed Lambda handlers, in place of API Gateway.
 
-A request is matched against the route table, shown to the authorizer where the route is guarded, given to the route's
-handler as a payload 2.0 event in a pool of threads (handlers are plain functions, safe to run side by side), and the
-handler's answer is sent back. The front carries the bytes of uploads and downloads itself (carrying.py).
+The gateway matches a request with the route table, invokes the authorizer if the route is guarded, and invokes the
+handler of the route with a payload 2.0 event. Handlers are thread-safe functions and run in a pool of threads.
+`object_proxy.py` transfers the bytes of uploads and downloads.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from functions.local.gateway.lambda_events import (
     function_event,
     http_response,
 )
-from functions.local.gateway.object_proxy import PUT_PART, Carrier, Streamed, carried
+from functions.local.gateway.object_proxy import PUT_PART, ObjectProxy, StreamedResponse, plan_transfer
 from functions.local.lambda_context import LambdaHandler, LocalContext, new_request_id
-from functions.local.lifecycle import HOST, Running, bound_socket
+from functions.local.lifecycle import HOST, Lifecycle, bind_socket
 
 logger = logging.getLogger(__name__)
 
 BODY_LIMIT_BYTES = 10 * 1024 * 1024
-# An over-long body is read to here, so that the sender gets its 413 rather than a broken connection.
+# The gateway reads an oversized body up to this limit, so that the sender receives the 413 and no broken connection.
 DRAIN_LIMIT_BYTES = 8 * BODY_LIMIT_BYTES
 SPOOLED_BYTES = 1024 * 1024
-"""A part beyond this is kept on disk while the front reads it."""
+"""Size in bytes up to which a request body stays in memory; a larger body is on disk."""
 HANDLER_THREADS = 64
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 10.0
@@ -59,8 +59,8 @@ IDENTITY_HEADER = "x-api-key"
 
 
 @dataclass(frozen=True)
-class FrontRoute:
-    """One declared route; `guarded` routes need the x-api-key header and pass the authorizer."""
+class GatewayRoute:
+    """A route; a `guarded` route requires the header x-api-key and passes the authorizer."""
 
     method: str
     path: str
@@ -69,40 +69,40 @@ class FrontRoute:
 
     @property
     def key(self) -> str:
-        """The gateway's route key, `POST /job/{id}/stop`."""
+        """Route key of API Gateway, such as `POST /job/{id}/stop`."""
         return f"{self.method} {self.path}"
 
 
-def build_front(routes: Sequence[FrontRoute], authorizer: LambdaHandler) -> Starlette:
-    """The ASGI application. Raises ValueError for a malformed or repeated route."""
-    front = _Front(routes, authorizer)
+def build_gateway(routes: Sequence[GatewayRoute], authorizer: LambdaHandler) -> Starlette:
+    """Build the ASGI application. Raises ValueError for a malformed or repeated route."""
+    gateway = _Gateway(routes, authorizer)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
-        front.close()
+        gateway.close()
 
     application = Starlette(lifespan=lifespan)
-    # Starlette's own router decodes paths before it matches; the gateway's rules are ours to apply.
-    application.router.default = front
+    # Starlette's router decodes paths before it matches; API Gateway decodes by other rules (`lambda_events.py`).
+    application.router.default = gateway
     return application
 
 
-class _Front:
-    def __init__(self, routes: Sequence[FrontRoute], authorizer: LambdaHandler) -> None:
+class _Gateway:
+    def __init__(self, routes: Sequence[GatewayRoute], authorizer: LambdaHandler) -> None:
         keys = [route.key for route in routes]
         if len(set(keys)) != len(keys):
             raise ValueError(f"repeated routes: {sorted({key for key in keys if keys.count(key) > 1})}")
         parsed = [(route, RoutePattern.parse(route.path)) for route in routes]
-        # The most specific route that matches wins, whatever the order of declaration.
+        # The most specific matching route wins, independent of the order of declaration.
         self._routes = sorted(parsed, key=lambda entry: entry[1].rank, reverse=True)
         self._authorizer = authorizer
         self._threads = ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="handler")
-        self._carrier = Carrier()
+        self._proxy = ObjectProxy()
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
-        self._carrier.close()
+        self._proxy.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -113,20 +113,20 @@ class _Front:
         except ClientDisconnect:
             return
         response: Response
-        if isinstance(answer, Streamed):
+        if isinstance(answer, StreamedResponse):
             response = StreamingResponse(answer.pieces)
         else:
             response = Response(answer.body, answer.status)
-        # A list of pairs, since set-cookie repeats; content-length is Starlette's own.
-        own = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
+        # A list of pairs, since set-cookie repeats; Starlette sets content-length.
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
         response.raw_headers = [
-            *(pair for pair in own if pair[0] != b"content-length" or isinstance(answer, Streamed)),
+            *(pair for pair in headers if pair[0] != b"content-length" or isinstance(answer, StreamedResponse)),
             *(pair for pair in response.raw_headers if pair[0] == b"content-length"),
             (b"apigw-requestid", request_id.encode()),
         ]
         await response(scope, receive, send)
 
-    async def _answer(self, request: Request, request_id: str) -> HttpResponse | Streamed:
+    async def _answer(self, request: Request, request_id: str) -> HttpResponse | StreamedResponse:
         incoming = _http_request(request)
         path = decode_path(incoming.raw_path)
         found = self._match(incoming.method, path)
@@ -139,38 +139,38 @@ class _Front:
             route, parameters = found
             size_bytes = body.tell()
             body.seek(0)
-            carry = carried(incoming, route.key, size_bytes)
-            asked = replace(incoming, body=body.read()) if carry is None else carry.request
-            key = route.key if carry is None else carry.route_key
-            fields = common_fields(asked, key, path, parameters, request_id=request_id, now_s=time.time())
+            transfer = plan_transfer(incoming, route.key, size_bytes)
+            forwarded = replace(incoming, body=body.read()) if transfer is None else transfer.request
+            key = route.key if transfer is None else transfer.route_key
+            fields = common_fields(forwarded, key, path, parameters, request_id=request_id, now_s=time.time())
             context = await self._authorized(fields) if route.guarded else None
             if isinstance(context, HttpResponse):
                 return context
-            event = function_event(fields, asked.body, context)
+            event = function_event(fields, forwarded.body, context)
             answer = await self._invoke(route, event)
-            if carry is None or answer.status != 200:
+            if transfer is None or answer.status != 200:
                 return answer
             try:
                 return await asyncio.get_running_loop().run_in_executor(
-                    self._threads, self._carrier.carry, carry, answer, body, size_bytes
+                    self._threads, self._proxy.transfer, transfer, answer, body, size_bytes
                 )
             except Refusal as refusal:
                 return _refused(refusal, request_id, original=sent_by_original(event))
 
     async def _authorized(self, fields: dict[str, Any]) -> dict[str, Any] | HttpResponse:
-        """Return what the authorizer says of the caller, or the answer that ends the call."""
+        """Return the authorizer's context of the caller, or the answer that ends the call."""
         identity = fields["headers"].get(IDENTITY_HEADER, "")
         if not identity:
             refusal = Refusal(ErrorCode.UNAUTHORIZED, field=IDENTITY_HEADER)
             return _refused(refusal, fields["requestContext"]["requestId"])
-        verdict = await self._run(self._authorizer, authorizer_event(fields, identity), "authorizer")
-        if not isinstance(verdict, dict):
+        decision = await self._run(self._authorizer, authorizer_event(fields, identity), "authorizer")
+        if not isinstance(decision, dict):
             return _gateway_error(500, "Internal Server Error")
-        if verdict.get("isAuthorized") is not True:
+        if decision.get("isAuthorized") is not True:
             return _gateway_error(403, "Forbidden")
-        return verdict.get("context") or {}
+        return decision.get("context") or {}
 
-    def _match(self, method: str, path: str) -> tuple[FrontRoute, dict[str, str]] | None:
+    def _match(self, method: str, path: str) -> tuple[GatewayRoute, dict[str, str]] | None:
         for route, pattern in self._routes:
             if route.method == method:
                 parameters = pattern.match(path)
@@ -178,18 +178,18 @@ class _Front:
                     return route, parameters
         return None
 
-    async def _invoke(self, route: FrontRoute, event: dict[str, Any]) -> HttpResponse:
+    async def _invoke(self, route: GatewayRoute, event: dict[str, Any]) -> HttpResponse:
         answer = await self._run(route.handler, event, route.key)
         if isinstance(answer, BaseException):
             return _gateway_error(500, "Internal Server Error")
         try:
             return http_response(answer)
         except BadAnswerError:
-            logger.exception("%s gave an answer that API Gateway refuses", route.key)
+            logger.exception("%s returned an answer that API Gateway refuses", route.key)
             return _gateway_error(500, "Internal Server Error")
 
     async def _run(self, handler: LambdaHandler, event: dict[str, Any], name: str) -> Any:
-        """The handler's answer, or the exception that came out of it, logged: nothing may reach the server."""
+        """Return the answer of the handler, or log and return its exception, which must not reach the server."""
         function = getattr(handler, "__name__", type(handler).__name__)
         try:
             return await asyncio.get_running_loop().run_in_executor(
@@ -200,28 +200,28 @@ class _Front:
             return error
 
 
-class FrontServer(Running):
-    """An application served by uvicorn in a thread, on 127.0.0.1. `port` 0 takes a free one."""
+class GatewayServer(Lifecycle):
+    """Serve an application by uvicorn in a thread, on 127.0.0.1. `port` 0 selects a free port."""
 
     def __init__(self, application: Starlette, *, port: int = 0) -> None:
         self._application = application
         self._port = port
-        self._server: _Server | None = None
+        self._server: _UvicornServer | None = None
         self._thread: threading.Thread | None = None
         self._url = ""
 
     @property
     def url(self) -> str:
-        """Where it listens, without a trailing slash. Raises RuntimeError when it is not running."""
+        """Base URL without a trailing slash. Raises RuntimeError if the gateway is not running."""
         if self._server is None:
-            raise RuntimeError("the front is not running")
+            raise RuntimeError("the gateway is not running")
         return self._url
 
     def start(self) -> None:
-        """Bind, serve, and return when requests are answered. Raises OSError (port taken) or RuntimeError."""
+        """Bind and serve; return once ready for requests. Raises OSError (port in use) or RuntimeError."""
         if self._server is not None:
-            raise RuntimeError("the front is already running")
-        listener = bound_socket(self._port)
+            raise RuntimeError("the gateway is already running")
+        listener = bind_socket(self._port)
         config = uvicorn.Config(
             self._application,
             log_config=None,
@@ -234,19 +234,19 @@ class FrontServer(Running):
             timeout_keep_alive=60,
             timeout_graceful_shutdown=int(STOP_TIMEOUT_S / 2),
         )
-        server = _Server(config)
-        thread = threading.Thread(target=server.run, args=([listener],), name="front", daemon=True)
+        server = _UvicornServer(config)
+        thread = threading.Thread(target=server.run, args=([listener],), name="gateway", daemon=True)
         thread.start()
         if not server.ready.wait(START_TIMEOUT_S):
             server.should_exit = True
             thread.join(STOP_TIMEOUT_S)
             listener.close()
-            raise RuntimeError("the front did not start; the log says why")
+            raise RuntimeError("the gateway did not start; see the log")
         self._server, self._thread = server, thread
         self._url = f"http://{HOST}:{listener.getsockname()[1]}"
 
     def stop(self) -> None:
-        """Answer what is under way, then end. Raises RuntimeError if that takes too long. Idle calls do nothing."""
+        """Complete the open requests, then stop. Raises RuntimeError after a timeout. No effect if not running."""
         server, thread = self._server, self._thread
         self._server = self._thread = None
         if server is None or thread is None:
@@ -254,10 +254,10 @@ class FrontServer(Running):
         server.should_exit = True
         thread.join(STOP_TIMEOUT_S)
         if thread.is_alive():
-            raise RuntimeError(f"the front did not stop within {STOP_TIMEOUT_S:.0f} s")
+            raise RuntimeError(f"the gateway did not stop within {STOP_TIMEOUT_S:.0f} s")
 
 
-class _Server(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.ready = threading.Event()
@@ -269,7 +269,7 @@ class _Server(uvicorn.Server):
 
 
 async def _read(request: Request, into: IO[bytes], *, limited: bool) -> bool:
-    """Write the body to a file; False when the body is over the limit."""
+    """Write the body to a file; False if the body exceeds the limit."""
     size = 0
     async for piece in request.stream():
         size += len(piece)
@@ -284,7 +284,7 @@ def _http_request(request: Request) -> HttpRequest:
     scope = request.scope
     return HttpRequest(
         method=scope["method"],
-        # Bytes that should have been escaped are read as UTF-8, like escaped ones.
+        # Bytes that the client failed to escape are decoded as UTF-8, as escaped bytes are.
         raw_path=scope["raw_path"].decode("utf-8", "replace"),
         raw_query=scope["query_string"].decode("utf-8", "replace"),
         headers=[(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]],
@@ -295,10 +295,10 @@ def _http_request(request: Request) -> HttpRequest:
 
 
 def _refused(refusal: Refusal, request_id: str, *, original: bool = False) -> HttpResponse:
-    """A refusal of the front's own, in the API's shape."""
+    """Build the response to a refusal by the gateway, in the error format of the API."""
     return http_response(error_response(refusal, request_id=request_id, original=original))
 
 
 def _gateway_error(status: int, message: str) -> HttpResponse:
-    """An error in API Gateway's own shape, which handlers have no part in."""
+    """Build an error in the format of API Gateway, for failures outside the handlers."""
     return HttpResponse(status, [("content-type", "application/json")], json.dumps({"message": message}).encode())

@@ -1,9 +1,9 @@
-"""HTTP requests as API Gateway HTTP API events (payload format 2.0), and Lambda answers as HTTP responses. Pure.
+"""Conversion between HTTP and the events of API Gateway HTTP APIs (payload format 2.0). Pure.
 
-What the gateway does to a path, observed on AWS by others (README.md names the sources): the path is percent-decoded
-before routing, `%2F` included, so an encoded slash separates segments like any other; `%25` alone stays as it is; a
-`+` stays a plus; what follows a decoded `?` is cut off. `rawPath` and `pathParameters` both come from that path. The
-query is decoded as a form (`+` is a space) and repeated names are joined with commas; `rawQueryString` is untouched.
+API Gateway handles a path as follows (functions/local/README.md names the sources): percent-decoding precedes routing
+and includes `%2F`, so an encoded slash separates segments; `%25` stays encoded; `+` stays a plus; a decoded `?` and the
+rest of the path are cut off. `rawPath` and `pathParameters` come from the decoded path. The query is decoded as a form
+(`+` is a space), and values of a repeated name are joined with commas; `rawQueryString` is unchanged.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ API_ID = "local"
 STAGE = "$default"
 _ESCAPES = re.compile(r"(?:%[0-9A-Fa-f]{2})+")
 _PARAMETER = re.compile(r"\{([A-Za-z0-9_.-]+)(\+?)\}")
-# The content types whose bodies the gateway hands over as text; all others, and none, come in base64.
+# API Gateway passes bodies of these content types as text; other bodies, and bodies without a type, in base64.
 _TEXT_TYPES = frozenset(("application/json", "application/xml", "application/javascript"))
 
 
 class BadAnswerError(Exception):
-    """A handler returned something that API Gateway would not accept."""
+    """A handler returned an answer that API Gateway refuses."""
 
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """A request as it arrived. `raw_path` and `raw_query` are as sent; headers keep order and repetitions."""
+    """A received request. `raw_path` and `raw_query` are not decoded; headers keep order and repetitions."""
 
     method: str
     raw_path: str
@@ -46,7 +46,7 @@ class HttpRequest:
 
 @dataclass(frozen=True)
 class HttpResponse:
-    """A response to send; headers may repeat (set-cookie)."""
+    """A response; header names may repeat (set-cookie)."""
 
     status: int
     headers: list[tuple[str, str]]
@@ -55,32 +55,32 @@ class HttpResponse:
 
 @dataclass(frozen=True)
 class RoutePattern:
-    """A route's path, `/job/{id}/stop` or `/download/{bucket}/{key+}`, ready to match decoded paths."""
+    """The compiled path of a route, such as `/job/{id}/stop` or `/download/{bucket}/{key+}`."""
 
     expression: re.Pattern[str]
     rank: tuple[int, int]
 
     @classmethod
     def parse(cls, path: str) -> RoutePattern:
-        """Raises ValueError for a path without a leading slash or with a greedy parameter before its end."""
+        """Compile a path. Raises ValueError for a missing leading slash and for a greedy parameter before the end."""
         if not path.startswith("/"):
             raise ValueError(f"route path {path!r} does not start with '/'")
         pattern, position, greedy = "", 0, False
         for match in _PARAMETER.finditer(path):
             if greedy:
-                raise ValueError(f"route path {path!r} goes on after a greedy parameter")
+                raise ValueError(f"route path {path!r} continues after a greedy parameter")
             greedy = bool(match[2])
             pattern += re.escape(path[position : match.start()])
             pattern += f"(?P<{_group(match[1])}>{'.+' if greedy else '[^/]+'})"
             position = match.end()
         if greedy and position != len(path):
-            raise ValueError(f"route path {path!r} goes on after a greedy parameter")
+            raise ValueError(f"route path {path!r} continues after a greedy parameter")
         pattern += re.escape(path[position:])
         literals = sum("{" not in segment for segment in path.strip("/").split("/"))
         return cls(re.compile(pattern, re.DOTALL), (0 if greedy else 1, literals))
 
     def match(self, path: str) -> dict[str, str] | None:
-        """The path parameters, or None when the decoded path is not of this route."""
+        """Match a decoded path; return the path parameters, None without a match."""
         found = self.expression.fullmatch(path)
         if found is None:
             return None
@@ -88,12 +88,12 @@ class RoutePattern:
 
 
 def decode_path(raw_path: str) -> str:
-    """The path that the gateway routes by and reports."""
+    """Decode a path as API Gateway does before routing."""
     return _ESCAPES.sub(_decode_run, raw_path).partition("?")[0]
 
 
 def _decode_run(match: re.Match[str]) -> str:
-    # A run of escapes is decoded together, since characters may take several; %25 stays and separates.
+    # Adjacent escapes are decoded together, since a character may consist of several bytes; %25 stays and separates.
     pieces = re.split("(%25)", match[0])
     return "".join(
         piece if piece == "%25" else binascii.unhexlify(piece.replace("%", "")).decode("utf-8", "replace")
@@ -104,7 +104,7 @@ def _decode_run(match: re.Match[str]) -> str:
 def common_fields(
     request: HttpRequest, route_key: str, path: str, parameters: Mapping[str, str], *, request_id: str, now_s: float
 ) -> dict[str, Any]:
-    """The fields that authorizer events and function events share. Absent ones are left out, as the gateway does."""
+    """Build the common fields of authorizer and function events; API Gateway omits absent fields."""
     headers, cookies = _headers(request)
     query = _query(request.raw_query)
     fields: dict[str, Any] = {
@@ -142,14 +142,14 @@ def common_fields(
 
 
 def authorizer_event(fields: dict[str, Any], identity: str) -> dict[str, Any]:
-    """The REQUEST authorizer's event, payload format 2.0; it has no body."""
+    """Build the event of a REQUEST authorizer, payload format 2.0, without a body."""
     method, path = fields["requestContext"]["http"]["method"], fields["rawPath"]
     arn = f"arn:aws:execute-api:us-east-1:{ACCOUNT_ID}:{API_ID}/{STAGE}/{method}{path}"
     return {**fields, "type": "REQUEST", "routeArn": arn, "identitySource": [identity]}
 
 
 def function_event(fields: dict[str, Any], body: bytes, authorizer_context: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The function's event, with what the authorizer said about the caller."""
+    """Build the event of a function, with the context of the authorizer."""
     event = {**fields, "isBase64Encoded": False}
     if authorizer_context is not None:
         event["requestContext"] = {**fields["requestContext"], "authorizer": {"lambda": dict(authorizer_context)}}
@@ -163,9 +163,9 @@ def function_event(fields: dict[str, Any], body: bytes, authorizer_context: Mapp
 
 
 def http_response(answer: Any) -> HttpResponse:
-    """What a function's answer becomes. Raises BadAnswerError for one that the gateway would turn into a 500.
+    """Convert the answer of a function. Raises BadAnswerError for an answer that API Gateway turns into a 500.
 
-    An answer without `statusCode` is taken as the body of a 200, as payload format 2.0 says.
+    By payload format 2.0, an answer without `statusCode` is the body of a response with status 200.
     """
     try:
         as_json = json.dumps(answer)
@@ -204,7 +204,7 @@ def _header_value(value: Any) -> str:
         raise BadAnswerError(f"a header value is {type(value).__name__}")
     text = str(value)
     if not text.isprintable() or not all(ord(character) < 256 for character in text):
-        raise BadAnswerError("a header value holds control characters, or others than Latin-1")
+        raise BadAnswerError("a header value contains control characters or characters outside Latin-1")
     return text
 
 
@@ -240,7 +240,7 @@ def _pairs(raw_query: str) -> Iterable[tuple[str, str]]:
 
 
 def _group(name: str) -> str:
-    # Group names may hold fewer characters than parameter names.
+    # Regular expressions allow fewer characters in group names than API Gateway in parameter names.
     return "p_" + name.encode().hex()
 
 

@@ -1,9 +1,8 @@
-"""The bytes of uploads and downloads, carried between clients and the emulated object store.
+"""Proxy for the bytes of uploads and downloads between clients and the emulated object store.
 
-Lambda carries 6 MB at most, so the deployed functions store small parts and answer with small objects. This machine
-has no such limit: the front asks the transfer function for a presigned URL, as that function's own clients do, and
-carries the bytes itself. Workers of the original orchestrator then need no relay, and the store sees none of their
-headers.
+Lambda limits a payload to 6 MB, so the deployed functions store small parts and return small objects. The local stack
+has no such limit: the gateway requests a presigned URL from the transfer function, as clients do, and transfers the
+bytes. Therefore workers of the original orchestrator need no relay, and the store receives none of their headers.
 """
 
 from __future__ import annotations
@@ -30,35 +29,37 @@ CONNECTIONS = 64
 
 
 @dataclass(frozen=True)
-class Streamed:
-    """A 200 whose body is sent as it is read."""
+class StreamedResponse:
+    """A response with status 200 whose body is sent while the proxy reads."""
 
     headers: list[tuple[str, str]]
     pieces: Iterator[bytes]
 
 
 @dataclass(frozen=True)
-class Carried:
-    """A call whose bytes the front carries: `route_key` and `request` ask the transfer function for a presigned URL."""
+class ProxiedTransfer:
+    """A call whose bytes pass the proxy. `route_key` and `request` get a presigned URL from the transfer function."""
 
     route_key: str
     request: HttpRequest
     part_number: str | None = None
 
 
-def carried(request: HttpRequest, route_key: str, size_bytes: int) -> Carried | None:
-    """Return how to carry the bytes of a call; None for calls that a function answers by itself."""
+def plan_transfer(request: HttpRequest, route_key: str, size_bytes: int) -> ProxiedTransfer | None:
+    """Plan the transfer of a call's bytes; None for a call that the function answers without the proxy."""
     query = dict(parse_qsl(request.raw_query, keep_blank_values=True))
     if route_key == PUT_PART and size_bytes and query.get("action", "mpu-uploadpart") == "mpu-uploadpart":
-        asked = urlencode({**query, "action": "mpu-presign"})
-        return Carried(PRESIGN_PART, replace(request, method="POST", raw_query=asked), query.get("partNumber"))
+        presign_query = urlencode({**query, "action": "mpu-presign"})
+        return ProxiedTransfer(
+            PRESIGN_PART, replace(request, method="POST", raw_query=presign_query), query.get("partNumber")
+        )
     if route_key == GET_OBJECT and "as" not in query:
-        return Carried(route_key, replace(request, raw_query=urlencode({**query, "as": "url"})))
+        return ProxiedTransfer(route_key, replace(request, raw_query=urlencode({**query, "as": "url"})))
     return None
 
 
-class Carrier:
-    """Safe from several threads."""
+class ObjectProxy:
+    """HTTP client of the store; thread-safe."""
 
     def __init__(self) -> None:
         timeout = urllib3.Timeout(STORE_TIMEOUT_S)
@@ -68,9 +69,11 @@ class Carrier:
         """Close all connections to the store."""
         self._http.clear()
 
-    def carry(self, call: Carried, said: HttpResponse, body: IO[bytes], size_bytes: int) -> HttpResponse | Streamed:
-        """Carry the bytes to or from the URL in the transfer function's answer. Raises Refusal."""
-        url: str = json.loads(said.body)["url"]
+    def transfer(
+        self, call: ProxiedTransfer, presigned: HttpResponse, body: IO[bytes], size_bytes: int
+    ) -> HttpResponse | StreamedResponse:
+        """Transfer the bytes to or from the URL in the answer of the transfer function. Raises Refusal."""
+        url: str = json.loads(presigned.body)["url"]
         try:
             if call.part_number is None:
                 return self._get(url)
@@ -87,7 +90,7 @@ class Carrier:
         part = {"etag": answer.headers["etag"].strip('"'), "partNumber": number}
         return HttpResponse(200, [("content-type", "application/json")], json.dumps(part).encode())
 
-    def _get(self, url: str) -> Streamed:
+    def _get(self, url: str) -> StreamedResponse:
         answer = self._http.request("GET", url, preload_content=False, redirect=False)
         if answer.status != 200:
             answer.close()
@@ -96,7 +99,7 @@ class Carrier:
             _require_ok(answer)
         names = ("content-length", "content-type", "etag")
         headers = [(name, answer.headers[name]) for name in names if name in answer.headers]
-        return Streamed(headers, _pieces(answer))
+        return StreamedResponse(headers, _pieces(answer))
 
 
 def _pieces(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:

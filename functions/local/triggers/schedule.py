@@ -1,4 +1,4 @@
-"""EventBridge Scheduler's part on one machine: the sweeper is invoked at a fixed rate."""
+"""Invocation of the sweeper at a fixed rate, as EventBridge Scheduler does."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from functions.domain.packs import SWEEPER_TIMEOUT_S
+from functions.domain.checkpoints.packs import SWEEPER_TIMEOUT_S
 from functions.local.lambda_context import LambdaHandler, LocalContext
-from functions.local.lifecycle import Background, Stopper
+from functions.local.lifecycle import BackgroundLoop, StopSignal
 
 logger = logging.getLogger(__name__)
 
 
 def scheduled_event(now_s: float) -> dict[str, Any]:
-    """The event that a schedule sends when it names no input of its own."""
+    """Build the default event of a schedule."""
     return {
         "version": "0",
         "id": str(uuid.uuid4()),
@@ -31,11 +31,11 @@ def scheduled_event(now_s: float) -> dict[str, Any]:
     }
 
 
-class Schedule(Background):
-    """Calls `handler` every `interval_s` seconds in a thread.
+class Schedule(BackgroundLoop):
+    """Call `handler` every `interval_s` seconds in a thread.
 
-    The first call comes after one interval. A call that fails is logged and the next one comes all the same; one that
-    takes longer than the interval delays the next, which is never doubled up.
+    The first call follows after one interval. A failed call is logged and does not stop the schedule. A call longer
+    than the interval delays the next call; calls never overlap.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Schedule(Background):
         interval_s: float = 60.0,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
-        stopper: Stopper | None = None,
+        stopper: StopSignal | None = None,
     ) -> None:
         if interval_s <= 0:
             raise ValueError(f"interval_s must be positive, not {interval_s}")
@@ -56,14 +56,14 @@ class Schedule(Background):
         self._monotonic = monotonic
 
     def run(self) -> None:
-        """The thread's loop; returns when stopped."""
+        """Invoke the handler until stopped."""
         due = self._monotonic() + self._interval_s
         while not self._stopper.wait(max(0.0, due - self._monotonic())):
             self.tick()
             due = max(due + self._interval_s, self._monotonic())
 
     def tick(self) -> None:
-        """One invocation. Nothing comes out of it: a schedule outlives every failure of what it calls."""
+        """Invoke the handler once; log an exception instead of raising."""
         name = getattr(self._handler, "__name__", type(self._handler).__name__)
         try:
             self._handler(scheduled_event(self._clock()), LocalContext(name, timeout_s=SWEEPER_TIMEOUT_S))

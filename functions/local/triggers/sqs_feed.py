@@ -1,4 +1,4 @@
-"""SQS's event source mapping on one machine: what waits in the line of webhooks is handed to the deliverer."""
+"""Invocation of the deliverer with the messages of its queue, as Lambda's event source mapping for SQS does."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from functions.local.lambda_context import LambdaHandler, LocalContext
-from functions.local.lifecycle import Poller, Stopper
+from functions.local.lifecycle import PollingLoop, StopSignal
 
 logger = logging.getLogger(__name__)
 
+POSTPONE_S = 5
 
-class LineFeed(Poller):
-    """Takes from the queue `url` through `client` every `interval_s` seconds in a thread, one message at a time.
 
-    As Lambda does: what the handler does not name as failed is deleted; everything else comes again when it is visible
-    again, after `postpone_s` where the handler raises.
+class SqsFeed(PollingLoop):
+    """Poll the queue `url` through `client` every `interval_s` seconds in a thread, one message at a time.
+
+    As with Lambda, a message that the handler does not report as failed is deleted. A failed message repeats once it is
+    visible again; if the handler raises, after POSTPONE_S seconds.
     """
 
     def __init__(
@@ -27,27 +29,25 @@ class LineFeed(Poller):
         url: str,
         *,
         interval_s: float = 0.5,
-        postpone_s: int = 5,
-        stopper: Stopper | None = None,
+        stopper: StopSignal | None = None,
     ) -> None:
-        super().__init__("line", stopper, interval_s)
+        super().__init__("SQS feed", stopper, interval_s)
         self._handler = handler
         self._client = client
         self._url = url
-        self._postpone_s = postpone_s
 
     def tick(self) -> bool:
-        """Hand over one message; True if there was one."""
+        """Process one message; True if the queue had a message."""
         try:
-            taken = self._client.receive_message(QueueUrl=self._url, AttributeNames=["All"], MaxNumberOfMessages=1)
-            for message in taken.get("Messages", []):
-                self._hand_over(message)
+            answer = self._client.receive_message(QueueUrl=self._url, AttributeNames=["All"], MaxNumberOfMessages=1)
+            for message in answer.get("Messages", []):
+                self._invoke(message)
         except (BotoCoreError, ClientError) as error:
-            logger.warning("the line of webhooks cannot be read: %s", error)
+            logger.warning("the queue of webhook deliveries cannot be read: %s", error)
             return False
-        return bool(taken.get("Messages"))
+        return bool(answer.get("Messages"))
 
-    def _hand_over(self, message: dict[str, Any]) -> None:
+    def _invoke(self, message: dict[str, Any]) -> None:
         receipt = message["ReceiptHandle"]
         record = {
             "messageId": message["MessageId"],
@@ -63,9 +63,9 @@ class LineFeed(Poller):
         try:
             failed = self._handler({"Records": [record]}, LocalContext("deliverer"))["batchItemFailures"]
         except Exception:  # the boundary at which Lambda reports a failed invocation
-            logger.exception("the call of the deliverer failed")
+            logger.exception("the deliverer failed")
             self._client.change_message_visibility(
-                QueueUrl=self._url, ReceiptHandle=receipt, VisibilityTimeout=self._postpone_s
+                QueueUrl=self._url, ReceiptHandle=receipt, VisibilityTimeout=POSTPONE_S
             )
             return
         if not failed:

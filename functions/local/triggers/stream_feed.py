@@ -1,4 +1,4 @@
-"""The event source mapping's part on one machine: what the jobs table's stream tells of is handed to the publisher."""
+"""Invocation of the publisher with the stream of the jobs table, as Lambda's event source mapping does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from functions.local.lambda_context import LambdaHandler, LocalContext
-from functions.local.lifecycle import Poller, Stopper
+from functions.local.lifecycle import PollingLoop, StopSignal
 from functions.storage.stream import is_transition
 
 logger = logging.getLogger(__name__)
@@ -18,11 +18,11 @@ logger = logging.getLogger(__name__)
 BATCH_RECORDS = 100
 
 
-class StreamFeed(Poller):
-    """Reads the stream `stream_arn` through `client` (of `dynamodbstreams`) every `interval_s` seconds in a thread.
+class StreamFeed(PollingLoop):
+    """Poll the stream `stream_arn` through `client` (`dynamodbstreams`) every `interval_s` seconds in a thread.
 
-    The emulated stream has one shard, and remembers nothing of earlier runs. As Lambda does: from the record that the
-    handler names as failed, or from the beginning of the batch when it raises, records are handed over again.
+    The emulated stream has one shard and starts empty with each run. As with Lambda, the records repeat from the record
+    that the handler reports as failed, or from the start of the batch if the handler raises.
     """
 
     def __init__(
@@ -32,18 +32,18 @@ class StreamFeed(Poller):
         stream_arn: str,
         *,
         interval_s: float = 0.5,
-        stopper: Stopper | None = None,
+        stopper: StopSignal | None = None,
     ) -> None:
-        super().__init__("feed", stopper, interval_s)
+        super().__init__("stream feed", stopper, interval_s)
         self._handler = handler
         self._client = client
         self._stream_arn = stream_arn
         self._iterator: str | None = None
         self._done = ""
-        """Sequence number of the last record that need not come again; empty before the first."""
+        """Sequence number of the last processed record; empty before the first."""
 
     def tick(self) -> bool:
-        """Hand over one batch; True if more may be waiting."""
+        """Process one batch; True if more may be available."""
         try:
             if self._iterator is None:
                 self._iterator = self._position()
@@ -52,16 +52,16 @@ class StreamFeed(Poller):
             logger.warning("the stream cannot be read: %s", error)
             self._iterator = None
             if isinstance(error, ClientError) and error.response["Error"]["Code"] == "TrimmedDataAccessException":
-                # What was read last is older than a day and gone: what is left is all new.
+                # The last processed record is older than a day and deleted, so every remaining record is new.
                 self._done = ""
             return False
         records = page["Records"]
-        failed = self._hand_over([_as_lambda_sees_it(record, self._stream_arn) for record in records])
+        failed = self._invoke([_as_lambda_record(record, self._stream_arn) for record in records])
         if failed is None:
             self._iterator = page.get("NextShardIterator")
-            self._done = _number_of(records[-1]) if records else self._done
+            self._done = _sequence_number(records[-1]) if records else self._done
             return len(records) == BATCH_RECORDS
-        numbers = [_number_of(record) for record in records]
+        numbers = [_sequence_number(record) for record in records]
         done = numbers[: numbers.index(failed)]
         self._done = done[-1] if done else self._done
         self._iterator = None
@@ -77,21 +77,21 @@ class StreamFeed(Poller):
         answer = self._client.get_shard_iterator(StreamArn=self._stream_arn, ShardId=shard["ShardId"], **start)
         return str(answer["ShardIterator"])
 
-    def _hand_over(self, records: Sequence[Mapping[str, Any]]) -> str | None:
-        """The number of the record from which they are to come again; None if all are done."""
-        wanted = [record for record in records if is_transition(record)]
-        if not wanted:
+    def _invoke(self, records: Sequence[Mapping[str, Any]]) -> str | None:
+        """Invoke the publisher; return the sequence number of the first failed record, None if all succeeded."""
+        transitions = [record for record in records if is_transition(record)]
+        if not transitions:
             return None
         try:
-            answer = self._handler({"Records": wanted}, LocalContext("publisher"))
+            answer = self._handler({"Records": transitions}, LocalContext("publisher"))
         except Exception:  # the boundary at which Lambda reports a failed invocation
-            logger.exception("the call of the publisher failed")
-            return _number_of(wanted[0])
+            logger.exception("the publisher failed")
+            return _sequence_number(transitions[0])
         failures = [str(failure["itemIdentifier"]) for failure in answer["batchItemFailures"]]
         return min(failures, default=None)
 
 
-def _as_lambda_sees_it(record: Mapping[str, Any], stream_arn: str) -> dict[str, Any]:
+def _as_lambda_record(record: Mapping[str, Any], stream_arn: str) -> dict[str, Any]:
     change = dict(record["dynamodb"])
     at = change.get("ApproximateCreationDateTime")
     if isinstance(at, datetime):
@@ -99,5 +99,5 @@ def _as_lambda_sees_it(record: Mapping[str, Any], stream_arn: str) -> dict[str, 
     return {**record, "dynamodb": change, "eventSourceARN": stream_arn}
 
 
-def _number_of(record: Mapping[str, Any]) -> str:
+def _sequence_number(record: Mapping[str, Any]) -> str:
     return str(record["dynamodb"]["SequenceNumber"])

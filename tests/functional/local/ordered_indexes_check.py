@@ -1,4 +1,4 @@
-"""Run in the emulator's environment: the patched Query against ministack's own, on random tables, and its cost.
+"""Compare the patched Query with ministack's own on random tables, and measure its cost, in the emulator's environment.
 
 `python -m tests.functional.local.ordered_indexes_check SEED QUERIES` prints one line of JSON: how many queries were
 compared, how many pages and errors were among them, the first difference (null when there is none), and the seconds
@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 from functions.local.emulated.indexes import OrderedIndexes
-from functions.local.emulated.tables import finish
+from functions.local.emulated.tables import run_to_completion
 
 KEYS = ("a", "aa", "ab", "b", "ba", "ü", "z")
 NUMBERS = ("-3", "0", "1", "1.5", "2", "10", "1000")
@@ -50,7 +50,7 @@ SORT = {"by_s": "s", "by_n": "n", "by_b": "b", "by_h": None}
 
 
 def second_copy() -> Any:
-    """Ministack's module once more, untouched."""
+    """Import an unpatched copy of ministack's module."""
     spec = importlib.util.find_spec("ministack.services.dynamodb")
     assert spec is not None
     assert spec.loader is not None
@@ -61,12 +61,12 @@ def second_copy() -> Any:
 
 def call(module: Any, action: str, request: dict[str, Any]) -> tuple[int, Any]:
     headers = {"x-amz-target": f"DynamoDB_20120810.{action}"}
-    status, _, body = finish(module.handle_request("POST", "/", headers, json.dumps(request).encode(), {}))
+    status, _, body = run_to_completion(module.handle_request("POST", "/", headers, json.dumps(request).encode(), {}))
     return status, json.loads(body)
 
 
 class Both:
-    """The two modules, fed alike."""
+    """The patched and the unpatched module with the same data."""
 
     def __init__(self, seed: int) -> None:
         from ministack.services import dynamodb
@@ -83,7 +83,7 @@ class Both:
         self.compare(action, request, plain, patched)
 
     def query(self, request: dict[str, Any]) -> None:
-        """Compare this query and all pages that follow it."""
+        """Compare a query and all its later pages."""
         for _ in range(50):
             plain, patched = call(self.plain, "Query", request), call(self.patched, "Query", request)
             self.compare("Query", request, plain, patched)
@@ -217,7 +217,7 @@ class Both:
 
 
 def timing(module: Any, items: int) -> float:
-    """Median seconds of a Query(Limit=10) on a partition of so many items, with writes in between."""
+    """Measure the median seconds of a Query(Limit=10) on a partition of a given size, between writes."""
     name = f"timing-{items}"
     status, answer = call(module, "CreateTable", {**TABLE, "TableName": name, "GlobalSecondaryIndexes": INDEXES})
     assert status == 200, answer

@@ -1,4 +1,4 @@
-"""What survives `kill -9` of the emulated cloud, tried on the real process."""
+"""Test the durability of the emulated cloud under `kill -9` of the real process."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_every_kind_of_write_survives(tmp_path: Path, end: Callable[[Emulator], 
 
 
 def test_nothing_acknowledged_is_lost_under_load(tmp_path: Path) -> None:
-    """Eight threads count up their own rows, alone and in transactions, while the process is killed three times."""
+    """Eight threads increment their own rows, some in transactions, while the process is killed three times."""
     emulator = Emulator(state_dir=tmp_path)
     acknowledged: Counter[str] = Counter()
     for life in range(3):
@@ -267,7 +267,7 @@ def test_objects_and_their_descriptions_survive(tmp_path: Path) -> None:
 
 
 def test_no_object_is_ever_half_there(tmp_path: Path) -> None:
-    """Objects are written and overwritten while the process is killed: all whole, the acknowledged all there."""
+    """Writes and overwrites race with kills: every object is whole, every acknowledged object exists."""
     emulator = Emulator(state_dir=tmp_path)
     acknowledged: dict[str, str] = {}
     for life in range(4):

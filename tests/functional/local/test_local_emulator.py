@@ -1,4 +1,4 @@
-"""The life of the emulator's process: start, stop, errors, and its end when the process that started it dies."""
+"""Test the emulator's process: start, stop, errors, the end with its parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The local stack as `make bench` starts it: a process whose announcement the bench understands."""
+"""Test that the bench can parse the announcement of the local stack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The front over real HTTP: routing, the authorizer, errors, encodings, concurrency, a clean end."""
+"""Test the gateway over HTTP: routing, authorizer, errors, encodings, concurrency, stop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from urllib.parse import urlsplit
 import pytest
 
 from baton.contract.errors import ErrorCode
-from functions.local.gateway.http_gateway import BODY_LIMIT_BYTES, HANDLER_THREADS, FrontRoute, FrontServer, build_front
+from functions.local.gateway.http_gateway import (
+    BODY_LIMIT_BYTES,
+    HANDLER_THREADS,
+    GatewayRoute,
+    GatewayServer,
+    build_gateway,
+)
 from tests.unit.transport.scripted_server import ScriptedServer, reply
 
 together = threading.Barrier(32)
@@ -63,7 +69,7 @@ def authorize(event: dict[str, Any], context: Any) -> dict[str, Any]:
 
 
 def transfers(event: dict[str, Any], context: Any) -> dict[str, Any]:
-    """The transfer function: it sees neither bytes nor a redirect, and signs URLs of the store."""
+    """Fake transfer function: receives neither bytes nor a redirect, and signs URLs of the store."""
     given = event.get("queryStringParameters") or {}
     assert "body" not in event and event["requestContext"]["authorizer"]["lambda"]["tenant"]
     if event["pathParameters"]["key"] == "refused":
@@ -76,23 +82,23 @@ def transfers(event: dict[str, Any], context: Any) -> dict[str, Any]:
 
 
 ROUTES = [
-    FrontRoute("GET", "/download/{bucket}/{key+}", transfers, True),
-    FrontRoute("PUT", "/upload/{bucket}/{key+}", transfers, True),
-    FrontRoute("GET", "/files/{bucket}/{key+}", echo, True),
-    FrontRoute("GET", "/files/{bucket}/about", about, True),
-    FrontRoute("GET", "/job/{id}", echo, True),
-    FrontRoute("POST", "/job/{id}/stop", echo, True),
-    FrontRoute("POST", "/open", echo, False),
-    FrontRoute("GET", "/fails", fails, False),
-    FrontRoute("GET", "/nonsense", answers_nonsense, False),
-    FrontRoute("GET", "/redirect", redirect, False),
-    FrontRoute("GET", "/meet/{id}", meets, False),
+    GatewayRoute("GET", "/download/{bucket}/{key+}", transfers, True),
+    GatewayRoute("PUT", "/upload/{bucket}/{key+}", transfers, True),
+    GatewayRoute("GET", "/files/{bucket}/{key+}", echo, True),
+    GatewayRoute("GET", "/files/{bucket}/about", about, True),
+    GatewayRoute("GET", "/job/{id}", echo, True),
+    GatewayRoute("POST", "/job/{id}/stop", echo, True),
+    GatewayRoute("POST", "/open", echo, False),
+    GatewayRoute("GET", "/fails", fails, False),
+    GatewayRoute("GET", "/nonsense", answers_nonsense, False),
+    GatewayRoute("GET", "/redirect", redirect, False),
+    GatewayRoute("GET", "/meet/{id}", meets, False),
 ]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[FrontServer]:
-    with store, FrontServer(build_front(ROUTES, authorize)) as running:
+def server() -> Iterator[GatewayServer]:
+    with store, GatewayServer(build_gateway(ROUTES, authorize)) as running:
         yield running
 
 
@@ -110,7 +116,7 @@ class Answer:
 
 
 def call(
-    server: FrontServer, method: str, target: str, body: bytes | None = None, headers: dict[str, str] | None = None
+    server: GatewayServer, method: str, target: str, body: bytes | None = None, headers: dict[str, str] | None = None
 ) -> Answer:
     connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
     try:
@@ -120,7 +126,7 @@ def call(
         connection.close()
 
 
-def test_a_guarded_route_gets_what_the_authorizer_said(server: FrontServer) -> None:
+def test_a_guarded_route_gets_what_the_authorizer_said(server: GatewayServer) -> None:
     answer = call(server, "GET", "/job/7?a=1&a=2")
     assert answer.status == 200
     event = answer.json()
@@ -132,7 +138,7 @@ def test_a_guarded_route_gets_what_the_authorizer_said(server: FrontServer) -> N
     assert answer.header("content-type") == ["application/json"]
 
 
-def test_without_a_key_nobody_is_asked(server: FrontServer) -> None:
+def test_without_a_key_nobody_is_asked(server: GatewayServer) -> None:
     asked.clear()
     for headers in ({}, {"x-api-key": ""}):
         answer = call(server, "GET", "/job/7", headers=headers)
@@ -144,7 +150,7 @@ def test_without_a_key_nobody_is_asked(server: FrontServer) -> None:
     assert asked == []
 
 
-def test_an_open_route_needs_no_key(server: FrontServer) -> None:
+def test_an_open_route_needs_no_key(server: GatewayServer) -> None:
     asked.clear()
     event = call(server, "POST", "/open", b"{}", {"content-type": "application/json"}).json()
     assert event["body"] == "{}"
@@ -153,7 +159,7 @@ def test_an_open_route_needs_no_key(server: FrontServer) -> None:
 
 
 def test_the_authorizers_refusal_and_failure_are_the_gateways_errors(
-    server: FrontServer, caplog: pytest.LogCaptureFixture
+    server: GatewayServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     refused = call(server, "GET", "/job/7", headers={"x-api-key": "refused"})
     assert (refused.status, refused.json()) == (403, {"message": "Forbidden"})
@@ -167,7 +173,7 @@ def test_the_authorizers_refusal_and_failure_are_the_gateways_errors(
     ("method", "path"),
     [("GET", "/unknown"), ("DELETE", "/job/7"), ("GET", "/job/7/"), ("HEAD", "/job/7"), ("GET", "/")],
 )
-def test_unknown_routes_are_404(server: FrontServer, method: str, path: str) -> None:
+def test_unknown_routes_are_404(server: GatewayServer, method: str, path: str) -> None:
     answer = call(server, method, path)
     assert answer.status == 404
     if method != "HEAD":
@@ -178,7 +184,7 @@ def test_unknown_routes_are_404(server: FrontServer, method: str, path: str) -> 
 
 @pytest.mark.parametrize("path", ["/fails", "/nonsense"])
 def test_a_handlers_failure_is_a_500_and_logged(
-    server: FrontServer, caplog: pytest.LogCaptureFixture, path: str
+    server: GatewayServer, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
     with caplog.at_level(logging.ERROR):
         answer = call(server, "GET", path)
@@ -203,13 +209,13 @@ def test_a_handlers_failure_is_a_500_and_logged(
         ("/files/b/about/it", "about/it"),
     ],
 )
-def test_keys_arrive_as_the_gateway_delivers_them(server: FrontServer, target: str, key: str) -> None:
+def test_keys_arrive_as_the_gateway_delivers_them(server: GatewayServer, target: str, key: str) -> None:
     event = call(server, "GET", target).json()
     assert event["pathParameters"] == {"bucket": "b", "key": key}
     assert event["rawPath"] == f"/files/b/{key}"
 
 
-def test_the_more_specific_route_wins(server: FrontServer) -> None:
+def test_the_more_specific_route_wins(server: GatewayServer) -> None:
     known = call(server, "GET", "/files/b/about").json()
     assert known["name"] == "about"
     assert known["arn"].endswith(":about")
@@ -218,7 +224,7 @@ def test_the_more_specific_route_wins(server: FrontServer) -> None:
     assert known["memory"] > 0
 
 
-def test_redirects_and_cookies_go_out(server: FrontServer) -> None:
+def test_redirects_and_cookies_go_out(server: GatewayServer) -> None:
     answer = call(server, "GET", "/redirect")
     assert answer.status == 302
     assert answer.header("location") == ["/ü?a=1"]
@@ -226,7 +232,7 @@ def test_redirects_and_cookies_go_out(server: FrontServer) -> None:
     assert answer.header("content-length") == ["0"]
 
 
-def test_bodies_up_to_the_limit_pass_and_larger_ones_do_not(server: FrontServer) -> None:
+def test_bodies_up_to_the_limit_pass_and_larger_ones_do_not(server: GatewayServer) -> None:
     largest = call(server, "POST", "/open", b"x" * BODY_LIMIT_BYTES, {"content-type": "text/plain"})
     assert largest.status == 200
     assert len(largest.json()["body"]) == BODY_LIMIT_BYTES
@@ -237,7 +243,7 @@ def test_bodies_up_to_the_limit_pass_and_larger_ones_do_not(server: FrontServer)
     assert str(BODY_LIMIT_BYTES) in error["message"] and ErrorCode.PAYLOAD_TOO_LARGE.remedy in error["message"]
 
 
-def test_a_part_of_any_size_goes_to_the_store_without_the_senders_headers(server: FrontServer) -> None:
+def test_a_part_of_any_size_goes_to_the_store_without_the_senders_headers(server: GatewayServer) -> None:
     secrets = {"x-api-key": "k", "x-upload-token": "t"}
     data = b"x" * (BODY_LIMIT_BYTES + 1)
     store.seen.clear()
@@ -254,7 +260,7 @@ def test_a_part_of_any_size_goes_to_the_store_without_the_senders_headers(server
     assert len(store.seen) == 3, "what is refused reaches no store"
 
 
-def test_a_download_comes_from_the_store(server: FrontServer) -> None:
+def test_a_download_comes_from_the_store(server: GatewayServer) -> None:
     secrets = {"x-api-key": "k", "x-download-token": "t"}
     store.objects["/s3"] = bytes(range(256)) * 50_000
     answer = call(server, "GET", "/download/b/a", headers=secrets)
@@ -267,8 +273,8 @@ def test_a_download_comes_from_the_store(server: FrontServer) -> None:
     assert call(server, "GET", "/download/b/a").json()["error"]["code"] == "object_not_found"
 
 
-def test_the_stores_failures_reach_clients_of_the_original_in_its_shape(server: FrontServer) -> None:
-    """Its worker reads `error` as text."""
+def test_the_stores_failures_reach_clients_of_the_original_in_its_shape(server: GatewayServer) -> None:
+    """The original worker reads `error` as text."""
     original = {"x-api-key": "original"}
     store.script("PUT", "/s3", reply(404), reply(500))
     refusals = [call(server, "PUT", "/upload/b/a?uploadId=u&partNumber=7", b"x", original).json() for _ in range(2)]
@@ -279,7 +285,7 @@ def test_the_stores_failures_reach_clients_of_the_original_in_its_shape(server: 
     assert ours["error"]["code"] == "object_not_found"
 
 
-def test_handlers_run_side_by_side(server: FrontServer) -> None:
+def test_handlers_run_side_by_side(server: GatewayServer) -> None:
     # Each waits for all the others: one at a time, this would never end.
     assert together.parties <= HANDLER_THREADS
     answers: dict[int, bytes] = {}
@@ -296,7 +302,7 @@ def test_handlers_run_side_by_side(server: FrontServer) -> None:
     assert answers == {number: str(number).encode() for number in range(together.parties)}
 
 
-def test_the_authorizer_is_asked_each_time(server: FrontServer) -> None:
+def test_the_authorizer_is_asked_each_time(server: GatewayServer) -> None:
     asked.clear()
     for key, status in (("one", 200), ("one", 200), ("refused", 403), ("broken", 500), ("one", 200)):
         assert call(server, "GET", "/job/7", headers={"x-api-key": key}).status == status
@@ -311,7 +317,7 @@ def test_it_answers_what_is_under_way_and_frees_its_port() -> None:
         assert go_on.wait(10)
         return {"statusCode": 200, "body": "done"}
 
-    server = FrontServer(build_front([FrontRoute("GET", "/slow", slow, False)], authorize))
+    server = GatewayServer(build_gateway([GatewayRoute("GET", "/slow", slow, False)], authorize))
     server.start()
     port = urlsplit(server.url).port
     assert port is not None
@@ -327,14 +333,14 @@ def test_it_answers_what_is_under_way_and_frees_its_port() -> None:
     with pytest.raises(RuntimeError, match="not running"):
         _ = server.url
     server.stop()
-    with FrontServer(build_front([], authorize), port=port) as again:
+    with GatewayServer(build_gateway([], authorize), port=port) as again:
         assert urlsplit(again.url).port == port
         with pytest.raises(OSError, match="in use"):
-            FrontServer(build_front([], authorize), port=port).start()
+            GatewayServer(build_gateway([], authorize), port=port).start()
 
 
 def test_repeated_and_malformed_routes_are_refused() -> None:
     with pytest.raises(ValueError, match="GET /job"):
-        build_front([FrontRoute("GET", "/job", echo, True), FrontRoute("GET", "/job", echo, False)], authorize)
+        build_gateway([GatewayRoute("GET", "/job", echo, True), GatewayRoute("GET", "/job", echo, False)], authorize)
     with pytest.raises(ValueError, match="route path"):
-        build_front([FrontRoute("GET", "job", echo, True)], authorize)
+        build_gateway([GatewayRoute("GET", "job", echo, True)], authorize)

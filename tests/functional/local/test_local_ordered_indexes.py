@@ -1,4 +1,4 @@
-"""The emulator's ordered indexes give exactly what ministack alone gives, without its cost."""
+"""Test that ordered indexes return the results of unpatched ministack at constant cost."""
 
 from __future__ import annotations
 

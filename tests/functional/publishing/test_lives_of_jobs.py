@@ -1,4 +1,4 @@
-"""Whole lives of jobs: what their events hold is what docs/events.md says, and all of it is published."""
+"""Test that complete jobs publish the events and fields of docs/events.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "events.md"
 
 
 def documented() -> dict[str, set[str]]:
-    """Type to the names in its data, from the table of types."""
+    """Return the names in the data of each type, from the table of types."""
     table = DOCUMENT.read_text().partition("## Types")[2].partition("## ")[0]
     found: dict[str, set[str]] = {}
     names: set[str] = set()
@@ -30,7 +30,7 @@ def documented() -> dict[str, set[str]]:
 
 
 def live(api: Api) -> list[str]:
-    """Jobs that go through everything that can happen to one; their ids."""
+    """Run jobs through every transition; return their ids."""
     job = api.submit(queue="a", policy={"backoff_s": 30, "avoid_machine_s": 0})["id"]
     for command in ("pause", "resume"):
         api.post(f"/job/{job}/{command}", {"message": "a while"} if command == "pause" else None).ok()

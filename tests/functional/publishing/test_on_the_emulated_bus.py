@@ -1,4 +1,4 @@
-"""The real clients against the emulated EventBridge, SQS and DynamoDB Streams."""
+"""Test the real clients against the emulated EventBridge, SQS and DynamoDB Streams."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def stream_of(dynamodb: Any, api: Api) -> str:
 
 
 def received(sqs: Any, queue: str) -> list[dict[str, Any]]:
-    """The bodies of all messages, in order; they are taken."""
+    """Receive and delete all messages; return their bodies in order."""
     found = []
     while messages := sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10).get("Messages", []):
         for message in messages:
@@ -172,7 +172,7 @@ def test_the_local_feed_goes_on_when_the_stream_is_away(emulator: Emulator, capl
 
 
 class _Once:
-    """Drops one request."""
+    """Drop one request."""
 
     def __init__(self) -> None:
         self.dropped = False

@@ -1,4 +1,4 @@
-"""HTTP <-> payload 2.0: the documented example's fields, encodings, bodies, answers."""
+"""Test the conversion between HTTP and payload 2.0: documented fields, encodings, bodies, answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stream's feed in the local stack, without a stream."""
+"""Test the stream feed of the local stack without a stream."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functions.local.triggers.stream_feed import BATCH_RECORDS, StreamFeed
 
 
 class EndlessStream:
-    """A client of a stream that always has another full batch."""
+    """Client of a stream with an endless supply of full batches."""
 
     def __init__(self) -> None:
         self.pages = 0
@@ -27,17 +27,17 @@ class EndlessStream:
 
 
 class After:
-    """A stopper that says so after a number of looks."""
+    """Stop signal that is set after a number of waits."""
 
-    def __init__(self, looks: int) -> None:
-        self.looks = looks
+    def __init__(self, waits: int) -> None:
+        self.waits = waits
 
     def wait(self, timeout: float) -> bool:
-        self.looks -= 1
-        return self.looks < 0
+        self.waits -= 1
+        return self.waits < 0
 
     def set(self) -> None:
-        self.looks = 0
+        self.waits = 0
 
 
 def test_it_stops_between_two_batches_however_many_wait() -> None:

@@ -1,4 +1,4 @@
-"""A partition of an ordered index against a plain sorted list. Queries are compared in tests/functional/local."""
+"""Test a partition of an ordered index against a sorted list; tests/functional/local compares queries."""
 
 from __future__ import annotations
 

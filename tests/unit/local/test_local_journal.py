@@ -1,4 +1,4 @@
-"""The journal: order, torn ends, damage, and a kill at every single step."""
+"""Test the journal: order, incomplete ends, damage, a kill at every step."""
 
 from __future__ import annotations
 
@@ -95,11 +95,11 @@ def test_append_needs_a_snapshot_first(tmp_path: Path) -> None:
 
 
 class Killed(BaseException):
-    """The process dies here."""
+    """End of the process."""
 
 
 class Killer:
-    """Lets the first `steps` file operations happen and dies in the next; a write dies half done."""
+    """Allow the first `steps` file operations, and die in the next; a write dies halfway."""
 
     def __init__(self, steps: int) -> None:
         self.left = steps
@@ -129,7 +129,7 @@ class Killer:
 
 
 def play(directory: Path, answered: list[Any], trying: list[Any]) -> None:
-    """A life of a journal; what was answered, and what was being tried when it ended."""
+    """Run a journal; collect the acknowledged records and the record in progress at the end."""
     journal = Journal(directory)
     state = contents(journal.recover())
     journal.snapshot(state)

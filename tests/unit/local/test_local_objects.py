@@ -1,4 +1,4 @@
-"""How one object is stored: killed at any step, bytes and description belong together."""
+"""Test the storage of one object: after a kill at any step, bytes and description match."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 
 import pytest
 
-from functions.local.emulated.objects import Objects, finish_intents
+from functions.local.emulated.objects import DurableObjects, finish_intents
 
 
 class Killed(BaseException):
-    """The process dies here."""
+    """End of the process."""
 
 
 class StoppedError(Exception):
@@ -50,15 +50,15 @@ def fake_persistence(directory: Path) -> Any:
     return SimpleNamespace(STATE_DIR=str(directory), _state_format_version=lambda service: 2, _json_default=str)
 
 
-def patched(directory: Path) -> tuple[Any, Objects]:
+def patched(directory: Path) -> tuple[Any, DurableObjects]:
     s3 = fake_s3(directory / "s3")
-    objects = Objects(s3, fake_persistence(directory / "services"), directory / "intents", stop=stop)
+    objects = DurableObjects(s3, fake_persistence(directory / "services"), directory / "intents", stop=stop)
     objects.install()
     return s3, objects
 
 
 def stored(directory: Path) -> tuple[bytes, str] | None:
-    """The object's bytes and the ETag of its description, None when it is not there at all."""
+    """Return the bytes of the object and the ETag of its description; None without an object."""
     place, description = directory / "s3" / "b" / "k", directory / "s3" / "b" / "k.meta.json"
     if not place.exists():
         # Ministack passes over a description without an object.

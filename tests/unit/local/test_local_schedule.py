@@ -1,4 +1,4 @@
-"""The schedule on a fake clock: rate, failures, slow calls, the end."""
+"""Test the schedule on a fake clock: rate, failures, slow calls, stop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functions.local.triggers.schedule import Schedule, scheduled_event
 
 
 class Time:
-    """A clock and a stopper in one: waiting moves it on; it stops by itself at `end_s`."""
+    """Clock and stop signal in one: a wait advances the clock; the signal is set at `end_s`."""
 
     def __init__(self, end_s: float) -> None:
         self.now_s = 1_000.0

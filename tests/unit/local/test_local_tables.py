@@ -1,4 +1,4 @@
-"""The patch of the DynamoDB module, on a stand-in: saving before answering, and what happens when saving fails."""
+"""Test the patch of the DynamoDB module on a fake: a save before the answer, failed saves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import pytest
 
 from functions.local.emulated.journal import Journal
-from functions.local.emulated.tables import STORES, Tables, finish, identity
+from functions.local.emulated.tables import STORES, DurableTables, run_to_completion, table_identity
 
 TABLE = {"TableArn": "arn:aws:dynamodb:us-east-1:0:table/t", "TableId": "1", "_index_members": {"x": "derived"}}
 
@@ -33,7 +33,7 @@ class Store:
 
 
 class FakeDynamo:
-    """As much of ministack's module as the patch touches."""
+    """The part of ministack's module that the patch uses."""
 
     _INDEX_MEMBERS = "_index_members"
 
@@ -95,7 +95,7 @@ def stop(reason: str) -> NoReturn:
 
 def patched(directory: Path, dynamodb: FakeDynamo | None = None) -> FakeDynamo:
     dynamodb = dynamodb or FakeDynamo()
-    Tables(dynamodb, Journal(directory), stop=stop).install()
+    DurableTables(dynamodb, Journal(directory), stop=stop).install()
     return dynamodb
 
 
@@ -131,7 +131,7 @@ def test_a_removal_and_a_transaction_token_are_there_after_a_kill(tmp_path: Path
 
 def test_a_long_journal_is_replaced_by_a_snapshot(tmp_path: Path) -> None:
     dynamodb = FakeDynamo()
-    Tables(dynamodb, Journal(tmp_path, limit_bytes=2_000), stop=stop).install()
+    DurableTables(dynamodb, Journal(tmp_path, limit_bytes=2_000), stop=stop).install()
     sizes = []
     for number in range(60):
         call(dynamodb, "PutItem", f"{number}".encode())
@@ -226,8 +226,8 @@ def test_a_handler_that_waits_is_refused() -> None:
         await asyncio.sleep(0)
 
     with pytest.raises(RuntimeError, match="no longer atomic"):
-        finish(waits())
+        run_to_completion(waits())
 
 
 def test_a_table_of_the_same_name_is_another_table() -> None:
-    assert identity(TABLE) != identity({**TABLE, "TableId": "2"})
+    assert table_identity(TABLE) != table_identity({**TABLE, "TableId": "2"})
