@@ -1,1 +1,1 @@
-"""The trainer controller: rules on a running training, and what they and live commands do to it."""
+"""The trainer controller: rules and live commands that act on a running training."""

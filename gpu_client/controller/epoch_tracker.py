@@ -1,4 +1,4 @@
-"""Passes over the data, as the loop reports them: when one ends, and in which one a step was."""
+"""Epochs as the loop reports them: the step at which an epoch ends, and the epoch of a step."""
 
 from __future__ import annotations
 
@@ -8,34 +8,33 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 _REMEMBERED = 16
-"""Changes: several processes decide some steps later."""
+"""Number of remembered changes: several ranks decide some steps later."""
 
 
-class Ended(NamedTuple):
-    """A pass over the data."""
+class EndedEpoch(NamedTuple):
+    """An epoch that has ended."""
 
     step: int
-    """Its last one."""
+    """The last step of the epoch."""
     epoch: float
 
 
-class Epochs:
-    """Of one process.
+class EpochTracker:
+    """Tracks the epochs of one process.
 
-    A number with a fraction (a float) says how many passes are done, so that 1.0 comes with the last step of the first
-    one. A whole one (an int) says which one is under way, and that it has ended is known when the next one begins, or
-    with the last step of the training.
+    A float is the number of complete epochs, so that 1.0 comes with the last step of the first epoch. An int is the
+    number of the current epoch; such an epoch ends when the next one begins, or with the last step of the training.
     """
 
     def __init__(self) -> None:
         self._passed: int | None = None
-        """The newest, without its fraction."""
-        self._under_way: Ended | None = None
-        """The newest that was whole, and its newest step; None once it has ended."""
+        """The newest epoch without its fraction."""
+        self._under_way: EndedEpoch | None = None
+        """The newest epoch that was reported as an int, and its newest step; None after its end."""
         self._of_steps: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED)
 
-    def before(self, step: int, metrics: Mapping[str, object]) -> Ended | None:
-        """What has ended ahead of this step."""
+    def before(self, step: int, metrics: Mapping[str, object]) -> EndedEpoch | None:
+        """Return the epoch that ended before this step, or None."""
         epoch = _number(metrics)
         if epoch is None:
             return None
@@ -45,15 +44,15 @@ class Epochs:
             return None
         ended = self._under_way
         if ended is not None and ended.epoch == epoch:
-            self._under_way = Ended(step, epoch)
+            self._under_way = EndedEpoch(step, epoch)
             return None
         if self._passed != epoch:
-            # The last one may be reported once more when it has ended.
-            self._passed, self._under_way = epoch, Ended(step, epoch)
+            # A loop may report the last epoch once more after its end.
+            self._passed, self._under_way = epoch, EndedEpoch(step, epoch)
         return ended
 
-    def after(self, step: int, metrics: Mapping[str, object], *, last: bool) -> Ended | None:
-        """What ends with this step; `last`: as far as is known none comes after it."""
+    def after(self, step: int, metrics: Mapping[str, object], *, last: bool) -> EndedEpoch | None:
+        """Return the epoch that ends with this step, or None. `last`: no further step is known."""
         epoch = _number(metrics)
         if epoch is None:
             return None
@@ -64,26 +63,26 @@ class Epochs:
             return ended
         before, self._passed = self._passed, math.floor(epoch)
         if before is None:
-            # The first that is heard of: a pass ends here if nothing is left of it.
+            # Without an earlier report, an epoch ends here if nothing of it remains.
             before = math.ceil(epoch) - 1 if epoch > 0 else self._passed
-        return Ended(step, epoch) if before != self._passed else None
+        return EndedEpoch(step, epoch) if before != self._passed else None
 
     def at(self, step: int) -> float | None:
-        """In which one that step was; None where nobody has said so."""
+        """Return the epoch of a step, or None if unknown."""
         return next((epoch for began, epoch in reversed(self._of_steps) if began <= step), None)
 
     def state(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return the state as plain JSON."""
         return {"epoch": self._passed, "epoch_under_way": list(self._under_way) if self._under_way else None}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where that was saved. Raises TypeError or ValueError."""
+        """Restore a saved state. Raises TypeError or ValueError."""
         self._passed = state.get("epoch")
         under_way = state.get("epoch_under_way")
-        self._under_way = Ended(*under_way) if under_way is not None else None
+        self._under_way = EndedEpoch(*under_way) if under_way is not None else None
 
 
 def _number(metrics: Mapping[str, object]) -> int | float | None:
     epoch = metrics.get("epoch")
-    # NaN is not below it, and no whole number is too large to be compared.
+    # The comparison also excludes NaN, and works for integers of any size.
     return epoch if isinstance(epoch, int | float) and abs(epoch) < 1e12 else None

@@ -1,4 +1,4 @@
-"""What host and GPU tell of themselves, sampled behind whoever wants to know."""
+"""Metrics of host and GPU, sampled in a background thread."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ log = logging.getLogger("baton.rules")
 
 SAMPLE_EVERY_S = 5.0
 STOP_WITHIN_S = 2.0
-"""A driver that hangs does not hold up the end of a training."""
+"""Limit for the end of the thread: a hanging driver must not delay the end of a training."""
 MAX_GPUS = 16
 
 
-class Probe:
-    """Looks at host and GPU every few seconds, in a thread of its own; each sample is taken once."""
+class HardwareSampler:
+    """Samples host and GPU every few seconds; each sample is returned once."""
 
     def __init__(self, every_s: float = SAMPLE_EVERY_S, *, gpus_only: bool = False) -> None:
-        """`gpus_only`: nothing of the host, and of all GPUs instead of the first one."""
+        """`gpus_only`: sample the utilization of all GPUs and nothing else."""
         self._every_s = every_s
         self._gpus_only = gpus_only
         self._sample: dict[str, float] = {}
@@ -32,16 +32,16 @@ class Probe:
         self._thread = threading.Thread(target=self._run, name="baton-probe", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End."""
+        """Stop the thread."""
         self._stopped.set()
         self._thread.join(STOP_WITHIN_S)
 
     def take(self) -> dict[str, float]:
-        """The newest sample, if there is one since the last call."""
+        """Return the newest sample, or nothing if there is none since the last call."""
         if not self._sample:
             return {}
         with self._lock:
@@ -54,7 +54,7 @@ class Probe:
         while sources:
             sample: dict[str, float] = {}
             for source in sources:
-                # A driver may fail at any moment; then this value is missing, and rules know that.
+                # A driver can fail at any moment; then the value is missing, and rules handle missing values.
                 with contextlib.suppress(Exception):
                     sample |= source()
             with self._lock:
@@ -66,7 +66,7 @@ class Probe:
 def _host() -> Callable[[], dict[str, float]] | None:
     try:
         psutil: Any = importlib.import_module("psutil")
-        psutil.cpu_percent()  # the first call has nothing to compare with
+        psutil.cpu_percent()  # the first call has no earlier value to compare with
     except Exception as error:  # noqa: BLE001 - no module, or one that this machine's /proc is too strange for
         log.info("host.* is not measured: %s", error)
         return None
@@ -78,7 +78,7 @@ def _host() -> Callable[[], dict[str, float]] | None:
 
 
 def _library() -> Any:
-    """The driver's, ready; None where there is none."""
+    """Load the driver's library; None without a driver."""
     try:
         nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
@@ -89,9 +89,9 @@ def _library() -> Any:
 
 
 def _devices(nvml: Any, variables: Mapping[str, str]) -> list[Any]:
-    """Handles of the GPUs that a process with these variables sees, in its order; None for one that cannot be had.
+    """Return the GPUs that a process with these variables sees, in CUDA's order; None for an unavailable GPU.
 
-    CUDA numbers them as the driver does where all are of one kind, or CUDA_DEVICE_ORDER is PCI_BUS_ID.
+    CUDA and the driver number GPUs alike if all are of one model, or if CUDA_DEVICE_ORDER is PCI_BUS_ID.
     """
     try:
         count = int(nvml.nvmlDeviceGetCount())
@@ -106,7 +106,7 @@ def _devices(nvml: Any, variables: Mapping[str, str]) -> list[Any]:
 
 
 def _names(visible: str, count: int) -> list[str]:
-    """Indices and UUIDs, up to the first that is none, as CUDA reads them."""
+    """List indices and UUIDs up to the first invalid entry, as CUDA does."""
     names: list[str] = []
     for name in map(str.strip, visible.split(",")):
         if not name or name.startswith("-") or (_is_number(name) and int(name) >= count):
@@ -116,7 +116,7 @@ def _names(visible: str, count: int) -> list[str]:
 
 
 def _handle(nvml: Any, name: str, count: int) -> Any:
-    """By its index, its UUID or the beginning of that."""
+    """Find a GPU by index, UUID or prefix of a UUID."""
     try:
         if _is_number(name):
             return nvml.nvmlDeviceGetHandleByIndex(int(name))
@@ -138,7 +138,7 @@ def _text(name: str | bytes) -> str:
 
 
 def _gpus() -> Callable[[], dict[str, float]] | None:
-    """The busiest of all."""
+    """Make a source that returns the utilization of the busiest GPU."""
     nvml = _library()
     devices = [one for one in _devices(nvml, os.environ) if one is not None] if nvml is not None else []
     if not devices:
@@ -147,14 +147,14 @@ def _gpus() -> Callable[[], dict[str, float]] | None:
     measures = [partial(_util, nvml, device) for device in devices]
 
     def read() -> dict[str, float]:
-        shares = [share for measure in measures if (share := _asked(measure)) is not None]
+        shares = [share for measure in measures if (share := _measured(measure)) is not None]
         return {"gpu.util": max(shares)} if shares else {}
 
     return read
 
 
 def _gpu() -> Callable[[], dict[str, float]] | None:
-    """The one of this process: where launchers show each its own, that, else the one of its number."""
+    """Make a source for the GPU of this process: the only visible one, or the one with the local rank's number."""
     nvml = _library()
     devices = _devices(nvml, os.environ) if nvml is not None else []
     local = os.environ.get("LOCAL_RANK", "")
@@ -166,15 +166,15 @@ def _gpu() -> Callable[[], dict[str, float]] | None:
         "gpu.mem": lambda: float(nvml.nvmlDeviceGetMemoryInfo(device).used),
         "gpu.temp": lambda: float(nvml.nvmlDeviceGetTemperature(device, 0)),
     }
-    return lambda: {name: value for name, measure in measures.items() if (value := _asked(measure)) is not None}
+    return lambda: {name: value for name, measure in measures.items() if (value := _measured(measure)) is not None}
 
 
 def _util(nvml: Any, device: Any) -> float:
     return float(nvml.nvmlDeviceGetUtilizationRates(device).gpu)
 
 
-def _asked(measure: Callable[[], float]) -> float | None:
-    """None where this device does not know it, or not now: what else it knows is not lost with that."""
+def _measured(measure: Callable[[], float]) -> float | None:
+    """Read one value; None if the device does not have the value, so that the other values remain."""
     try:
         return measure()
     except Exception:  # noqa: BLE001 - as above

@@ -1,4 +1,4 @@
-"""Numbers of a running training that rules and commands may turn."""
+"""Numbers of a running training that rules and commands can change."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 _OF_GROUPS = ("initial_lr", "max_lr", "min_lr", "swa_lr")
-"""What schedulers keep in an optimizer's groups and begin from, besides `lr` itself."""
+"""Rates that schedulers keep in an optimizer's groups, besides `lr`."""
 _OF_SCHEDULERS = ("base_lrs", "max_lrs", "min_lrs", "_last_lr", "eta_min")
-"""Learning rates that schedulers keep for themselves."""
+"""Rates that schedulers keep in themselves."""
 
 
 class Knob(Protocol):
     """A number that can be read and changed between two steps.
 
-    `write` raises ValueError, with the reason, for a value that cannot be.
+    `write` raises ValueError with the reason for an impossible value.
     """
 
     def read(self) -> float: ...
@@ -31,29 +31,29 @@ class Setting:
         self._write = write
 
     def write(self, value: float) -> None:
-        """Change it."""
+        """Change the value."""
         self._write(value)
 
 
 class LearningRate:
-    """The learning rate of a torch optimizer: all its groups by the same factor.
+    """The learning rate of a torch optimizer; all groups change by the same factor.
 
-    With every rate that its schedulers keep, so that the schedule goes on, lower or higher; all of these are in the
-    state_dicts of optimizer and schedulers, so a resumed training goes on with them. Wrappers of accelerate are looked
-    through.
+    Every rate that the schedulers keep changes too, so that the schedule continues on a higher or lower level. All of
+    these rates are in the state_dicts of optimizer and schedulers, so a resumed training keeps them. Wrappers of
+    accelerate are unwrapped.
     """
 
     def __init__(self, optimizer: Any, *schedulers: Any) -> None:
-        # Not its groups: load_state_dict() makes new ones.
+        # The optimizer instead of its groups: load_state_dict() replaces the groups.
         self._optimizer = optimizer
         self._schedulers = [part for scheduler in schedulers for part in _parts(scheduler)]
 
     def read(self) -> float:
-        """That of the first group."""
+        """Return the rate of the first group."""
         return float(self._optimizer.param_groups[0]["lr"])
 
     def write(self, value: float) -> None:
-        """Change it. Raises ValueError where no factor leads there."""
+        """Change the rate. Raises ValueError if no factor leads from the present rate to `value`."""
         now = self.read()
         if not math.isfinite(value) or value < 0:
             raise ValueError(f"a learning rate cannot be {value}")
@@ -64,10 +64,10 @@ class LearningRate:
         self.scale(value / now)
 
     def scale(self, factor: float) -> None:
-        """Change all of it by a factor, also where it is 0 at this moment of a schedule."""
+        """Multiply all rates by a factor, also while the schedule is at 0."""
         for group in self._optimizer.param_groups:
             if hasattr(group["lr"], "mul_"):
-                group["lr"].mul_(factor)  # in place: a captured graph looks at this very tensor
+                group["lr"].mul_(factor)  # in place: a captured graph reads this very tensor
             else:
                 group["lr"] = group["lr"] * factor
             for name in _OF_GROUPS:
@@ -83,7 +83,7 @@ class LearningRate:
 
 
 def _parts(scheduler: Any) -> list[Any]:
-    """The schedulers that it is made of."""
+    """List the schedulers that a scheduler consists of."""
     inner = getattr(scheduler, "scheduler", None)  # accelerate's wrapper
     if inner is not None:
         return _parts(inner)

@@ -1,4 +1,4 @@
-"""What is measured besides what the loop reports: times, the knobs, host and GPU."""
+"""Metrics besides those that the loop reports: times, knobs, host and GPU."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any, TypeVar
 
-from gpu_client.controller.action_executor import Offer, Source, said_of
-from gpu_client.controller.hardware_sampler import Probe
+from gpu_client.controller.action_executor import LoopCapabilities, MetricSource, error_text
+from gpu_client.controller.hardware_sampler import HardwareSampler
 
 
-class Times:
-    """Of one process. `clock`: monotonic seconds."""
+class TrainingClock:
+    """The two elapsed-time clocks of the rules, in seconds; both continue from a checkpoint. `clock`: monotonic
+    seconds.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """Both begin at 0."""
+        """Start both clocks at 0."""
         self._clock = clock
         self._began = clock()
         self._now_base = 0.0
@@ -23,24 +25,24 @@ class Times:
         self._knows_wall = False
 
     def begin(self, ran_s: float | None) -> None:
-        """`ran_s`: how long the job had run before this attempt, as the control plane counts it; None if unsaid."""
+        """`ran_s`: seconds that the job ran before this attempt, by the control plane; None if unknown."""
         self._knows_wall = ran_s is not None
         self._wall_base = float(ran_s or 0)
 
     def now(self) -> float:
-        """What windows, cooldowns and ages are counted by: time in training, up to the checkpoint and since."""
+        """Return the training time in seconds, for windows, cooldowns and ages."""
         return self._now_base + self._clock() - self._began
 
     def wall(self) -> float:
-        """The metric `wall`: time in all attempts, as far as is known."""
+        """Return the metric `wall`: seconds in all attempts, as far as known."""
         return self._wall_base + self._clock() - self._began
 
     def state(self) -> dict[str, float]:
-        """Plain JSON."""
+        """Return the state as plain JSON."""
         return {"now": self.now(), "wall": self.wall()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where that was saved; of `wall` the control plane knows better, if it has said something."""
+        """Restore a saved state. For `wall` a value of the control plane wins."""
         passed = self._clock() - self._began
         self._now_base = float(state.get("now", 0.0)) - passed
         if not self._knows_wall:
@@ -56,15 +58,15 @@ _GPU = frozenset({"gpu.util", "gpu.mem", "gpu.temp"})
 
 
 class _Loader:
-    """One that measures by itself how long it was waited for, in seconds."""
+    """A loader that measures the time spent waiting for its batches, in seconds."""
 
     def __init__(self, of: Any) -> None:
         self.of = of
         self.seconds = 0.0
-        """As it last said."""
+        """The last value."""
 
     def read(self) -> float | None:
-        """What it says now; None where that is no number, or cannot be had."""
+        """Read the value; None if the loader has no finite number."""
         try:
             seconds = float(self.of.waited_s)
         except Exception:  # noqa: BLE001 - the user's code: the training goes on
@@ -75,8 +77,8 @@ class _Loader:
         return seconds
 
 
-class Signals:
-    """The measures of one process. `clock`: monotonic seconds."""
+class Measurements:
+    """The measurements of one process. `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -85,51 +87,51 @@ class Signals:
         self._saved_at = clock()
         self._waited_s = 0.0
         self._waited_before_s = 0.0
-        """Before the newest step."""
+        """Seconds waited before the newest step."""
         self._awaiting_since: float | None = None
         self._waits = False
         self._loaders: list[_Loader] = []
-        """Those that measure by themselves how long they were waited for."""
-        self._told: tuple[int, float, float] | None = None
-        """When the agent was last told: step, time, seconds waited so far."""
-        self._probe: Probe | None = None
+        """Loaders that measure their own waiting time."""
+        self._last_report: tuple[int, float, float] | None = None
+        """The last report to the agent: step, time, seconds waited so far."""
+        self._probe: HardwareSampler | None = None
         self._failed: set[str] = set()
 
     def follow(self, reads: Set[str]) -> None:
-        """Rules read these: begin to sample what has to be sampled."""
+        """Start sampling the hardware if rules read its metrics."""
         if self._probe is None and reads & (_HOST | _GPU):
-            probe = Probe()
+            probe = HardwareSampler()
             try:
                 probe.start()
-            except RuntimeError as error:  # no more threads
+            except RuntimeError as error:  # the process has too many threads
                 log.warning("host.* and gpu.* are not measured: %s", error)
                 return
             self._probe = probe
 
-    def saved(self) -> None:
-        """A checkpoint has just been taken."""
+    def checkpoint_saved(self) -> None:
+        """Reset the age of the newest checkpoint."""
         self._saved_at = self._clock()
 
-    def waited(self, seconds: float) -> None:
-        """So long the loop waited for data."""
+    def add_wait(self, seconds: float) -> None:
+        """Add time that the loop waited for data, in seconds."""
         self._waited_s += seconds
         self._waits = True
 
-    def awaiting(self) -> None:
-        """As far as is known the loop does nothing from now on but wait for data.
+    def wait_started(self) -> None:
+        """Assume that the loop waits for data from now on; the newest call counts.
 
-        For libraries that hold their loaders themselves, and tell when something is done: the newest call counts.
+        For libraries that own their loaders and report the end of each activity.
         """
         self._awaiting_since = self._clock()
 
-    def arrived(self) -> None:
-        """It has them."""
+    def wait_ended(self) -> None:
+        """Add the time since `wait_started`."""
         if self._awaiting_since is not None:
-            self.waited(self._clock() - self._awaiting_since)
+            self.add_wait(self._clock() - self._awaiting_since)
             self._awaiting_since = None
 
     def timed(self, batches: Iterable[T]) -> Iterator[T]:
-        """The batches; how long each was waited for is noted, by themselves if they can (`waited_s`)."""
+        """Yield the batches and measure the wait for each, unless the loader measures it (`waited_s`)."""
         if self._follows(batches):
             yield from batches
             return
@@ -140,16 +142,16 @@ class Signals:
                 batch = next(iterator)
             except StopIteration:
                 return
-            self.waited(self._clock() - began)
+            self.add_wait(self._clock() - began)
             yield batch
 
     def follow_loaders(self, states: Iterable[object]) -> None:
-        """Those among them that measure by themselves how long they were waited for (`waited_s`)."""
+        """Follow the states that measure their own waiting time (`waited_s`)."""
         for state in states:
             self._follows(state)
 
     def _follows(self, state: object) -> bool:
-        """Whether it is one of them: any object may have something else by that name."""
+        """Follow a loader; False for an object whose `waited_s` is no number."""
         if any(one.of is state for one in self._loaders):
             return True
         if not hasattr(type(state), "waited_s"):
@@ -166,22 +168,28 @@ class Signals:
             loader.read()
         return self._waited_s + sum(loader.seconds for loader in self._loaders)
 
-    def since_told(self, step: int) -> dict[str, float]:
-        """The mean times of the steps since this was last asked; nothing where there was none."""
-        now, waited, told = self._clock(), self._waited(), self._told
-        self._told = step, now, waited
-        if told is None or step <= told[0]:
+    def since_last_report(self, step: int) -> dict[str, float]:
+        """Return the mean times of the steps since the last call; empty without a new step."""
+        now, waited, before = self._clock(), self._waited(), self._last_report
+        self._last_report = step, now, waited
+        if before is None or step <= before[0]:
             return {}
-        steps = step - told[0]
-        found = {"step.time": (now - told[1]) / steps}
+        steps = step - before[0]
+        found = {"step.time": (now - before[1]) / steps}
         if self._waits:
-            found["data.wait"] = (waited - told[2]) / steps
+            found["data.wait"] = (waited - before[2]) / steps
         return found
 
-    def at_step(
-        self, metrics: Mapping[str, object], *, step: int, reads: Set[str], times: Times, offer: Offer
+    def step_metrics(
+        self,
+        metrics: Mapping[str, object],
+        *,
+        step: int,
+        reads: Set[str],
+        times: TrainingClock,
+        capabilities: LoopCapabilities,
     ) -> dict[str, object]:
-        """What the loop reported with this step, and everything else that rules read.
+        """Return the reported metrics of a step and everything else that rules read.
 
         A step that is reported again has no new times.
         """
@@ -201,22 +209,22 @@ class Signals:
             found["ckpt.age"] = now - self._saved_at
         if "wall" in reads:
             found["wall"] = times.wall()
-        if "lr" in reads and "lr" in offer.knobs and not metrics.keys() & {"lr", "learning_rate"}:
-            found["lr"] = self._asked("lr", offer.knobs["lr"].read)
-        for name, source in offer.metrics.items():
+        if "lr" in reads and "lr" in capabilities.knobs and not metrics.keys() & {"lr", "learning_rate"}:
+            found["lr"] = self._read_source("lr", capabilities.knobs["lr"].read)
+        for name, source in capabilities.metrics.items():
             if name in reads:
-                found[name] = self._asked(name, source)
+                found[name] = self._read_source(name, source)
         if self._probe is not None:
             found.update(self._probe.take())
         return found
 
-    def _asked(self, name: str, source: Source) -> float | None:
+    def _read_source(self, name: str, source: MetricSource) -> float | None:
         try:
             return source()
         except Exception as error:  # noqa: BLE001 - the user's code: the training goes on, the value is missing
             if name not in self._failed:
                 self._failed.add(name)
-                log.warning("the metric %s cannot be read: %s", name, said_of(error))
+                log.warning("the metric %s cannot be read: %s", name, error_text(error))
             return None
 
     def close(self) -> None:

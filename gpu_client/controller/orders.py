@@ -1,4 +1,4 @@
-"""What is to be done at a step boundary, by a rule or by a command. Plain values: ranks and processes share them."""
+"""Orders of rules and commands for a step boundary, the queues that hold them, and the exit that awaits its report."""
 
 from __future__ import annotations
 
@@ -15,51 +15,51 @@ from baton.contract.rules.language.messages import Message
 log = logging.getLogger("baton.rules")
 
 Outcome = Literal["applied", "failed", "rejected"]
-SAID_ONCE = frozenset({"log", "alert"})
-"""Not by every process."""
-_AT_THE_END = SAID_ONCE | {"stop", "rollback", "pause", "requeue"}
+ONCE_PER_TRAINING = frozenset({"log", "alert"})
+"""Actions that the first rank alone carries out."""
+_WITHOUT_OTHER_RANKS = ONCE_PER_TRAINING | {"stop", "rollback", "pause", "requeue"}
 MAX_WAITING_ORDERS = 1000
-"""Of the first of several processes, in a loop that never comes to where ranks agree."""
+"""Limit of the queue in a loop that never calls checkpoint_due."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One thing to do. Exactly one of `rule` and `command` says who wants it."""
+    """One action to carry out, ordered by either `rule` or `command`."""
 
     action: str
-    """As in rule documents: `stop`, `set`, ..."""
+    """Name in rule documents: `stop`, `set`, ..."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """The action's parameters; texts are filled in."""
+    """Parameters of the action; texts are rendered."""
     rule: str = ""
     command: int = 0
-    """Its sequence number."""
+    """Sequence number of the command."""
     revision: int = 0
     step: int = 0
-    """At which it was decided."""
+    """Step of the decision."""
     onset: int = 0
-    """The first step of what led to it."""
+    """First step of the observations that led to the decision."""
     why: str = ""
 
     @property
     def takes_steps(self) -> bool:
-        """Whether it begins behind the step at which it is carried out."""
+        """True if the action begins after the step at which it is executed."""
         return self.action == "profile"
 
     def as_values(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return the order as plain JSON."""
         return asdict(self)
 
     @staticmethod
     def of_values(values: Mapping[str, Any]) -> Order:
-        """From that."""
+        """Make an order of plain JSON."""
         return Order(**values)
 
 
 def orders_of(verdict: Verdict, revision: int, values: Mapping[str, float | None]) -> Iterator[Order]:
-    """What a rule that fired wants. `values` fill its texts."""
+    """Yield the orders of a rule that fired. `values` fill its texts."""
     if verdict.mode == "dry_run":
         return
-    why = ", ".join(f"{one.text} = {_said(one.value)}" for one in verdict.operands)
+    why = ", ".join(f"{one.text} = {_operand_text(one.value)}" for one in verdict.operands)
     for action in verdict.actions:
         arguments: dict[str, Any] = {}
         for one in fields(action):
@@ -77,30 +77,30 @@ def orders_of(verdict: Verdict, revision: int, values: Mapping[str, float | None
 
 
 def order_of_command(message: Mapping[str, Any], step: int) -> Order:
-    """From a message of the agent. Raises ValueError or TypeError for what is no command."""
+    """Make an order of an agent's message. Raises KeyError, ValueError or TypeError for a malformed command."""
     kind, seq, arguments = message["kind"], message["seq"], message.get("arguments", {})
     if not isinstance(kind, str) or type(seq) is not int or not isinstance(arguments, dict):
         raise ValueError("a command has 'kind', 'seq' and 'arguments'")
     return Order(kind, dict(arguments), command=seq, step=step, onset=step, why=f"command {seq}")
 
 
-class Waiting:
-    """What the first of several processes decided, until all of them do it.
+class OrderQueue:
+    """Decisions of the first rank that all ranks have still to carry out.
 
-    A vote tells the others that there is something, and after the next step they do what there was at that vote: what
-    was decided since waits for the next one. So a training that is interrupted does each thing after the same step.
+    A vote announces the queue; after the next step all ranks carry out the announced orders. Later decisions wait for
+    the next vote. Therefore a training that is interrupted repeats each action after the same step.
     """
 
     def __init__(self) -> None:
         self._orders: list[Order] = []
-        self._offered = 0
-        """So many of them a vote has told of."""
+        self._announced = 0
+        """Number of orders that a vote has announced."""
 
     def __len__(self) -> int:
         return len(self._orders)
 
     def add(self, orders: Iterable[Order]) -> None:
-        """What is too much is left out, and that is told."""
+        """Append orders; orders beyond the limit are dropped with a warning."""
         for order in orders:
             if len(self._orders) >= MAX_WAITING_ORDERS:
                 log.warning("%s of %s is left out: checkpoint_due is never asked", order.action, order.rule)
@@ -108,46 +108,46 @@ class Waiting:
             self._orders.append(order)
 
     def add_first(self, order: Order) -> None:
-        """To be done at the very next occasion."""
+        """Insert an order that is due at the next vote."""
         self._orders.insert(0, order)
-        self._offered += 1
+        self._announced += 1
 
-    def offer(self) -> None:
-        """A vote goes out."""
-        self._offered = len(self._orders)
+    def mark_announced(self) -> None:
+        """Announce all orders, because a vote goes out."""
+        self._announced = len(self._orders)
 
     @property
-    def offered(self) -> bool:
-        """Whether it told of any."""
-        return self._offered > 0
+    def announced(self) -> bool:
+        """True if a vote has announced an order."""
+        return self._announced > 0
 
     def take(self) -> list[Order]:
-        """Those it told of; they wait no longer."""
-        taken, self._orders, self._offered = self._orders[: self._offered], self._orders[self._offered :], 0
+        """Remove and return the announced orders."""
+        taken, self._orders, self._announced = self._orders[: self._announced], self._orders[self._announced :], 0
         return taken
 
     def take_all(self) -> list[Order]:
-        """There is nobody else any more."""
-        self.offer()
+        """Remove and return all orders, because no other rank exists."""
+        self.mark_announced()
         return self.take()
 
     def take_last(self) -> tuple[list[Order], list[Order]]:
-        """After the last step of all: what the first process can do alone, and what comes too late."""
+        """After the last step: the orders that the first rank can carry out alone, and the orders that are too late."""
         orders = self.take_all()
-        still = [order for order in orders if order.action in _AT_THE_END]
-        return still, [order for order in orders if order not in still]
+        in_time = [order for order in orders if order.action in _WITHOUT_OTHER_RANKS]
+        return in_time, [order for order in orders if order not in in_time]
 
     def state(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return {"waiting": [order.as_values() for order in self._orders], "offered": self._offered}
+        """Return the queue as plain JSON."""
+        return {"waiting": [order.as_values() for order in self._orders], "offered": self._announced}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on with that."""
+        """Restore a saved queue."""
         self._orders = [Order.of_values(values) for values in state.get("waiting", ())]
-        self._offered = int(state.get("offered", len(self._orders)))
+        self._announced = int(state.get("offered", len(self._orders)))
 
 
-def _said(value: float | bool | None) -> str:
+def _operand_text(value: float | bool | None) -> str:
     if value is None:
         return "unknown"
     if isinstance(value, bool):
@@ -155,35 +155,37 @@ def _said(value: float | bool | None) -> str:
     return format(value, ".6g") if math.isfinite(value) else str(value)
 
 
-class Ending:
-    """Of one process. What it announces may be lost with its machine, and the checkpoint counts the rule as fired."""
+class PendingExit:
+    """The exit that this process announced. The announcement can be lost with the machine, but the checkpoint counts
+    the rule as fired.
+    """
 
     def __init__(self) -> None:
         self._ends: int | None = None
         self._order: Order | None = None
 
     def begin(self, ends: int | None) -> None:
-        """`ends`: how many the control plane has written down in the job's life; None where it does not say."""
+        """`ends`: number of exits in the control plane's records; None if unknown."""
         self._ends = ends
 
     @property
     def announced(self) -> bool:
-        """Whether the agent was told of one."""
+        """True if the agent received an exit."""
         return self._order is not None
 
     def announce(self, order: Order) -> None:
-        """The agent was told of this one."""
-        if order.action != "requeue":  # that is brought about by any end of the attempt
+        """Remember the exit that the agent received."""
+        if order.action != "requeue":  # any end of the attempt has the effect of `requeue`
             self._order = order
 
     def state(self) -> dict[str, Any] | None:
-        """Plain JSON; None where there is none."""
+        """Return the exit as plain JSON; None without one."""
         return {"order": self._order.as_values(), "ends": self._ends or 0} if self._order is not None else None
 
-    def left_over(self, state: Mapping[str, Any] | None, wants: Callable[[str, str], bool]) -> Order | None:
-        """The end that the process which saved this announced, if it has not come; None if it is over.
+    def unreported(self, state: Mapping[str, Any] | None, wants: Callable[[str, str], bool]) -> Order | None:
+        """Return the exit that the saving process announced and the control plane has not recorded, or None.
 
-        `wants`: whether a rule (its name, the action's) is in force as it was, and still does that.
+        `wants`: tells if a rule (name, action) is unchanged and still has the action.
         """
         if not state or self._ends is None or self._ends > state["ends"]:
             return None
@@ -191,38 +193,38 @@ class Ending:
         return order if order.command or wants(order.rule, order.action) else None
 
 
-Undone = Callable[[int, Literal["applied", "rejected", "expired"], str], object]
+OnNotDone = Callable[[int, Literal["applied", "rejected", "expired"], str], object]
 
 
-class Commands:
-    """What has arrived, in its order. Sequence numbers tell what came before."""
+class CommandQueue:
+    """Live commands in the order of arrival; each is carried out once at a step boundary, or not at all."""
 
-    def __init__(self, clock: Callable[[], float], not_done: Undone) -> None:
-        """`not_done` is told number, status and reason of a command for which nothing is to be done."""
+    def __init__(self, clock: Callable[[], float], on_not_done: OnNotDone) -> None:
+        """`on_not_done` receives number, status and reason of a command without effect."""
         self._clock = clock
-        self._not_done = not_done
+        self._on_not_done = on_not_done
         self._last_seq = 0
-        self._again: list[Order] = []
-        """Applied after the checkpoint that this training goes on from: due after the same steps again."""
-        self.done_again = 0
-        """Number of the one that a checkpoint brings with it: whoever hands it out once more is not obeyed twice."""
+        self._replays: list[Order] = []
+        """Commands that an earlier attempt applied after the checkpoint; they are due after the same steps."""
+        self.restored_seq = 0
+        """Sequence number of the command in the checkpoint; its redelivery is ignored."""
         self.sets_seq = 0
-        """Of the newest `set` that the training's present state has in it."""
+        """Sequence number of the newest `set` in the present state of the training."""
 
     @property
-    def waiting(self) -> bool:
-        """Whether some are due at a later step."""
-        return bool(self._again)
+    def has_replays(self) -> bool:
+        """True if replays are due at later steps."""
+        return bool(self._replays)
 
-    def stamped(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A message with the moment at which it is too late for it."""
+    def with_deadline(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Add the time after which a command is too late."""
         life_s = message.get("expires_in_s")
         if isinstance(life_s, bool) or not isinstance(life_s, int | float):
             return message
         return {**message, "until": self._clock() + min(life_s, 1e9)}
 
     def order_of(self, message: Mapping[str, Any], step: int) -> Order | None:
-        """What is to be done now; None if nothing is, or only at a later step."""
+        """Return the order that is due now, or None."""
         again = message.get("status") == "applied"
         try:
             order = order_of_command(message, int(message["step"]) if again else step)
@@ -231,30 +233,30 @@ class Commands:
             return None
         if again:
             if order.command > self.sets_seq:
-                self._again.append(order)
+                self._replays.append(order)
             return None
         if order.command <= self._last_seq:
             return None
-        if order.command == self.done_again:
+        if order.command == self.restored_seq:
             return None
         self._last_seq = order.command
         if order.action == "set" and order.command <= self.sets_seq:
-            # It was carried out, and a checkpoint taken, but the answer was lost with the process.
-            self._not_done(order.command, "applied", "before the checkpoint that the training goes on from")
+            # An earlier process applied the command and saved, but its answer was lost.
+            self._on_not_done(order.command, "applied", "before the checkpoint that the training goes on from")
             return None
         until = message.get("until")
         if until is not None and self._clock() > until:
-            self._not_done(order.command, "expired", "no step ended in time")
+            self._on_not_done(order.command, "expired", "no step ended in time")
             return None
         return order
 
-    def due_again(self, step: int) -> list[Order]:
-        """Those that were applied after this step, or before it."""
-        due = [order for order in self._again if order.step <= step]
-        self._again = [order for order in self._again if order.step > step]
+    def due_replays(self, step: int) -> list[Order]:
+        """Remove and return the replays that are due at or before this step."""
+        due = [order for order in self._replays if order.step <= step]
+        self._replays = [order for order in self._replays if order.step > step]
         return due
 
     def applied(self, order: Order) -> None:
-        """It is part of the training's state now."""
+        """Record that the state of the training contains the order."""
         if order.action == "set":
             self.sets_seq = max(self.sets_seq, order.command)

@@ -1,4 +1,4 @@
-"""What several processes reported, as one observation."""
+"""Reports of several ranks, reduced to one observation."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from baton.contract.rules.arithmetic import to_number
 from baton.contract.rules.document.rule import REPORT
 from baton.contract.rules.metrics import Reduce
 from baton.contract.rules.numbers import decode, encode
-from gpu_client.controller.rule_engine import Engine
+from gpu_client.controller.rule_engine import RuleEngine
 
 _STEPS = ("step", REPORT)
 
 
-class Peers(Protocol):
-    """The processes of one training."""
+class RankPeers(Protocol):
+    """The ranks of one training."""
 
     size: int
 
@@ -24,69 +24,69 @@ class Peers(Protocol):
     def first(self) -> bool: ...
 
     def share(self, value: Any) -> Any:
-        """The first one's value, on all of them."""
+        """Broadcast the first rank's value to all ranks."""
 
 
-class Observed(NamedTuple):
-    """A step, or another event of the first process, and what came with it."""
+class Observation(NamedTuple):
+    """A step, or another event of the first rank, with its metrics."""
 
     event: str
     step: int
     now: float
-    """Seconds, as the engine has them."""
+    """Time of the engine, in seconds."""
     metrics: Mapping[str, object]
     rank: int = 0
-    """The first process that reported a value that is not finite; 0 where none did."""
+    """First rank that reported a value that is not finite; 0 if none."""
 
     def as_values(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return the observation as plain JSON."""
         numbers = {name: encode(_number(value)) for name, value in self.metrics.items()}
         return {"event": self.event, "step": self.step, "now": self.now, "metrics": numbers}
 
     @staticmethod
-    def of_values(values: Mapping[str, Any]) -> Observed:
-        """From that. Raises KeyError, TypeError or ValueError."""
+    def of_values(values: Mapping[str, Any]) -> Observation:
+        """Make an observation of plain JSON. Raises KeyError, TypeError or ValueError."""
         metrics = {str(name): decode(value) for name, value in values["metrics"].items()}
-        return Observed(str(values["event"]), int(values["step"]), float(values["now"]), metrics)
+        return Observation(str(values["event"]), int(values["step"]), float(values["now"]), metrics)
 
 
-class Gathering:
-    """What this process hands in for a step, and what all of them together handed in.
+class RankAggregator:
+    """Collects the reports of this rank, and reduces the reports of all ranks.
 
-    Their numbers travel with the vote that processes send each other after every step, so rules add no message.
-    The order of steps and events is that in which the first process told them.
+    The numbers travel with the vote of each step, so rules need no message of their own. The order of steps and events
+    is the order on the first rank.
     """
 
     def __init__(self) -> None:
-        self._mine: list[Observed] = []
-        """Since the last vote: at most one of them is a step."""
-        self._sent: list[Observed] = []
-        """What came with the last vote, until that is heard."""
+        self._mine: list[Observation] = []
+        """Reports since the last vote; at most one is a step."""
+        self._sent: list[Observation] = []
+        """Reports that travel with the last vote, until its result is read."""
         self._reads: frozenset[str] = frozenset()
         self._names: Sequence[str] = ()
-        """Of the numbers that were contributed last: those that rules read, in order."""
+        """Names of the contributed numbers, sorted."""
 
-    def hand_in(self, step: int, metrics: Mapping[str, object], *, now: float, logged: bool = False) -> None:
-        """What this process reports, once or more often, or not at all: processes need not do alike.
+    def add_step(self, step: int, metrics: Mapping[str, object], *, now: float, logged: bool = False) -> None:
+        """Add a report of this rank; ranks may report once, repeatedly, or not at all.
 
-        logged: these are what the loop logs of the step.
+        logged: the metrics are those that the loop logs for the step.
         """
         event = REPORT if logged else "step"
         for place, one in enumerate(self._mine):
             if one.event in _STEPS:
                 event = REPORT if REPORT in (one.event, event) else event
-                self._mine[place] = Observed(event, step, now, {**one.metrics, **metrics})
+                self._mine[place] = Observation(event, step, now, {**one.metrics, **metrics})
                 return
-        self._mine.append(Observed(event, step, now, metrics))
+        self._mine.append(Observation(event, step, now, metrics))
 
-    def note(self, event: Observed) -> None:
-        """Something else than a step; the first process alone says so."""
+    def add_event(self, event: Observation) -> None:
+        """Add an event that is no step; only the first rank does."""
         self._mine.append(event)
 
-    def contribution(self, engine: Engine) -> list[float]:
-        """The numbers of this process: of each metric that rules read whether it is known, and its value.
+    def contribution(self, engine: RuleEngine) -> list[float]:
+        """Return this rank's numbers: for each metric that rules read, a flag for its presence, and the value.
 
-        Every process asks this at the same moments, under the same rules, and contributes as many.
+        All ranks call this at the same votes and under the same rules, so that all contribute equally many numbers.
         """
         if self._reads is not engine.reads:
             self._reads, self._names = engine.reads, sorted(engine.reads)
@@ -98,23 +98,23 @@ class Gathering:
             values += (0.0, 0.0) if number is None else (1.0, number)
         return values
 
-    def heard(self, rows: Sequence[Sequence[float]], engine: Engine) -> list[Observed]:
-        """What was contributed by all, as the step and events with which this process came to that vote."""
+    def reduce_rows(self, rows: Sequence[Sequence[float]], engine: RuleEngine) -> list[Observation]:
+        """Reduce the numbers of all ranks to the steps and events of this rank."""
         sent, self._sent = self._sent, []
-        found, rank = _reduced(self._names, rows, engine.reducers), _odd_one(rows)
+        found, rank = _reduced(self._names, rows, engine.reducers), _nonfinite_rank(rows)
         return [one._replace(metrics=found, rank=rank) if one.event in _STEPS else one for one in sent]
 
-    def rest(self) -> list[Observed]:
-        """What this process said, and no vote tells of any more."""
+    def take_rest(self) -> list[Observation]:
+        """Remove and return the reports that no vote will carry."""
         rest, self._sent, self._mine = [*self._sent, *self._mine], [], []
         return rest
 
-    def forget(self) -> None:
-        """Rules begin anew: what was handed in before is none of theirs."""
+    def clear(self) -> None:
+        """Drop earlier reports, because new rules must not see them."""
         self._sent, self._mine = [], []
 
-    def state(self, engine: Engine) -> list[dict[str, Any]]:
-        """What came after the last vote, as plain JSON; it goes on afterwards."""
+    def state(self, engine: RuleEngine) -> list[dict[str, Any]]:
+        """Return the reports since the last vote as plain JSON, without removing them."""
         reads = engine.reads
         return [
             one._replace(
@@ -124,28 +124,28 @@ class Gathering:
         ]
 
     def load_state(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Go on with that. Raises KeyError, TypeError or ValueError."""
-        self._mine = [Observed.of_values(one) for one in state]
+        """Restore saved reports. Raises KeyError, TypeError or ValueError."""
+        self._mine = [Observation.of_values(one) for one in state]
 
 
 def _reduced(
     names: Sequence[str], rows: Sequence[Sequence[float]], reducers: Mapping[str, Reduce]
 ) -> dict[str, object]:
-    """A value that is no number on one process is none on all, however it is reduced."""
+    """Reduce each metric; a NaN on one rank makes the result NaN."""
     found: dict[str, object] = {}
     for column, name in enumerate(names):
-        said = [row[2 * column + 1] for row in rows if row[2 * column]]
-        if not said:
+        reported = [row[2 * column + 1] for row in rows if row[2 * column]]
+        if not reported:
             continue
-        # At every step: without a generator, and of NaN the sum is NaN.
-        if math.isnan(sum(said)) and any(map(math.isnan, said)):
+        # This runs at every step: a sum without a generator finds NaN fast.
+        if math.isnan(sum(reported)) and any(map(math.isnan, reported)):
             found[name] = math.nan
         else:
-            found[name] = _REDUCERS[reducers.get(name, "mean")](said)
+            found[name] = _REDUCERS[reducers.get(name, "mean")](reported)
     return found
 
 
-def _odd_one(rows: Sequence[Sequence[float]]) -> int:
+def _nonfinite_rank(rows: Sequence[Sequence[float]]) -> int:
     for rank, row in enumerate(rows):
         if not math.isfinite(sum(row)) and not all(map(math.isfinite, row)):
             return rank
@@ -153,7 +153,7 @@ def _odd_one(rows: Sequence[Sequence[float]]) -> int:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Equal values have themselves as their mean, to the last bit."""
+    """Return the mean; equal values give exactly that value."""
     return values[0] if values.count(values[0]) == len(values) else sum(values) / len(values)
 
 

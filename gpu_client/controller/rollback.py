@@ -1,47 +1,47 @@
-"""After a rollback the training goes on otherwise than before: with other batches, at a lower rate."""
+"""Changes to a training that restarts after a rollback: skipped batches, a lower learning rate."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from gpu_client.controller.action_executor import said_of
+from gpu_client.controller.action_executor import error_text
 from gpu_client.controller.knobs import Knob
 
 
-class Adjusted(NamedTuple):
-    """What came of it: the decision's type, and words."""
+class RollbackResult(NamedTuple):
+    """Type and text of the resulting decision."""
 
     type: str
     message: str
 
 
-class Rollbacks:
-    """Those of the job's life, and how many of them the training's state has in it."""
+class RollbackTracker:
+    """The rollbacks of a job, and how many of them the state of the training contains."""
 
     def __init__(self) -> None:
         self._known: list[Mapping[str, Any]] = []
         self.done = 0
-        """Number of the newest one that is in the state."""
+        """Number of the newest rollback in the state."""
 
     def begin(self, known: Iterable[Mapping[str, Any]]) -> None:
-        """Each as baton.contract.steering.RolledBack says it."""
+        """Set the job's rollbacks, each as a baton.contract.steering.RolledBack."""
         self._known = list(known)
 
-    def made_up_for(self, knobs: Mapping[str, Knob], states: list[object]) -> Iterator[dict[str, Any]]:
-        """Adjust the states that were taken back by what they have not in them; what came of each, as a decision."""
+    def apply_missing(self, knobs: Mapping[str, Knob], states: list[object]) -> Iterator[dict[str, Any]]:
+        """Apply the rollbacks that the restored states do not contain; yield a decision for each."""
         for one in self._known:
             if int(one["number"]) > self.done:
                 self.done = int(one["number"])
-                came_of = adjusted(one, knobs, states)
-                told = {"type": came_of.type, "message": came_of.message}
-                yield {**told, "rule": str(one.get("rule", "")), "actions": ["rollback"]}
+                result = apply_rollback(one, knobs, states)
+                decision = {"type": result.type, "message": result.message}
+                yield {**decision, "rule": str(one.get("rule", "")), "actions": ["rollback"]}
 
 
-def adjusted(one: Mapping[str, Any], knobs: Mapping[str, Knob], states: Iterable[object]) -> Adjusted:
-    """Apply a rollback (baton.contract.steering.RolledBack) to the states that were just restored. Never raises.
+def apply_rollback(one: Mapping[str, Any], knobs: Mapping[str, Knob], states: Iterable[object]) -> RollbackResult:
+    """Apply a rollback (baton.contract.steering.RolledBack) to restored states. Never raises.
 
-    The rate needs a knob `lr` that can `scale(factor)`, the batches a state that can `skip(batches)`.
+    The learning rate needs a knob `lr` with `scale(factor)`, the batches need a state with `skip(batches)`.
     """
     done: list[str] = []
     lacks: list[str] = []
@@ -53,20 +53,20 @@ def adjusted(one: Mapping[str, Any], knobs: Mapping[str, Knob], states: Iterable
         else:
             _try(scale, factor, f"learning rate times {factor:g}", done, lacks)
     if skip:
-        # Of the class: a module may well have a part that is called so.
+        # The class is searched, because a module may have a submodule of that name.
         data = [state for state in states if callable(getattr(type(state), "skip", None))]
         if not data:
             lacks.append(f"{skip} batches are not skipped: no state has skip(batches)")
         for state in data:
             _try(state.skip, skip, f"{skip} batches skipped", done, lacks)  # type: ignore[attr-defined]
     kind = "action.failed" if lacks else "action.applied"
-    return Adjusted(kind, "; ".join((*done, *lacks)) or "goes on as it was")
+    return RollbackResult(kind, "; ".join((*done, *lacks)) or "goes on as it was")
 
 
-def _try(do: Any, value: float, said: str, done: list[str], lacks: list[str]) -> None:
+def _try(do: Any, value: float, text: str, done: list[str], lacks: list[str]) -> None:
     try:
         do(value)
     except Exception as error:  # noqa: BLE001 - the user's code: the training goes on
-        lacks.append(f"not {said}: {said_of(error)}")
+        lacks.append(f"not {text}: {error_text(error)}")
     else:
-        done.append(said)
+        done.append(text)

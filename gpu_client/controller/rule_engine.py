@@ -20,63 +20,64 @@ from baton.contract.rules.numbers import encode
 from gpu_client.controller.orders import Order, orders_of
 
 BUDGET_S = 200e-6
-"""Of processor time, for each step in the mean."""
+"""Processor time for each step, on average."""
 MEASURE_EVERY = 8
-"""Observations: measuring costs a system call."""
+"""Observations per measurement; a measurement costs a system call."""
 SAMPLES = 32
-"""After so many measurements it is judged: one that was interrupted says nothing."""
+"""Measurements per judgement; a single one may be disturbed."""
 MAX_EVERY = 64
 MAX_KINDS = 64
-"""Of reports, by what they have."""
+"""Limit of the sets of metric names."""
 
 
-class Budget:
-    """Watches how long observations take. What it has slowed down it lets go on as before once there is room."""
+class EvaluationBudget:
+    """Limits the processor time of rules: rules that take too long are checked at fewer steps."""
 
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
-        """`clock`: seconds of processor time of this thread; others on the machine do not count."""
+        """`clock`: processor time of this thread, in seconds."""
         self.clock = clock
         self.every = 1
-        """Rules are checked at each so many steps."""
+        """Interval of the checks, in steps."""
         self._seen = 0
         self._spent_s = 0.0
         self._samples = 0
-        self.looked: dict[frozenset[str], int] = {}
-        """The newest step that was looked at, by what it had of what rules read."""
+        self.checked_steps: dict[frozenset[str], int] = {}
+        """The newest checked step, by the metrics of the report that rules read."""
 
-    def passes_over(self, step: int, metrics: Mapping[str, object]) -> bool:
-        """Whether this step is left out. Never one with a value that is not finite: it may be the only one.
+    def skips(self, step: int, metrics: Mapping[str, object]) -> bool:
+        """Tell if this step is skipped. A step with a value that is not finite never is, because it may be the only
+        one.
 
-        Of so many steps in a row the first that has these metrics is looked at: a loop may report them seldom.
+        Within each interval, the first step with these metrics is checked, because a loop may report them rarely.
         """
         names = frozenset(metrics)
-        if len(self.looked) >= MAX_KINDS:
-            self.looked.clear()
-        before = self.looked.setdefault(names, step if step % self.every else -1)
+        if len(self.checked_steps) >= MAX_KINDS:
+            self.checked_steps.clear()
+        before = self.checked_steps.setdefault(names, step if step % self.every else -1)
         if before == -1 or before // self.every != step // self.every:
-            self.looked[names] = step
+            self.checked_steps[names] = step
             return False
         return all(
             value is None or (isinstance(value, int | float) and math.isfinite(value)) for value in metrics.values()
         )
 
     def is_due(self) -> bool:
-        """Whether this observation is to be measured; called once for each that is not left out.
+        """Tell if this observation is measured; called for each observation that is not skipped.
 
-        All of the few that are left are.
+        With an interval above 1 every observation is measured.
         """
         self._seen += 1
         return self.every > 1 or self._seen % MEASURE_EVERY == 0
 
     def spent(self, seconds: float) -> str:
-        """So long an observation took; what is changed therefore, in words."""
+        """Add a measurement in seconds; return a text about the changed interval, or ""."""
         self._spent_s += seconds
         self._samples += 1
         if self._samples < SAMPLES:
             return ""
         mean_s, self._spent_s, self._samples = self._spent_s / SAMPLES, 0.0, 0
         wanted = min(MAX_EVERY, max(1, math.ceil(mean_s / BUDGET_S)))
-        # More often again only where there is plenty of room: no going to and fro.
+        # The interval shrinks only with a wide margin, so that it does not oscillate.
         if wanted == self.every or (wanted < self.every and mean_s > self.every * BUDGET_S / 4):
             return ""
         self.every = wanted
@@ -88,60 +89,60 @@ log = logging.getLogger("baton.rules")
 
 STATE_VERSION = 1
 MAX_STATUS_CHARS = 200
-UNSEEN_AFTER = 200
-"""Observations after which it is said of a rule that what it reads has never come."""
+MISSING_AFTER = 200
+"""Observations after which a rule with missing metrics is reported."""
 MAX_REPORTED = 20
 MAX_NAMES = 4096
-"""A loop that puts the step into its metrics' names has a new one at every step."""
+"""Limit of the known names: a loop that puts the step into names has new ones at every step."""
 MAX_COMBINATIONS = 256
 
 _EVENTS = {State.FIRED: "rule.fired", State.CLEARED: "rule.cleared", State.ERROR: "rule.error"}
 _PASSED_OVER = frozenset({"step", REPORT})
-"""At some steps, where rules take too long."""
+"""Events that the budget may skip."""
 _NO_ORDERS: tuple[Order, ...] = ()
 
-Tell = Callable[[dict[str, Any]], object]
+OnDecision = Callable[[dict[str, Any]], object]
 
 
-class Engine:
+class RuleEngine:
     """One rule set at a time, with its counters.
 
-    `tell` is called with each decision: a dictionary with `type`, `rule`, `step`, `operands`, `actions`, `message`.
+    `on_decision` receives each decision: a dictionary with `type`, `rule`, `step`, `operands`, `actions`, `message`.
     """
 
-    def __init__(self, tell: Tell, budget: Budget | None = None) -> None:
-        self._tell = tell
-        self._budget = budget or Budget()
+    def __init__(self, on_decision: OnDecision, budget: EvaluationBudget | None = None) -> None:
+        self._on_decision = on_decision
+        self._budget = budget or EvaluationBudget()
         self._evaluator: Evaluator | None = None
         self._names: dict[str, str] = {}
         self._canonical: set[tuple[str, ...]] = set()
-        """Combinations of names that are the same in rules."""
+        """Combinations of names that equal their names in rules."""
         self._usual: tuple[str, ...] = ()
-        """The one that came last."""
+        """The combination of the last observation."""
         self._seen = 0
         self._awaited: set[str] = set()
-        """Metrics that rules read and that have not come yet."""
-        self._unseen_told: set[str] = set()
-        """Rules of which that was told."""
+        """Metrics that rules read and that no observation had so far."""
+        self._reported_missing: set[str] = set()
+        """Rules whose missing metrics were reported."""
         self._anew: frozenset[str] = frozenset()
-        """Rules whose counters a checkpoint did not have."""
+        """Rules whose counters are not from the checkpoint."""
         self.revision = 0
         self.reads: frozenset[str] = frozenset()
         """The metrics that rules read, in conditions and in texts."""
         self.presets_off: frozenset[str] = frozenset()
-        """Those that the document switches off; the agent evaluates them."""
+        """Presets that the document switches off; the agent evaluates presets."""
         self.reducers: Mapping[str, Reduce] = {}
-        """How the values of several processes become one, of those that rules read."""
+        """Reduction over ranks, by metric that rules read."""
 
     @property
     def active(self) -> bool:
-        """Whether there is a rule."""
+        """True if a rule is in force."""
         return self._evaluator is not None
 
     def install(self, revision: int, text: str, *, step: int) -> str:
-        """Put these rules into force, but for the control plane's; what is unchanged in them keeps its counters.
+        """Put the rules of the training into force; unchanged rules keep their counters. Never raises.
 
-        Answers with the reason why they cannot be; those before stay in force then. Never raises.
+        Return "", or the reason for a rejection; the earlier rules stay in force then.
         """
         try:
             loaded = load(text) if text.strip() else None
@@ -155,9 +156,9 @@ class Engine:
             log.exception("revision %d of the rules cannot be read", revision)
             return f"rules cannot be read here: {type(error).__name__}: {error}"
         old, self._evaluator = self._evaluator, evaluator
-        told = f"revision {revision} is in force"
+        text = f"revision {revision} is in force"
         if old is not None and evaluator is not None:
-            told += _carried(evaluator, old.state_dict())[1]
+            text += _carried(evaluator, old.state_dict())[1]
         self.revision = revision
         self.presets_off = loaded.rules.presets_off if loaded is not None and loaded.rules else frozenset()
         here = evaluator.rules.rules if evaluator is not None else ()
@@ -165,21 +166,21 @@ class Engine:
         known = evaluator.rules.metrics() if evaluator is not None else BUILT_IN
         self.reducers = {name: known[name].reduced_by for name in self.reads if name in known}
         self._seen = 0
-        self._awaited, self._unseen_told = self._not_come(), set()
-        self._decide("rule.updated", step=step, severity="info", message=told)
+        self._awaited, self._reported_missing = self._not_come(), set()
+        self._decide("rule.updated", step=step, severity="info", message=text)
         return ""
 
     def _not_come(self) -> set[str]:
-        """Metrics that conditions read and that the evaluator knows nothing of yet."""
+        """Return the metrics that conditions read and that have no value yet."""
         if self._evaluator is None:
             return set()
         values, rules = self._evaluator.values(), self._evaluator.rules.rules
         return {name for rule in rules for name in rule.metrics if name != "step" and values.get(name) is None}
 
     def observe(self, metrics: Mapping[str, object], *, step: int, now: float, event: str = "step") -> Sequence[Order]:
-        """Look at what came with a step or another event; what is to be done about it. Never raises.
+        """Evaluate a step or another event; return the orders. Never raises.
 
-        `metrics` by the names that the loop uses. `now`: seconds, which go on where they were when a training resumes.
+        `metrics`: by the loop's names. `now`: seconds that continue when a training resumes.
         """
         evaluator = self._evaluator
         if evaluator is None:
@@ -188,18 +189,18 @@ class Engine:
         budget = self._budget
         if budget.every > 1:
             found = {**found, **(read := self._read(found))}
-            if event in _PASSED_OVER and budget.passes_over(step, read):
+            if event in _PASSED_OVER and budget.skips(step, read):
                 return _NO_ORDERS
         measured = budget.is_due()
         if measured and budget.every == 1 and not all(type(value) is float for value in found.values()):
-            # Ahead of it, for it may wait for the GPU: that is no fault of the rules.
+            # Reading a metric can wait for the GPU; therefore the measured time begins afterwards.
             found = {**found, **self._read(found)}
         began = budget.clock() if measured else 0.0
         verdicts = evaluator.observe(found, step=step, now=now, event=event)
-        if measured and (told := budget.spent(budget.clock() - began)):
-            self._decide("rule.updated", step=step, message=told)
+        if measured and (text := budget.spent(budget.clock() - began)):
+            self._decide("rule.updated", step=step, message=text)
         if self._awaited:
-            self._look_for_unseen(evaluator, found, step)
+            self._report_missing_metrics(evaluator, found, step)
         if not verdicts:
             return _NO_ORDERS
         orders: list[Order] = []
@@ -210,7 +211,7 @@ class Engine:
         return orders
 
     def _read(self, found: Mapping[str, object]) -> dict[str, object]:
-        """What rules read of it, as plain numbers; what is none stays as it is."""
+        """Convert the metrics that rules read into numbers; other values stay unchanged."""
         read: dict[str, object] = {}
         for name in self.reads & found.keys():
             value = found[name]
@@ -221,7 +222,7 @@ class Engine:
         return read
 
     def renamed(self, metrics: Mapping[str, object]) -> Mapping[str, object]:
-        """By their names in rules."""
+        """Return the metrics by their names in rules."""
         given = (*metrics,)
         if given == self._usual:
             return metrics
@@ -242,7 +243,7 @@ class Engine:
         return found
 
     def statuses(self) -> list[dict[str, Any]]:
-        """How each rule stands, in words."""
+        """Return the status of each rule."""
         if self._evaluator is None:
             return []
         return [
@@ -256,35 +257,35 @@ class Engine:
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that later decisions depend on, as plain JSON."""
+        """Return everything that later decisions depend on, as plain JSON."""
         return {
             "version": STATE_VERSION,
             "rules": self._evaluator.state_dict() if self._evaluator else None,
             "seen": self._seen,
             "every": self._budget.every,
-            "looked": [[sorted(names), looked] for names, looked in self._budget.looked.items()],
-            "unseen_told": sorted(self._unseen_told),
+            "looked": [[sorted(names), looked] for names, looked in self._budget.checked_steps.items()],
+            "unseen_told": sorted(self._reported_missing),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, step: int) -> None:
-        """Go on where that was saved. What cannot be taken back is told, and begins anew. Never raises."""
+        """Restore saved counters; report the rules whose counters restart. Never raises."""
         saved = state.get("rules")
         if self._evaluator is None or saved is None:
             return
         self._anew = frozenset(rule.name for rule in self._evaluator.rules.rules)
         if state.get("version") == STATE_VERSION:
-            self._anew, told = _carried(self._evaluator, saved)
+            self._anew, text = _carried(self._evaluator, saved)
             self._budget.every = int(state.get("every", 1))
-            self._budget.looked = {frozenset(names): int(looked) for names, looked in state.get("looked", ())}
-            self._seen, self._unseen_told = int(state.get("seen", 0)), set(state.get("unseen_told", ()))
+            self._budget.checked_steps = {frozenset(names): int(looked) for names, looked in state.get("looked", ())}
+            self._seen, self._reported_missing = int(state.get("seen", 0)), set(state.get("unseen_told", ()))
             self._awaited = self._not_come()
         else:
-            told = "; all counters begin anew: their version is not known"
-        if told:
-            self._decide("rule.updated", step=step, severity="info", message=f"resumed{told}")
+            text = "; all counters begin anew: their version is not known"
+        if text:
+            self._decide("rule.updated", step=step, severity="info", message=f"resumed{text}")
 
-    def wants(self, rule: str, action: str) -> bool:
-        """Whether that rule is in force as it was in the checkpoint, and still does that."""
+    def is_in_force(self, rule: str, action: str) -> bool:
+        """Tell if a rule is unchanged since the checkpoint and still has the action."""
         rules = self._evaluator.rules.rules if self._evaluator is not None else ()
         for one in rules:
             if one.name == rule and one.name not in self._anew and one.mode == "enforce":
@@ -293,24 +294,24 @@ class Engine:
                 )
         return False
 
-    def _look_for_unseen(self, evaluator: Evaluator, found: Mapping[str, object], step: int) -> None:
-        """Rules whose metrics never come would be silent for ever: say so once, however they stand.
+    def _report_missing_metrics(self, evaluator: Evaluator, found: Mapping[str, object], step: int) -> None:
+        """Report each rule once whose metrics never came; the rule would be silent for ever.
 
-        A rule that nothing has made due stays armed, and one that was checked without them is unknown.
+        A rule without a due condition stays armed; a rule that was checked without its metrics is unknown.
         """
         if not self._awaited.isdisjoint(found):
             self._awaited.difference_update([name for name, value in found.items() if value is not None])
         self._seen += 1
-        if self._seen % UNSEEN_AFTER:
+        if self._seen % MISSING_AFTER:
             return
-        unknown = evaluator.unknown() - self._unseen_told
+        unknown = evaluator.unknown() - self._reported_missing
         reported = ", ".join(sorted(set(self._names.values()))[:MAX_REPORTED]) or "nothing"
         for rule in evaluator.rules.rules:
             missing = sorted(self._awaited.intersection(rule.metrics))
             if missing and rule.name in unknown:
-                self._unseen_told.add(rule.name)
-                told = f"not known after {self._seen} steps: {', '.join(missing)}; the training reports {reported}"
-                self._decide("rule.unevaluable", rule=rule.name, step=step, message=told)
+                self._reported_missing.add(rule.name)
+                text = f"not known after {self._seen} steps: {', '.join(missing)}; the training reports {reported}"
+                self._decide("rule.unevaluable", rule=rule.name, step=step, message=text)
 
     def _record(self, verdict: Verdict) -> None:
         self._decide(
@@ -325,11 +326,11 @@ class Engine:
         )
 
     def _decide(self, type_: str, *, step: int, **more: Any) -> None:
-        self._tell({"type": type_, "revision": self.revision, "step": step, **more})
+        self._on_decision({"type": type_, "revision": self.revision, "step": step, **more})
 
 
 def _carried(evaluator: Evaluator, state: Any) -> tuple[frozenset[str], str]:
-    """Take the counters over; which begin anew, and that as the end of a sentence."""
+    """Restore the counters; return the rules that restart, and the end of a sentence about them."""
     try:
         anew = {one.rule: f"{one.rule} ({one.reason})" for one in evaluator.load_state_dict(state) if not one.kept}
     except StateError as error:

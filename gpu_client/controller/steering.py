@@ -1,8 +1,8 @@
-"""What a session has of rules and commands: they arrive at any moment, and act between two steps.
+"""Rules and commands of a session: they arrive at any moment and act between two steps.
 
-Alone, a process evaluates and acts within `reported`. With several processes the first one evaluates what all of them
-reported after step n once their votes of it are heard, behind step n+1; that there is something to do is in its next
-vote, so all do it after step n+2. No other step waits, but for those before a command that is to be done again.
+A single process evaluates and acts within `report_step`. With several ranks, the first evaluates the reports of step n
+after step n+1, when it reads the votes; its next vote announces the orders, and all ranks act after step n+2. Steps
+wait for a vote only before the replay of a command.
 """
 
 from __future__ import annotations
@@ -17,15 +17,22 @@ from typing import Any, TypeVar
 
 from baton.contract.rules.document.rule import REPORT
 from baton.contract.rules.metrics import canonical_name
-from gpu_client.controller.action_executor import Hook, Loop, Offer, Performer, Profiler, Source
-from gpu_client.controller.epoch_tracker import Ended, Epochs
-from gpu_client.controller.event_reporter import Send, Teller
+from gpu_client.controller.action_executor import (
+    ActionExecutor,
+    LoopCapabilities,
+    MetricSource,
+    Profiler,
+    TrainingLoop,
+    UserHook,
+)
+from gpu_client.controller.epoch_tracker import EndedEpoch, EpochTracker
+from gpu_client.controller.event_reporter import EventReporter, Send
 from gpu_client.controller.knobs import Knob
-from gpu_client.controller.measurements import Signals, Times
-from gpu_client.controller.orders import SAID_ONCE, Commands, Ending, Order, Waiting
-from gpu_client.controller.rank_aggregation import Gathering, Observed, Peers
-from gpu_client.controller.rollback import Rollbacks
-from gpu_client.controller.rule_engine import Engine
+from gpu_client.controller.measurements import Measurements, TrainingClock
+from gpu_client.controller.orders import ONCE_PER_TRAINING, CommandQueue, Order, OrderQueue, PendingExit
+from gpu_client.controller.rank_aggregation import Observation, RankAggregator, RankPeers
+from gpu_client.controller.rollback import RollbackTracker
+from gpu_client.controller.rule_engine import RuleEngine
 
 log = logging.getLogger("baton.rules")
 
@@ -36,151 +43,157 @@ Note = Callable[[int, Mapping[str, object]], None]
 class Steering:
     """The controller of one process."""
 
-    def __init__(self, loop: Loop, peers: Peers, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing is in force before `begin`; what is received before it is not lost."""
+    def __init__(self, loop: TrainingLoop, peers: RankPeers, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Make a controller without rules; messages that arrive before `begin` are kept."""
         self._loop = loop
         self._peers = peers
         self._pid = os.getpid()
         self._closed = False
-        self._times = Times(clock)
+        self._times = TrainingClock(clock)
         self._started = False
         self._step = 0
         self._last = False
-        self._epochs = Epochs()
+        self._epochs = EpochTracker()
         self._inbox: deque[Mapping[str, Any]] = deque()
-        self._teller = Teller(peers.first, clock, self._epochs.at)
-        self._commands = Commands(clock, self._result)
-        self._heard = False  # whether the first process has an agent, without which some ends are for nothing
-        self._waiting = Waiting()
-        self._unseen: list[Observed] = []
-        """What several processes had reported when the checkpoint was taken, where there is only one now."""
+        self._reporter = EventReporter(peers.first, clock, self._epochs.at)
+        self._commands = CommandQueue(clock, self._result)
+        self._first_has_agent = False  # if not, an exit that an agent must carry out is impossible
+        self._orders = OrderQueue()
+        self._unseen: list[Observation] = []
+        """Reports of several ranks from the checkpoint, if this run has a single rank."""
         self._shared_rules: Mapping[str, Any] | None = None
-        self._rollbacks = Rollbacks()
-        self._ending = Ending()
-        self._saved_here = False
-        self.engine = Engine(self._teller.decided)
-        self._offer = Offer()
-        self._note: Note | None = None
-        self._performer = Performer(
-            loop, self._offer, self._leave, lambda *came_of: self._teller.outcome(*came_of, step=self._step)
+        self._rollbacks = RollbackTracker()
+        self._ending = PendingExit()
+        self._restored = False
+        self.engine = RuleEngine(self._reporter.report_decision)
+        self._capabilities = LoopCapabilities()
+        self._add_metrics: Note | None = None
+        self._executor = ActionExecutor(
+            loop,
+            self._capabilities,
+            self._leave,
+            lambda *came_of: self._reporter.report_outcome(*came_of, step=self._step),
         )
-        self._gathering = Gathering() if peers.size > 1 else None
-        self.signals = Signals(clock)
-        self.live = False  # whether there is anything to do at a step: asked at every one
+        self._aggregator = RankAggregator() if peers.size > 1 else None
+        self.signals = Measurements(clock)
+        self.live = False  # True if a step has anything to do; read at every step
 
     def begin(self, start: Mapping[str, Any], send: Send | None, note: Note | None = None, *, step: int = 0) -> None:
-        """Take what the agent said at the beginning; `send` tells the agent, None where there is none.
+        """Take over the start state; `send` sends a message to the agent, None without one.
 
-        note: is told the metrics of evaluations, for the job's history.
+        note: receives the metrics of evaluations, for the job's history.
 
         start: `rules`, `commands`, `rollbacks`, `ends`, `ran_s`, as in baton.contract.steering.Control. step: of the
-            checkpoint from which the training is to go on.
+            checkpoint from which the training continues.
         """
         self._step = step
-        self._teller.send = send
-        self._note = note
-        self._ending.begin(start.get("ends") if send is not None else None)  # alone, to start again is to go on
+        self._reporter.send = send
+        self._add_metrics = note
+        # without an agent, a restart continues the training
+        self._ending.begin(start.get("ends") if send is not None else None)
         self._times.begin(start.get("ran_s"))
         self._rollbacks.begin(start.get("rollbacks") or [])
         if start.get("rules"):
             self._install({"type": "rules", **start["rules"]})
         if self._peers.first:
-            # Before what has come in the meantime: that is newer.
+            # Messages that arrived in the meantime are newer, therefore they stay behind.
             known = [{"type": "command", **command} for command in start.get("commands") or []]
-            self._inbox.extendleft(map(self._commands.stamped, reversed(known)))
+            self._inbox.extendleft(map(self._commands.with_deadline, reversed(known)))
         self._refresh()
 
-    # For the loop
+    # Calls of the loop
 
     def offer(
         self,
         *,
         knobs: Mapping[str, Knob] | None = None,
-        metrics: Mapping[str, Source] | None = None,
-        hooks: Mapping[str, Hook] | None = None,
+        metrics: Mapping[str, MetricSource] | None = None,
+        hooks: Mapping[str, UserHook] | None = None,
         profiler: Profiler | None = None,
         evaluate: bool = False,
         skip_batch: bool = False,
     ) -> None:
-        """Say what rules and commands may do with this loop besides stopping and saving; before `session.resume`.
+        """Declare capabilities of this loop besides stopping and saving; before `session.resume`.
 
-        knobs: by name, `{"lr": LearningRate(optimizer, scheduler)}`. metrics: the user's own, asked at each step where
-            a rule reads them. hooks: actions of the user's own. evaluate: the loop looks at `evaluation_due`.
-            profiler: the session's. skip_batch: it reports before optimizer.step() and looks at `batch_unwanted`.
+        knobs: by name, `{"lr": LearningRate(optimizer, scheduler)}`. metrics: the user's own, read at each step if a
+            rule reads them. hooks: actions of the user's own. evaluate: the loop reads `evaluation_due`. profiler: the
+            session's. skip_batch: the loop reports before optimizer.step() and reads `batch_unwanted`.
         """
-        self._offer.knobs.update(knobs or {})
-        self._offer.metrics.update({canonical_name(name): source for name, source in (metrics or {}).items()})
-        self._offer.hooks.update(hooks or {})
-        self._offer.profiler = profiler or self._offer.profiler
-        self._offer.evaluates = self._offer.evaluates or evaluate
-        # With several processes what a rule says of a batch comes too late.
-        self._offer.skips_batches = self._offer.skips_batches or (skip_batch and self._peers.size == 1)
+        self._capabilities.knobs.update(knobs or {})
+        self._capabilities.metrics.update({canonical_name(name): source for name, source in (metrics or {}).items()})
+        self._capabilities.hooks.update(hooks or {})
+        self._capabilities.profiler = profiler or self._capabilities.profiler
+        self._capabilities.evaluates = self._capabilities.evaluates or evaluate
+        # With several ranks the decision about a batch comes after the batch.
+        self._capabilities.skips_batches = self._capabilities.skips_batches or (skip_batch and self._peers.size == 1)
 
     @property
     def evaluation_due(self) -> bool:
-        """Whether somebody wants an evaluation now; asking takes note of it."""
-        wanted, self._performer.evaluation_wanted = self._performer.evaluation_wanted, False
+        """True once after each request for an evaluation."""
+        wanted, self._executor.evaluation_wanted = self._executor.evaluation_wanted, False
         return wanted
 
     @property
     def batch_unwanted(self) -> bool:
-        """Whether the gradients of this batch are not to be applied; asking takes note of it."""
-        unwanted, self._performer.batch_unwanted = self._performer.batch_unwanted, False
+        """True once after each request to skip the gradients of this batch."""
+        unwanted, self._executor.batch_unwanted = self._executor.batch_unwanted, False
         return unwanted
 
     @property
     def finishing(self) -> bool:
-        """Whether a rule or command ended the training as complete: leave the loop and write the outputs."""
-        return self._performer.finishing
+        """True if a rule or command ended the training as complete: leave the loop and write the outputs."""
+        return self._executor.finishing
 
     def evaluated(self, step: int, metrics: Mapping[str, object] | None = None, **more: object) -> None:
-        """An evaluation is done: rules know `loss` of it as `eval.loss`."""
+        """Report an evaluation; in rules, its metric `loss` is `eval.loss`."""
         found = {**(metrics or {}), **more}
         named = {f"eval.{name}": value for name, value in found.items()}
-        if self._note is not None:
-            self._note(step, named)
-        self.happened("evaluate", step, named)
+        if self._add_metrics is not None:
+            self._add_metrics(step, named)
+        self.report_event("evaluate", step, named)
 
     def measured(self, step: int) -> dict[str, float]:
-        """What the agent is told beside a report: mean times of the steps since the report before it."""
-        return self.signals.since_told(step)
+        """Return the mean times of the steps since the last report to the agent."""
+        return self.signals.since_last_report(step)
 
     def timed(self, batches: Iterable[T]) -> Iterator[T]:
-        """The batches; how long each was waited for is the metric `data.wait`. A `ResumableLoader` needs no timing."""
+        """Yield the batches; the wait for each is the metric `data.wait`. A `ResumableLoader` measures its own."""
         return self.signals.timed(batches)
 
-    # What arrives
+    # Messages
 
     def receive(self, message: Mapping[str, Any]) -> None:
-        """Rules or a command from the agent; from any thread."""
-        self._inbox.append(self._commands.stamped(message))
+        """Take rules or a command of the agent; from any thread."""
+        self._inbox.append(self._commands.with_deadline(message))
         self.live = True
 
-    # What the loop says
+    # Reports of the loop
 
-    def reported(self, step: int, metrics: Mapping[str, object], *, last: bool = False, event: str = "") -> None:
-        """A step is done; `last`: as far as is known none comes after it. Never raises.
+    def report_step(self, step: int, metrics: Mapping[str, object], *, last: bool = False, event: str = "") -> None:
+        """Report a step; `last`: no further step is known. Never raises.
 
-        event: `step`; `log`, of a step that was done already; else a step that has metrics is both.
+        event: `step`; `log` for a step that was reported already; by default a step with metrics is both.
         """
         event = event or (REPORT if metrics else "step")
         self._step, self._last = step, last
-        if self._offer.profiler is not None and self._offer.profiler.active:
-            self._offer.profiler.stepped(step)
+        if self._capabilities.profiler is not None and self._capabilities.profiler.active:
+            self._capabilities.profiler.stepped(step)
         if not self._started:
             self._started = True
-            self.happened("start", max(0, step - 1), {})
+            self.report_event("start", max(0, step - 1), {})
         if "epoch" in metrics:
             self._ended(self._epochs.before(step, metrics))
         engine, active = self.engine, self.engine.active
         found = metrics
         if event != "log":
-            reads, offer = engine.reads, self._offer
-            found = self.signals.at_step(metrics, step=step, reads=reads, times=self._times, offer=offer)
-        if self._gathering is not None:
+            reads, capabilities = engine.reads, self._capabilities
+            found = self.signals.step_metrics(
+                metrics, step=step, reads=reads, times=self._times, capabilities=capabilities
+            )
+        if self._aggregator is not None:
             if active:
-                self._gathering.hand_in(step, found, now=self._times.now(), logged=event != "step")
-        elif self._inbox or not active or self._commands.waiting:
+                self._aggregator.add_step(step, found, now=self._times.now(), logged=event != "step")
+        elif self._inbox or not active or self._commands.has_replays:
             orders = self._arrived(step)
             if engine.active:
                 orders += engine.observe(found, step=step, now=self._times.now(), event=event)
@@ -189,76 +202,76 @@ class Steering:
             self._carry_out(decided)
         if "epoch" in metrics:
             self._ended(self._epochs.after(step, metrics, last=last))
-        if self._teller.hears:
-            self._tell_statuses()
+        if self._reporter.connected:
+            self._report_statuses()
 
-    def happened(self, event: str, step: int, metrics: Mapping[str, object]) -> None:
-        """Something else than a step: `evaluate`, `save`, `epoch`, `end`."""
+    def report_event(self, event: str, step: int, metrics: Mapping[str, object]) -> None:
+        """Report an event that is no step: `evaluate`, `save`, `epoch`, `end`."""
         if event == "save":
-            self.signals.saved()
+            self.signals.checkpoint_saved()
         if not self.engine.active or not self._peers.first:
             return
-        observed = Observed(event, step, self._times.now(), {**metrics, "step": step})
-        if self._gathering is None:
+        observed = Observation(event, step, self._times.now(), {**metrics, "step": step})
+        if self._aggregator is None:
             self._carry_out(self._observe([observed]))
         else:
-            self._gathering.note(observed)
+            self._aggregator.add_event(observed)
 
-    def _ended(self, ended: Ended | None) -> None:
+    def _ended(self, ended: EndedEpoch | None) -> None:
         if ended is not None:
-            self.happened("epoch", ended.step, {"epoch": ended.epoch})
+            self.report_event("epoch", ended.step, {"epoch": ended.epoch})
 
-    # Several processes
+    # Several ranks
 
     def contribution(self) -> list[float]:
-        """What this rank adds to a vote: as many numbers on every rank, none where there are no rules."""
-        self._waiting.offer()
-        return self._gathering.contribution(self.engine) if self._gathering is not None and self.engine.active else []
+        """Return the numbers that travel with this rank's vote: equally many on every rank, none without rules."""
+        self._orders.mark_announced()
+        return self._aggregator.contribution(self.engine) if self._aggregator is not None and self.engine.active else []
 
-    def heard(self, rows: Sequence[Sequence[float]]) -> None:
-        """What each of the ranks added, in their order; every rank is told at the same vote."""
-        if self._gathering is None or not self.engine.active:
+    def receive_rows(self, rows: Sequence[Sequence[float]]) -> None:
+        """Take the numbers of all ranks, in their order; all ranks read them at the same vote."""
+        if self._aggregator is None or not self.engine.active:
             return
-        found = self._gathering.heard(rows, self.engine)
+        found = self._aggregator.reduce_rows(rows, self.engine)
         if self._peers.first:
-            self._waiting.add(self._observe(found))
+            self._orders.add(self._observe(found))
 
     @property
-    def news(self) -> bool:
-        """Whether the first process has something for all; False on the others."""
-        # Commands are to be done again after some step: which one comes next only the loop knows.
-        return bool(self._waiting.offered or self._inbox or self._commands.waiting)
+    def has_news(self) -> bool:
+        """True if the first rank has something for all; False on the others."""
+        # Only the loop knows which step comes next, therefore waiting replays count as news.
+        return bool(self._orders.announced or self._inbox or self._commands.has_replays)
 
     def share(self) -> None:
-        """Every rank calls this at the same moment: what the first one has is done by all of them."""
+        """Broadcast the first rank's orders and rules; all ranks call this at the same moment and carry them out."""
         mine = None
         if self._peers.first:
-            orders = [order.as_values() for order in [*self._waiting.take(), *self._arrived(self._step)]]
-            mine = {"orders": orders, "rules": self._shared_rules, "heard": self._teller.hears}
+            orders = [order.as_values() for order in [*self._orders.take(), *self._arrived(self._step)]]
+            mine = {"orders": orders, "rules": self._shared_rules, "heard": self._reporter.connected}
             self._shared_rules = None
         shared = self._peers.share(mine)
-        self._heard = shared["heard"]
+        self._first_has_agent = shared["heard"]
         if not self._peers.first and shared["rules"]:
             self._install(shared["rules"])
         self._carry_out([Order.of_values(values) for values in shared["orders"]])
         self._refresh()
 
-    def _observe(self, found: Iterable[Observed]) -> list[Order]:
+    def _observe(self, found: Iterable[Observation]) -> list[Order]:
         orders: list[Order] = []
-        for event, step, now, metrics, self._teller.odd_one in found:
+        for event, step, now, metrics, self._reporter.nonfinite_rank in found:
             orders += self.engine.observe(metrics, step=step, now=now, event=event)
-        self._teller.odd_one = 0
+        self._reporter.nonfinite_rank = 0
         return orders
 
-    # Saved and taken back
+    # State
 
     @property
     def has_state(self) -> bool:
-        """Whether a checkpoint without it would forget something."""
+        """True if a checkpoint needs the state."""
         return self.engine.active or bool(self._commands.sets_seq or self._rollbacks.done) or self._ending.announced
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters, and what of commands and rollbacks the training's state has in it. Plain JSON."""
+        """Return counters, orders, and the commands and rollbacks that the training's state contains. Plain JSON."""
         self._loop.settle()
         return {
             "engine": self.engine.state_dict(),
@@ -267,13 +280,13 @@ class Steering:
             **self._epochs.state(),
             "sets_seq": self._commands.sets_seq,
             "rollbacks": self._rollbacks.done,
-            **self._waiting.state(),
+            **self._orders.state(),
             "ending": self._ending.state(),
-            "unseen": self._gathering.state(self.engine) if self._gathering is not None else [],
+            "unseen": self._aggregator.state(self.engine) if self._aggregator is not None else [],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where that was saved."""
+        """Restore a saved state."""
         self._times.load_state(state)
         self._started = bool(state.get("started", True))
         self._epochs.load_state(state)
@@ -281,63 +294,66 @@ class Steering:
         self._rollbacks.done = int(state.get("rollbacks", 0))
         self.engine.load_state_dict(state.get("engine", {}), step=self._step)
         if self._peers.first:
-            self._waiting.load_state(state)
-            if (left := self._ending.left_over(state.get("ending"), self.engine.wants)) is not None:
-                self._commands.done_again = left.command
-                self._waiting.add_first(left)
+            self._orders.load_state(state)
+            if (left := self._ending.unreported(state.get("ending"), self.engine.is_in_force)) is not None:
+                self._commands.restored_seq = left.command
+                self._orders.add_first(left)
             unseen = state.get("unseen", ())
-            if self._gathering is not None:
-                self._gathering.load_state(unseen)
+            if self._aggregator is not None:
+                self._aggregator.load_state(unseen)
             else:
-                self._unseen = [Observed.of_values(one) for one in unseen]
-        self._saved_here = True
+                self._unseen = [Observation.of_values(one) for one in unseen]
+        self._restored = True
 
-    def resumed(self, step: int, states: Iterable[object], *, timed: bool = False) -> None:
-        """The training goes on after `step`: later decisions are applied to it. timed: its loaders are, elsewhere."""
+    def resume(self, step: int, states: Iterable[object], *, timed: bool = False) -> None:
+        """Continue after `step`: apply later rollbacks and orders. timed: another object measures the loaders."""
         self._step = step
         states = list(states)
         self.signals.follow_loaders(() if timed else states)
-        for told in self._rollbacks.made_up_for(self._offer.knobs, states):
-            self._teller.decided({**told, "revision": self.engine.revision, "step": step})
-        if self._gathering is None:
-            # If several processes wrote the checkpoint: what they had not come to.
-            orders, self._unseen = [*self._waiting.take_all(), *self._observe(self._unseen)], []
+        for decision in self._rollbacks.apply_missing(self._capabilities.knobs, states):
+            self._reporter.report_decision({**decision, "revision": self.engine.revision, "step": step})
+        if self._aggregator is None:
+            # Several ranks wrote the checkpoint: process the reports that they had not evaluated.
+            orders, self._unseen = [*self._orders.take_all(), *self._observe(self._unseen)], []
             self._carry_out(orders)
-        if self._saved_here:
-            # The state was taken before rules could hear that it was saved.
-            self._saved_here = False
-            self.happened("save", step, {})
+        if self._restored:
+            # The state was saved before rules could see the save, therefore the event follows now.
+            self._restored = False
+            self.report_event("save", step, {})
         self._refresh()
 
     def close(self) -> None:
-        """The end of the training, as rules can see it. May be called twice, and does nothing in a forked child."""
+        """Report the end of the training to the rules. May be called twice; does nothing in a forked child."""
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
         if self.engine.active:
-            self.happened("end", self._step, {})
-            if self._gathering is not None:
-                # Who was asked to leave, leaves them to the next attempt: its checkpoint tells of them.
-                leaves = self._loop.stopping and not (self._last or self._performer.stopped)
-                still, too_late = ([], []) if leaves else self._waiting.take_last()
+            self.report_event("end", self._step, {})
+            if self._aggregator is not None:
+                # A training that stops on request leaves these orders to the next attempt; the checkpoint contains
+                # them.
+                leaves = self._loop.stopping and not (self._last or self._executor.stopped)
+                in_time, too_late = ([], []) if leaves else self._orders.take_last()
                 for order in too_late:
-                    self._teller.outcome(order, "rejected", "the training was over before all did it", step=self._step)
-                self._carry_out([*still, *self._observe(self._gathering.rest())])
-            self._tell_statuses(at_once=True)
-        if self._offer.profiler is not None:
-            self._offer.profiler.close()
+                    self._reporter.report_outcome(
+                        order, "rejected", "the training was over before all did it", step=self._step
+                    )
+                self._carry_out([*in_time, *self._observe(self._aggregator.take_rest())])
+            self._report_statuses(at_once=True)
+        if self._capabilities.profiler is not None:
+            self._capabilities.profiler.close()
         self.signals.close()
 
-    # Inside
+    # Internals
 
     def _refresh(self) -> None:
-        profiling = self._offer.profiler is not None and self._offer.profiler.active
-        self.live = self.engine.active or profiling or bool(self._waiting or self._commands.waiting)
-        if self._inbox:  # looked at last: what comes from now on sets it itself
+        profiling = self._capabilities.profiler is not None and self._capabilities.profiler.active
+        self.live = self.engine.active or profiling or bool(self._orders or self._commands.has_replays)
+        if self._inbox:  # read last: a later message sets the flag itself
             self.live = True
 
     def _arrived(self, step: int) -> list[Order]:
-        """What has arrived since the last step. Rules come into force at once, on the first process."""
+        """Return the orders of messages since the last step. On the first rank rules come into force at once."""
         orders: list[Order] = []
         while self._inbox:
             message = self._inbox.popleft()
@@ -346,12 +362,12 @@ class Steering:
                     self._shared_rules = message
             elif (order := self._commands.order_of(message, step)) is not None:
                 orders.append(order)
-        orders += self._commands.due_again(step)
+        orders += self._commands.due_replays(step)
         self._refresh()
         return orders
 
     def _install(self, message: Mapping[str, Any]) -> bool:
-        """Whether those rules are in force now."""
+        """Put rules into force; False if they were rejected or are older."""
         try:
             revision, text = int(message["revision"]), str(message["text"])
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -359,39 +375,39 @@ class Steering:
             return False
         if revision <= self.engine.revision:
             return False
-        if self._gathering is not None and not self.engine.active:
-            self._gathering.forget()
+        if self._aggregator is not None and not self.engine.active:
+            self._aggregator.clear()
         reason = self.engine.install(revision, text, step=self._step)
         self.signals.follow(self.engine.reads)
         if reason:
-            self._teller.in_force(self.engine.revision, self._step, rejected=revision, reason=reason)
+            self._reporter.report_rules(self.engine.revision, self._step, rejected=revision, reason=reason)
             return False
-        self._teller.in_force(revision, self._step)
+        self._reporter.report_rules(revision, self._step)
         return True
 
     def _carry_out(self, orders: Iterable[Order]) -> None:
         for order in orders:
-            if order.action in SAID_ONCE and not self._peers.first:
+            if order.action in ONCE_PER_TRAINING and not self._peers.first:
                 continue
-            # Several processes act later than it was decided.
-            outcome, said = self._performer.perform(replace(order, step=self._step) if order.takes_steps else order)
+            # Several ranks act some steps after the decision.
+            outcome, said = self._executor.execute(replace(order, step=self._step) if order.takes_steps else order)
             if order.command:
                 if outcome == "applied":
                     self._commands.applied(order)
                 self._result(order.command, "applied" if outcome == "applied" else "rejected", said)
-            self._teller.outcome(order, outcome, said, step=self._step)
+            self._reporter.report_outcome(order, outcome, said, step=self._step)
 
     def _leave(self, order: Order) -> bool:
-        """Tell the agent how the training ends."""
-        self._teller.leaving(order)
-        heard = self._heard or self._teller.hears
+        """Send the exit to the agent; False without an agent."""
+        self._reporter.report_exit(order)
+        heard = self._first_has_agent or self._reporter.connected
         if heard:
             self._ending.announce(order)
         return heard
 
     def _result(self, seq: int, status: str, message: str) -> None:
-        self._teller.result(seq, status, message, step=self._step)
+        self._reporter.report_command(seq, status, message, step=self._step)
 
-    def _tell_statuses(self, *, at_once: bool = False) -> None:
+    def _report_statuses(self, *, at_once: bool = False) -> None:
         if self.engine.active:
-            self._teller.statuses(self.engine.statuses, at_once=at_once)
+            self._reporter.report_statuses(self.engine.statuses, at_once=at_once)

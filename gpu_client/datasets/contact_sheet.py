@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from PIL import Image, ImageDraw, ImageFont
 
-from gpu_client.datasets.folder_check import Report, Severity
-from gpu_client.datasets.images import THUMBNAIL, Looked
+from gpu_client.datasets.folder_check import DatasetReport, Severity
+from gpu_client.datasets.images import THUMBNAIL, InspectedImage
 
 T = TypeVar("T")
 MAX_SHOWN = 400
@@ -25,7 +25,7 @@ def shown_of(images: Sequence[T]) -> Sequence[T]:
     return images[:: max(1, -(-len(images) // MAX_SHOWN))]
 
 
-def draw_sheet(report: Report, target: Path) -> int:
+def draw_sheet(report: DatasetReport, target: Path) -> int:
     """Write a PNG; how many images it shows: of more than MAX_SHOWN, some from everywhere. Raises OSError.
 
     The check must have kept the thumbnails of `shown_of`.
@@ -57,7 +57,7 @@ def draw_sheet(report: Report, target: Path) -> int:
 
 
 def _draw_one(
-    sheet: Image.Image, draw: ImageDraw.ImageDraw, image: Looked, place: tuple[int, int], colour: str
+    sheet: Image.Image, draw: ImageDraw.ImageDraw, image: InspectedImage, place: tuple[int, int], colour: str
 ) -> None:
     left, top = place
     assert image.thumbnail is not None
@@ -67,14 +67,14 @@ def _draw_one(
     draw.rectangle((left - 2, top - 2, left + width + 1, top + height + 1), outline=colour, width=2)
 
 
-def _cells(report: Report) -> list[tuple[str, Looked | None]]:
+def _cells(report: DatasetReport) -> list[tuple[str, InspectedImage | None]]:
     """All images by path; None for those that do not decode."""
-    cells: dict[str, Looked | None] = {one.path: None for one in report.findings if one.code == "undecodable"}
+    cells: dict[str, InspectedImage | None] = {one.path: None for one in report.findings if one.code == "undecodable"}
     cells |= {image.path: image for image in report.images}
     return sorted(cells.items())
 
 
-def _head(report: Report, shown: int, of: int, warnings: int) -> str:
+def _head(report: DatasetReport, shown: int, of: int, warnings: int) -> str:
     images = _count(of, "image") if shown == of else f"{shown} of {_count(of, 'image')}"
     faults = f"{_count(report.faults, 'fault')} (red), {_count(warnings, 'warning')} (orange)"
     return f"{images}, {_count(len(report.captions), 'caption')}: {faults}"
@@ -84,7 +84,7 @@ def _count(number_of: int, one: str) -> str:
     return f"{number_of} {one}{'' if number_of == 1 else 's'}"
 
 
-def _worst(report: Report) -> dict[str, Severity]:
+def _worst(report: DatasetReport) -> dict[str, Severity]:
     worst: dict[str, Severity] = {}
     for finding in report.findings:
         if worst.get(finding.path) != "fault":

@@ -13,7 +13,15 @@ from typing import Literal
 import numpy as np
 
 from gpu_client.datasets.captions import read_captions
-from gpu_client.datasets.images import HASH_BITS, MASK_SUFFIX, BadImage, Looked, is_image, look, mask_fault
+from gpu_client.datasets.images import (
+    HASH_BITS,
+    MASK_SUFFIX,
+    BadImageError,
+    InspectedImage,
+    inspect_image,
+    is_image,
+    mask_fault,
+)
 
 Severity = Literal["fault", "warning"]
 CaptionsWanted = Literal["required", "optional"]
@@ -33,7 +41,7 @@ _RATIOS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class DatasetFinding:
     """Something to mend, or to look at. `code` is stable."""
 
     severity: Severity
@@ -45,12 +53,12 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Report:
+class DatasetReport:
     """What a folder is worth."""
 
-    images: Sequence[Looked]
+    images: Sequence[InspectedImage]
     captions: Mapping[str, str]
-    findings: Sequence[Finding] = field(default=())
+    findings: Sequence[DatasetFinding] = field(default=())
 
     @property
     def faults(self) -> int:
@@ -76,7 +84,7 @@ def aspect_ratio(width: int, height: int) -> str:
     return min(_RATIOS, key=lambda name: abs(float(np.log(_RATIOS[name]) - found)))
 
 
-def check(
+def check_folder(
     directory: Path,
     *,
     captions: CaptionsWanted = "optional",
@@ -84,7 +92,7 @@ def check(
     only: Collection[str] | None = None,
     thumbnails: Callable[[Sequence[str]], Iterable[str]] = lambda _: (),
     progress: Callable[[int], None] = lambda _: None,
-) -> Report:
+) -> DatasetReport:
     """Look at every image below `directory`. `min_side`: shorter sides are faults; None warns below USUAL_SIDE.
 
     `only`: at these images and masks alone (paths below it), each with the mask or image beside it; captions are read
@@ -100,22 +108,24 @@ def check(
         beside = {_stem(path) + MASK_SUFFIX for path in paths}
         masks = [path for path in masks if path in only or path in beside]
     shown = frozenset(thumbnails(paths))
-    images: list[Looked] = []
-    findings: list[Finding] = []
+    images: list[InspectedImage] = []
+    findings: list[DatasetFinding] = []
     with ThreadPoolExecutor(min(WORKERS, os.cpu_count() or 1), thread_name_prefix="look") as pool:
-        for path, found in zip(paths, pool.map(lambda path: _look(directory, path, path in shown), paths), strict=True):
+        for path, found in zip(
+            paths, pool.map(lambda path: _inspect(directory, path, path in shown), paths), strict=True
+        ):
             progress(1)
-            if isinstance(found, Looked):
+            if isinstance(found, InspectedImage):
                 images.append(found)
             else:
                 findings.append(
-                    Finding(
+                    DatasetFinding(
                         severity="fault", code="undecodable", path=path, message=found, remedy="Replace or remove it."
                     )
                 )
     if not images and len(paths) == len(everything):
         findings.append(
-            Finding(
+            DatasetFinding(
                 severity="fault",
                 code="no_images",
                 path=".",
@@ -125,7 +135,7 @@ def check(
         )
     said = read_captions(directory, frozenset(everything))
     findings += [
-        Finding(
+        DatasetFinding(
             severity="fault", code="bad_caption", path=one.path, line=one.line, message=one.message, remedy=one.remedy
         )
         for one in said.faults
@@ -136,7 +146,7 @@ def check(
     findings += _masks(directory, masks, images)
     order = {"fault": 0, "warning": 1}
     findings.sort(key=lambda finding: (order[finding.severity], finding.code, finding.path, finding.line or 0))
-    return Report(images, said.texts, findings)
+    return DatasetReport(images, said.texts, findings)
 
 
 def files_of(directory: Path) -> Iterable[Path]:
@@ -149,17 +159,17 @@ def files_of(directory: Path) -> Iterable[Path]:
                 yield place
 
 
-def _look(directory: Path, path: str, thumbnail: bool) -> Looked | str:
+def _inspect(directory: Path, path: str, thumbnail: bool) -> InspectedImage | str:
     try:
-        return look(directory / path, path, thumbnail=thumbnail)
-    except BadImage as error:
+        return inspect_image(directory / path, path, thumbnail=thumbnail)
+    except BadImageError as error:
         return str(error)
 
 
-def _small(images: Sequence[Looked], min_side: int | None) -> list[Finding]:
+def _small(images: Sequence[InspectedImage], min_side: int | None) -> list[DatasetFinding]:
     least = USUAL_SIDE if min_side is None else min_side
     return [
-        Finding(
+        DatasetFinding(
             severity="warning" if min_side is None else "fault",
             code="small",
             path=image.path,
@@ -171,16 +181,16 @@ def _small(images: Sequence[Looked], min_side: int | None) -> list[Finding]:
     ]
 
 
-def _same(images: Sequence[Looked]) -> list[Finding]:
+def _same(images: Sequence[InspectedImage]) -> list[DatasetFinding]:
     """Copies, and images that look the same: each is told of the first that it is like."""
-    findings: list[Finding] = []
-    first: dict[str, Looked] = {}
+    findings: list[DatasetFinding] = []
+    first: dict[str, InspectedImage] = {}
     for image in images:
         known = first.setdefault(image.blake3, image)
         if known is not image:
             findings.append(_like(image, "duplicate", f"has the same bytes as {known.path}"))
     unique = [(image, image.looks) for image in first.values() if image.looks is not None]
-    having: dict[int, Looked] = {}
+    having: dict[int, InspectedImage] = {}
     for image, looks in unique:
         having.setdefault(looks, image)
     alike = dict(zip(having, _first_alike(list(having)), strict=True))
@@ -204,23 +214,23 @@ def _first_alike(looks: Sequence[int]) -> list[int]:
     return found
 
 
-def _like(image: Looked, code: str, message: str) -> Finding:
+def _like(image: InspectedImage, code: str, message: str) -> DatasetFinding:
     remedy = "Remove one of them: what is there twice is learned twice as strongly."
-    return Finding(severity="warning", code=code, path=image.path, message=message, remedy=remedy)
+    return DatasetFinding(severity="warning", code=code, path=image.path, message=message, remedy=remedy)
 
 
 def _stem(path: str) -> str:
     return str(PurePosixPath(path).with_suffix(""))
 
 
-def _masks(directory: Path, paths: Iterable[str], images: Sequence[Looked]) -> Iterable[Finding]:
+def _masks(directory: Path, paths: Iterable[str], images: Sequence[InspectedImage]) -> Iterable[DatasetFinding]:
     """What is wrong with masks: each must be one to train with for the image beside it."""
     masked = {_stem(image.path): image for image in images}
     for path in paths:
         image = masked.get(path.removesuffix(MASK_SUFFIX))
         try:
-            mask = look(directory / path, path)
-        except BadImage as error:
+            mask = inspect_image(directory / path, path)
+        except BadImageError as error:
             why: str | None = str(error)
         else:
             size = mask.width, mask.height
@@ -228,16 +238,18 @@ def _masks(directory: Path, paths: Iterable[str], images: Sequence[Looked]) -> I
             why = mask_fault(size, size if image is None else (image.width, image.height), black=mask.black)
         if why is not None:
             remedy = "Make it anew, or remove it."
-            yield Finding(severity="fault", code="bad_mask", path=path, message=why, remedy=remedy)
+            yield DatasetFinding(severity="fault", code="bad_mask", path=path, message=why, remedy=remedy)
 
 
-def _uncaptioned(images: Sequence[Looked], captions: Mapping[str, str], wanted: CaptionsWanted) -> list[Finding]:
+def _uncaptioned(
+    images: Sequence[InspectedImage], captions: Mapping[str, str], wanted: CaptionsWanted
+) -> list[DatasetFinding]:
     """Where captions are required, or some images have one and others do not."""
     lacking = [image for image in images if image.path not in captions]
     if not lacking or (wanted == "optional" and not captions):
         return []
     return [
-        Finding(
+        DatasetFinding(
             severity="fault" if wanted == "required" else "warning",
             code="no_caption",
             path=image.path,

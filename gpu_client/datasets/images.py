@@ -26,12 +26,12 @@ _FLAT = 4
 """Of grey levels: what differs by less has no gradients to compare."""
 
 
-class BadImage(Exception):  # noqa: N818 - a finding, reported
+class BadImageError(Exception):
     """The file is no image that training could use; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Looked:
+class InspectedImage:
     """What was found. `width` and `height` are as it is shown, after its EXIF orientation."""
 
     path: str
@@ -57,24 +57,24 @@ def is_image(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and not path.name.endswith(MASK_SUFFIX)
 
 
-def look(file: Path, path: str, *, thumbnail: bool = False) -> Looked:
-    """Decode all of `file`; `path` is its name in the report. Raises BadImage."""
+def inspect_image(file: Path, path: str, *, thumbnail: bool = False) -> InspectedImage:
+    """Decode all of `file`; `path` is its name in the report. Raises BadImageError."""
     try:
         data = file.read_bytes()
     except OSError as error:
-        raise BadImage(f"cannot be read: {error.strerror}") from error
+        raise BadImageError(f"cannot be read: {error.strerror}") from error
     if not data:
-        raise BadImage("is empty")
+        raise BadImageError("is empty")
     try:
         with warnings.catch_warnings():
             # Of sizes Pillow warns by itself; what else it has to say is about metadata that nobody reads.
             warnings.simplefilter("ignore")
             with Image.open(file) as opened:
                 if opened.width * opened.height > MAX_PIXELS:
-                    raise BadImage(f"has {opened.width} x {opened.height} pixels, more than {MAX_PIXELS:,}")
+                    raise BadImageError(f"has {opened.width} x {opened.height} pixels, more than {MAX_PIXELS:,}")
                 if opened.mode.startswith(("I", "F")):
                     # Pillow would make everything white that is above 255.
-                    raise BadImage("has more than 8 bits a pixel and channel: save it with 8")
+                    raise BadImageError("has more than 8 bits a pixel and channel: save it with 8")
                 opened.load()
                 opened.getexif()
                 # Turning it writes these anew, which fails for what some cameras note; what was read is enough.
@@ -85,13 +85,13 @@ def look(file: Path, path: str, *, thumbnail: bool = False) -> Looked:
                 coloured = image.convert("RGB")
                 small = _thumbnail(coloured) if thumbnail else None
     except UnidentifiedImageError as error:
-        raise BadImage("is no image, whatever its name says") from error
+        raise BadImageError("is no image, whatever its name says") from error
     except Image.DecompressionBombError as error:
-        raise BadImage(f"has more than {MAX_PIXELS:,} pixels") from error
+        raise BadImageError(f"has more than {MAX_PIXELS:,} pixels") from error
     except (OSError, SyntaxError, ValueError, EOFError) as error:
         # These are what Pillow's decoders raise for files that are cut short or damaged.
-        raise BadImage(f"does not decode: {error}") from error
-    return Looked(
+        raise BadImageError(f"does not decode: {error}") from error
+    return InspectedImage(
         path=path,
         size_bytes=len(data),
         width=image.width,

@@ -1,8 +1,8 @@
 """The trainer's end of the channel to the agent; `protocol.py` has the format. Needs the standard library only.
 
-Training never waits for the agent: one background thread owns the socket. Progress is a slot in which the newest
-report wins; checkpoint messages are queued and delivered in order. Without an agent, or when it dies, everything here
-turns into a no-op after one warning.
+Training never waits for the agent: one background thread owns the socket. The newest progress report replaces an unsent
+one; checkpoint messages are queued and delivered in order. Without an agent, or after its death, every call is a no-op
+after one warning.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from gpu_client.training.protocol import (
     MAX_RULES_LINE_BYTES,
     PROTOCOL,
     STEERING_TYPES,
-    Directive,
+    TrainerDirective,
     directive_of,
     encode,
     parse_message,
 )
 
 MAX_CARRIED = 64
-"""Metrics that wait for the next report; more are left out."""
+"""Limit of the metrics that wait for the next report; further ones are dropped."""
 
 Warn = Callable[[str], None]
 
 
 def numbers_of(metrics: Mapping[str, object], warn: Warn) -> dict[str, float]:
-    """The numbers among `metrics`, NaN and infinity too; tensors and numpy scalars of one element are read.
+    """Return the numbers among `metrics`, NaN and infinity included; tensors and numpy scalars of one element are read.
 
-    warn: is told what is left out, and what is not finite.
+    warn: receives a text for each dropped metric and for each value that is not finite.
     """
     numbers: dict[str, float] = {}
     for name, value in metrics.items():
@@ -61,17 +61,17 @@ def numbers_of(metrics: Mapping[str, object], warn: Warn) -> dict[str, float]:
 
 
 def finite(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Those that are finite."""
+    """Return the finite numbers."""
     return {name: number for name, number in numbers.items() if math.isfinite(number)}
 
 
-def said(number: float) -> float | str:
-    """As JSON can say it: NaN and infinity are words."""
+def json_number(number: float) -> float | str:
+    """Encode a number for JSON: NaN and infinity become text."""
     return number if math.isfinite(number) else str(float(number))
 
 
-class Carried:
-    """Metrics that the agent has not been told, each with its step: the newest of each name."""
+class UnsentMetrics:
+    """Metrics that no report has sent, with their steps: the newest value of each name."""
 
     def __init__(self) -> None:
         self._values: dict[str, tuple[int, object]] = {}
@@ -80,13 +80,13 @@ class Carried:
         return bool(self._values)
 
     def add(self, step: int, metrics: Mapping[str, object], *, but: Mapping[str, object] | None = None) -> None:
-        """Keep these; `but` names what comes anew. Nothing is read yet: that would wait for the GPU."""
+        """Add metrics, except those in `but`. The values are read later, because reading waits for the GPU."""
         for name, value in metrics.items():
             if (but is None or name not in but) and (name in self._values or len(self._values) < MAX_CARRIED):
                 self._values[name] = step, value
 
     def take(self, warn: Warn) -> dict[int, dict[str, float]]:
-        """All of them, read, by steps; they are forgotten."""
+        """Remove and return all metrics by step, as numbers."""
         values, self._values = self._values, {}
         by_step: dict[int, dict[str, object]] = {}
         for name, (step, value) in values.items():
@@ -95,12 +95,12 @@ class Carried:
 
 
 def points_of(carried: Mapping[int, Mapping[str, float]], step: int, own: Mapping[str, float]) -> list[dict[str, Any]]:
-    """What is new in a report of `step`, step by step."""
+    """List the new metrics of a report of `step`, by step."""
     by_step = {of_step: dict(found) for of_step, found in carried.items()}
     if own:
         by_step.setdefault(step, {}).update(own)
     return [
-        {"step": of_step, "metrics": {name: said(number) for name, number in found.items()}}
+        {"step": of_step, "metrics": {name: json_number(number) for name, number in found.items()}}
         for of_step, found in sorted(by_step.items())
     ]
 
@@ -109,50 +109,51 @@ PROGRESS_INTERVAL_S = 0.2
 CHECKPOINT_DELIVERY_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 2.0
 CLOSE_TIMEOUT_S = 1.0
-MAX_WAITING_ARTIFACTS = 1000
-"""Messages about artifacts that wait for an agent which does not read; more are left out."""
-MAX_WAITING_TELLINGS = 1000
-"""The same of what rules decided."""
+MAX_QUEUED_ARTIFACTS = 1000
+"""Limit of the artifact messages that an agent has not read; further ones are dropped."""
+MAX_QUEUED_STEERING = 1000
+"""Limit of the rule messages that an agent has not read; further ones are dropped."""
 
 log = logging.getLogger("baton.training")
 
 _Phase = tuple[str, int, int]
-"""Its name, how much of it is done, and of how much."""
+"""Name of the phase, finished units, total units."""
 _Report = tuple[int, int, Mapping[str, object], _Phase | None, Mapping[str, object]]
-"""Step, total, what is shown, the phase, and what of the metrics is of this step."""
+"""Step, total, displayed metrics, phase, and the metrics that belong to the step."""
 
 
 @dataclass
 class _Message:
-    """One line on its way out. `done` is set when the kernel has taken it, or when it never will (`sent` tells)."""
+    """One outgoing line. `done` is set when the kernel has taken the line, or never will (see `sent`)."""
 
     line: bytes
     step: int | None = None
     points: bool = False
-    """It has what no later message says."""
+    """True if the line has metrics that no later message repeats."""
     sent: bool = False
     done: threading.Event = field(default_factory=threading.Event)
 
 
-class Channel:
+class AgentChannel:
     """A connection to the agent that never blocks training and never raises because of the agent.
 
-    Call everything from one thread (the training loop's), but `announce_checkpoint` from any; `on_directive` is called
-    from the background thread and must return at once. In a forked child (a DataLoader worker) every call is a no-op.
+    Call every method from the training loop's thread, except `announce_checkpoint`, which any thread may call.
+    `on_directive` runs in the background thread and must return at once. In a forked child (a DataLoader worker) every
+    call is a no-op.
     """
 
     def __init__(
         self,
         path: str | None,
-        on_directive: Callable[[Directive], None],
+        on_directive: Callable[[TrainerDirective], None],
         *,
         on_steering: Callable[[Mapping[str, Any]], None] = lambda message: None,
         signals: Callable[[int], Mapping[str, float]] = lambda step: {},
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Connect to the socket at `path` and say hello. None or "" means: there is no agent.
+        """Connect to the socket at `path` and send hello. Without a path there is no agent.
 
-        `on_steering` is called as `on_directive` is, with rules and commands; `signals` in the loop's thread.
+        `on_steering` receives rules and commands in the background thread; `signals` runs in the loop's thread.
         """
         self._on_directive = on_directive
         self._on_steering, self._signals = on_steering, signals
@@ -160,12 +161,12 @@ class Channel:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._queue: deque[_Message] = deque()
-        self._progress: _Message | None = None  # newest wins
-        self._held: _Report | None = None  # reported within the interval, not sent yet
-        self._carried = Carried()  # what reports that were passed over alone had
-        self._told: tuple[int, int, Mapping[str, object], _Phase | None] | None = None  # the last one sent
-        self._reported_at: float = -math.inf  # by self._clock, seconds
-        self._untold: set[int] = set()
+        self._progress: _Message | None = None  # the newest replaces an unsent one
+        self._pending: _Report | None = None  # delayed by the interval
+        self._carried = UnsentMetrics()  # metrics of dropped reports that the newest report lacks
+        self._last_sent: tuple[int, int, Mapping[str, object], _Phase | None] | None = None  # the last one sent
+        self._reported_at: float = -math.inf  # seconds of self._clock
+        self._undelivered: set[int] = set()
         self._warned: set[str] = set()
         self._connected = False
         self._closing = False
@@ -193,7 +194,7 @@ class Channel:
 
     @property
     def connected(self) -> bool:
-        """Whether an agent is listening as far as is known."""
+        """True while an agent is known to listen."""
         return self._connected and os.getpid() == self._pid
 
     def report(
@@ -204,36 +205,36 @@ class Channel:
         phase: _Phase | None = None,
         new: Mapping[str, object] | None = None,
     ) -> None:
-        """Offer progress. At most one report per `PROGRESS_INTERVAL_S` is sent; the last step always is.
+        """Report progress. At most one report per `PROGRESS_INTERVAL_S` is sent; the last step always is.
 
-        total: 0 before it is known. new: the metrics that are of this step, where `metrics` has others too. What only a
-            report had that is passed over for a newer one travels with that one, under its own step.
+        total: 0 if unknown. new: the metrics of this step, if `metrics` also has older ones. Metrics that only a
+            dropped report had travel with the next report, under their own step.
         """
         if not self.connected:
             return
         fresh = metrics if new is None else new
-        if self._held is not None and not self._held[4].keys() <= fresh.keys():
-            self._carried.add(self._held[0], self._held[4], but=fresh)
+        if self._pending is not None and not self._pending[4].keys() <= fresh.keys():
+            self._carried.add(self._pending[0], self._pending[4], but=fresh)
         now = self._clock()
         if (step < total or phase or not total) and now - self._reported_at < PROGRESS_INTERVAL_S:
-            self._held = (step, total, metrics, phase, fresh)
+            self._pending = (step, total, metrics, phase, fresh)
             return
         self._reported_at = now
-        self._offer_progress(step, total, metrics, phase, fresh)
+        self._queue_progress(step, total, metrics, phase, fresh)
 
-    def note(self, step: int, metrics: Mapping[str, object]) -> None:
-        """Metrics that come beside the reports, as an evaluation's: told with the next report, at no further cost."""
+    def add_metrics(self, step: int, metrics: Mapping[str, object]) -> None:
+        """Add metrics from outside the reports, such as an evaluation's, to the next report."""
         if self.connected:
             self._carried.add(step, metrics)
 
     def flush(self) -> None:
-        """Send the progress that was held back because the one before it had just been sent."""
+        """Send the progress that the interval delayed."""
         if not self.connected:
             return
-        if self._held is None and self._carried and self._told is not None:
-            self._held = (*self._told, {})
-        if self._held is not None:
-            self._offer_progress(*self._held)
+        if self._pending is None and self._carried and self._last_sent is not None:
+            self._pending = (*self._last_sent, {})
+        if self._pending is not None:
+            self._queue_progress(*self._pending)
 
     def checkpoint_written(
         self,
@@ -242,9 +243,9 @@ class Channel:
         metrics: Mapping[str, object],
         timeout_s: float = CHECKPOINT_DELIVERY_TIMEOUT_S,
     ) -> bool:
-        """Tell the agent that the directory `path` is complete. True when the message is on its way.
+        """Report the complete directory `path` to the agent. True if the message is on its way.
 
-        Waits at most `timeout_s`; an agent that is slower is warned about, and the message stays queued.
+        Waits at most `timeout_s` seconds; after that the message stays queued, with a warning.
         """
         self.flush()
         message = self.announce_checkpoint(step, path, metrics)
@@ -257,7 +258,7 @@ class Channel:
     def announce_checkpoint(
         self, step: int, path: str, metrics: Mapping[str, object], stall_s: float | None = None
     ) -> _Message | None:
-        """The same without waiting, from any thread. None when there is nobody to tell."""
+        """Report a complete checkpoint without waiting, from any thread. None without an agent."""
         if not self.connected:
             return None
         body: dict[str, Any] = {"type": "checkpoint", "step": step, "path": path}
@@ -265,30 +266,30 @@ class Channel:
             body["stall_s"] = round(stall_s, 4)
         message = _Message(self._line(body, self.clean_metrics(metrics)), step)
         with self._lock:
-            if self._progress is not None:  # keep the order: progress of this step before its checkpoint
+            if self._progress is not None:  # keeps the order: progress of this step before its checkpoint
                 self._queue.append(self._progress)
                 self._progress = None
-            self._untold.add(step)
+            self._undelivered.add(step)
         self._enqueue(message)
         return message
 
     def artifact_written(self, path: str) -> None:
-        """Tell the agent of a finished file, without waiting; from the training loop's thread."""
+        """Report a finished file to the agent without waiting; from the training loop's thread."""
         if not self.connected:
             return
-        if len(self._queue) >= MAX_WAITING_ARTIFACTS:
+        if len(self._queue) >= MAX_QUEUED_ARTIFACTS:
             self._warn_once("the agent does not read: artifacts are shown at the end only")
             return
         line = encode({"type": "artifact", "path": path})
         if len(line) <= MAX_LINE_BYTES:
             self._enqueue(_Message(line))
 
-    def tell(self, message: Mapping[str, Any]) -> None:
-        """What the controller has to say, without waiting; from the training loop's thread."""
+    def send_steering(self, message: Mapping[str, Any]) -> None:
+        """Send a message of the controller without waiting; from the training loop's thread."""
         if not self.connected:
             return
-        # How the training ends decides what becomes of the job: that is said in any case, and only once.
-        if len(self._queue) >= MAX_WAITING_TELLINGS and message["type"] != "leaving":
+        # The exit decides the fate of the job and is sent once, therefore the limit does not apply.
+        if len(self._queue) >= MAX_QUEUED_STEERING and message["type"] != "leaving":
             self._warn_once("the agent does not read: what rules decide is only in this log")
             return
         try:
@@ -301,13 +302,13 @@ class Channel:
         else:
             self._warn_once(f"a message about rules of more than {MAX_LINE_BYTES} bytes is left out")
 
-    def told(self, step: int) -> bool:
-        """Whether nothing about checkpoint `step` is still waiting to be delivered to a living agent."""
+    def is_delivered(self, step: int) -> bool:
+        """True if no message about checkpoint `step` still waits for a living agent."""
         with self._lock:
-            return step not in self._untold
+            return step not in self._undelivered
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Deliver what is queued, waiting at most `timeout_s`, and hang up. May be called twice."""
+        """Deliver the queue within `timeout_s` seconds, and disconnect. May be called twice."""
         if os.getpid() != self._pid or self._thread is None:
             return
         self.flush()
@@ -320,12 +321,12 @@ class Channel:
         self._thread = None
 
     def clean_metrics(self, metrics: Mapping[str, object]) -> dict[str, float]:
-        """The finite numbers among `metrics` (tensors and numpy scalars of one element included)."""
+        """Return the finite numbers among `metrics` (tensors and numpy scalars of one element included)."""
         return finite(numbers_of(metrics, self._warn_once))
 
     # --- sending, from the training thread -------------------------------------------------------------------------
 
-    def _offer_progress(
+    def _queue_progress(
         self,
         step: int,
         total: int,
@@ -333,8 +334,8 @@ class Channel:
         phase: _Phase | None,
         fresh: Mapping[str, object],
     ) -> None:
-        self._held = None
-        self._told = step, total, metrics, phase
+        self._pending = None
+        self._last_sent = step, total, metrics, phase
         numbers = numbers_of(metrics, self._warn_once)
         carried = self._carried.take(self._warn_once)
         body: dict[str, Any] = {"type": "progress", "step": step, "total": total or None}
@@ -352,13 +353,13 @@ class Channel:
             body |= {"points": points} if points or not phase else {}
         message = _Message(self._line(body, numbers), points=bool(carried))
         with self._lock:
-            if self._progress is not None and self._progress.points and len(self._queue) < MAX_WAITING_TELLINGS:
+            if self._progress is not None and self._progress.points and len(self._queue) < MAX_QUEUED_STEERING:
                 self._queue.append(self._progress)
             self._progress = message
         self._wake()
 
     def _line(self, body: dict[str, Any], numbers: Mapping[str, float]) -> bytes:
-        odd = {name: said(number) for name, number in numbers.items() if not math.isfinite(number)}
+        odd = {name: json_number(number) for name, number in numbers.items() if not math.isfinite(number)}
         line = encode({**body, "metrics": finite(numbers), **({"nonfinite": odd} if odd else {})})
         if len(line) <= MAX_LINE_BYTES:
             return line
@@ -374,7 +375,7 @@ class Channel:
         self._wake()
 
     def _wake(self) -> None:
-        # A full pipe means that a wake-up is already pending; a closed one that nobody is there to wake.
+        # A full pipe means that a wake-up is pending; a closed pipe means that the thread has ended.
         with contextlib.suppress(BlockingIOError, OSError):
             self._wake_write.send(b"w")
 
@@ -429,12 +430,12 @@ class Channel:
     def _mark_sent(self, message: _Message) -> None:
         with self._lock:
             if message.step is not None:
-                self._untold.discard(message.step)
+                self._undelivered.discard(message.step)
         message.sent = True
         message.done.set()
 
     def _receive(self, connection: socket.socket, received: bytes) -> bytes:
-        """Read what is there, act on whole lines, return the rest."""
+        """Read the available bytes, act on complete lines, return the rest."""
         data = connection.recv(MAX_LINE_BYTES)
         if not data:
             self._break("the agent hung up")
@@ -457,15 +458,16 @@ class Channel:
         return rest
 
     def _break(self, why: str) -> None:
-        """The agent is gone: release whoever waits, say so once, go on without it."""
+        """Record the loss of the agent: release the waiting callers, warn once."""
         with self._lock:
-            # Read before the loop can see that the agent is gone, and close: that would be no reason to be silent.
+            # Read before the loop can see the loss and close; a close because of the loss must not suppress the
+            # warning.
             closing = self._closing
             was_connected, self._connected = self._connected, False
             abandoned = [*self._queue]
             self._queue.clear()
             self._progress = None
-            self._untold.clear()  # nobody is left to tell
+            self._undelivered.clear()  # no agent is left to deliver to
         for message in abandoned:
             message.done.set()
         self._wake()

@@ -1,11 +1,11 @@
-"""Train a small network on handwritten digits: the example to copy. Kill it at any moment, start it again, and the
-final weights are bit for bit those of an uninterrupted run.
+"""Train a small network on handwritten digits: the example to copy. After a kill at any moment and a restart, the final
+weights are bit for bit those of an uninterrupted run.
 
     BATON_DATA_DIR=digits BATON_OUTPUT_DIR=out python -m gpu_client.training.digits
 
-It reads every `<label>/<index>.png` (or `<label>_<index>.png`) below BATON_DATA_DIR, holds out each fifth index, and
-writes `model.safetensors` and `predictions.json` (held-out predictions, accuracy) into BATON_OUTPUT_DIR. The job's
-parameters are the fields of `Settings`.
+The training reads every `<label>/<index>.png` (or `<label>_<index>.png`) below BATON_DATA_DIR, holds out each fifth
+index, and writes `model.safetensors` and `predictions.json` (held-out predictions, accuracy) into BATON_OUTPUT_DIR. The
+job's parameters are the fields of `DigitsSettings`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ HELD_OUT_EVERY = 5
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The job's parameters. A name that is not listed here is refused."""
+class DigitsSettings:
+    """The job's parameters; any other name is refused."""
 
     steps: int = 600
     batch_size: int = 64
@@ -41,7 +41,7 @@ class Settings:
 
 
 def read_digits(folder: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[str]]:
-    """Images (n, 1, height, width) from 0 to 1, labels, which are held out, and their names, in a fixed order."""
+    """Read images (n, 1, height, width) from 0 to 1, labels, held-out flags and names, in a fixed order."""
     names, pixels, labels, held_out = [], [], [], []
     for path in sorted(folder.rglob("*.png")):
         name = path.relative_to(folder).as_posix()
@@ -58,7 +58,7 @@ def read_digits(folder: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor,
 
 
 def make_model(hidden: int) -> nn.Module:
-    """A small convolutional network for 8x8 digits."""
+    """Make a small convolutional network for 8x8 digits."""
     return nn.Sequential(
         nn.Conv2d(1, hidden, 3, padding=1),
         nn.ReLU(),
@@ -72,13 +72,13 @@ def make_model(hidden: int) -> nn.Module:
 
 
 def main() -> None:
-    """Train, with everything that changes during training in the session's checkpoints."""
+    """Train; the session's checkpoints contain everything that changes during training."""
     session = Session.start(resume=True)
-    settings = Settings(**session.params)
+    settings = DigitsSettings(**session.params)
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
     for seed in (random.seed, np.random.seed, torch.manual_seed):
-        seed(settings.seed)  # those that nobody uses, too: they are in the checkpoints
+        seed(settings.seed)  # also the generators without use here, because checkpoints contain all of them
 
     images, labels, held_out, names = read_digits(session.data_dir)
     train_images, train_labels = images[~held_out], labels[~held_out]
@@ -103,8 +103,8 @@ def main() -> None:
             session.checkpoint(step, **state)
         if session.should_stop:
             if session.finishing:
-                break  # a rule says that this is the end
-            return  # asked to leave: the checkpoint, if wanted, is written
+                break  # a rule ended the training
+            return  # asked to leave; a requested checkpoint is written
 
     model.eval()
     with torch.no_grad():

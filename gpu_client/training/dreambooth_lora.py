@@ -26,7 +26,7 @@ from diffusers.training_utils import compute_snr
 
 from gpu_client.controller.knobs import LearningRate
 from gpu_client.training.dreambooth.config import DreamboothConfig, read_config_file
-from gpu_client.training.dreambooth.data.batches import Chosen, PictureBatches
+from gpu_client.training.dreambooth.data.batches import PictureBatch, PictureBatches
 from gpu_client.training.dreambooth.data.pictures import read_class_pictures, read_instance_pictures
 from gpu_client.training.dreambooth.errors import DataError, DreamboothError, HubError
 from gpu_client.training.dreambooth.model.base_model import Models, check_base_model, load_models
@@ -36,7 +36,7 @@ from gpu_client.training.dreambooth.model.machine import check_machine, make_rep
 from gpu_client.training.dreambooth.model.optimization import Optimization
 from gpu_client.training.dreambooth.sampling.class_images import ClassImages
 from gpu_client.training.dreambooth.sampling.validation import ValidationPictures
-from gpu_client.training.dreambooth.settings import Noted, Settings
+from gpu_client.training.dreambooth.settings import LearningSettings, OrderWithSettings
 from gpu_client.training.errors import CheckpointMismatchError, SessionError
 from gpu_client.training.protocol import BAD_INPUT_EXIT_CODE, UNAVAILABLE_EXIT_CODE
 from gpu_client.training.session.session import Session
@@ -95,7 +95,7 @@ def train(session: Session, config: DreamboothConfig) -> bool:
     epochs = total * config.gradient_accumulation_steps // instance.batches_per_epoch
     shown = ValidationPictures(config, models, encoder, lora, optimization, epochs=epochs)
 
-    order = Noted(instance, Settings(config, total), session.resume_from)
+    order = OrderWithSettings(instance, LearningSettings(config, total), session.resume_from)
     state = {"lora": lora, **optimization.states, "instance": order, "shown": shown, "cache": encoder.cache}
     state |= {"prior": prior} if prior is not None else {}
     session.steering.offer(knobs={"lr": LearningRate(optimization.optimizer, optimization.scheduler)})
@@ -142,7 +142,7 @@ def train(session: Session, config: DreamboothConfig) -> bool:
 
 
 def accumulate(
-    loss_of: Callable[[Chosen], torch.Tensor],
+    loss_of: Callable[[PictureBatch], torch.Tensor],
     instance: PictureBatches,
     prior: ClassImages | None,
     optimization: Optimization,
@@ -159,7 +159,7 @@ def accumulate(
     return torch.stack(losses).sum()
 
 
-def denoising_loss(models: Models, encoder: Encoder, config: DreamboothConfig, chosen: Chosen) -> torch.Tensor:
+def denoising_loss(models: Models, encoder: Encoder, config: DreamboothConfig, chosen: PictureBatch) -> torch.Tensor:
     """How far the model is from telling the noise in these pictures, the mean over the batch."""
     schedule, generator = models.noise_schedule, chosen.generator
     latents = models.draw_latents(encoder.moments(chosen.items), generator)

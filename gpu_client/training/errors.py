@@ -1,10 +1,10 @@
-"""Errors of the training session. Every message says what is wrong and what to do about it."""
+"""Errors of the training session. Every message names the problem and the remedy."""
 
 from __future__ import annotations
 
 
 class SessionError(Exception):
-    """The session cannot do what was asked; `remedy` says what would be right."""
+    """The session cannot fulfill a call; `remedy` names a correct call."""
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(f"{problem}. {remedy}")

@@ -60,25 +60,24 @@ from typing import Any
 PROTOCOL = 1
 MAX_LINE_BYTES = 64 * 1024
 MAX_RULES_LINE_BYTES = 256 * 1024
-"""Of a line of the agent: 32 KiB of rules can be six times as long in JSON."""
+"""Limit of a line from the agent: 32 KiB of rules can take six times their size in JSON."""
 ARENA_CHECKPOINT = "checkpoint"
-"""The directory in the arena in which a checkpoint lies."""
+"""Directory of the checkpoint in the arena."""
 BAD_INPUT_EXIT_CODE = 65
 """EX_DATAERR of sysexits.h: the parameters or the data are at fault, not the program."""
 UNAVAILABLE_EXIT_CODE = 75
-"""EX_TEMPFAIL of sysexits.h: neither the job nor the program is at fault, and another attempt may do better."""
+"""EX_TEMPFAIL of sysexits.h: neither job nor program is at fault, and another attempt may succeed."""
 STOP_REASONS = ("cancel", "pause", "release", "lease_lost", "rule")
 STEERING_TYPES = ("rules", "command")
-"""Messages of the agent that are the controller's business."""
+"""Messages of the agent that the controller handles."""
 
 
 @dataclass(frozen=True)
-class Directive:
-    """What the agent asks of the training loop.
+class TrainerDirective:
+    """A request of the agent to the training loop.
 
-    kind: "checkpoint" (write one at the next step boundary) or "stop".
-    reason: why to stop, one of `STOP_REASONS` or a newer word; empty for "checkpoint".
-    checkpoint: whether a stop wants a checkpoint first.
+    kind: "checkpoint" (write one at the next step boundary) or "stop". reason: reason of a stop, one of `STOP_REASONS`
+    or a newer word; empty for "checkpoint". checkpoint: true if a stop saves a checkpoint first.
     """
 
     kind: str
@@ -86,37 +85,37 @@ class Directive:
     checkpoint: bool = False
 
 
-def parse_directive(line: bytes) -> Directive | None:
-    """Read one line from the agent; None for a message type or directive this version does not know.
+def parse_directive(line: bytes) -> TrainerDirective | None:
+    """Parse one line from the agent; None for an unknown message type or directive.
 
-    Raises ValueError when the line is not a well-formed message.
+    Raises ValueError if the line is not a well-formed message.
     """
     return directive_of(parse_message(line))
 
 
 def parse_message(line: bytes) -> dict[str, Any]:
-    """Read one line from the agent. Raises ValueError when it is no message."""
+    """Parse one line from the agent. Raises ValueError if the line is no message."""
     message = json.loads(line)
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
         raise ValueError("a message is a JSON object with a string 'type'")
     return message
 
 
-def directive_of(message: Mapping[str, Any]) -> Directive | None:
-    """The directive that a message is; None for a type or directive this version does not know. Raises ValueError."""
+def directive_of(message: Mapping[str, Any]) -> TrainerDirective | None:
+    """Return the directive in a message; None for an unknown type or directive. Raises ValueError."""
     if message["type"] != "directive":
         return None
     kind = message.get("directive")
     if kind == "checkpoint":
-        return Directive("checkpoint")
+        return TrainerDirective("checkpoint")
     if kind != "stop":
         return None
     reason, checkpoint = message.get("reason"), message.get("checkpoint")
     if not isinstance(reason, str) or not reason or not isinstance(checkpoint, bool):
         raise ValueError("a stop has a 'reason' (string) and 'checkpoint' (true or false)")
-    return Directive("stop", reason, checkpoint)
+    return TrainerDirective("stop", reason, checkpoint)
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """One line. Raises ValueError for NaN and infinity."""
+    """Encode a message as one line. Raises ValueError for NaN and infinity."""
     return json.dumps(message, separators=(",", ":"), allow_nan=False).encode() + b"\n"

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from gpu_client.controller.steering import Steering
 from gpu_client.training.distributed.process_group import Ranks
-from gpu_client.training.session.stop_requests import Directives
+from gpu_client.training.session.stop_requests import StopRequests
 from tests.performance.figures import Figure
 from tests.performance.rules import CONDITIONS, document
 
@@ -80,11 +80,11 @@ def main(port: str, rounds: str) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=RANKS)
     ranks = Ranks(os.environ)
-    pairs: list[tuple[Steering, Directives]] = []
+    pairs: list[tuple[Steering, StopRequests]] = []
     for control in ({"rules": {"revision": 1, "text": document(mode="dry_run")}}, {}):
-        directives = Directives(ranks)
+        directives = StopRequests(ranks)
         steering = Steering(directives, ranks)
-        directives.share_with(steering)
+        directives.attach(steering)
         steering.begin(control, None)
         pairs.append((steering, directives))
     matrix = torch.randn(96, 96)
@@ -93,8 +93,8 @@ def main(port: str, rounds: str) -> None:
         for _ in range(WORK):
             matrix @ matrix
 
-    def with_votes(steering: Steering, directives: Directives, step: int) -> None:
-        steering.reported(step, VALUES)
+    def with_votes(steering: Steering, directives: StopRequests, step: int) -> None:
+        steering.report_step(step, VALUES)
         directives.due(step, on_interval=False)
 
     kinds: list[Callable[[int], object]] = [partial(with_votes, *pair) for pair in pairs]

@@ -1,7 +1,7 @@
-"""Copies of tensors, at once or behind the training.
+"""Copies of tensors, at once or in a background thread.
 
-What an optimizer holds (its parameters and its own state) changes only in its `step()`. So that may be copied by a
-background thread while the script goes on, if every such optimizer waits for the thread before its next step.
+The parameters and the state of an optimizer change only in its `step()`. Therefore a background thread may copy them
+while the script continues, if every such optimizer waits for the thread before its next step.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ log = logging.getLogger("baton.training")
 
 
 def copy_all(pairs: Pairs) -> None:
-    """Copy; everything has arrived when this returns. Tensors on GPUs go over a stream of their own."""
+    """Copy all pairs; return when every copy is complete. GPU tensors use a stream of their own."""
     _Copy(pairs).run()
 
 
 class _Copy:
-    """The copies of one checkpoint. Made in the training thread: GPUs copy what was computed up to here."""
+    """The copies of one checkpoint, made in the training thread, so that GPU streams wait for earlier computations."""
 
     def __init__(self, pairs: Pairs) -> None:
         self._pairs = pairs
@@ -48,9 +48,9 @@ class _Copy:
 
 
 class BackgroundCopy:
-    """Copies in a thread, then calls `done` in it, or `failed` if either raises.
+    """Copies in a thread, then calls `done` there, or `failed` if either raises.
 
-    Each of `optimizers` waits for it before its next step.
+    Each of `optimizers` waits for the thread before its next step.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class BackgroundCopy:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """True until the thread has ended."""
         return self._thread.is_alive()
 
     def wait(self) -> None:
-        """Return when `done` or `failed` has been called."""
+        """Wait until `done` or `failed` was called."""
         self._thread.join()
         for hook in self._hooks:
             hook.remove()
@@ -91,7 +91,7 @@ class BackgroundCopy:
 
 
 def stepping(states: Iterable[object]) -> list[torch.optim.Optimizer]:
-    """The optimizers among `states` that can be made to wait before a step."""
+    """Return the optimizers among `states` that can wait before a step."""
     return [
         state
         for state in states
@@ -100,7 +100,7 @@ def stepping(states: Iterable[object]) -> list[torch.optim.Optimizer]:
 
 
 def split(pairs: Pairs, optimizers: Iterable[torch.optim.Optimizer]) -> tuple[Pairs, Pairs]:
-    """What to copy at once, and what may wait: large tensors in memory that one of `optimizers` holds."""
+    """Split pairs into those to copy at once, and large tensors of `optimizers` that may wait."""
     owned = {
         (tensor.device, tensor.untyped_storage().data_ptr())
         for optimizer in optimizers

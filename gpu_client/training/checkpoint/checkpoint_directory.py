@@ -1,9 +1,10 @@
-"""Complete checkpoint directories: their marker, the commit, and what happens to old and half-written ones.
+"""Complete checkpoint directories: their marker, the commit, verification, and the removal of leftovers.
 
-A session checkpoint is written into `<output>/.checkpoint-<step>.tmp/`, every file is synced to disk, `baton.json` is
-added last, and one rename to `<output>/checkpoint-<step>/` commits it. What carries that name is therefore complete,
-whenever the process died. The marker lists size and BLAKE3 of every file, so that damage is found before any of it is
-loaded; one that was staged in shared memory lists sizes only, for the agent digests what it stores. No torch in here.
+A session checkpoint is written into `<output>/.checkpoint-<step>.tmp/`; every file is synced to disk, `baton.json` is
+added last, and a rename to `<output>/checkpoint-<step>/` commits the checkpoint. Therefore a directory of that name is
+complete, whenever the process died. The marker lists size and BLAKE3 of every file, so that damage is found before
+anything is loaded; a checkpoint in shared memory lists sizes only, because the agent digests the bytes that it stores.
+No torch in here.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from gpu_client.training.errors import CheckpointDamagedError, CheckpointWriteEr
 log = logging.getLogger("baton.training")
 _NAME = re.compile(r"checkpoint-(0|[1-9]\d*)")
 _LEFTOVER = re.compile(r"\.checkpoint-\d+\.(tmp|old)")
-# Threads cost more than they save below this size.
+# Below this size threads cost more than they save.
 _PARALLEL_HASH_BYTES = 64 * 1024 * 1024
 _DAMAGE_REMEDY = (
     "Resume from an older checkpoint (delete or rename this directory), or start afresh in an empty output directory"
@@ -37,18 +38,18 @@ _DAMAGE_REMEDY = (
 
 
 def checkpoint_path(output_dir: Path, step: int) -> Path:
-    """Where the checkpoint of `step` is committed."""
+    """Return the committed path of the checkpoint of `step`."""
     return output_dir / f"checkpoint-{step}"
 
 
 def step_of(path: Path) -> int:
-    """The step that a checkpoint's name says; 0 for another name."""
+    """Return the step in a checkpoint's name; 0 for another name."""
     name = _NAME.fullmatch(path.name)
     return int(name.group(1)) if name is not None else 0
 
 
 def staging_path(output_dir: Path, step: int) -> Path:
-    """Where the checkpoint of `step` is written before its commit."""
+    """Return the path in which the checkpoint of `step` is written before its commit."""
     return output_dir / f".checkpoint-{step}.tmp"
 
 
@@ -63,9 +64,9 @@ def write_marker(
     durable: bool = True,
     digests: bool = True,
 ) -> None:
-    """Hash every file in `directory` (if `digests`), then add the marker (atomically: it may be added in place).
+    """Hash every file in `directory` (if `digests`), then add the marker atomically.
 
-    With `durable` all of it is on disk when this returns. Without, it survives the death of processes but not of the
+    With `durable` everything is on disk on return; otherwise everything survives the death of processes but not of the
     machine.
     """
     files: dict[str, tuple[int, str]] = {}
@@ -78,7 +79,7 @@ def write_marker(
         raise CheckpointWriteError(
             f"a checkpoint of {len(files)} files is more than {MARKER} can list", "Write fewer, larger files"
         )
-    # Beside the directory: nobody who looks into it sees anything but finished files.
+    # Beside the directory, so that the directory only ever shows finished files.
     unfinished = directory.with_name(f".{MARKER}.tmp")
     with unfinished.open("wb") as stream:
         stream.write(content)
@@ -89,7 +90,7 @@ def write_marker(
 
 
 def read_marker(directory: Path) -> CheckpointMarker:
-    """The marker of a complete checkpoint. Raises CheckpointDamagedError when there is none or it is unreadable."""
+    """Read the marker of a complete checkpoint. Raises CheckpointDamagedError if there is no readable marker."""
     path = directory / MARKER
     try:
         return parse_marker(path.read_bytes())
@@ -104,9 +105,9 @@ def read_marker(directory: Path) -> CheckpointMarker:
 
 
 def verify(directory: Path) -> CheckpointMarker:
-    """Check every listed file's size, and its digest if it has one.
+    """Check the size of every listed file, and its digest if the marker has one.
 
-    Raises CheckpointDamagedError naming the first file that differs.
+    Raises CheckpointDamagedError with the first file that differs.
     """
     marker = read_marker(directory)
     for name, (size_bytes, digest) in marker.files.items():
@@ -129,10 +130,10 @@ def verify(directory: Path) -> CheckpointMarker:
 
 
 def publish(staged: Path, final: Path, *, durable: bool = True) -> None:
-    """The commit point: `staged` becomes `final`. An earlier directory of that name gives way.
+    """Commit: rename `staged` to `final`, and remove an earlier directory of that name.
 
-    The files are on disk by now; journals keep the order of their creation and this rename, so the folder above is the
-    only one to sync.
+    The files are on disk already. Journals keep the order of their creation and this rename, so only the parent folder
+    needs a sync.
     """
     old = final.with_name(f".{final.name}.old")
     if final.exists():
@@ -145,7 +146,7 @@ def publish(staged: Path, final: Path, *, durable: bool = True) -> None:
 
 
 def complete_checkpoints(output_dir: Path) -> list[tuple[int, Path]]:
-    """All directories `checkpoint-<step>` that carry a marker, oldest step first."""
+    """List the directories `checkpoint-<step>` that have a marker, oldest step first."""
     found = []
     for path in output_dir.glob("checkpoint-*"):
         name = _NAME.fullmatch(path.name)
@@ -155,7 +156,7 @@ def complete_checkpoints(output_dir: Path) -> list[tuple[int, Path]]:
 
 
 def created_by_session(directory: Path) -> bool:
-    """Whether the session wrote this checkpoint; one whose marker cannot be read belongs to nobody."""
+    """Tell if the session wrote this checkpoint; False for an unreadable marker."""
     try:
         return read_marker(directory).created_by == "session"
     except CheckpointDamagedError as error:
@@ -164,7 +165,7 @@ def created_by_session(directory: Path) -> bool:
 
 
 def clear_leftovers(output_dir: Path) -> None:
-    """Remove what a process that died while writing has left behind."""
+    """Remove the leftovers of a process that died while writing."""
     (output_dir / f".{MARKER}.tmp").unlink(missing_ok=True)
     for path in output_dir.glob(".checkpoint-*"):
         if _LEFTOVER.fullmatch(path.name):
@@ -172,7 +173,7 @@ def clear_leftovers(output_dir: Path) -> None:
 
 
 def digest_of(path: Path, *, sync: bool = False) -> tuple[int, str]:
-    """Size in bytes and BLAKE3 of a file; with `sync` its bytes are on disk when this returns."""
+    """Return size in bytes and BLAKE3 of a file; with `sync` its bytes are on disk on return."""
     with path.open("rb") as stream:
         size_bytes = os.fstat(stream.fileno()).st_size
         hasher = blake3(max_threads=blake3.AUTO if size_bytes >= _PARALLEL_HASH_BYTES else 1)

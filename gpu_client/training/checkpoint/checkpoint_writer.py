@@ -1,6 +1,6 @@
-"""How a checkpoint is written: staged in the agent's shared memory where it can be, else into a directory on disk.
+"""Writing of checkpoints: into the agent's shared memory if possible, otherwise into a directory on disk.
 
-All ranks write, or none commits; one that fails takes the others along instead of leaving them waiting.
+Either all ranks write or none commits; a failure on one rank fails all, so that no rank waits for ever.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from gpu_client.training.channel import Channel
+from gpu_client.training.channel import AgentChannel
 from gpu_client.training.checkpoint import background_copy, checkpoint_directory, state_files
 from gpu_client.training.checkpoint.background_copy import BackgroundCopy
 from gpu_client.training.checkpoint.random_state import capture_random
@@ -24,38 +24,38 @@ from gpu_client.training.errors import CheckpointWriteError, SessionError
 log = logging.getLogger("baton.training")
 
 MAX_TAGS = 20
-"""Of checkpoints that are kept without an agent, as many as the control plane keeps."""
+"""Limit of the tagged checkpoints that stay without an agent, as in the control plane."""
 
 
 class _UnwritableError(Exception):
-    """The place takes no checkpoint (no room, no access), on this rank or on another."""
+    """The destination takes no checkpoint (no room, no access), on this rank or on another."""
 
 
-class _Place(IntEnum):
-    """Where a checkpoint goes. The first rank decides for all."""
+class _Destination(IntEnum):
+    """Destination of a checkpoint; the first rank decides for all."""
 
     DISK = 0
     ARENA = 1
     NOWHERE = 2
 
 
-class Writer:
-    """Writes the checkpoints of one session. Every rank has one and calls it at the same steps."""
+class CheckpointWriter:
+    """Writes the checkpoints of one session. Every rank has a writer and calls it at the same steps."""
 
     def __init__(
         self,
         output_dir: Path,
         arena: Arena | None,
         ranks: Ranks,
-        channel: Channel,
+        channel: AgentChannel,
         *,
         durable: bool,
         keep_last: int,
         keep: Path | None,
         on_lost: Callable[[], None],
     ) -> None:
-        """durable: what is on disk when `write` returns survives the machine. keep: a directory never to be deleted.
-        on_lost is called, from any thread, when a checkpoint that `write` had promised could not be completed.
+        """durable: the files on disk survive the machine when `write` returns. keep: a directory never to delete.
+        on_lost: called from any thread if the background copy of a checkpoint failed.
         """
         self._output_dir = output_dir
         self._arena = arena
@@ -66,24 +66,24 @@ class Writer:
         self._keep = keep
         self._on_lost = on_lost
         self._copy: BackgroundCopy | None = None
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self.skipped_steps: list[int] = []
-        """Due, but the one before was still being stored."""
+        """Steps whose checkpoints were skipped because the previous one was still being stored."""
 
     def busy(self) -> bool:
-        """Whether the last checkpoint is still in the way of the next: being copied, or being stored by the agent."""
+        """True while the last checkpoint is being copied, or being stored by the agent."""
         if self._copy is not None and self._copy.running:
             return True
-        return self._arena is not None and self._channel.connected and self._arena.held
+        return self._arena is not None and self._channel.connected and self._arena.occupied
 
     def skip(self, step: int) -> None:
-        """Record that `step` is passed over for a newer one."""
+        """Record that the checkpoint of `step` is skipped for a later one."""
         self.skipped_steps.append(step)
         if self._ranks.first:
             log.info("no checkpoint of step %d: the last one is still being stored; a newer one follows", step)
 
     def settle(self) -> None:
-        """Wait for the copy that goes on behind the training."""
+        """Wait for the background copy."""
         if self._copy is not None:
             self._copy.wait()
             self._copy = None
@@ -98,24 +98,24 @@ class Writer:
         overlap: bool,
         tag: str = "",
     ) -> Path | None:
-        """Write the checkpoint of `step`; returns where it lies, None if it is skipped because the arena is not free.
+        """Write the checkpoint of `step`; return its path, or None if it is skipped because the arena is occupied.
 
         Raises CheckpointWriteError; nothing of the checkpoint remains then.
         """
         self.settle()
         place = self._choose(must, stateful)
-        if place is _Place.NOWHERE:
+        if place is _Destination.NOWHERE:
             self.skip(step)
             return None
-        if place is _Place.ARENA:
+        if place is _Destination.ARENA:
             try:
                 return self._stage(step, metrics, stateful, overlap, tag)
             except _UnwritableError as error:
-                self._say_once(f"checkpoints go to disk: {error}")
+                self._warn_once(f"checkpoints go to disk: {error}")
         return self._write_to_disk(step, metrics, stateful, tag)
 
     def adopt(self, step: int, metrics: Mapping[str, float], staged: Path | None, tag: str = "") -> None:
-        """A directory that another library has written is complete: under its name, or `staged`, then it is ours.
+        """Commit a directory that another library has written, under its final name or as `staged`.
 
         Raises CheckpointWriteError.
         """
@@ -129,44 +129,44 @@ class Writer:
             if staged is not None:
                 checkpoint_directory.publish(staged, final, durable=self._durable)
         except OSError as error:
-            raise self.explain(step, error) from error
+            raise self.write_error(step, error) from error
         if staged is None:
             self._channel.checkpoint_written(step, str(final), metrics)
         else:
-            self.tell(step, final, metrics)
+            self.announce(step, final, metrics)
 
-    def tell(self, step: int, path: Path, metrics: Mapping[str, float]) -> None:
-        """A directory of the output directory is complete: the agent is told, older ones go."""
+    def announce(self, step: int, path: Path, metrics: Mapping[str, float]) -> None:
+        """Report a complete directory to the agent, and delete older ones."""
         if self._ranks.first:
             self._channel.checkpoint_written(step, str(path), metrics)
             self._rotate()
 
-    def _choose(self, must: bool, stateful: Mapping[str, Any]) -> _Place:
-        place = _Place.DISK
+    def _choose(self, must: bool, stateful: Mapping[str, Any]) -> _Destination:
+        place = _Destination.DISK
         if self._ranks.first and self._arena is not None:
             if not self._channel.connected:
-                self._say_once("checkpoints go to disk: the agent is gone")
+                self._warn_once("checkpoints go to disk: the agent is gone")
             elif not self._ranks.one_machine:
-                self._say_once("checkpoints go to disk: the processes run on several machines")
+                self._warn_once("checkpoints go to disk: the processes run on several machines")
             elif any(state_files.writes_itself(holder) for holder in stateful.values()):
-                self._say_once("checkpoints go to disk: a library writes some of their files itself")
-            elif not self._arena.held:
-                place = _Place.ARENA
+                self._warn_once("checkpoints go to disk: a library writes some of their files itself")
+            elif not self._arena.occupied:
+                place = _Destination.ARENA
             elif not must:
-                place = _Place.NOWHERE
-        return _Place(self._ranks.agree(int(place))[0])
+                place = _Destination.NOWHERE
+        return _Destination(self._ranks.agree(int(place))[0])
 
     # --- into shared memory -------------------------------------------------------------------------------------------
 
     def _stage(
         self, step: int, metrics: Mapping[str, float], stateful: Mapping[str, Any], overlap: bool, tag: str
     ) -> Path:
-        """Raises _UnwritableError when it does not fit; the arena holds nothing then."""
+        """Write into the arena. Raises _UnwritableError if the state does not fit; the arena is empty then."""
         arena = self._arena
         assert arena is not None
         started = time.perf_counter()
         pairs: Pairs = []
-        collected = state_files.Collected()
+        collected = state_files.CollectedStates()
 
         def collect() -> None:
             nonlocal collected
@@ -218,7 +218,7 @@ class Writer:
     def _write_to_disk(self, step: int, metrics: Mapping[str, float], stateful: Mapping[str, Any], tag: str) -> Path:
         staged = checkpoint_directory.staging_path(self._output_dir, step)
         final = checkpoint_directory.checkpoint_path(self._output_dir, step)
-        collected = state_files.Collected()
+        collected = state_files.CollectedStates()
 
         def prepare() -> None:
             shutil.rmtree(staged, ignore_errors=True)
@@ -243,24 +243,24 @@ class Writer:
         except (SessionError, _UnwritableError) as error:
             if self._ranks.first:
                 shutil.rmtree(staged, ignore_errors=True)
-            raise self.explain(step, error) from error.__cause__
-        self.tell(step, final, metrics)
+            raise self.write_error(step, error) from error.__cause__
+        self.announce(step, final, metrics)
         return final
 
     def _rotate(self) -> None:
-        """Delete old session checkpoints, but never one that the agent may not know of, nor the one resumed from."""
+        """Delete old session checkpoints, except those that the agent may not know, tagged ones, and the resumed."""
         own = [
             (step, path)
             for step, path in checkpoint_directory.complete_checkpoints(self._output_dir)
             if checkpoint_directory.created_by_session(path)
         ]
-        # An agent has stored them; alone, these are all that there is.
-        tagged = _newest_of_tags([path for _, path in own]) if self._durable else set()
-        newest_untold = any(not self._channel.told(step) for step, _ in own[-self._keep_last :])
+        # With an agent the store has the tagged checkpoints; without one these are the only copies.
+        tagged = _newest_per_tag([path for _, path in own]) if self._durable else set()
+        newest_undelivered = any(not self._channel.is_delivered(step) for step, _ in own[-self._keep_last :])
         for step, path in own[: -self._keep_last]:
-            if newest_untold or not self._channel.told(step) or path == self._keep or path in tagged:
+            if newest_undelivered or not self._channel.is_delivered(step) or path == self._keep or path in tagged:
                 continue
-            # Renamed first: a directory that is being deleted must not look like a checkpoint.
+            # Renamed first, because a directory under deletion must not look like a checkpoint.
             doomed = path.with_name(f".{path.name}.old")
             path.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
@@ -273,9 +273,9 @@ class Writer:
         return self._ranks.gather(captured)
 
     def _phase(self, step: int, action: Callable[[], object] | None) -> None:
-        """One part of a checkpoint; it is over when every rank has done its share, and fails on all when on one.
+        """Run one part of a checkpoint on all ranks; a failure on one rank raises on all.
 
-        Raises SessionError for what is wrong with a state, _UnwritableError for what is wrong with the place.
+        Raises SessionError for a faulty state, _UnwritableError for a faulty destination.
         """
         failure: Exception | None = None
         try:
@@ -293,8 +293,8 @@ class Writer:
         if worst == 1:
             raise _UnwritableError(str(failure or elsewhere)) from failure
 
-    def explain(self, step: int, failure: Exception) -> SessionError:
-        """`failure` as an error that says what to do."""
+    def write_error(self, step: int, failure: Exception) -> SessionError:
+        """Convert `failure` to an error with a remedy."""
         if isinstance(failure, SessionError):
             return failure
         free_bytes = shutil.disk_usage(self._output_dir).free
@@ -304,14 +304,14 @@ class Writer:
             "Check that the directory can be written; ask for more disk, or keep fewer checkpoints (keep_last=1)",
         )
 
-    def _say_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
             log.warning("%s", text)
 
 
-def _newest_of_tags(checkpoints: Sequence[Path]) -> set[Path]:
-    """Of checkpoints, oldest first: the newest of each tag, of the `MAX_TAGS` that came last."""
+def _newest_per_tag(checkpoints: Sequence[Path]) -> set[Path]:
+    """Return the newest checkpoint of each tag, for the last `MAX_TAGS` tags. `checkpoints`: oldest first."""
     newest: dict[str, Path] = {}
     for path in reversed(checkpoints):
         tag = checkpoint_directory.read_marker(path).tag

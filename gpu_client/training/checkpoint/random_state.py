@@ -1,4 +1,4 @@
-"""The random states of a process: Python's, numpy's, torch's and the GPUs' global generators."""
+"""Random states of a process: the global generators of Python, numpy, torch and the GPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("baton.training")
 
 
 def capture_random() -> dict[str, Any]:
-    """The state of every global random number generator of this process, as plain data and tensors."""
+    """Capture the state of every global generator of this process, as plain data and tensors."""
     version, internal, gauss_next = random.getstate()
     captured: dict[str, Any] = {
         "python": {"version": version, "state": torch.tensor(internal, dtype=torch.int64), "gauss_next": gauss_next},
@@ -37,14 +37,14 @@ def capture_random() -> dict[str, Any]:
             "has_gauss": int(state["has_gauss"]),
             "gauss": float(state["gauss"]),
         }
-    # Asking a process that never touched a GPU would create a context on every device.
+    # In a process that never used a GPU, the query would create a context on every device.
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         captured["cuda"] = torch.cuda.get_rng_state_all()
     return captured
 
 
 def restore_random(captured: Mapping[str, Any]) -> None:
-    """Put every global generator back where `capture_random` found it."""
+    """Restore every global generator from `capture_random`'s result."""
     python = captured["python"]
     random.setstate((python["version"], tuple(python["state"].tolist()), python["gauss_next"]))
     torch.set_rng_state(captured["torch"])

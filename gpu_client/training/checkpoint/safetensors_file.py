@@ -1,8 +1,8 @@
-"""safetensors files: their layout from a set of tensors, written to disk or kept mapped and overwritten in place.
+"""safetensors files: the layout of a set of tensors, written to disk, or mapped and overwritten in place.
 
-Large tensors come first, each at the beginning of a cache line (a copy to anywhere else takes a sixth longer); the
-others are ordered by element size, large before small. So all are aligned, small ones that change do not cut large ones
-that stay, and equal states make equal files.
+Large tensors come first, each at the beginning of a cache line (a copy to another place takes a sixth longer); small
+ones follow, ordered by element size. So all tensors are aligned, small changing tensors do not split large constant
+ones into new chunks, and equal states make equal files.
 """
 
 from __future__ import annotations
@@ -37,36 +37,36 @@ DTYPE_NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""What the format can hold and its torch reader gives back."""
+"""Types that both the format and its torch reader support."""
 
 SMALL_BYTES = 64 * 1024
 _CACHE_LINE_BYTES = 64
 
 
 @dataclass(frozen=True)
-class Contents:
-    """What one file is to hold. metadata: texts for the file's header."""
+class FileContents:
+    """Tensors and header texts of one file."""
 
     tensors: Mapping[str, torch.Tensor]
     metadata: Mapping[str, str]
 
     def signature(self) -> tuple[object, ...]:
-        """Equal for contents that have the same layout."""
+        """Return a value that is equal for contents with equal layouts."""
         shapes = ((name, tensor.dtype, tensor.shape) for name, tensor in self.tensors.items())
         return (tuple(sorted(self.metadata.items())), *shapes)
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where everything lies in the file. offsets are counted from the file's beginning, in the file's order."""
+class FileLayout:
+    """Header, offsets in bytes from the file's beginning, and size of a file."""
 
     header: bytes
     offsets: Mapping[str, int]
     size_bytes: int
 
     @classmethod
-    def of(cls, contents: Contents) -> Layout:
-        """The one layout for these contents."""
+    def of(cls, contents: FileContents) -> FileLayout:
+        """Compute the layout of these contents."""
 
         def place(name: str) -> tuple[int, bool, str]:
             tensor = contents.tensors[name]
@@ -91,33 +91,33 @@ class Layout:
         return cls(header, {name: len(header) + begin for name, begin in begins.items()}, len(header) + end)
 
 
-def write(path: Path, contents: Contents) -> None:
-    """Write the whole file. Needs no memory for tensors that lie on the CPU without gaps."""
-    layout = Layout.of(contents)
+def write(path: Path, contents: FileContents) -> None:
+    """Write the whole file. Contiguous tensors on the CPU need no extra memory."""
+    layout = FileLayout.of(contents)
     with path.open("wb") as stream:
         stream.write(layout.header)
         for name in layout.offsets:
             tensor = contents.tensors[name]
             if tensor.numel():
                 plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-                # Not reshape: what has one element may have any stride and count as contiguous.
+                # No reshape, because a tensor with one element counts as contiguous with any stride.
                 flat = plain.as_strided((plain.numel(),), (1,))
                 stream.write(flat.view(torch.uint8).numpy().data)
 
 
 class MappedFile:
-    """A safetensors file of one layout in shared memory, allocated once and mapped for as long as it is used.
+    """A safetensors file in shared memory with a fixed layout, allocated once and mapped while in use.
 
-    All of its pages are there from the beginning: copying into `targets` can neither fail nor kill the process for
-    want of memory, and costs what copying into warm memory costs.
+    All pages exist from the beginning: copying into `targets` cannot fail for lack of memory, and has the speed of warm
+    memory.
     """
 
-    def __init__(self, path: Path, contents: Contents) -> None:
-        """Make the file; raises OSError (ENOSPC) when there is no room, and leaves nothing behind then."""
+    def __init__(self, path: Path, contents: FileContents) -> None:
+        """Create the file. Raises OSError (ENOSPC) if there is no room, and leaves nothing behind then."""
         self.path = path
         self.signature = contents.signature()
-        layout = Layout.of(contents)
-        # Never in place: another process may still have the old one mapped.
+        layout = FileLayout.of(contents)
+        # A new file, because another process may still map the old one.
         path.unlink(missing_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -133,7 +133,7 @@ class MappedFile:
         self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._pinned = False
         self.targets: dict[str, torch.Tensor] = {}
-        """Where to copy each tensor; the empty ones need no place."""
+        """Destination of each tensor; empty tensors have none."""
         for name, offset in layout.offsets.items():
             tensor = contents.tensors[name]
             if tensor.numel():
@@ -141,7 +141,7 @@ class MappedFile:
                 self.targets[name] = part.view(tensor.dtype).view(tensor.shape)
 
     def pin(self) -> None:
-        """Let GPUs copy into it at full speed. Where that is refused, they copy more slowly."""
+        """Register the memory for fast copies from GPUs; a refusal only makes the copies slower."""
         if self._pinned:
             return
         with contextlib.suppress(RuntimeError, AttributeError):
@@ -149,12 +149,12 @@ class MappedFile:
             self._pinned = int(answer) == 0
 
     def remove(self) -> None:
-        """Give the memory back. `targets` must not be used afterwards."""
+        """Release the memory. `targets` must not be used afterwards."""
         if self._pinned:
             torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
         self.path.unlink(missing_ok=True)
         self.targets.clear()
         del self._bytes
-        # Whoever still holds a target keeps the mapping: it goes with the last of them.
+        # A target in use keeps the mapping alive; the mapping ends with the last target.
         with contextlib.suppress(BufferError):
             self._memory.close()

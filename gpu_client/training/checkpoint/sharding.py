@@ -1,8 +1,8 @@
-"""Tensors that are spread over several processes (FSDP2's DTensor): which piece is here, and pieces of another split.
+"""Tensors whose pieces several ranks hold (FSDP2's DTensor): storing the pieces, and reading them into another split.
 
-Each rank stores its pieces in `<state>.rank<k>of<n>.safetensors`, whose metadata says where in the whole tensor each
-piece begins. Reading asks for a box of the whole tensor and takes it from whichever pieces cover it, so that another
-number of processes, another mesh, or one process with a whole model can resume.
+Each rank stores its pieces in `<state>.rank<k>of<n>.safetensors`, whose metadata has the offset of each piece in the
+whole tensor. Reading a box of the whole tensor takes the overlapping parts of all pieces, so that another number of
+processes, another mesh, or one process with a whole model can resume.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from gpu_client.training.checkpoint.safetensors_file import DTYPE_NAMES, Contents
+from gpu_client.training.checkpoint.safetensors_file import DTYPE_NAMES, FileContents
 from gpu_client.training.errors import CheckpointMismatchError, CheckpointWriteError
 
 _FILE = re.compile(r"(.+)\.rank(\d+)of(\d+)\.safetensors")
@@ -26,17 +26,17 @@ _OFFSETS = "offsets"
 
 
 def is_sharded(value: object) -> bool:
-    """Whether this process holds only a piece of it."""
+    """True if this process holds only a piece of the tensor."""
     return hasattr(value, "device_mesh")
 
 
 def file_name(state: str, rank: int, size: int) -> str:
-    """The file in which a rank stores its pieces of a state."""
+    """Return the name of the file in which a rank stores its pieces of a state."""
     return f"{state}.rank{rank}of{size}.safetensors"
 
 
-def local_contents(state: str, shards: dict[str, Any]) -> Contents:
-    """This process's pieces. Raises CheckpointWriteError for a tensor whose pieces are not boxes of it."""
+def local_contents(state: str, shards: dict[str, Any]) -> FileContents:
+    """Collect this rank's pieces. Raises CheckpointWriteError for a tensor whose pieces are not boxes."""
     pieces: dict[str, torch.Tensor] = {}
     offsets: dict[str, list[int]] = {}
     for key, value in shards.items():
@@ -47,11 +47,11 @@ def local_contents(state: str, shards: dict[str, Any]) -> Contents:
                 f"{state}.{key} is sharded and of type {pieces[key].dtype}, which safetensors cannot hold",
                 "Keep it in another type, or gather it in state_dict()",
             )
-    return Contents(pieces, {_OFFSETS: json.dumps(offsets, separators=(",", ":"))})
+    return FileContents(pieces, {_OFFSETS: json.dumps(offsets, separators=(",", ":"))})
 
 
 def _box(name: str, value: Any) -> tuple[list[int], list[int]]:
-    """Shape and offset of this process's piece of `value`, a DTensor."""
+    """Return shape and offset of this rank's piece of a DTensor."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -65,8 +65,8 @@ def _box(name: str, value: Any) -> tuple[list[int], list[int]]:
     return list(shape), list(offset)
 
 
-class Pieces:
-    """All ranks' pieces of one state, read from a checkpoint directory. Use it as a context."""
+class ShardReader:
+    """Reader for all ranks' pieces of one state in a checkpoint directory; a context manager."""
 
     def __init__(self, directory: Path, state: str) -> None:
         self._directory = directory
@@ -74,16 +74,16 @@ class Pieces:
         self._files = ExitStack()
         self._boxes: dict[str, list[tuple[list[int], Any]]] | None = None
 
-    def __enter__(self) -> Pieces:
+    def __enter__(self) -> ShardReader:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._files.close()
 
     def read(self, key: str, shape: list[int], like: Any) -> torch.Tensor:
-        """The part of a tensor that belongs here: as `like` is split if that is a DTensor, else all of it.
+        """Read this rank's part of a tensor: the piece of `like` if that is a DTensor, else the whole tensor.
 
-        Raises KeyError or ValueError when the files do not have all of it.
+        Raises KeyError or ValueError if the files lack a part.
         """
         if not is_sharded(like):
             return self._fill(key, [0] * len(shape), shape)
@@ -97,7 +97,7 @@ class Pieces:
         )  # fmt: skip
 
     def _open(self) -> dict[str, list[tuple[list[int], Any]]]:
-        """By key: where each piece begins, and the file that has it."""
+        """Open the files; return the offset and file of each piece, by key."""
         if self._boxes is not None:
             return self._boxes
         matches = [_FILE.fullmatch(path.name) for path in self._directory.iterdir()]
@@ -113,7 +113,7 @@ class Pieces:
         return self._boxes
 
     def _fill(self, key: str, offset: list[int], shape: list[int]) -> torch.Tensor:
-        """The box of the whole tensor that begins at `offset`."""
+        """Read the box of the whole tensor at `offset`."""
         result: torch.Tensor | None = None
         missing = math.prod(shape)
         seen: set[tuple[int, ...]] = set()
@@ -134,7 +134,7 @@ class Pieces:
 def _overlap(
     offset: Sequence[int], shape: Sequence[int], other_offset: Sequence[int], other_shape: Sequence[int]
 ) -> tuple[tuple[slice, ...], tuple[slice, ...], int]:
-    """Where two boxes overlap, as seen from each, and how many elements that is."""
+    """Return the overlap of two boxes as slices of each, and its number of elements."""
     here, there, count = [], [], 1
     for begin, length, other_begin, other_length in zip(offset, shape, other_offset, other_shape, strict=True):
         first = max(begin, other_begin)
@@ -146,10 +146,10 @@ def _overlap(
 
 
 def counterpart(holder: Any, live: Any, path: tuple[Any, ...], shape: list[int]) -> Any:
-    """What in the object being resumed tells how a stored sharded tensor is to be split: a tensor of that shape.
+    """Find the tensor that determines the split of a stored sharded tensor.
 
-    The tensor at the same place; for an optimizer, which has no state before its first step, the parameter that the
-    state belongs to. None in a run of one process that has neither.
+    The tensor at the same place; for an optimizer without state before its first step, the parameter of the state. None
+    in a single process without either.
     """
     found = live
     for part in path:

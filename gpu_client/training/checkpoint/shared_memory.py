@@ -1,12 +1,12 @@
-"""Shared memory in which a checkpoint is staged: files in their final form that the agent reads as they are.
+"""The arena: shared memory in which a checkpoint is staged, as files that the agent reads in place.
 
-The agent makes the directory, names it in BATON_ARENA, and removes it after the attempt. In it lies one checkpoint,
-`checkpoint/`, whose files are kept and overwritten for as long as their layout stays the same: a copy then costs what
-copying into warm memory costs, and the state is in memory twice, not three times.
+The agent makes the directory, names it in BATON_ARENA, and removes it after the attempt. The arena has one checkpoint,
+`checkpoint/`, whose files are kept and overwritten while their layout stays the same: a copy then has the speed of warm
+memory, and the state is in memory twice, not three times.
 
-Its marker, `baton.json`, says whose turn it is. The training process changes files only while there is none, and
-writes it last: with it the checkpoint is complete, whenever that process died. From then on the files are the agent's,
-until it has stored (or passed over) them and removes the marker.
+The marker `baton.json` passes the ownership. The training process changes files only without a marker, and writes the
+marker last: with it the checkpoint is complete, whenever that process died. Then the agent owns the files until it has
+stored (or skipped) them and removes the marker.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ import torch
 
 from baton.contract.checkpoint_marker import MARKER
 from gpu_client.training.checkpoint import checkpoint_directory
-from gpu_client.training.checkpoint.safetensors_file import Contents, Layout, MappedFile
+from gpu_client.training.checkpoint.safetensors_file import FileContents, FileLayout, MappedFile
 from gpu_client.training.protocol import ARENA_CHECKPOINT
 
 KEPT_FREE_BYTES = 256 * 2**20
-"""Memory that staging leaves to the training and to the agent."""
+"""Memory that staging leaves to the training and to the agent, in bytes."""
 
 log = logging.getLogger("baton.training")
 
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]
-"""What is to be copied: into, from."""
+"""Pairs of a target tensor and a source tensor."""
 
 
 class NoRoomError(Exception):
-    """The state does not fit; the text says why."""
+    """The state does not fit; the text has the sizes."""
 
 
 class Arena:
-    """One process's use of the shared memory. Of several ranks, the first one has the marker."""
+    """One process's use of the arena. The first rank writes the marker."""
 
     def __init__(self, root: Path) -> None:
         self.directory = root / ARENA_CHECKPOINT
@@ -48,22 +48,22 @@ class Arena:
         self._fresh = True
 
     @property
-    def held(self) -> bool:
-        """Whether a complete checkpoint lies in it that the agent has not given back yet."""
+    def occupied(self) -> bool:
+        """True while the agent owns a complete checkpoint in the arena."""
         return self._marker.exists()
 
     def begin(self) -> None:
-        """The arena is not `held`: make it ready. Raises OSError when the agent has removed it."""
+        """Prepare an arena that is not `occupied`. Raises OSError if the agent has removed it."""
         if self._fresh:
-            # A process that died before this one may have left files of any form.
+            # A process that died earlier may have left files of any layout.
             shutil.rmtree(self.directory, ignore_errors=True)
             self.directory.mkdir(mode=0o700)
             self._fresh = False
 
-    def allocate(self, files: Mapping[str, Contents]) -> Pairs:
-        """Make room for these files, and say what has to be copied.
+    def allocate(self, files: Mapping[str, FileContents]) -> Pairs:
+        """Allocate room for these files; return the copies to make.
 
-        Raises NoRoomError: then `clear`.
+        Raises NoRoomError; the caller must `clear` then.
         """
         reused = {
             name
@@ -74,7 +74,7 @@ class Arena:
             self._files.pop(name).remove()
         new = {name: contents for name, contents in files.items() if name not in reused}
         try:
-            self._require(sum(Layout.of(contents).size_bytes for contents in new.values()))
+            self._require(sum(FileLayout.of(contents).size_bytes for contents in new.values()))
             for name, contents in new.items():
                 self._files[name] = MappedFile(self.directory / name, contents)
         except OSError as error:
@@ -88,16 +88,16 @@ class Arena:
         return pairs
 
     def finish(self, step: int, metrics: Mapping[str, float], forms: Mapping[str, str], tag: str = "") -> None:
-        """Everything is copied: from here on it is a checkpoint, and the agent's."""
+        """Write the marker after all copies; the agent owns the checkpoint from here on."""
         for file in self.directory.iterdir():
-            # Writing through a mapping need not change the time that tells readers of a change.
+            # Writing through a mapping need not change the time by which readers detect a change.
             os.utime(file)
         checkpoint_directory.write_marker(
             self.directory, step, metrics, "session", forms, tag=tag, durable=False, digests=False
         )
 
     def clear(self) -> None:
-        """Give all memory back. The next checkpoint allocates anew."""
+        """Release all memory. The next checkpoint allocates anew."""
         for file in self._files.values():
             file.remove()
         self._files.clear()
@@ -115,14 +115,14 @@ class Arena:
 
 
 def available_bytes(machine: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What the machine has left, or the control group (version 2) if that is less; None where neither is told."""
+    """Return the bytes available on the machine, or in the control group (version 2) if less; None if unknown."""
     limits = []
     text = _read(machine)
     if found := re.search(r"^MemAvailable:\s+(\d+) kB$", text, re.MULTILINE):
         limits.append(int(found[1]) * 1024)
     limit, used = _read(group / "memory.max").strip(), _read(group / "memory.current").strip()
     if limit.isdigit() and used.isdigit():
-        # Pages of files that were read or written some time ago give way.
+        # The kernel reclaims pages of files without recent use.
         cached = re.search(r"^inactive_file (\d+)$", _read(group / "memory.stat"), re.MULTILINE)
         limits.append(max(int(limit) - int(used) + (int(cached[1]) if cached else 0), 0))
     return min(limits, default=None)

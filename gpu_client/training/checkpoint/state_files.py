@@ -1,9 +1,9 @@
 """State dictionaries and random states as files that load without executing anything.
 
-Every state's tensors become `<name>.safetensors` (tied weights are stored once), those of which each process holds a
-piece `<name>.rank<k>of<n>.safetensors`; the structures of all states, tensors that safetensors cannot hold and the
-random states go into one small `state.pt`, which `torch.load(weights_only=True)` reads. An object with
-`save_state(directory)` / `load_state(directory)` (accelerate's Accelerator) gets a directory of its own.
+The tensors of each state become `<name>.safetensors` (tied weights are stored once), sharded ones
+`<name>.rank<k>of<n>.safetensors`; the structures of all states, tensors that safetensors cannot hold and the random
+states go into one small `state.pt`, which `torch.load(weights_only=True)` reads. An object with `save_state(directory)`
+/ `load_state(directory)` (accelerate's Accelerator) gets a directory of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from gpu_client.training.checkpoint import safetensors_file, sharding
-from gpu_client.training.checkpoint.safetensors_file import Contents
+from gpu_client.training.checkpoint.safetensors_file import FileContents
 from gpu_client.training.checkpoint.state_tree import put_together, take_apart
 from gpu_client.training.errors import CheckpointDamagedError, CheckpointMismatchError, CheckpointWriteError
 
@@ -31,34 +31,34 @@ BUNDLE = "state.pt"
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
 _RESERVED = frozenset({"state", "baton"})
 _READ_ERRORS = (OSError, RuntimeError, EOFError, KeyError, ValueError, BadZipFile, UnpicklingError, SafetensorError)
-# What writing can raise besides SessionError: torch reports a full disk as RuntimeError, safetensors by its own error.
+# Errors of writing besides SessionError: torch reports a full disk as RuntimeError, safetensors has its own error.
 WRITE_ERRORS = (OSError, RuntimeError, ValueError, SafetensorError)
 
 
 @dataclass
-class Collected:
-    """What one process has to store of a checkpoint. Nothing has been copied yet."""
+class CollectedStates:
+    """The part of a checkpoint that one rank stores. Nothing is copied yet."""
 
     forms: dict[str, str] = field(default_factory=dict)
-    """Of each state by name: "tensors", or "directory" where a library writes files of its own."""
-    files: dict[str, Contents] = field(default_factory=dict)
+    """Form of each state by name: "tensors", or "directory" for a library's own files."""
+    files: dict[str, FileContents] = field(default_factory=dict)
     structures: dict[str, Any] = field(default_factory=dict)
     directories: dict[str, Any] = field(default_factory=dict)
     sharded: bool = False
-    """Whether other processes hold pieces of it."""
+    """True if other ranks hold pieces of a tensor."""
 
 
 def writes_itself(holder: object) -> bool:
-    """Whether a state is written by its own library (accelerate), into a directory."""
+    """Tell if a state's own library (accelerate) writes it into a directory."""
     return hasattr(holder, "save_state") and not hasattr(holder, "state_dict")
 
 
-def collect(states: Mapping[str, object], *, rank: int = 0, size: int = 1) -> Collected:
-    """Take every state apart. What all processes have alike is the first one's to store.
+def collect(states: Mapping[str, object], *, rank: int = 0, size: int = 1) -> CollectedStates:
+    """Take every state apart. The first rank stores the parts that all ranks have alike.
 
-    Raises CheckpointWriteError for an object that has no state, or a sharded tensor that cannot be stored in pieces.
+    Raises CheckpointWriteError for an object without a state, or a sharded tensor that cannot be stored in pieces.
     """
-    collected = Collected()
+    collected = CollectedStates()
     for name, holder in states.items():
         if writes_itself(holder):
             _check_name(name)
@@ -73,15 +73,15 @@ def collect(states: Mapping[str, object], *, rank: int = 0, size: int = 1) -> Co
         if rank == 0:
             collected.structures[name] = parts.structure
             if parts.tensors:
-                collected.files[f"{name}.safetensors"] = Contents(parts.tensors, {})
+                collected.files[f"{name}.safetensors"] = FileContents(parts.tensors, {})
     return collected
 
 
-def save_states(directory: Path, collected: Collected, randoms: list[dict[str, Any]] | None) -> None:
+def save_states(directory: Path, collected: CollectedStates, randoms: list[dict[str, Any]] | None) -> None:
     """Write everything into `directory`.
 
-    randoms are the random states of all ranks, from `capture_random`. None on ranks other than the first.
-    Raises CheckpointWriteError for a state that cannot be stored as plain data.
+    randoms: the random states of all ranks, from `capture_random`; None on every rank but the first. Raises
+    CheckpointWriteError for a state that cannot be stored as plain data.
     """
     for name, holder in collected.directories.items():
         _save_directory(directory / name, name, holder)
@@ -91,8 +91,8 @@ def save_states(directory: Path, collected: Collected, randoms: list[dict[str, A
         save_bundle(directory, collected, randoms)
 
 
-def save_bundle(directory: Path, collected: Collected, randoms: list[dict[str, Any]]) -> None:
-    """Write `state.pt`: everything but the tensors in files of their own."""
+def save_bundle(directory: Path, collected: CollectedStates, randoms: list[dict[str, Any]]) -> None:
+    """Write `state.pt`: everything except the tensors in files of their own."""
     path = directory / BUNDLE
     bundle = {"states": collected.structures, "random": randoms}
     plain = _is_plain(collected.structures)
@@ -100,7 +100,7 @@ def save_bundle(directory: Path, collected: Collected, randoms: list[dict[str, A
     try:
         with _without_crc32():
             torch.save(bundle, path)
-        if not plain:  # it may still be something that torch regards as safe
+        if not plain:  # torch may still regard the objects as safe
             foreign = ", ".join(sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path)))
     except (PicklingError, AttributeError, TypeError) as error:
         foreign = str(error)
@@ -114,10 +114,10 @@ def save_bundle(directory: Path, collected: Collected, randoms: list[dict[str, A
 
 
 def load_states(directory: Path, forms: Mapping[str, str], states: Mapping[str, object]) -> list[dict[str, Any]]:
-    """Restore every object of `states` from `directory`; returns the random states of all ranks, not yet applied.
+    """Restore every object of `states` from `directory`; return the random states of all ranks, not yet applied.
 
     Everything is read before anything is changed. Raises CheckpointDamagedError for unreadable files and
-    CheckpointMismatchError when an object refuses its state.
+    CheckpointMismatchError if an object refuses its state.
     """
     try:
         bundle = torch.load(directory / BUNDLE, map_location="cpu", weights_only=True)
@@ -148,9 +148,9 @@ def load_states(directory: Path, forms: Mapping[str, str], states: Mapping[str, 
 
 
 def stored_structure(directory: Path, name: str) -> Any | None:
-    """What one state of a checkpoint consists of beside its tensors, before anything is restored or verified.
+    """Read the structure of one state of a checkpoint, before anything is restored or verified.
 
-    None where it has no such state, or cannot be read: `load_states` says so.
+    None if the state is missing or unreadable; `load_states` reports the damage.
     """
     try:
         return torch.load(directory / BUNDLE, map_location="cpu", weights_only=True)["states"].get(name)
@@ -159,7 +159,7 @@ def stored_structure(directory: Path, name: str) -> Any | None:
 
 
 def is_same_state(one: object, other: object) -> bool:
-    """Whether two states are equal. Tensors in them have no truth of their own."""
+    """Compare two states; tensors are compared by content."""
     if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
         return (
             isinstance(one, torch.Tensor)
@@ -208,12 +208,12 @@ def _load_state(directory: Path, name: str, form: str, bundle: Mapping[str, Any]
     path = directory / f"{name}.safetensors"
     if form != "tensors":
         raise ValueError(f"{name!r} has the form {form!r}, which this version does not know")
-    # Mapped, not read: what a module loads is copied once, from the page cache into its parameters.
+    # Mapped, not read: a module copies its tensors once, from the page cache into its parameters.
     tensors = load_file(str(path)) if path.exists() else {}
     if not isinstance(holder, nn.Module):
-        # Others keep the very tensors they are given, and must not change them in a mapped file.
+        # Other objects keep the given tensors, and must not change them in a mapped file.
         tensors = {key: tensor.clone() for key, tensor in tensors.items()}
-    with sharding.Pieces(directory, name) as pieces:
+    with sharding.ShardReader(directory, name) as pieces:
         live: list[Any] = []
 
         def shard(key: str, place: tuple[Any, ...], shape: list[int]) -> torch.Tensor:
@@ -225,7 +225,7 @@ def _load_state(directory: Path, name: str, form: str, bundle: Mapping[str, Any]
 
 
 def _is_plain(value: object) -> bool:
-    """Whether `value` consists of nothing but the plainest types."""
+    """True if `value` consists of the plainest types only."""
     kind = type(value)
     if kind in _PLAIN or kind is torch.Tensor:
         return True
@@ -239,7 +239,7 @@ def _is_plain(value: object) -> bool:
 
 @contextmanager
 def _without_crc32() -> Iterator[None]:
-    """torch.save without its CRC-32, half of its time on fast disks: BLAKE3 protects the file."""
+    """Run torch.save without CRC-32, which takes half of the time on fast disks; BLAKE3 protects the file."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:

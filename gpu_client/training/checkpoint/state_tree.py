@@ -1,8 +1,8 @@
-"""State dictionaries taken apart into their tensors and the rest, and put together again.
+"""State dictionaries taken apart into tensors and structure, and put together again.
 
-What is left of a state is its structure: plain data in which a placeholder stands for every tensor that is stored in a
-file of its own (`tensor_file.py`). Dictionaries, ordered ones, lists and tuples are looked into; whatever else is in
-them stays where it is, tensors that no safetensors file can hold included.
+The structure of a state is plain data in which a placeholder stands for each tensor in a file of its own
+(`safetensors_file.py`). Dictionaries, ordered dictionaries, lists and tuples are traversed; other values stay in place,
+also tensors that no safetensors file can hold.
 """
 
 from __future__ import annotations
@@ -20,50 +20,50 @@ from gpu_client.training.checkpoint.safetensors_file import DTYPE_NAMES
 from gpu_client.training.checkpoint.sharding import is_sharded
 
 Path = tuple[Any, ...]
-"""Where in a state something is: dictionary keys and list positions."""
+"""Dictionary keys and list positions that lead to a value."""
 
-# A text that begins with it stands for something else: "tensor:<key>", "shard:<shape>:<key>", or, so that a state may
-# contain such a text itself, "text:<text>". One text and no more, for pickling is what takes time.
+# Prefix of a placeholder: "tensor:<key>", "shard:<shape>:<key>", or "text:<text>" for a state's own text with this
+# prefix. A placeholder is a single text, because pickling takes the time.
 _MARK = "\0baton "
 _PLAIN_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 
 @dataclass
-class Parts:
-    """A state taken apart. Keys are unique, and those of a flat dictionary are its own."""
+class StateParts:
+    """A state taken apart. Keys are unique; a flat dictionary keeps its own keys."""
 
     structure: Any = None
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     shards: dict[str, Any] = field(default_factory=dict)
-    """The sharded ones (DTensor): this process holds a piece of each."""
+    """Sharded tensors (DTensor), of which this process holds a piece."""
 
 
-def take_apart(state: object) -> Parts:
-    """Separate `state` into structure and tensors. Nothing is copied; tied weights are one tensor, named once."""
+def take_apart(state: object) -> StateParts:
+    """Separate `state` into structure and tensors. Nothing is copied; tied weights become one tensor."""
     walk = _Walk()
-    walk.parts.structure = walk.look(state, ())
+    walk.parts.structure = walk.visit(state, ())
     return walk.parts
 
 
 class _Walk:
     def __init__(self) -> None:
-        self.parts = Parts()
+        self.parts = StateParts()
         self._first: dict[tuple[Any, ...], str] = {}
 
-    def look(self, value: Any, path: Path) -> Any:
+    def visit(self, value: Any, path: Path) -> Any:
         kind = type(value)
         if isinstance(value, torch.Tensor):
             return self._tensor(value, path)
         if kind is dict:
-            return {key: self.look(item, (*path, key)) for key, item in value.items()}
+            return {key: self.visit(item, (*path, key)) for key, item in value.items()}
         if kind is OrderedDict:
-            ordered = OrderedDict((key, self.look(item, (*path, key))) for key, item in value.items())
+            ordered = OrderedDict((key, self.visit(item, (*path, key))) for key, item in value.items())
             ordered.__dict__.update(value.__dict__)  # torch keeps the versions of modules there
             return ordered
         if kind is list:
-            return [self.look(item, (*path, index)) for index, item in enumerate(value)]
+            return [self.visit(item, (*path, index)) for index, item in enumerate(value)]
         if kind is tuple:
-            return tuple(self.look(item, (*path, index)) for index, item in enumerate(value))
+            return tuple(self.visit(item, (*path, index)) for index, item in enumerate(value))
         if kind is str and value.startswith(_MARK):
             return f"{_MARK}text:{value}"
         return value
@@ -101,7 +101,7 @@ class _Walk:
 
 
 def is_storable(tensor: torch.Tensor) -> bool:
-    """Whether a safetensors file can hold it: dense, of a type that the format knows."""
+    """Tell if a safetensors file can hold the tensor: dense, and of a known type."""
     return (
         type(tensor) in _PLAIN_TENSORS
         and tensor.layout == torch.strided
@@ -116,8 +116,8 @@ def put_together(
     shard: Callable[[str, Path, list[int]], torch.Tensor],
     path: Path = (),
 ) -> Any:
-    """The inverse of `take_apart`. `tensor` gives a tensor by key, `shard` this process's piece of a sharded one by
-    key, place and whole shape. Raises KeyError (theirs) for what is missing, ValueError for an unknown placeholder.
+    """Invert `take_apart`. `tensor` returns a tensor by key, `shard` this rank's piece of a sharded tensor by key,
+    place and whole shape. Raises their KeyError for a missing tensor, ValueError for an unknown placeholder.
     """
     kind = type(structure)
 

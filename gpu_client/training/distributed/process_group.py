@@ -1,7 +1,8 @@
-"""Agreement between the processes of one training run (torchrun, accelerate launch); a no-op for a single process.
+"""Agreement between the processes of one training run (torchrun, accelerate launch); without effect in a single
+process.
 
-Only rank 0 talks to the agent and commits checkpoints, but every rank has to leave its loop at the same step, or the
-others wait for it for ever. So directives become visible to all ranks together, at one agreed call per step.
+Every rank has to leave its loop at the same step, because the others would wait for it for ever. Therefore all ranks
+learn of a request at one agreed call per step.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gpu_client.training.errors import SessionError
 
 
 class _Board:
-    """Room for as many numbers of each rank: made once, since memory that is new is slow at every step."""
+    """Buffers for equally many numbers of each rank; allocated once, because fresh memory is slow at every step."""
 
     def __init__(self, size: int, width: int) -> None:
         self.width = width
@@ -27,19 +28,19 @@ class _Board:
         self.rows = list(self.table)
 
 
-class Underway:
-    """Numbers of all ranks that are on their way."""
+class PendingGather:
+    """Numbers of all ranks in transit."""
 
     def __init__(self, work: Any, board: _Board, arrived: Callable[[_Board], object]) -> None:
-        """`work` is torch's handle; it fills the board, which `arrived` gets back."""
+        """`work`: torch's handle, which fills the board; `arrived` receives the board for reuse."""
         self._work = work
         self._board = board
         self._arrived = arrived
 
     def rows(self, timeout_s: float | None = None) -> list[list[float]]:
-        """What each rank sent, in their order, once all of them have. To be asked once.
+        """Return the numbers of each rank in rank order, after all have arrived. Call once.
 
-        Raises RuntimeError when one of them is gone, or has not sent in that time (None: torch's own limit).
+        Raises RuntimeError if a rank is gone, or has not sent within `timeout_s` seconds (None: torch's own limit).
         """
         if timeout_s is None:
             self._work.wait()
@@ -51,10 +52,10 @@ class Underway:
 
 
 class Ranks:
-    """This process's place among the processes of the run, from RANK and WORLD_SIZE as launchers set them."""
+    """Rank and size of the run, from RANK and WORLD_SIZE as launchers set them, and its collective operations."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        """Raises SessionError when RANK or WORLD_SIZE are no numbers."""
+        """Raises SessionError if RANK or WORLD_SIZE are no whole numbers."""
         try:
             self.rank = int(environment.get("RANK") or 0)
             self.size = int(environment.get("WORLD_SIZE") or 1)
@@ -65,15 +66,15 @@ class Ranks:
             ) from error
         self._group: Any = None
         self._board: _Board | None = None
-        """Of the last gathering, once that has arrived."""
+        """Buffers of the last gathering, after its arrival."""
 
     @property
     def first(self) -> bool:
-        """Whether this process commits checkpoints and talks to the agent."""
+        """True on the rank that commits checkpoints and talks to the agent."""
         return self.rank == 0
 
     def agree(self, *values: int) -> list[int]:
-        """The highest of each value over all ranks. Every rank must call this the same number of times."""
+        """Return the maximum of each value over all ranks. Every rank must call this equally often."""
         if self.size == 1:
             return list(values)
         votes = torch.tensor(values, dtype=torch.int64)
@@ -82,7 +83,7 @@ class Ranks:
         return agreed
 
     def gather(self, value: dict[str, Any]) -> list[dict[str, Any]] | None:
-        """The values of all ranks in rank order, on rank 0; None elsewhere."""
+        """Gather the values of all ranks in rank order on rank 0; None elsewhere."""
         if self.size == 1:
             return [value]
         group = self._ready_group()
@@ -90,21 +91,23 @@ class Ranks:
         dist.gather_object(value, gathered, dst=0, group=group)
         return gathered
 
-    def begin_gathering(self, values: Sequence[float]) -> Underway:
-        """Send these numbers to all ranks, as many from each. Waits for nobody; every rank must call this as often."""
+    def begin_gathering(self, values: Sequence[float]) -> PendingGather:
+        """Start sending equally many numbers from each rank to all. Does not block; every rank must call this equally
+        often.
+        """
         group = self._ready_group()
         board, self._board = self._board, None
         if board is None or board.width != len(values):
             board = _Board(self.size, len(values))
         board.values[:] = values
-        # Not dist.all_gather: what that does besides takes twice as long as all the rest.
-        return Underway(group.allgather([board.rows], [board.mine]), board, self._keep)
+        # dist.all_gather takes twice the time of this call.
+        return PendingGather(group.allgather([board.rows], [board.mine]), board, self._keep)
 
     def _keep(self, board: _Board) -> None:
         self._board = board
 
     def share(self, value: Any) -> Any:
-        """The first rank's value (plain JSON), on all of them."""
+        """Broadcast the first rank's value (plain JSON) to all ranks."""
         if self.size == 1:
             return value
         boxed = [value]
@@ -118,10 +121,10 @@ class Ranks:
                     f"this is one of {self.size} processes, but torch.distributed is not initialised",
                     "Create the Accelerator (or call torch.distributed.init_process_group) before the first step",
                 )
-            # A group on the CPU: agreeing must not wait for the GPU's queue, as it would with NCCL.
+            # A group on the CPU does not wait for the GPU's queue, as NCCL would.
             self._group = dist.new_group(backend="gloo")
         return self._group
 
     def close(self) -> None:
-        """Forget the group; torch ends it with the process."""
+        """Drop the group; torch ends it with the process."""
         self._group = None

@@ -1,9 +1,9 @@
-"""How the processes of one training learn what one of them was asked for, and no step waits for it.
+"""Consensus votes: all ranks learn of a request to one rank after the same step, and no step waits for the vote.
 
-After a step every rank sends a few numbers to all, and reads after the next one what all have sent: behind a step it
-has arrived. So all see a wish after the same step, the one after whoever was told of it. Only ranks whose steps all
-are long wait for what they have just sent: beside such steps that is nothing, and on a machine that is about to be
-taken away no further one need be trained first. What rules decide takes effect after the same step either way.
+After a step every rank starts to send a few numbers to all, and reads the numbers of all after the next step, when they
+have arrived. Ranks with long steps wait for the fresh votes instead: the wait is negligible beside such steps, and a
+machine that will be preempted need not train a further step. Decisions of rules take effect after the same step in both
+cases.
 """
 
 from __future__ import annotations
@@ -17,125 +17,126 @@ from typing import NamedTuple, Protocol
 LONG_STEP_S = 2.5
 """A vote of processes on one machine takes 0.4 to 2.5 ms: at most a thousandth of such a step."""
 LAST_WAIT_S = 5.0
-"""At the end of a training, for ranks that may have died."""
+"""Timeout at the end of a training, for ranks that may have died, in seconds."""
 
 log = logging.getLogger("baton.training")
 
 
-class Votes(NamedTuple):
-    """What a rank says after a step. Of several ranks the highest of each counts."""
+class Vote(NamedTuple):
+    """The vote of a rank after a step. The maximum over all ranks counts, field by field."""
 
     asked: int = 0
-    """For a checkpoint."""
+    """1 if a checkpoint is requested."""
     stop: int = 0
-    """0, or which reason there is to stop."""
-    refuses: int = 0
-    """That anything is saved before the stop."""
-    news: int = 0
-    """Whether it has something to share."""
-    hurries: int = 0
-    """Whether its steps are too short for waiting."""
+    """0, or the number of a reason to stop."""
+    without_checkpoint: int = 0
+    """1 if nothing may be saved before the stop."""
+    has_news: int = 0
+    """1 if the rank has something to share."""
+    short_steps: int = 0
+    """1 if the steps are too short to wait for votes."""
 
-    def together(self, other: Sequence[int]) -> Votes:
-        """Theirs and those."""
-        return Votes(*map(max, self, other))
+    def together(self, other: Sequence[int]) -> Vote:
+        """Return the maximum of both votes, field by field."""
+        return Vote(*map(max, self, other))
 
 
-class Sharing(Protocol):
-    """Something that one rank tells all of them."""
+class SharedDecisions(Protocol):
+    """Data that one rank shares with all ranks."""
 
     def contribution(self) -> Sequence[float]:
-        """What this rank adds to the vote after a step: as many numbers on every rank."""
+        """Return the numbers that travel with the vote: equally many on every rank."""
 
-    def heard(self, rows: Sequence[Sequence[float]]) -> None:
-        """What each rank added, in their order."""
+    def receive_rows(self, rows: Sequence[Sequence[float]]) -> None:
+        """Take the numbers of all ranks, in their order."""
 
     @property
-    def news(self) -> bool:
-        """Whether this rank has something for all, as of its contribution."""
+    def has_news(self) -> bool:
+        """True if this rank had something for all at its contribution."""
 
     def share(self) -> None:
-        """Tell it; every rank calls this at the same moment, after the step behind the one whose vote said so."""
+        """Broadcast the data; every rank calls this at the same moment, one step after the vote that announced them."""
 
 
-class Peers(Protocol):
-    """The processes of one training, as `Ranks` knows them."""
+class ConsensusPeers(Protocol):
+    """The ranks of one training; see `Ranks`."""
 
     def agree(self, *values: int) -> list[int]: ...
 
-    def begin_gathering(self, values: Sequence[float]) -> Rows: ...
+    def begin_gathering(self, values: Sequence[float]) -> PendingRows: ...
 
 
-class Rows(Protocol):
-    """What all of them send, on its way."""
+class PendingRows(Protocol):
+    """Numbers of all ranks in transit."""
 
     def rows(self, timeout_s: float | None = None) -> list[list[float]]: ...
 
 
-class Voting:
-    """The votes of one rank. Every rank calls `hear` and `send` once after each step."""
+class RankConsensus:
+    """The votes of one rank. Every rank calls `collect` and `send` once after each step."""
 
-    def __init__(self, ranks: Peers, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: seconds, by which steps are short or long."""
+    def __init__(self, ranks: ConsensusPeers, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: seconds, to tell long steps from short ones."""
         self._ranks = ranks
         self._clock = clock
         self._pid = os.getpid()
-        self._underway: Rows | None = None
-        self._said: Votes | None = None
-        """Of the vote after the step before, once it was heard: not obeyed yet."""
+        self._underway: PendingRows | None = None
+        self._unread: Vote | None = None
+        """The vote after the previous step, received but not yet returned."""
         self._answered = False
-        """Whether a checkpoint was written since the last vote was sent."""
+        """True if a checkpoint was written since the last vote was sent."""
         self._left_at: float | None = None
-        self._hurries = True
-        self.sharing: Sharing | None = None
-        """Its numbers travel with the votes: a message of their own would cost as much again."""
+        self._short_steps = True
+        self.sharing: SharedDecisions | None = None
+        """Its numbers travel with the votes, because a message of their own would cost as much again."""
 
-    def hear(self, mine: Callable[[], Votes]) -> Votes:
-        """What all ranks want, as far as all of them know. `mine`: what this one wants, as of being asked."""
-        self._hurries = self._left_at is None or self._clock() - self._left_at < LONG_STEP_S
+    def collect(self, mine: Callable[[], Vote]) -> Vote:
+        """Return the vote of all ranks, as far as all ranks know it. `mine`: returns this rank's present vote."""
+        self._short_steps = self._left_at is None or self._clock() - self._left_at < LONG_STEP_S
         self.settle()
-        said, self._said = self._said, None
-        if said is not None and self._answered:
-            said = said._replace(asked=0)
+        votes_before, self._unread = self._unread, None
+        if votes_before is not None and self._answered:
+            votes_before = votes_before._replace(asked=0)
         self._answered = False
-        votes = said or self._ask(mine())  # at first nobody has voted yet
-        if votes.news and self.sharing is not None:
+        votes = votes_before or self._agree(mine())  # no vote precedes the first step
+        if votes.has_news and self.sharing is not None:
             self.sharing.share()
-            votes = votes.together(self._ask(mine()))
-        if not votes.hurries:
+            votes = votes.together(self._agree(mine()))
+        if not votes.short_steps:
             self._send(mine())
             self.settle()
-            now = self._said or Votes()
+            now = self._unread or Vote()
             votes = votes.together(now)
-            self._said = now._replace(asked=0)  # that is obeyed now; news wait for the next step, as ever
+            self._unread = now._replace(asked=0)  # the request takes effect now; news wait for the next step
         return votes
 
-    def send(self, mine: Votes) -> None:
-        """Say after this step what is heard after the next one; nothing if it was heard already."""
-        if self._said is None:
+    def send(self, mine: Vote) -> None:
+        """Start sending votes, which are read after the next step; not if the votes of this step were read already."""
+        if self._unread is None:
             self._send(mine)
         self._left_at = self._clock()
 
     def settle(self, timeout_s: float | None = None) -> None:
-        """Have what all contributed after the last step, and leave what they want for the next one.
+        """Read the numbers that all ranks sent after the last step; keep the votes for the next `collect`.
 
-        Any rank may, when it likes: they have all sent it, or are about to. Raises RuntimeError when one is gone.
+        Any rank may call this at any time, because all ranks have sent or are about to. Raises RuntimeError if a rank
+        is gone.
         """
         if self._underway is None:
             return
         underway, self._underway = self._underway, None
         rows = underway.rows(timeout_s)
-        width = len(Votes._fields)
-        self._said = Votes(*(int(max(column)) for column in zip(*(row[:width] for row in rows), strict=True)))
+        width = len(Vote._fields)
+        self._unread = Vote(*(int(max(column)) for column in zip(*(row[:width] for row in rows), strict=True)))
         if self.sharing is not None:
-            self.sharing.heard([row[width:] for row in rows])
+            self.sharing.receive_rows([row[width:] for row in rows])
 
-    def answered(self) -> None:
-        """All ranks write a checkpoint: what they were asked for after the last step is done with it."""
+    def mark_answered(self) -> None:
+        """Record that all ranks write a checkpoint, which fulfills the requests of the last vote."""
         self._answered = True
 
     def close(self) -> None:
-        """The training is over, for this rank at least: what the others sent after the last step is heard still."""
+        """Read the numbers of the other ranks after the last step, within LAST_WAIT_S."""
         if os.getpid() != self._pid:
             return
         try:
@@ -143,14 +144,14 @@ class Voting:
         except RuntimeError as error:
             log.warning("another process ended before this one had heard its last report: %s", error)
 
-    def _ask(self, mine: Votes) -> Votes:
-        """Of all, now."""
-        return Votes(*self._ranks.agree(*self._complete(mine)))
+    def _agree(self, mine: Vote) -> Vote:
+        """Vote now, and wait for all ranks."""
+        return Vote(*self._ranks.agree(*self._complete(mine)))
 
-    def _send(self, mine: Votes) -> None:
+    def _send(self, mine: Vote) -> None:
         numbers = self.sharing.contribution() if self.sharing is not None else ()
         self._underway = self._ranks.begin_gathering([*self._complete(mine), *numbers])
 
-    def _complete(self, mine: Votes) -> Votes:
-        news = self.sharing is not None and self.sharing.news
-        return mine._replace(news=int(news), hurries=int(self._hurries))
+    def _complete(self, mine: Vote) -> Vote:
+        has_news = self.sharing is not None and self.sharing.has_news
+        return mine._replace(has_news=int(has_news), short_steps=int(self._short_steps))

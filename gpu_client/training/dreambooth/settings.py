@@ -42,7 +42,7 @@ _SWITCHES = {
 """Fields that mean nothing while another one is off."""
 
 
-class Settings:
+class LearningSettings:
     """What this run would learn by. total: its steps."""
 
     def __init__(self, config: DreamboothConfig, total: int) -> None:
@@ -104,13 +104,13 @@ class Settings:
         return f"the learning rate of lr_scheduler {scheduler} follows from the number of steps"
 
 
-class Noted:
+class OrderWithSettings:
     """The order of the instance's batches as one of the session's states, with the settings noted in it.
 
     They are no state of their own: an older version on another machine would refuse a state that it does not know.
     """
 
-    def __init__(self, batches: PictureBatches, settings: Settings, checkpoint: Path | None) -> None:
+    def __init__(self, batches: PictureBatches, settings: LearningSettings, checkpoint: Path | None) -> None:
         """Raises CheckpointMismatchError for a checkpoint, the one to continue from, that was written with others."""
         settings.require_same(checkpoint)
         self._batches = batches
@@ -121,7 +121,7 @@ class Noted:
         return {**self._batches.state_dict(), "settings": self._settings.noted()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The batches' part of it; see `Settings.require_same` for the other."""
+        """The batches' part of it; see `LearningSettings.require_same` for the other."""
         self._batches.load_state_dict(state)
 
 

@@ -1,14 +1,14 @@
-"""A seeded order of batches whose position can be stored and continued exactly.
+"""A seeded order of batches whose position can be stored and resumed exactly.
 
-The order is a pure function of (size, batch size, seed, epoch, position), so the state is a few numbers, continuing
-costs nothing however far training was, and no global random state is touched. The position counts the batches that the
-training loop has taken, not those that DataLoader workers have prefetched.
+The order is a pure function of (size, batch size, seed, epoch, position). Therefore the state is a few numbers, a
+resume takes constant time, and no global random state is touched. The position counts the batches that the training
+loop has taken, not those that DataLoader workers have prefetched.
 
-Why not torchdata's StatefulDataLoader: it would be one more dependency, which replaces torch's own samplers when it is
-imported; its state lives in the workers, so it cannot continue with another number of them; it finds the position
-again by running through the epoch; and the workers' seeds come from the global generator anew with each resume, so
-random augmentations differ from the uninterrupted run. For streams (IterableDataset) it remains the better choice, and
-its state_dict() can be passed to the session like any other.
+torchdata's StatefulDataLoader is no substitute: the dependency replaces torch's own samplers on import; its state lives
+in the workers, so it cannot continue with another number of them; it finds the position by running through the epoch;
+and each resume draws the workers' seeds from the global generator, so random augmentations differ from the
+uninterrupted run. For streams (IterableDataset) StatefulDataLoader is the better choice, and its state_dict() can be
+passed to the session.
 """
 
 from __future__ import annotations
@@ -29,18 +29,17 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from gpu_client.training.errors import CheckpointMismatchError, SessionError
 
-# How long a DataLoader worker lives after SIGTERM: enough for the steps before the last checkpoint.
+# Lifetime of a DataLoader worker after SIGTERM in seconds: enough for the steps before the last checkpoint.
 WORKER_GRACE_S = 30.0
 _CHECKED_INDICES = 4096
 
 
 class BatchSampler:
-    """An endless iterator over batches of indices: each epoch a new permutation of `range(size)`.
+    """An endless iterator over batches of indices: each epoch is a new permutation of `range(size)`.
 
-    The state is the position after the last batch handed out: store it after the step that used the batch.
-    With `world_size` processes each rank gets its part of a global batch of `batch_size * world_size`; ranks share one
-    state. `drop_last` leaves out an incomplete last batch of an epoch; without it, that batch is shorter (one process
-    only).
+    The state is the position after the last returned batch: store it after the step that used the batch. With
+    `world_size` processes each rank gets its part of a global batch of `batch_size * world_size`; ranks share one
+    state. `drop_last` drops an incomplete last batch of an epoch; without it, that batch is shorter (one process only).
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class BatchSampler:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """Raises SessionError when no batch can be made."""
+        """Raises SessionError if no batch is possible."""
         if size < 1 or batch_size < 1 or not 0 <= rank < world_size:
             raise SessionError(
                 f"no batches: size {size}, batch_size {batch_size}, rank {rank} of {world_size}",
@@ -77,17 +76,17 @@ class BatchSampler:
         self._order: tuple[int, torch.Tensor] | None = None  # (epoch, its permutation)
 
     def batch(self, epoch: int, position: int) -> list[int]:
-        """The indices of one batch, for this rank. Pure: the same answer at any time."""
+        """Return the indices of one batch for this rank. Pure."""
         start = (position * self._world_size + self._rank) * self._batch_size
         indices: list[int] = self._permutation(epoch)[start : start + self._batch_size].tolist()
         return indices
 
     def seed_of(self, epoch: int, position: int) -> int:
-        """A seed for random augmentation of one batch (63 bits)."""
+        """Return a seed for random augmentation of one batch (63 bits)."""
         return _mix("augment", self._seed, epoch, position, self._rank)
 
     def following(self) -> Iterator[tuple[int, int]]:
-        """(epoch, position) of all batches to come; looking ahead does not move the sampler."""
+        """Yield (epoch, position) of all batches to come, without moving the sampler."""
         epoch, position = self.epoch, self.position
         while True:
             yield epoch, position
@@ -98,7 +97,7 @@ class BatchSampler:
         self.epoch, self.position = self._after(self.epoch, self.position)
 
     def skip(self, batches: int) -> None:
-        """Pass over so many batches."""
+        """Skip `batches` batches."""
         passed = self.epoch * self.batches_per_epoch + self.position + batches
         self.epoch, self.position = divmod(passed, self.batches_per_epoch)
 
@@ -111,11 +110,11 @@ class BatchSampler:
         return indices
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, and what it is a position in."""
+        """Return the position, and the facts that identify the order."""
         return {"epoch": self.epoch, "position": self.position, "order": self._order_facts(self.epoch)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken. Raises CheckpointMismatchError when the data or settings are others."""
+        """Continue from `state`. Raises CheckpointMismatchError if data or settings differ."""
         epoch, position, stored = int(state["epoch"]), int(state["position"]), dict(state["order"])
         here = self._order_facts(epoch)
         different = [
@@ -141,7 +140,7 @@ class BatchSampler:
         return self._order[1]
 
     def _order_facts(self, epoch: int) -> dict[str, Any]:
-        # The digest notices a torch whose permutations differ, which would silently repeat and skip samples.
+        # The digest detects a torch with other permutations, which would silently repeat and skip samples.
         head = self._permutation(epoch)[:_CHECKED_INDICES].numpy().tobytes()
         return {
             "size": self._size,
@@ -157,13 +156,13 @@ class BatchSampler:
 class ResumableLoader:
     """A DataLoader over a `BatchSampler`, endless and exactly resumable, with any number of workers.
 
-    Samples drawn with random augmentation come out the same after a resume: workers are seeded anew for every batch, so
-    neither their number nor the place of the interruption matters. (Without workers the process's global generators are
-    used, which the session stores.) options go to torch's DataLoader.
+    Random augmentation repeats exactly after a resume: workers are seeded for every batch, so neither their number nor
+    the point of interruption matters. (Without workers the process's global generators are used, which the session
+    stores.) options go to torch's DataLoader.
     """
 
     def __init__(self, dataset: Any, sampler: BatchSampler, **options: Any) -> None:
-        """Raises SessionError for streams, and for options that would take the order away from the sampler."""
+        """Raises SessionError for streams, and for options that conflict with the sampler."""
         if isinstance(dataset, IterableDataset):
             raise SessionError(
                 "an IterableDataset has no positions to return to",
@@ -189,12 +188,12 @@ class ResumableLoader:
         began = time.perf_counter()
         if self._batches is None:
             if self._workers:
-                # Before multiprocessing waits for the workers to end. Both: in a main process only atexit comes early
-                # enough (before torch's own hook), in a multiprocessing child there are only finalizers; 100 is before
-                # the queues by which workers are told to end are closed (10).
+                # Workers must end before multiprocessing waits for them. In a main process only atexit runs early
+                # enough (before torch's own hook), in a multiprocessing child only finalizers run; priority 100 comes
+                # before the queues that end the workers are closed (10).
                 atexit.register(self.close)
                 self._at_exit = Finalize(None, self.close, exitpriority=100)
-            # A generator of its own: by default each new iterator would draw from the global one.
+            # A private generator, because by default each new iterator would draw from the global one.
             self._batches = iter(
                 DataLoader(
                     self._dataset,
@@ -210,25 +209,25 @@ class ResumableLoader:
 
     @property
     def waited_s(self) -> float:
-        """How long the loop has waited for batches so far: to rules and presets the metric `data.wait`."""
+        """Seconds that the loop has waited for batches so far; in rules the metric `data.wait`."""
         return self._waited_s
 
     def skip(self, batches: int) -> None:
-        """Pass over so many batches; prefetched ones are dropped."""
+        """Skip `batches` batches; prefetched ones are dropped."""
         self.sampler.skip(batches)
         self.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The sampler's state: what the training loop has taken, whatever has been prefetched."""
+        """Return the sampler's state, which counts taken batches only."""
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken; prefetched batches are dropped."""
+        """Continue from `state`; prefetched batches are dropped."""
         self.sampler.load_state_dict(state)
         self.close()
 
     def close(self) -> None:
-        """End the workers and drop what they have prefetched; the next batch starts them again."""
+        """End the workers and drop their prefetched batches; the next batch starts workers again."""
         self._batches = None
         atexit.unregister(self.close)
         if self._at_exit is not None:
@@ -237,14 +236,16 @@ class ResumableLoader:
 
 
 def _requests(sampler: BatchSampler, seeded: bool) -> Iterator[Any]:
-    """What the DataLoader is to fetch. A function: a method would keep the loader alive through its own iterator."""
+    """Yield the DataLoader's requests. A function, because a method would keep the loader alive through its own
+    iterator.
+    """
     for epoch, position in sampler.following():
         indices = sampler.batch(epoch, position)
         yield (sampler.seed_of(epoch, position), indices) if seeded else indices
 
 
 class _SeededDataset:
-    """In a worker: seed every generator for the batch, then fetch its samples in order."""
+    """Dataset in a worker: seeds every generator for the batch, then reads its samples in order."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -270,8 +271,9 @@ class _SeededDataset:
 
 
 class _WorkerStart:
-    """Lets workers outlive a SIGTERM that is sent to every process of the machine: the loop needs them for its last
-    steps. Not for ever, because SIGTERM is also how multiprocessing ends them when their parent leaves.
+    """Initializer of a worker that survives SIGTERM for a while: a host sends SIGTERM to every process, and the loop
+    needs the workers for its last steps. The time is limited, because multiprocessing also ends workers by SIGTERM when
+    their parent leaves.
     """
 
     def __init__(self, then: Callable[[int], None] | None) -> None:

@@ -7,13 +7,13 @@
     trainer = Trainer(model, TrainingArguments(str(session.output_dir), ...), callbacks=[callback], ...)
     trainer.train(resume_from_checkpoint=callback.resume_from)
 
-The Trainer writes `checkpoint-<step>/` itself, with its optimizer, scheduler and random states; the callback then
-marks the directory complete and tells the agent. Rules hear what is logged and evaluated; they and commands can stop,
-save, evaluate (if the Trainer has something to evaluate on) and turn the learning rate. Whether a rule ended the
-training as complete says `session.finishing`, after `trainer.train`.
+The Trainer writes `checkpoint-<step>/` itself, with its optimizer, scheduler and random states; the callback then marks
+the directory complete and reports it to the agent. Rules see logged and evaluated metrics; rules and commands can stop,
+save, evaluate (if the Trainer has evaluation data) and change the learning rate. After `trainer.train`,
+`session.finishing` is true if a rule ended the training as complete.
 
-A loader that knows where its data come from, as that of a ring does, is resumed exactly: give it as the Trainer's
-`get_train_dataloader`, with `max_steps` and `ignore_data_skip=True`, since it goes on by itself.
+A loader with a data source, such as a ring's, resumes exactly: return it from the Trainer's `get_train_dataloader`,
+with `max_steps` and `ignore_data_skip=True`, because the loader restores its own position.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from gpu_client.training.session.data_sources import has_source
 from gpu_client.training.session.session import Session
 
 STEERING_FILE = "steering.json"
-"""Counters of rules, in a checkpoint that the Trainer writes."""
+"""File with the counters of rules, in a checkpoint of the Trainer."""
 LOADER = "train"
-"""Under this name the states of a checkpoint that the Trainer writes have where the loader is, if it says so."""
+"""Name of the loader's state, in a checkpoint of the Trainer."""
 EVALUATED = "eval_"
 PRESET = "preset-nonfinite"
-"""On for every job unless its rules switch it off."""
+"""Preset that is on for every job unless its rules switch it off."""
 
 log = logging.getLogger("baton.training")
 
@@ -56,18 +56,18 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         self._session = session
         self._logged: dict[str, float] = {}
         self._predicted = 0
-        """Batches of the evaluation under way."""
+        """Finished batches of the present evaluation."""
         self._loaders: dict[str, Any] = {}
-        """That of the training, if it has a state of its own and is told of checkpoints."""
-        self._losses = OddLosses()
+        """The training's loader, if it has a data source."""
+        self._losses = NonfiniteLosses()
         self._filtered = False
-        """Whether the Trainer waited for each loss, until the session made it log those that are no numbers."""
+        """True if the session has switched off the Trainer's filter for losses that are not finite."""
 
     @property
     def resume_from(self) -> str | None:
-        """For `trainer.train(resume_from_checkpoint=...)`: the verified checkpoint to continue from, None when fresh.
+        """The verified checkpoint for `trainer.train(resume_from_checkpoint=...)`, None for a fresh start.
 
-        Raises CheckpointDamagedError when the checkpoint is incomplete or altered.
+        Raises CheckpointDamagedError if the checkpoint is incomplete or altered.
         """
         directory = self._session.resume_from
         if directory is None:
@@ -79,7 +79,7 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
     ) -> TrainerControl:
-        """Refuse an output directory that nobody watches; say what rules may do, and go on with their counters."""
+        """Check the output directory, declare the loop's capabilities, restore the counters of rules."""
         if Path(args.output_dir).absolute() != self._session.output_dir:
             raise SessionError(
                 f"the Trainer writes to {args.output_dir}, the session to {self._session.output_dir}",
@@ -94,16 +94,16 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         if directory is not None and (directory / STEERING_FILE).exists():
             steering.load_state_dict(json.loads((directory / STEERING_FILE).read_text(encoding="utf-8")))
         self._follow(args, more.get("train_dataloader"), directory)
-        steering.resumed(state.global_step, self._loaders.values(), timed=True)
-        self._losses.leave()
-        self._show_losses(args, more.get("model"))
+        steering.resume(state.global_step, self._loaders.values(), timed=True)
+        self._losses.unwatch()
+        self._watch_losses(args, more.get("model"))
         return control
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
-        """Its model and arguments are the script's again."""
-        self._losses.leave()
+        """Restore the script's model and arguments."""
+        self._losses.unwatch()
         if self._filtered:
             args.logging_nan_inf_filter = True
             self._filtered = False
@@ -112,31 +112,31 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
-        """The Trainer goes for its first batch."""
-        self._session.steering.signals.awaiting()
+        """Start measuring the wait for the first batch."""
+        self._session.steering.signals.wait_started()
         return control
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
-        """It has the batches of a step: since whatever it did last it was waiting for them."""
-        self._session.steering.signals.arrived()
+        """End the measured wait, because the batches of a step have arrived."""
+        self._session.steering.signals.wait_ended()
         return control
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
     ) -> TrainerControl:
-        """Report the step, and its loss if that is no number; pass on what the session, a rule or a command wants."""
+        """Report the step, with a loss that is not finite; pass requests on to the Trainer."""
         new = {} if state.epoch is None else {"epoch": state.epoch}
         if control.should_log and self._session.alone:
-            self._losses.forget()  # the Trainer tells of it next: it is to count once
-        elif (odd := self._losses.of_step()) is not None:
+            self._losses.clear()  # the Trainer logs the loss next; it must count once
+        elif (odd := self._losses.take_nonfinite()) is not None:
             new["loss"] = odd
             self._logged = self._logged | {"loss": odd}
         self._session.report_new(state.global_step, state.max_steps, new, shown=self._logged, event="step")
-        self._show_losses(args, more.get("model"))
-        self._obey(state, control)
-        self._session.steering.signals.awaiting()
+        self._watch_losses(args, more.get("model"))
+        self._apply_requests(state, control)
+        self._session.steering.signals.wait_started()
         return control
 
     def on_log(
@@ -147,14 +147,14 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> TrainerControl:
-        """Report what the Trainer logs: loss, learning rate, evaluation."""
+        """Report the metrics that the Trainer logs: loss, learning rate, evaluation."""
         numbers = _numbers(logs)
         self._logged = self._logged | numbers
-        # An evaluation is an event of its own: rules hear of it in on_evaluate.
+        # An evaluation is an event of its own, which on_evaluate reports.
         new, event = ({}, "none") if any(name.startswith(EVALUATED) for name in numbers) else (numbers, "log")
         self._session.report_new(state.global_step, state.max_steps, new, shown=self._logged, event=event)
-        self._obey_alone(state, control)
-        self._session.steering.signals.awaiting()
+        self._apply_requests_if_alone(state, control)
+        self._session.steering.signals.wait_started()
         return control
 
     def on_prediction_step(
@@ -165,7 +165,7 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         eval_dataloader: Any = None,
         **_: Any,
     ) -> TrainerControl:
-        """Say how far an evaluation is, lest it be taken for a training that stands still."""
+        """Report the progress of an evaluation, so that the training does not seem to hang."""
         total = len(eval_dataloader) if eval_dataloader is not None and has_length(eval_dataloader) else 0
         self._predicted = 1 if self._predicted >= total > 0 else self._predicted + 1
         self._session.phase("evaluation", self._predicted, total)
@@ -179,17 +179,17 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         metrics: dict[str, Any] | None = None,
         **_: Any,
     ) -> TrainerControl:
-        """An evaluation is done: `eval_loss` is `eval.loss` in rules, and `eval_val_loss` is `eval.val_loss`."""
+        """Report an evaluation: `eval_loss` is `eval.loss` in rules, `eval_val_loss` is `eval.val_loss`."""
         found = {name.removeprefix(EVALUATED): value for name, value in _numbers(metrics).items()}
         self._session.steering.evaluated(state.global_step, found)
-        self._obey_alone(state, control)
-        self._session.steering.signals.awaiting()
+        self._apply_requests_if_alone(state, control)
+        self._session.steering.signals.wait_started()
         return control
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
-        """The Trainer has finished writing: commit the directory."""
+        """Commit the directory that the Trainer has finished writing."""
         logged = state.log_history[-1] if state.log_history else {}
         metrics = _numbers(logged) if logged.get("step") == state.global_step else {}
         steering = self._session.steering
@@ -200,11 +200,11 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
             if self._loaders:
                 state_files.save_states(directory, state_files.collect(self._loaders), [])
         self._session.mark_complete(state.global_step, metrics)
-        self._session.sources.saved(self._loaders)
-        steering.signals.awaiting()
+        self._session.sources.checkpoint_saved(self._loaders)
+        steering.signals.wait_started()
         return control
 
-    def _obey(self, state: TrainerState, control: TrainerControl) -> None:
+    def _apply_requests(self, state: TrainerState, control: TrainerControl) -> None:
         if self._session.checkpoint_due(state.global_step):
             control.should_save = True
         if self._session.steering.evaluation_due:
@@ -212,13 +212,15 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         if self._session.should_stop:
             control.should_training_stop = True
 
-    def _obey_alone(self, state: TrainerState, control: TrainerControl) -> None:
-        """At once, within the same step. Several processes agree once a step: a script may log on one of them only."""
+    def _apply_requests_if_alone(self, state: TrainerState, control: TrainerControl) -> None:
+        """Pass requests on within the step. Several ranks agree once per step, because a script may log on one of them
+        only.
+        """
         if self._session.alone and state.global_step:
-            self._obey(state, control)
+            self._apply_requests(state, control)
 
     def _follow(self, args: TrainingArguments, loader: Any, directory: Path | None) -> None:
-        """Go on where the loader was in that checkpoint, if it can say where it is."""
+        """Restore the loader's position from the checkpoint, if it has a data source."""
         if not has_source(loader):
             return
         if directory is not None:
@@ -234,12 +236,13 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         self._loaders = {LOADER: loader}
         self._session.sources.follow(self._loaders)
 
-    def _show_losses(self, args: TrainingArguments, model: Any) -> None:
-        """By default the Trainer logs a loss that is NaN or infinite as if it had not been, and seldom.
+    def _watch_losses(self, args: TrainingArguments, model: Any) -> None:
+        """Switch the Trainer's loss filter off and watch the losses, if rules or the preset read them.
 
-        All ranks decide alike, by what the job's environment and its rules say: each filters what it adds to the mean.
-        Its filter waits for each loss. To look at them once a step, instead of that, is no dearer; where the script has
-        switched it off, only rules are worth that.
+        By default the Trainer hides a loss that is not finite, and logs rarely. All ranks decide alike, by the job's
+        environment and rules, because each filters its own part of the mean. The filter waits for each loss, so reading
+        the losses once per step instead costs no more; if the script has switched the filter off, only rules justify
+        the cost.
         """
         engine = self._session.steering.engine
         told = bool(self._session.job_id) and PRESET not in engine.presets_off
@@ -251,11 +254,11 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         if model is not None and (read or (told and self._filtered)):
             self._losses.watch(model)
         else:
-            self._losses.leave()
+            self._losses.unwatch()
 
 
 def _numbers(logs: dict[str, Any] | None) -> dict[str, float]:
-    """What can be reported: `step` and `total` are the report's own."""
+    """Return the reportable numbers; `step` and `total` belong to the report itself."""
     return {
         name: value
         for name, value in (logs or {}).items()
@@ -263,11 +266,11 @@ def _numbers(logs: dict[str, Any] | None) -> dict[str, float]:
     }
 
 
-class OddLosses:
-    """A model's losses of one step, to find those that are NaN or infinite.
+class NonfiniteLosses:
+    """The losses of one step of a model, to find those that are not finite.
 
-    A hook on the model sees the loss of each forward; one counts that gradients came to. Those of evaluations do not,
-    nor does a loss that the Trainer replaces by one of its own.
+    A hook on the model sees the loss of each forward pass; a loss counts when gradients reach it. Losses of evaluations
+    do not count, nor do losses that the Trainer replaces by its own.
     """
 
     def __init__(self) -> None:
@@ -275,19 +278,21 @@ class OddLosses:
         self._handle: Any = None
 
     def watch(self, model: nn.Module) -> None:
-        """From the next forward on, of this model alone; again for the same one costs nothing."""
+        """Watch this model from the next forward pass on; idempotent."""
         if self._handle is None:
             self._handle = model.register_forward_hook(self)
 
-    def leave(self) -> None:
-        """Take the hook away."""
+    def unwatch(self) -> None:
+        """Remove the hook."""
         if self._handle is not None:
             self._handle.remove()
         self._handle = None
         self._trained.clear()
 
     def __call__(self, model: nn.Module, inputs: object, outputs: object) -> None:
-        """The hook. Does nothing while torch.compile traces the model, whose graph it would break, nor in a copy."""
+        """Record a forward pass. No-op while torch.compile traces the model, whose graph the hook would break, and in a
+        copy.
+        """
         if torch.compiler.is_compiling() or self._handle is None:
             return
         loss: object = None
@@ -296,26 +301,26 @@ class OddLosses:
         elif isinstance(outputs, tuple | list) and outputs:
             loss = outputs[0]
         if isinstance(loss, torch.Tensor) and loss.requires_grad:
-            loss.register_hook(partial(self._came, loss.detach()))
+            loss.register_hook(partial(self._record, loss.detach()))
 
-    def _came(self, loss: torch.Tensor, gradient: torch.Tensor) -> None:
+    def _record(self, loss: torch.Tensor, gradient: torch.Tensor) -> None:
         self._trained.append(loss)
 
-    def forget(self) -> None:
-        """A step is over whose loss is known otherwise: nothing is read."""
+    def clear(self) -> None:
+        """Drop the losses of a step without reading them."""
         self._trained.clear()
 
-    def of_step(self) -> float | None:
-        """The sum of those that are not finite since it was asked last; None where all are. Waits for the GPU."""
+    def take_nonfinite(self) -> float | None:
+        """Return the sum of the losses that are not finite since the last call, or None. Waits for the GPU."""
         odd = [value for value in map(_value, self._trained) if not math.isfinite(value)]
         self._trained.clear()
         return sum(odd) if odd else None
 
-    def __reduce__(self) -> tuple[type[OddLosses], tuple[()]]:
-        """A copy of the model, or a file of it, has a hook that keeps nothing, for nobody asks it."""
-        return OddLosses, ()
+    def __reduce__(self) -> tuple[type[NonfiniteLosses], tuple[()]]:
+        """Reduce to an empty recorder, so that a copied or pickled model records nothing."""
+        return NonfiniteLosses, ()
 
 
 def _value(loss: torch.Tensor) -> float:
-    # Of a loss for each sample the mean: it is as little a number as any of them.
+    # The mean of losses per sample is not finite if any of them is not.
     return float(loss.mean().item())

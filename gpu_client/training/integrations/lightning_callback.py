@@ -9,12 +9,11 @@
     if session.finishing or not session.should_stop:
         ...  # write the outputs
 
-A checkpoint is what `trainer.save_checkpoint` writes (model, optimizers, schedulers, loops, callbacks) with the random
-states of all processes and the counters of rules in it. Between two batches of an epoch a training can be continued
-exactly only if its loader has a state, as `ResumableLoader` and the loader of a ring (both with `limit_train_batches=`)
-and torchdata's have. Rules know the loss of `training_step` as `loss`, raw, and what is logged by its name; what a
-validation logs as `val_loss` is `eval.loss`. Rules and commands can stop, save, validate and turn the learning rate. A
-step is one of the optimizer.
+A checkpoint is the file of `trainer.save_checkpoint` (model, optimizers, schedulers, loops, callbacks), with the random
+states of all ranks and the counters of rules. Between two batches of an epoch, a training resumes exactly only if its
+loader has a state, as `ResumableLoader` and a ring's loader (both with `limit_train_batches=`) and torchdata's have. In
+rules, `loss` is the raw loss of `training_step`, logged metrics have their names, and a validation's `val_loss` is
+`eval.loss`. Rules and commands can stop, save, validate and change the learning rate. A step is an optimizer step.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from gpu_client.training.session.session import Session
 log = logging.getLogger("baton.training")
 
 FILE = "lightning.ckpt"
-"""In a checkpoint's directory."""
+"""File in a checkpoint's directory."""
 _EVALUATED = re.compile(r"(?:val|valid|validation|eval)[_/.-]")
 
 
@@ -49,17 +48,17 @@ class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not fol
     """Connects a Trainer to the session. Use one per Trainer, on every rank."""
 
     def __init__(self, session: Session, *, every: int | None = None) -> None:
-        """every: a checkpoint each so many steps; without it when asked to, and before stopping."""
+        """every: interval of checkpoints in steps; None for checkpoints on request and before a stop only."""
         self._session = session
         self._every = every
         self._step = 0
         self._total: int | None = None
         self._losses: list[Any] = []
-        """Of the batches since the last step."""
+        """Losses of the batches since the last step."""
         self._new: dict[str, object] = {}
-        """What they have logged."""
+        """Metrics that these batches logged."""
         self._validated = 0
-        """Batches of the validation under way."""
+        """Finished batches of the present validation."""
         self._shown: dict[str, object] = {}
         self._seen: dict[str, Any] = {}
         self._saving: dict[str, Any] | None = None
@@ -67,15 +66,15 @@ class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not fol
         self._handler: Any = None
         self._due = False
         self._sources: dict[str, Any] = {}
-        """Loaders that are told of checkpoints."""
+        """Loaders with a data source."""
         self._asked: tuple[Any, Any] | None = None
-        """When validations run by themselves, while one is asked for."""
+        """The Trainer's validation interval, while a requested validation replaces it."""
 
     @property
     def resume_from(self) -> str | None:
-        """For `trainer.fit(ckpt_path=...)`: the file of the verified checkpoint to continue from, None when fresh.
+        """The verified file for `trainer.fit(ckpt_path=...)`, None for a fresh start.
 
-        Raises CheckpointDamagedError when the checkpoint is incomplete or altered.
+        Raises CheckpointDamagedError if the checkpoint is incomplete or altered.
         """
         directory = self._session.resume_from
         if directory is None:
@@ -83,25 +82,25 @@ class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not fol
         checkpoint_directory.verify(directory)
         return str(directory / FILE)
 
-    # What Lightning's checkpoint holds of ours
+    # The session's part of Lightning's checkpoint
 
     def state_dict(self) -> dict[str, Any]:
-        """Random states and counters of rules; nothing in a checkpoint that is none of the session's."""
+        """Return random states and counters of rules; empty in a checkpoint that is not the session's."""
         return self._saving or {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Kept until the training begins: what is created before would draw random numbers."""
+        """Keep the state until the training begins, because objects created before would draw random numbers."""
         self._loaded = state_dict
 
-    # The course of a training
+    # Hooks of the training
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Before data is looked at: a new pass over it draws its order from the state that was saved."""
+        """Restore the random states before a new pass over the data draws its order."""
         self._handler = signal.getsignal(signal.SIGTERM)
         self._restore_random()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say what rules may do, and go on with their counters."""
+        """Declare the loop's capabilities, restore the loaders and the counters of rules."""
         steering = self._session.steering
         if trainer.optimizers:
             schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
@@ -111,10 +110,10 @@ class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not fol
         self._total = int(total) if math.isfinite(total) else None
         loaders = _flat(trainer.train_dataloader)
         if self._loaded and all(map(_has_state, loaders)):
-            # They drew nothing of it; whatever the script drew to make them is undone.
+            # Loaders with a state drew nothing from the generators; the restore undoes the script's own draws.
             self._restore_random()
         for loader, state in zip(_endless(loaders), self._loaded.get("endless", ()), strict=False):
-            # Lightning has given it to a loader whose epoch is under way.
+            # Lightning has restored the loader of an unfinished epoch already.
             if not is_same_state(loader.state_dict(), state):
                 loader.load_state_dict(state)
         self._sources = {str(number): loader for number, loader in enumerate(loaders) if has_source(loader)}
@@ -124,37 +123,37 @@ class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not fol
         if self._step and self._loaded.get("steering"):
             steering.load_state_dict(self._loaded["steering"])
         self._loaded = {}
-        steering.resumed(self._step, _endless(loaders), timed=True)
+        steering.resume(self._step, _endless(loaders), timed=True)
         if callable(self._handler) and threading.current_thread() is threading.main_thread():
-            # Lightning would leave at once, without the checkpoint that the session asks for.
+            # Lightning's handler would leave at once, without the session's checkpoint.
             signal.signal(signal.SIGTERM, self._handler)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Lightning goes for its first batch."""
-        self._session.steering.signals.awaiting()
+        """Start measuring the wait for the first batch."""
+        self._session.steering.signals.wait_started()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Since whatever it did last Lightning waited for this batch; a validation that was asked for has been."""
-        self._session.steering.signals.arrived()
+        """End the measured wait, and restore the validation interval after a requested validation."""
+        self._session.steering.signals.wait_ended()
         self._restore_pace(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Report the step, if this batch ends one; pass on what the session, a rule or a command wants."""
+        """Report the step, if this batch ends one; pass requests on to Lightning."""
         self._batch_done(trainer, pl_module, outputs, batch_idx)
-        self._session.steering.signals.awaiting()
+        self._session.steering.signals.wait_started()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """What was put off at the last batch."""
-        self._settle(trainer)
+        """Apply the requests that waited for the end of the epoch."""
+        self._apply_requests(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Its batches are counted."""
+        """Reset the count of validation batches."""
         self._validated = 0
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
-        """Say how far a validation is, lest it be taken for a training that stands still."""
+        """Report the progress of a validation, so that the training does not seem to hang."""
         if trainer.sanity_checking or not self._step:
             return
         self._validated += 1
@@ -162,27 +161,27 @@ class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not fol
         self._session.phase("evaluation", self._validated, int(total) if math.isfinite(total) else 0)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A validation is done: `val_loss` is `eval.loss` in rules."""
+        """Report a validation: `val_loss` is `eval.loss` in rules."""
         found = self._logged(trainer)
         if trainer.sanity_checking or not self._step:
             return
         self._restore_pace(trainer)
         self._shown |= found
-        self._report({}, event="none")  # the step has been reported
+        self._report({}, event="none")  # the step was reported already
         evaluated = {_EVALUATED.sub("", name, count=1): value for name, value in found.items()}
         self._session.steering.evaluated(self._step, evaluated)
-        if self._session.alone:  # several agree once a step
+        if self._session.alone:  # several ranks agree once per step
             self._due = self._session.checkpoint_due(self._step) or self._due
         if not trainer.is_last_batch:
-            self._settle(trainer)
-        self._session.steering.signals.awaiting()
+            self._apply_requests(trainer)
+        self._session.steering.signals.wait_started()
 
-    # Inside
+    # Internals
 
     def _batch_done(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch_idx: int) -> None:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if isinstance(loss, torch.Tensor):
-            # Lightning has divided it, for gradients that are accumulated.
+            # Lightning has divided the loss for gradient accumulation.
             parts = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
             self._losses.append(loss.detach() * parts if parts > 1 else loss.detach())
         self._new |= self._logged(trainer)
@@ -199,31 +198,31 @@ class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not fol
         self._report(new)
         self._due = self._session.checkpoint_due(self._step, self._every)
         if self._session.should_stop and not self._session.finishing:
-            trainer.limit_val_batches = 0  # the machine is wanted: no validation before it is left
-        # Between the last batch and the end of its epoch Lightning's loops cannot be taken up again, and a validation
-        # that is due would not be made up for.
+            trainer.limit_val_batches = 0  # the machine is needed, therefore no validation before leaving
+        # Lightning's loops cannot resume between the last batch and the end of its epoch, and would not repeat a
+        # validation that is due.
         if not (trainer.is_last_batch or _validates_next(trainer)):
-            self._settle(trainer)
+            self._apply_requests(trainer)
 
     def _report(self, new: Mapping[str, object], event: str = "") -> None:
         self._shown |= new
         shown = {name: value for name, value in self._shown.items() if name not in ("step", "total")}
-        # Where nobody knows the end, there is at least one more.
+        # With an unknown end, at least one more step follows.
         total = self._step + 1 if self._total is None else self._total
         self._session.report_new(self._step, total, new, shown=shown, event=event)
 
     def _logged(self, trainer: Trainer) -> dict[str, object]:
-        """What has been logged since the last call: Lightning keeps what is older beside it."""
+        """Return the metrics logged since the last call; Lightning keeps older ones beside them."""
         found: dict[str, object] = {}
         for name, value in trainer.callback_metrics.items():
             before = self._seen.get(name)
-            # Each time it is logged there is a new tensor, and each look gives another view of the newest one.
+            # Each log call makes a new tensor; each read returns another view of the newest one.
             if before is None or before.data_ptr() != value.data_ptr():
                 self._seen[name] = found[name] = value
         return {name: value for name, value in found.items() if name not in ("step", "total", "epoch")}
 
-    def _settle(self, trainer: Trainer) -> None:
-        """Do what is wanted, where it can be done."""
+    def _apply_requests(self, trainer: Trainer) -> None:
+        """Apply the pending requests at a point where Lightning can resume."""
         if self._due:
             self._due = False
             self._save(trainer)
@@ -231,7 +230,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not fol
             self._asked = trainer.val_check_batch, trainer.check_val_every_n_epoch
             trainer.val_check_batch, trainer.check_val_every_n_epoch = 1, 1
         if self._session.should_stop:
-            # Also ahead of what was meant to be the least.
+            # The stop also overrides the minimum lengths.
             trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
             trainer.should_stop = True
 
@@ -248,7 +247,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not fol
             staged.mkdir()
         trainer.strategy.barrier("baton")
         steering = session.steering
-        # Behind an epoch Lightning begins with the first batch: an endless order goes on.
+        # After an epoch Lightning begins with the first batch, but an endless order continues.
         endless = [loader.state_dict() for loader in _endless(_flat(trainer.train_dataloader))]
         self._saving = {"random": session.gather_randoms(), "endless": endless}
         if steering.has_state:
@@ -258,7 +257,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not fol
         finally:
             self._saving = None
         session.mark_complete(step, self._shown, staged=staged)
-        session.sources.saved(self._sources)
+        session.sources.checkpoint_saved(self._sources)
 
     def _restore_random(self) -> None:
         randoms = self._loaded.get("random")
@@ -267,7 +266,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not fol
 
 
 class _Groups:
-    """The parameter groups of all optimizers, to a knob that turns their rates together."""
+    """The parameter groups of all optimizers, for one knob."""
 
     def __init__(self, optimizers: Iterable[Any]) -> None:
         self._optimizers = list(optimizers)
@@ -278,14 +277,14 @@ class _Groups:
 
 
 def _validates_next(trainer: Trainer) -> bool:
-    """Whether a validation follows this batch at once."""
+    """Tell if a validation follows this batch."""
     loop = trainer.fit_loop
-    look = getattr(loop.epoch_loop, "_should_check_val_fx", None)
-    return callable(look) and bool(look(getattr(loop, "_data_fetcher", None)))
+    should_validate = getattr(loop.epoch_loop, "_should_check_val_fx", None)
+    return callable(should_validate) and bool(should_validate(getattr(loop, "_data_fetcher", None)))
 
 
 def _flat(loaders: Any) -> list[Any]:
-    """All that Lightning was given, in its order."""
+    """List all loaders in Lightning's order."""
     if isinstance(loaders, Mapping):
         loaders = list(loaders.values())
     return [one for part in loaders for one in _flat(part)] if isinstance(loaders, list | tuple) else [loaders]

@@ -1,10 +1,10 @@
-"""States that know where a training's data come from, as the loader of a ring does: what they measure, what they keep.
+"""States that read a training's data from a ring or a similar source: their metrics, and the retention of the data.
 
-Any object among the states that has these is one:
+A state is a data source if its class has one of these methods:
 
-- `data_metrics()`, plain numbers of the newest batch: they go out with each report (`data.wait`, `data.reuse`,
+- `data_metrics()`: plain numbers of the newest batch, which travel with each report (`data.wait`, `data.reuse`,
   `data.age`).
-- `checkpointed(state)`: data that a training would need which goes on from an older state need not be kept any more.
+- `checkpointed(state)`: releases the data that only trainings before `state` would need.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 
-class Sources:
-    """Those of one session. Where another library holds the loaders, its callback names them here."""
+class DataSources:
+    """The data sources of one session. A callback adds the loaders that another library owns."""
 
     def __init__(self, keep_last: int) -> None:
-        """What checkpoints need that the session keeps itself, the newest `keep_last`, is kept; two at least: the
-        newest may not be stored elsewhere yet, or turn out damaged."""
+        """Retain the data for the newest `keep_last` checkpoints, at least two, because the newest may not be stored
+        elsewhere yet, or may be damaged.
+        """
         self._measuring: list[Any] = []
         self._states: deque[dict[str, Any]] = deque(maxlen=max(keep_last, 2))
-        """Of the newest checkpoints, oldest first."""
+        """States of the newest checkpoints, oldest first."""
 
     def follow(self, stateful: Mapping[str, object]) -> None:
-        """The states of the training, as it begins or goes on from a checkpoint."""
+        """Follow the states of a training that begins or resumes."""
         self._measuring = list(_having("data_metrics", stateful.values()))
         self._keep(stateful)
 
-    def beside(
+    def merge_metrics(
         self, new: Mapping[str, object], shown: Mapping[str, object]
     ) -> tuple[Mapping[str, object], Mapping[str, object]]:
-        """A report's metrics, `new` and `shown`, with what is measured; the script's own are preferred."""
+        """Add the sources' metrics to the metrics `new` and `shown` of a report; the script's own win."""
         if not self._measuring:
             return new, shown
         found: dict[str, object] = {}
@@ -41,8 +42,8 @@ class Sources:
         with_new = {**found, **new}
         return with_new, with_new if shown is new else {**found, **shown}
 
-    def saved(self, stateful: Mapping[str, Any]) -> None:
-        """A checkpoint with these states was taken, and nothing was read since."""
+    def checkpoint_saved(self, stateful: Mapping[str, Any]) -> None:
+        """Record a checkpoint with these states, and release the data that no kept checkpoint needs."""
         self._keep(stateful)
         oldest = self._states[0] if self._states else {}
         for name, state in stateful.items():
@@ -51,12 +52,12 @@ class Sources:
 
     def _keep(self, stateful: Mapping[str, Any]) -> None:
         states = {name: one.state_dict() for name, one in stateful.items() if _has(one, "checkpointed")}
-        if any(states.values()):  # what has read nothing yet has none
+        if any(states.values()):  # a source without reads has no state
             self._states.append(states)
 
 
 def has_source(loader: object) -> bool:
-    """Whether a loader is one that is told of checkpoints: endless, with a state."""
+    """Tell if a loader is endless, has a state, and releases data after checkpoints."""
     return _has(loader, "checkpointed")
 
 
@@ -65,5 +66,5 @@ def _having(name: str, states: Iterable[object]) -> Iterable[object]:
 
 
 def _has(state: object, name: str) -> bool:
-    # Of the class: a module may well have a part that is called so.
+    # The class is searched, because a module may have a submodule of that name.
     return callable(getattr(type(state), name, None))

@@ -1,4 +1,4 @@
-"""What the agent tells a training process through its environment (BATON_*), checked."""
+"""The agent's environment variables for a training process (BATON_*), checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger("baton.rules")
 
 
 def read_output_dir(environment: Mapping[str, str], given: str | Path | None) -> Path:
-    """BATON_OUTPUT_DIR, or the script's own choice."""
+    """Return BATON_OUTPUT_DIR, else the script's choice."""
     output = environment.get("BATON_OUTPUT_DIR") or given
     if output is None:
         raise SessionError("no output directory is known", "Pass Session.start(output_dir=...) or set BATON_OUTPUT_DIR")
@@ -25,13 +25,13 @@ def read_output_dir(environment: Mapping[str, str], given: str | Path | None) ->
 
 
 def read_data_dir(environment: Mapping[str, str], given: str | Path | None) -> Path | None:
-    """BATON_DATA_DIR, or the script's own choice, which may be none."""
+    """Return BATON_DATA_DIR, else the script's choice, else None."""
     data = environment.get("BATON_DATA_DIR") or given
     return None if data is None else Path(data).absolute()
 
 
 def read_params(environment: Mapping[str, str], given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The JSON object in the file that BATON_PARAMS names, or the script's own."""
+    """Read the JSON object in the file BATON_PARAMS, else the script's parameters."""
     path = environment.get("BATON_PARAMS")
     if not path:
         return dict(given or {})
@@ -45,9 +45,9 @@ def read_params(environment: Mapping[str, str], given: Mapping[str, Any] | None)
 
 
 def read_control(environment: Mapping[str, str], rules: str | Path | None) -> dict[str, Any]:
-    """Read BATON_CONTROL: rules, commands, rollbacks (baton.contract.steering.Control); or the script's own rules.
+    """Read BATON_CONTROL: rules, commands, rollbacks (baton.contract.steering.Control); else the script's rules.
 
-    Raises SessionError for a file that cannot be read, or rules that cannot be used.
+    Raises SessionError for an unreadable file or faulty rules.
     """
     path = environment.get("BATON_CONTROL")
     if path:
@@ -75,7 +75,7 @@ def read_control(environment: Mapping[str, str], rules: str | Path | None) -> di
 
 
 def read_epoch(environment: Mapping[str, str]) -> int:
-    """BATON_EPOCH; 0 without Baton."""
+    """Read BATON_EPOCH; 0 without Baton."""
     text = environment.get("BATON_EPOCH") or "0"
     try:
         return int(text)
@@ -84,9 +84,9 @@ def read_epoch(environment: Mapping[str, str]) -> int:
 
 
 def find_resume(environment: Mapping[str, str], output: Path, resume: bool) -> Path | None:
-    """The checkpoint to continue from: the one the agent names; without Baton, the newest complete one if asked.
+    """Find the checkpoint to resume: the agent's; without Baton the newest complete one, if `resume`.
 
-    Raises SessionError when a fresh run would mix with the checkpoints of an earlier one.
+    Raises SessionError if a fresh run would mix with the checkpoints of an earlier one.
     """
     named = environment.get("BATON_RESUME_FROM")
     if named:
@@ -108,6 +108,6 @@ def find_resume(environment: Mapping[str, str], output: Path, resume: bool) -> P
 
 
 def read_arena(environment: Mapping[str, str]) -> Path | None:
-    """BATON_ARENA: the shared memory that the agent offers for staging checkpoints; None where there is none."""
+    """Read BATON_ARENA: the agent's shared memory for staging checkpoints; None if there is none."""
     named = environment.get("BATON_ARENA")
     return Path(named) if named else None

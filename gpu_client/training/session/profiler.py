@@ -1,4 +1,4 @@
-"""A few steps under torch's profiler, as a rule wants it: the trace is shown like a validation picture."""
+"""The action `profile`: a few steps under torch's profiler, with the trace as an artifact."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpu_client.controller.action_executor import NotOfferedError, said_of
+from gpu_client.controller.action_executor import UnsupportedActionError, error_text
 
 MAX_STEPS = 100
 MAX_TRACE_BYTES = 64 * 1024**2
-"""As much as is shown before a job's end."""
+"""Limit of an artifact before a job's end."""
 FOLDER = "profile"
-"""In the output directory."""
+"""Folder of the traces in the output directory."""
 
 log = logging.getLogger("baton.training")
 
@@ -22,10 +22,10 @@ Told = Callable[[bool, str], object]
 
 
 class StepProfiler:
-    """Of one process; it profiles if it is the first. Costs nothing while `active` is False."""
+    """Profiler of one process; only the first rank profiles. Costs nothing while `active` is False."""
 
     def __init__(self, output_dir: Path, show: Callable[[Path], object], *, first: bool) -> None:
-        """`show` is handed the finished trace."""
+        """`show` receives the finished trace."""
         self._folder = output_dir / FOLDER
         self._show = show
         self._first = first
@@ -37,24 +37,24 @@ class StepProfiler:
 
     @property
     def active(self) -> bool:
-        """Whether steps are being profiled."""
+        """True while steps are being profiled."""
         return self._profile is not None
 
     def begin(self, steps: int, step: int, told: Told) -> str:
-        """Profile the next `steps`, behind `step`; `told` hears at the end whether it went well, and what came of it.
+        """Profile the next `steps` after `step`; `told` receives success and a text at the end.
 
-        Raises NotOfferedError, and what the profiler raises.
+        Raises UnsupportedActionError, and the errors of the profiler.
         """
         if not self._first:
             return "the first process profiles"
         if self.active:
-            raise NotOfferedError(f"a profile is under way, until step {self._until}")
+            raise UnsupportedActionError(f"a profile is under way, until step {self._until}")
         if not 1 <= steps <= MAX_STEPS:
-            raise NotOfferedError(f"{steps} steps are too many to profile: at most {MAX_STEPS}")
+            raise UnsupportedActionError(f"{steps} steps are too many to profile: at most {MAX_STEPS}")
         try:
             profiler = importlib.import_module("torch.profiler")
         except ImportError as error:
-            raise NotOfferedError(f"there is no torch.profiler here: {error}") from error
+            raise UnsupportedActionError(f"there is no torch.profiler here: {error}") from error
         self._folder.mkdir(parents=True, exist_ok=True)
         profile = profiler.profile(activities=sorted(profiler.supported_activities(), key=str))
         profile.start()
@@ -63,7 +63,7 @@ class StepProfiler:
         return f"steps {step + 1} to {step + steps} are profiled"
 
     def stepped(self, step: int) -> None:
-        """A step has ended. Never raises."""
+        """Record the end of a step. Never raises."""
         if step == self._at or self._profile is None:
             return
         self._at = step
@@ -73,7 +73,7 @@ class StepProfiler:
                 return
             well, said = True, self._finish(step)
         except Exception as error:  # noqa: BLE001 - a profiler that fails must not end the training
-            well, said = False, f"the profile is lost: {said_of(error)}"
+            well, said = False, f"the profile is lost: {error_text(error)}"
             if step < self._until:
                 self._stop()
         self._profile, told = None, self._told
@@ -81,7 +81,7 @@ class StepProfiler:
             told(well, said)
 
     def close(self) -> None:
-        """The training has ended: what was recorded of a profile that is not complete is dropped, and that is told."""
+        """Drop an incomplete profile at the end of the training, and report the loss."""
         if self._profile is None:
             return
         self._stop()
@@ -94,7 +94,7 @@ class StepProfiler:
             try:
                 profile.stop()
             except Exception as error:  # noqa: BLE001 - see above
-                log.warning("the profiler could not be stopped: %s", said_of(error))
+                log.warning("the profiler could not be stopped: %s", error_text(error))
 
     def _finish(self, step: int) -> str:
         self._profile.stop()

@@ -1,9 +1,9 @@
-"""What the training loop has been asked to do, by the agent or by a signal, and when the loop gets to see it.
+"""Requests of the agent, of rules and of SIGTERM to the training loop, and the step at which the loop sees each.
 
-Wishes arrive at any moment, from the channel's thread or a signal handler, and are recorded by single assignments (no
-locks: a handler may interrupt anything). The loop sees them at its own pace: a stop that wants a checkpoint first is
-shown only when `due` has asked for that checkpoint, so that no loop leaves without saving, and with several processes
-every rank sees a wish after the same call.
+Requests arrive at any moment, from the channel's thread or a signal handler, and are recorded by single assignments (no
+locks, because a handler may interrupt anything). The loop sees a stop with a checkpoint only after `due` has requested
+that checkpoint, so that no loop leaves without saving; with several ranks, every rank sees a request after the same
+call.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from types import FrameType
 from typing import Any
 
 from gpu_client.training.distributed.process_group import Ranks
-from gpu_client.training.distributed.rank_consensus import Sharing, Votes, Voting
-from gpu_client.training.protocol import STOP_REASONS, Directive
+from gpu_client.training.distributed.rank_consensus import RankConsensus, SharedDecisions, Vote
+from gpu_client.training.protocol import STOP_REASONS, TrainerDirective
 
 SIGNAL_REASON = "signal"
-# The higher of two wins where ranks were told different things.
+# Of two reasons on different ranks the later one wins.
 _REASONS = (SIGNAL_REASON, "other", *STOP_REASONS)
 
 log = logging.getLogger("baton.training")
@@ -31,51 +31,51 @@ log = logging.getLogger("baton.training")
 
 @dataclass(frozen=True)
 class _Stop:
-    """A wish to stop; `reason` is one of the agent's, or "signal" for SIGTERM."""
+    """A request to stop; `reason` is one of the agent's, or "signal" for SIGTERM."""
 
     reason: str
     checkpoint: bool
 
 
-def _stop_of(votes: Votes) -> _Stop | None:
-    return _Stop(_REASONS[votes.stop - 1], not votes.refuses) if votes.stop else None
+def _stop_of(votes: Vote) -> _Stop | None:
+    return _Stop(_REASONS[votes.stop - 1], not votes.without_checkpoint) if votes.stop else None
 
 
-class Directives:
-    """The pending wishes. `receive` and the signal handler write them, the training thread reads them."""
+class StopRequests:
+    """The pending requests. `receive` and the signal handler write them, the training thread reads them."""
 
     def __init__(self, ranks: Ranks, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: seconds, for the processes of one training among themselves."""
+        """`clock`: seconds, for the consensus of several ranks."""
         self._ranks = ranks
-        self._voting = Voting(ranks, clock=clock)
+        self._consensus = RankConsensus(ranks, clock=clock)
         self._pid = os.getpid()
-        self._checkpoint_asked = False
-        self._stop: _Stop | None = None  # what is wished, as of now
-        self._agreed: _Stop | None = None  # what all ranks have seen, as of the last call of due
+        self._checkpoint_requested = False
+        self._stop: _Stop | None = None  # the present request of this process
+        self._agreed: _Stop | None = None  # the request that all ranks saw in the last call of due
         self.tag = ""
-        """By which the next checkpoint is to be kept."""
-        self._answered = False  # a checkpoint has been written since then
+        """Tag of the next checkpoint."""
+        self._answered = False  # true after a checkpoint for the agreed stop
         self._uses_due = False
-        self.put_off = False
-        """A checkpoint that was due waits until there is room for it: the next moment will do."""
+        self.postponed = False
+        """True if a due checkpoint waits until the previous one is stored."""
         self._previous: Callable[[int, FrameType | None], Any] | int | None = None
         self._installed = False
 
-    def share_with(self, sharing: Sharing) -> None:
-        """Whoever has something for all ranks: they call it in the same call of `due`."""
-        self._voting.sharing = sharing
+    def attach(self, sharing: SharedDecisions) -> None:
+        """Attach the data that ranks share within `due`."""
+        self._consensus.sharing = sharing
 
     def settle(self) -> None:
-        """Have what all ranks reported after the last step, which is otherwise heard after the next one."""
-        self._voting.settle()
+        """Read the votes of the last step, which otherwise wait for the next one."""
+        self._consensus.settle()
 
     def close(self) -> None:
-        """The loop is over: what others reported after its last step is heard still."""
-        self._voting.close()
+        """Read the votes of the other ranks after the last step."""
+        self._consensus.close()
 
     @property
     def should_stop(self) -> bool:
-        """Whether the loop is to leave now."""
+        """True if the loop should leave now."""
         if self._agreed is not None:
             return True
         stop = self._stop
@@ -85,105 +85,104 @@ class Directives:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why, once `should_stop` is true."""
+        """Reason of the stop, once `should_stop` is true."""
         if not self.should_stop:
             return None
-        stop = self._stop or self._agreed  # the own one knows more than what ranks can tell each other
+        stop = self._stop or self._agreed  # the own request may have a reason that a vote cannot carry
         return stop.reason if stop is not None else None
 
     def due(
         self, step: int, on_interval: bool, busy: Callable[[], bool] = lambda: False, *, last: bool = False
     ) -> bool:
-        """Whether a checkpoint is to be written after `step`. The point at which ranks agree.
+        """Tell if a checkpoint is due after `step`. All ranks agree here.
 
-        While `busy` (asked only if it matters) it is put off, unless it is the last one. last: as far as is known no
-        step comes after this one.
+        While `busy` (called only if needed) a checkpoint is postponed, unless `last`: no further step is known.
         """
         self._uses_due = True
         alone = self._ranks.size == 1
-        votes = self._votes() if alone else self._voting.hear(self._votes)
+        votes = self._votes() if alone else self._consensus.collect(self._votes)
         asked, stop = bool(votes.asked), self._stop if alone else _stop_of(votes)
-        wanted = on_interval or asked or self.put_off
+        wanted = on_interval or asked or self.postponed
         if stop is None and wanted:
-            # Everybody knows that one is due, so they may ask each other: beside a checkpoint that is nothing.
-            (self.put_off,) = map(bool, self._ranks.agree(int(not last and busy())))
+            # All ranks know that a checkpoint is due, so all agree at once; beside a checkpoint the cost is negligible.
+            (self.postponed,) = map(bool, self._ranks.agree(int(not last and busy())))
         if not alone:
-            # What all know by now is not wished once more: it is on its way, or put off.
+            # A known request is not voted for again, because it is being fulfilled or postponed.
             mine = self._votes()
-            self._voting.send(mine._replace(asked=0) if wanted else mine)
+            self._consensus.send(mine._replace(asked=0) if wanted else mine)
             if last:
-                self._voting.settle()
+                self._consensus.settle()
         if stop is None:
-            return wanted and not self.put_off
+            return wanted and not self.postponed
         if self._agreed is None:
             log.warning("stopping after step %d (%s)", step, stop.reason)
         self._agreed = stop
-        # Without a checkpoint: the lease is gone or the job is canceled; nothing may or need be saved.
+        # A stop without checkpoint: the lease is lost or the job is canceled, so nothing may or need be saved.
         return stop.checkpoint and (on_interval or asked or not self._answered)
 
     def starting_checkpoint(self) -> None:
-        """A checkpoint is about to be written, by all ranks: wishes from here on ask for another one."""
-        self._checkpoint_asked = False
-        self._voting.answered()
-        self.put_off = False
+        """Begin a checkpoint on all ranks: later requests are for another one."""
+        self._checkpoint_requested = False
+        self._consensus.mark_answered()
+        self.postponed = False
 
     def checkpoint_skipped(self) -> None:
-        """The one that was about to be written was not: it is due as soon as there is room for it."""
-        self.put_off = True
+        """Postpone the checkpoint until there is room for it."""
+        self.postponed = True
 
     @property
     def stopping(self) -> bool:
-        """Whether a stop has been asked for, as far as all ranks know."""
+        """True if a stop is known to all ranks."""
         return self._agreed is not None or (self._ranks.size == 1 and self._stop is not None)
 
     def checkpoint_written(self) -> None:
-        """A checkpoint has been committed."""
+        """Record a committed checkpoint."""
         self.tag = ""
         self._answered = self._agreed is not None
 
-    def receive(self, directive: Directive) -> None:
-        """A directive of the agent; from any thread."""
+    def receive(self, directive: TrainerDirective) -> None:
+        """Take a directive of the agent; from any thread."""
         if directive.kind == "checkpoint":
-            self._checkpoint_asked = True
+            self._checkpoint_requested = True
             return
         earlier = self._stop
-        # Once nothing may be saved any more, that stays so.
+        # After a stop without checkpoint nothing may be saved any more.
         checkpoint = directive.checkpoint and (earlier is None or earlier.checkpoint)
         self._stop = _Stop(directive.reason, checkpoint)
 
-    def ask_to_stop(self, reason: str, *, checkpoint: bool) -> None:
-        """A rule or command wants the loop to leave."""
-        self.receive(Directive("stop", reason, checkpoint))
+    def request_stop(self, reason: str, *, checkpoint: bool) -> None:
+        """Request the loop to leave, for a rule or command."""
+        self.receive(TrainerDirective("stop", reason, checkpoint))
 
-    def ask_to_save(self, tag: str = "") -> None:
-        """A rule or command wants a checkpoint, and that it is kept by that tag; of two tags the newer one counts."""
+    def request_save(self, tag: str = "") -> None:
+        """Request a checkpoint with a tag, for a rule or command; the newer of two tags wins."""
         self.tag = tag or self.tag
-        self.receive(Directive("checkpoint"))
+        self.receive(TrainerDirective("checkpoint"))
 
-    def _votes(self) -> Votes:
-        """What this process is asked for."""
-        asked, stop = self._checkpoint_asked, self._stop
+    def _votes(self) -> Vote:
+        """Return this process's requests as a vote."""
+        asked, stop = self._checkpoint_requested, self._stop
         if stop is None:
-            return Votes(int(asked))
+            return Vote(int(asked))
         reason = 1 + _REASONS.index(stop.reason if stop.reason in _REASONS else "other")
-        return Votes(int(asked), reason, int(not stop.checkpoint))
+        return Vote(int(asked), reason, int(not stop.checkpoint))
 
     # --- SIGTERM: hosts that take a machine back send it to every process ---------------------------------------------
 
     def install(self) -> None:
-        """Treat SIGTERM as a stop with a checkpoint; a handler that is there already is called afterwards."""
+        """Handle SIGTERM as a stop with a checkpoint; an existing handler runs afterwards."""
         if threading.current_thread() is not threading.main_thread():
             log.info("not in the main thread: SIGTERM keeps its meaning")
             return
         previous = signal.getsignal(signal.SIGTERM)
         if previous is None or previous == signal.SIG_IGN:
-            return  # somebody has decided, in C or by ignoring it
+            return  # a handler in C, or SIGTERM is ignored on purpose
         self._previous = previous
         signal.signal(signal.SIGTERM, self._on_sigterm)
         self._installed = True
 
     def uninstall(self) -> None:
-        """Give SIGTERM back."""
+        """Restore the earlier handler of SIGTERM."""
         if self._installed and threading.current_thread() is threading.main_thread():
             self._installed = False
             if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
@@ -191,8 +190,8 @@ class Directives:
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         stop = self._stop
-        # A forked child that inherited this handler ends as if it had not; so does a loop that was told to leave
-        # without saving anything, and is told again.
+        # A forked child that inherited this handler ends as by default; so does a loop that was already told to leave
+        # without saving.
         end_now = os.getpid() != self._pid or (stop is not None and not stop.checkpoint)
         if stop is None:
             self._stop = _Stop(SIGNAL_REASON, checkpoint=True)

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import gate
 
-from gpu_client.training.channel import Channel
+from gpu_client.training.channel import AgentChannel
 from gpu_client.training.checkpoint import checkpoint_directory
-from gpu_client.training.protocol import Directive
+from gpu_client.training.protocol import TrainerDirective
 
 output = Path(os.environ["BATON_OUTPUT_DIR"])
 params = {"every": 5, "step_s": 0.02, **json.loads(Path(os.environ["BATON_PARAMS"]).read_text())}
 step_s = params.get("first_step_s", params["step_s"]) if os.environ["BATON_EPOCH"] == "1" else params["step_s"]
-wishes: list[Directive] = []
-channel = Channel(os.environ["BATON_CHANNEL"], wishes.append)
+wishes: list[TrainerDirective] = []
+channel = AgentChannel(os.environ["BATON_CHANNEL"], wishes.append)
 done, digest = 0, hashlib.sha256(b"seed").hexdigest()
 if os.environ["BATON_RESUME_FROM"]:
     resumed = Path(os.environ["BATON_RESUME_FROM"])

@@ -8,10 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-from gpu_client.training.channel import Channel
+from gpu_client.training.channel import AgentChannel
 
 output = Path(os.environ["BATON_OUTPUT_DIR"])
-channel = Channel(os.environ["BATON_CHANNEL"], lambda directive: None)
+channel = AgentChannel(os.environ["BATON_CHANNEL"], lambda directive: None)
 kind = sys.argv[1]
 print(f"I am {kind}")
 print("these are", "the last words", file=sys.stderr)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import gate
 
-from gpu_client.training.channel import Channel
+from gpu_client.training.channel import AgentChannel
 from gpu_client.training.checkpoint import checkpoint_directory
 
 name, before = sys.argv[1], sys.argv[2:]
@@ -37,7 +37,7 @@ if os.environ["BATON_RESUME_FROM"]:
 assert [path.name for path in output.glob("checkpoint-*")] == [f"checkpoint-{done}"] * (done > 0), "no other part's"
 trace(f"{name} from {done}")
 earlier = (params["steps"] + 2) * len(before)  # steps of the job before this part
-channel = Channel(os.environ["BATON_CHANNEL"], lambda directive: None)
+channel = AgentChannel(os.environ["BATON_CHANNEL"], lambda directive: None)
 for step in range(done + 1, params["steps"] + 1):
     time.sleep(params["step_s"])
     digest = hashlib.sha256(f"{digest}{name}{step}".encode()).hexdigest()

@@ -62,7 +62,7 @@ def train(rank: int, size: int, port: int, folder: str, how: dict[str, Any]) -> 
     session = Session.start(rules=rules if how.get("rules", True) else None, variables=variables, resume=resume)
     agent, rate = Agent(), Rate()
     if rank == 0 and how.get("agent", True):
-        session.steering._teller.send = agent
+        session.steering._reporter.send = agent
     session.steering.offer(knobs={"lr": rate})
     seen, ended_at = [], 0
     for step in range(session.resume(rate=rate) + 1, STEPS + 1):

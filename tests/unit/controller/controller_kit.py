@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from gpu_client.controller.steering import Steering
-from gpu_client.training.distributed.rank_consensus import Votes, Voting
+from gpu_client.training.distributed.rank_consensus import RankConsensus, Vote
 from gpu_client.training.protocol import MAX_LINE_BYTES, encode
 
 
@@ -26,20 +26,20 @@ class Clock:
         return self.now
 
 
-class Loop:
+class TrainingLoop:
     """Remembers what it was asked for."""
 
     def __init__(self) -> None:
         self.stops: list[tuple[str, bool]] = []
         self.saves = 0
         self.tags: list[str] = []
-        self.voting: Voting | None = None
+        self.voting: RankConsensus | None = None
         self.stopping = False
 
-    def ask_to_stop(self, reason: str, *, checkpoint: bool) -> None:
+    def request_stop(self, reason: str, *, checkpoint: bool) -> None:
         self.stops.append((reason, checkpoint))
 
-    def ask_to_save(self, tag: str = "") -> None:
+    def request_save(self, tag: str = "") -> None:
         self.saves += 1
         self.tags.append(tag)
 
@@ -89,10 +89,10 @@ class Setup:
     """A controller with everything around it."""
 
     def __init__(self, rules: str = "", *, peers: Any = None, agent: bool = True, **start: Any) -> None:
-        self.clock, self.loop, self.agent = Clock(), Loop(), Agent()
+        self.clock, self.loop, self.agent = Clock(), TrainingLoop(), Agent()
         self.steering = Steering(self.loop, peers or Alone(), clock=self.clock)
         if isinstance(peers, Rank):
-            self.loop.voting = Voting(peers, clock=lambda: 0.0)
+            self.loop.voting = RankConsensus(peers, clock=lambda: 0.0)
             self.loop.voting.sharing = self.steering
         control = {**({"rules": {"revision": 1, "text": rules}} if rules else {}), **start}
         self.steering.begin(control, self.agent if agent else None)
@@ -101,7 +101,7 @@ class Setup:
         """As a session does."""
         self.clock.now += after_s
         if self.steering.live:
-            self.steering.reported(step, metrics)
+            self.steering.report_step(step, metrics)
 
     def close(self) -> None:
         """As a session does."""
@@ -225,7 +225,7 @@ def run_together(size: int, text: str, losses: dict[int, list[float]], **more: A
             value = losses.get(number, losses[0])[step - 1]
             setup.clock.now += 1
             if setup.steering.live:
-                setup.steering.reported(step, {"loss": value}, last=step == len(losses[0]))
+                setup.steering.report_step(step, {"loss": value}, last=step == len(losses[0]))
         agree(setups)
     for setup in setups:
         setup.close()
@@ -235,10 +235,10 @@ def run_together(size: int, text: str, losses: dict[int, list[float]], **more: A
 def agree(setups: list[Setup]) -> None:
     """What all ranks do after a step."""
 
-    def one(voting: Voting | None) -> None:
+    def one(voting: RankConsensus | None) -> None:
         assert voting is not None
-        voting.hear(Votes)
-        voting.send(Votes())
+        voting.collect(Vote)
+        voting.send(Vote())
 
     together([partial(one, setup.loop.voting) for setup in setups])
 

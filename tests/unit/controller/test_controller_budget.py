@@ -9,7 +9,7 @@ import pytest
 from controller_kit import rule
 
 from baton.contract.rules.document.rule import REPORT
-from gpu_client.controller.rule_engine import BUDGET_S, MAX_EVERY, MEASURE_EVERY, SAMPLES, Budget, Engine
+from gpu_client.controller.rule_engine import BUDGET_S, MAX_EVERY, MEASURE_EVERY, SAMPLES, EvaluationBudget, RuleEngine
 
 JUDGED = MEASURE_EVERY * SAMPLES
 """Observations until it is judged."""
@@ -23,7 +23,7 @@ class Scene:
         self._now = 0.0
         self._calls = 0
         self.told: list[tuple[str, int, str]] = []
-        self.engine = Engine(self._tell, Budget(self._clock))
+        self.engine = RuleEngine(self._tell, EvaluationBudget(self._clock))
         assert self.engine.install(1, rule("r", when, cooldown="1 steps"), step=0) == ""
         self.told.clear()
         self.step = 0

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from controller_kit import Clock, command
 
-from gpu_client.controller.orders import Commands
+from gpu_client.controller.orders import CommandQueue
 
 
-def commands_of() -> tuple[Commands, Clock, list[tuple[int, str]]]:
+def commands_of() -> tuple[CommandQueue, Clock, list[tuple[int, str]]]:
     clock, undone = Clock(), []
-    return Commands(clock, lambda seq, status, why: undone.append((seq, status))), clock, undone
+    return CommandQueue(clock, lambda seq, status, why: undone.append((seq, status))), clock, undone
 
 
-def order_of(commands: Commands, message: dict[str, Any], step: int = 1) -> str | None:
-    order = commands.order_of(commands.stamped(message), step)
+def order_of(commands: CommandQueue, message: dict[str, Any], step: int = 1) -> str | None:
+    order = commands.order_of(commands.with_deadline(message), step)
     return None if order is None else order.action
 
 
@@ -31,21 +31,21 @@ def test_each_is_carried_out_once() -> None:
 
 def test_too_late_is_told_and_not_done() -> None:
     commands, clock, undone = commands_of()
-    message = commands.stamped(command(1, "save", expires_in_s=10))
+    message = commands.with_deadline(command(1, "save", expires_in_s=10))
     clock.now += 11
     assert commands.order_of(message, 1) is None
     assert undone == [(1, "expired")]
     assert order_of(commands, command(1, "save")) is None, "nor when it comes again"
     for life in (None, 10**400, True, "soon"):
         commands, clock, undone = commands_of()
-        message = commands.stamped({**command(1, "save"), "expires_in_s": life})
+        message = commands.with_deadline({**command(1, "save"), "expires_in_s": life})
         clock.now += 1e6
         assert commands.order_of(message, 1) is not None and undone == []
 
 
 def test_one_that_had_expired_before_it_came_is_not_done() -> None:
     commands, _, undone = commands_of()
-    message = commands.stamped(command(1, "save", expires_in_s=-5))
+    message = commands.with_deadline(command(1, "save", expires_in_s=-5))
     assert commands.order_of(message, 1) is None and undone == [(1, "expired")]
 
 
@@ -55,12 +55,12 @@ def test_what_a_resumed_state_lacks_is_done_again_after_the_same_step() -> None:
     for seq, step in ((1, 3), (2, 5), (4, 9), (6, 12)):
         again = {**command(seq, "set", knob="lr", factor=0.5), "status": "applied", "step": step}
         assert order_of(commands, again) is None
-    assert commands.waiting
+    assert commands.has_replays
     found = []
     for step in range(6, 15):
-        assert commands.waiting == (step <= 12)
-        found += [(order.command, step) for order in commands.due_again(step)]
-    assert found == [(4, 9), (6, 12)] and not commands.waiting
+        assert commands.has_replays == (step <= 12)
+        found += [(order.command, step) for order in commands.due_replays(step)]
+    assert found == [(4, 9), (6, 12)] and not commands.has_replays
 
 
 def test_a_set_that_a_checkpoint_has_in_it_is_not_done_again_when_its_answer_was_lost() -> None:

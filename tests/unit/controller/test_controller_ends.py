@@ -24,7 +24,7 @@ def again(state: dict[str, Any], do: str, *, text: str = "", agent: bool = True,
     """Another machine, that begins with the checkpoint of step 2."""
     setup = Setup(text or rule("spike", SPIKE, do), agent=agent, **start)
     setup.steering.load_state_dict(json.loads(json.dumps(state)))
-    setup.steering.resumed(2, [])
+    setup.steering.resume(2, [])
     return setup
 
 
@@ -102,7 +102,7 @@ def test_a_command_that_ends_it_does_so_once_however_often_it_is_handed_out(kind
     handed = [{**command(seq, one), "status": "waiting"} for seq, one in ((3, "save"), (4, kind), (5, "save"))]
     second = Setup(commands=handed, ends=0)
     second.steering.load_state_dict(first.steering.state_dict())
-    second.steering.resumed(2, [])
+    second.steering.resume(2, [])
     second.report(3)
     assert second.loop.stops == first.loop.stops == [("rule", True)]
     assert second.agent.results() == [(4, "applied"), (3, "applied"), (5, "applied")]
@@ -113,9 +113,9 @@ def test_ranks_end_together_after_the_step_at_which_they_next_agree() -> None:
     both = ranks(2, rule("spike", SPIKE, "pause"), ends=0)
     for setup in both:
         setup.steering.load_state_dict(json.loads(json.dumps(state)))
-        setup.steering.resumed(2, [])
+        setup.steering.resume(2, [])
         assert setup.loop.stops == []
-    assert [setup.steering.news for setup in both] == [True, False]
+    assert [setup.steering.has_news for setup in both] == [True, False]
     threads = [threading.Thread(target=setup.steering.share) for setup in both]
     for thread in threads:
         thread.start()

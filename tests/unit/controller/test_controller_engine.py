@@ -10,7 +10,7 @@ import pytest
 from controller_kit import rule
 
 from gpu_client.controller import rule_engine as module
-from gpu_client.controller.rule_engine import UNSEEN_AFTER, Engine
+from gpu_client.controller.rule_engine import MISSING_AFTER, RuleEngine
 from gpu_client.training.protocol import encode
 
 
@@ -23,15 +23,15 @@ class Told(list[dict[str, Any]]):
         return [one for one in self if one["type"] == kind]
 
 
-def engine_of(*texts: str) -> tuple[Engine, Told]:
+def engine_of(*texts: str) -> tuple[RuleEngine, Told]:
     told = Told()
-    engine = Engine(told)
+    engine = RuleEngine(told)
     for revision, text in enumerate(texts, 1):
         assert engine.install(revision, text, step=0) == ""
     return engine, told
 
 
-def feed(engine: Engine, values: list[Any], *, first: int = 1, name: str = "loss") -> list[int]:
+def feed(engine: RuleEngine, values: list[Any], *, first: int = 1, name: str = "loss") -> list[int]:
     """The steps after which there was something to do."""
     return [
         step for step, value in enumerate(values, first) if engine.observe({name: value}, step=step, now=float(step))
@@ -41,7 +41,7 @@ def feed(engine: Engine, values: list[Any], *, first: int = 1, name: str = "loss
 @pytest.mark.parametrize("text", ["", "   \n", "rules: []", "{}"])
 def test_a_document_without_rules_asks_nothing_of_a_step(text: str) -> None:
     """`rules: []` was active: several processes would have gathered nothing at each step."""
-    engine = Engine(Told())
+    engine = RuleEngine(Told())
     reason = engine.install(1, text, step=0)
     assert not engine.active and engine.reads == frozenset()
     assert (engine.revision == 1) == (reason == "")
@@ -79,7 +79,7 @@ def test_whatever_goes_wrong_in_reading_rules_does_not_reach_the_training(monkey
 
 
 def test_the_reason_names_the_place_and_the_remedy() -> None:
-    engine = Engine(Told())
+    engine = RuleEngine(Told())
     reason = engine.install(1, "rules:\n- name: a\n  when: mena(loss, 5) > 1\n  do: stop", step=0)
     assert "line 3" in reason and "mean" in reason
 
@@ -110,9 +110,9 @@ def test_removed_rules_are_gone_and_come_back_as_new() -> None:
 def test_a_rule_whose_metric_never_comes_is_told_once() -> None:
     """Nothing made it due, so it stayed `armed`, which was taken for well."""
     engine, told = engine_of(rule("quiet", "eval.f1 > 0.9", "stop"))
-    feed(engine, [1.0] * (3 * UNSEEN_AFTER))
+    feed(engine, [1.0] * (3 * MISSING_AFTER))
     ((rule_, step, message),) = [(one["rule"], one["step"], one["message"]) for one in told.of("rule.unevaluable")]
-    assert (rule_, step) == ("quiet", UNSEEN_AFTER) and "eval.f1" in message and "loss" in message
+    assert (rule_, step) == ("quiet", MISSING_AFTER) and "eval.f1" in message and "loss" in message
 
 
 @pytest.mark.parametrize(
@@ -129,13 +129,13 @@ def test_a_rule_whose_metric_never_comes_is_told_once() -> None:
 )
 def test_only_rules_that_could_never_be_known_are_told(when: str, expected: list[str]) -> None:
     engine, told = engine_of(rule("r", when))
-    feed(engine, [1.0] * (2 * UNSEEN_AFTER + 1))
+    feed(engine, [1.0] * (2 * MISSING_AFTER + 1))
     assert [one["rule"] for one in told.of("rule.unevaluable")] == expected
 
 
 def test_a_metric_that_comes_late_is_not_told_and_works() -> None:
     engine, told = engine_of(rule("late", "eval.loss > 2"))
-    feed(engine, [1.0] * (UNSEEN_AFTER - 2))
+    feed(engine, [1.0] * (MISSING_AFTER - 2))
     assert engine.observe({"eval_loss": 3.0}, step=199, now=199.0, event="evaluate")
     feed(engine, [1.0] * 10, first=200)
     assert told.of("rule.unevaluable") == []
@@ -145,7 +145,7 @@ def test_a_metric_that_comes_late_is_not_told_and_works() -> None:
 def test_what_was_told_before_a_checkpoint_is_not_told_again() -> None:
     text = rule("quiet", "eval.f1 > 0.9")
     engine, _ = engine_of(text)
-    feed(engine, [1.0] * (UNSEEN_AFTER - 5))
+    feed(engine, [1.0] * (MISSING_AFTER - 5))
     early = engine.state_dict()
     feed(engine, [1.0] * 10, first=196)
     late = engine.state_dict()

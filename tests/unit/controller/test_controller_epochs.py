@@ -17,13 +17,13 @@ def heard(epochs: list[Any], text: str = EPOCH, *, killed_after: int = 0) -> lis
     for step, epoch in enumerate(epochs, 1):
         setup.clock.now += 1
         metrics = {"loss": 1.0} if epoch is None else {"loss": 1.0, "epoch": epoch}
-        setup.steering.reported(step, metrics, last=step == len(epochs))
+        setup.steering.report_step(step, metrics, last=step == len(epochs))
         if step == killed_after:
             found += told(setup)
             state = json.loads(json.dumps(setup.steering.state_dict()))
             setup = Setup(text)
             setup.steering.load_state_dict(state)
-            setup.steering.resumed(step, [])
+            setup.steering.resume(step, [])
     setup.steering.close()
     return found + told(setup)
 
@@ -65,7 +65,7 @@ def test_one_that_is_left_early_has_not_ended_and_none_ends_twice() -> None:
     assert told(setup) == [(2, 0.0)]
     setup = Setup(EPOCH)
     for _ in range(3):
-        setup.steering.reported(1, {"loss": 1.0, "epoch": 0}, last=True)
+        setup.steering.report_step(1, {"loss": 1.0, "epoch": 0}, last=True)
     setup.steering.close()
     assert told(setup) == [(1, 0.0)]
 
@@ -101,7 +101,7 @@ def test_several_processes_hear_of_the_end_of_whole_ones_too() -> None:
     for step in range(1, 7):
         for setup in both:
             setup.clock.now += 1
-            setup.steering.reported(step, {"loss": 1.0, "epoch": (step - 1) // 2}, last=step == 6)
+            setup.steering.report_step(step, {"loss": 1.0, "epoch": (step - 1) // 2}, last=step == 6)
         agree(both)
     for setup in both:
         setup.close()

@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 import pytest
-from controller_kit import Loop
+from controller_kit import TrainingLoop
 
 from baton.contract.rules.document.actions import ACTIONS
-from gpu_client.controller.action_executor import Offer, Performer
+from gpu_client.controller.action_executor import ActionExecutor, LoopCapabilities
 from gpu_client.controller.knobs import Setting
 from gpu_client.controller.orders import Order
 
@@ -25,14 +25,16 @@ class Knob:
         self.value = value
 
 
-def performer_of(offer: Offer | None = None, *, agent: bool = True) -> tuple[Performer, Loop, list[Order]]:
-    loop, left = Loop(), []
+def performer_of(
+    offer: LoopCapabilities | None = None, *, agent: bool = True
+) -> tuple[ActionExecutor, TrainingLoop, list[Order]]:
+    loop, left = TrainingLoop(), []
 
     def leave(order: Order) -> bool:
         left.append(order)
         return agent
 
-    return Performer(loop, offer or Offer(), leave, lambda order, outcome, said: None), loop, left
+    return ActionExecutor(loop, offer or LoopCapabilities(), leave, lambda order, outcome, said: None), loop, left
 
 
 class Profiler:
@@ -62,25 +64,25 @@ POSSIBLE = "stop save evaluate log alert set rollback skip_batch pause requeue h
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_each_action_with_all_that_a_loop_can_offer(action: str) -> None:
-    offer = Offer(knobs={"lr": Knob()}, hooks={"h": lambda order: None}, evaluates=True, skips_batches=True)
+    offer = LoopCapabilities(knobs={"lr": Knob()}, hooks={"h": lambda order: None}, evaluates=True, skips_batches=True)
     offer.profiler = Profiler()
     performer, _, _ = performer_of(offer)
-    outcome, said = performer.perform(Order(action, ARGUMENTS.get(action, {}), rule="r"))
+    outcome, said = performer.execute(Order(action, ARGUMENTS.get(action, {}), rule="r"))
     assert outcome == ("applied" if action in POSSIBLE else "rejected") and said
 
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_each_action_in_a_loop_that_offers_nothing(action: str) -> None:
     performer, _, _ = performer_of(agent=False)
-    outcome, said = performer.perform(Order(action, ARGUMENTS.get(action, {}), rule="r"))
+    outcome, said = performer.execute(Order(action, ARGUMENTS.get(action, {}), rule="r"))
     assert outcome == ("applied" if action in ("stop", "save", "log", "alert") else "rejected") and said
 
 
 @pytest.mark.parametrize("arguments", [{}, {"knob": None}, {"text": 3}, {"knob": "lr"}, {"name": []}, {"save": "no"}])
 @pytest.mark.parametrize("action", [*ACTIONS, "format_disk", ""])
 def test_no_arguments_make_it_raise(action: str, arguments: dict[str, Any]) -> None:
-    performer, _, _ = performer_of(Offer(knobs={"lr": Knob()}, hooks={"h": lambda order: None}))
-    assert performer.perform(Order(action, arguments, command=1))[0] in ("applied", "rejected", "failed")
+    performer, _, _ = performer_of(LoopCapabilities(knobs={"lr": Knob()}, hooks={"h": lambda order: None}))
+    assert performer.execute(Order(action, arguments, command=1))[0] in ("applied", "rejected", "failed")
 
 
 class UnspeakableError(Exception):
@@ -95,8 +97,8 @@ def test_a_hook_may_raise_anything(error: Exception) -> None:
     def hook(order: Order) -> None:
         raise error
 
-    performer, _, _ = performer_of(Offer(hooks={"h": hook}))
-    outcome, said = performer.perform(Order("hook", {"name": "h"}, rule="r"))
+    performer, _, _ = performer_of(LoopCapabilities(hooks={"h": hook}))
+    outcome, said = performer.execute(Order("hook", {"name": "h"}, rule="r"))
     assert outcome == "failed" and said.startswith(type(error).__name__)
 
 
@@ -131,25 +133,27 @@ def test_a_hook_may_raise_anything(error: Exception) -> None:
 )
 def test_set(before: Any, arguments: dict[str, Any], after: Any, outcome: str) -> None:
     knob = Knob(before)
-    performer, _, _ = performer_of(Offer(knobs={"k": knob}))
-    found, said = performer.perform(Order("set", {"knob": "k", **arguments}, command=1))
+    performer, _, _ = performer_of(LoopCapabilities(knobs={"k": knob}))
+    found, said = performer.execute(Order("set", {"knob": "k", **arguments}, command=1))
     assert found == outcome and said
     assert knob.value == after or (knob.value != knob.value and after != after)
 
 
 def test_set_says_what_it_came_to_and_which_knobs_there_are() -> None:
     knob = Knob(0.1)
-    performer, _, _ = performer_of(Offer(knobs={"lr": knob, "beta": Setting(lambda: 1.0, lambda value: None)}))
-    assert performer.perform(Order("set", {"knob": "lr", "factor": 0.5}))[1] == "lr: 0.1 -> 0.05"
-    assert "beta, lr" in performer.perform(Order("set", {"knob": "lt", "factor": 0.5}))[1]
+    performer, _, _ = performer_of(
+        LoopCapabilities(knobs={"lr": knob, "beta": Setting(lambda: 1.0, lambda value: None)})
+    )
+    assert performer.execute(Order("set", {"knob": "lr", "factor": 0.5}))[1] == "lr: 0.1 -> 0.05"
+    assert "beta, lr" in performer.execute(Order("set", {"knob": "lt", "factor": 0.5}))[1]
 
 
 def test_a_knob_that_refuses_has_failed_and_says_why() -> None:
     def write(value: float) -> None:
         raise ValueError("stuck")
 
-    performer, _, _ = performer_of(Offer(knobs={"k": Setting(lambda: 1.0, write)}))
-    assert performer.perform(Order("set", {"knob": "k", "value": 2})) == ("failed", "ValueError: stuck")
+    performer, _, _ = performer_of(LoopCapabilities(knobs={"k": Setting(lambda: 1.0, write)}))
+    assert performer.execute(Order("set", {"knob": "k", "value": 2})) == ("failed", "ValueError: stuck")
 
 
 @pytest.mark.parametrize("first", ["stop", "rollback", "pause", "requeue"])
@@ -158,16 +162,16 @@ def test_of_two_ends_only_the_first_counts(first: str, second: str) -> None:
     """A training that a rule had failed was `finishing` as soon as another one said complete."""
     performer, loop, left = performer_of()
     failed = {"outcome": "failed"} if first == "stop" else {}
-    assert performer.perform(Order(first, failed, rule="a"))[0] == "applied"
-    assert performer.perform(Order(second, {"outcome": "complete"}, rule="b"))[0] == "rejected"
+    assert performer.execute(Order(first, failed, rule="a"))[0] == "applied"
+    assert performer.execute(Order(second, {"outcome": "complete"}, rule="b"))[0] == "rejected"
     assert [order.rule for order in left] == ["a"]
     assert len(loop.stops) == 1 and not performer.finishing
 
 
 def test_an_end_that_was_rejected_is_none() -> None:
     performer, loop, _ = performer_of(agent=False)
-    assert performer.perform(Order("rollback", {}, rule="a"))[0] == "rejected"
-    assert performer.perform(Order("stop", {}, rule="b"))[0] == "applied"
+    assert performer.execute(Order("rollback", {}, rule="a"))[0] == "rejected"
+    assert performer.execute(Order("stop", {}, rule="b"))[0] == "applied"
     assert performer.finishing and loop.stops == [("rule", True)]
 
 
@@ -184,14 +188,14 @@ def test_an_end_that_was_rejected_is_none() -> None:
 )
 def test_which_ends_leave_a_checkpoint(order: Order, checkpoint: bool) -> None:
     performer, loop, _ = performer_of()
-    performer.perform(order)
+    performer.execute(order)
     assert loop.stops == [("rule", checkpoint)]
 
 
 def test_a_save_says_what_it_is_for() -> None:
     performer, _, _ = performer_of()
-    assert performer.perform(Order("save", {"tag": "before the merge"})) == (
+    assert performer.execute(Order("save", {"tag": "before the merge"})) == (
         "applied",
         "a checkpoint is due: before the merge",
     )
-    assert performer.perform(Order("save", {})) == ("applied", "a checkpoint is due")
+    assert performer.execute(Order("save", {})) == ("applied", "a checkpoint is due")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gpu_client.controller.rule_engine import UNSEEN_AFTER, Engine
+from gpu_client.controller.rule_engine import MISSING_AFTER, RuleEngine
 
 THEIRS = [
     {"name": "dear", "when": "cost > 40 or loss > 0", "do": "stop"},
@@ -21,14 +21,14 @@ def document(*rules: dict[str, Any]) -> str:
     return json.dumps({"signals": {"ecc": "uncorrectable ECC error"}, "rules": list(rules)})
 
 
-def engine_of(text: str) -> tuple[Engine, list[dict[str, Any]]]:
+def engine_of(text: str) -> tuple[RuleEngine, list[dict[str, Any]]]:
     told: list[dict[str, Any]] = []
-    engine = Engine(told.append)
+    engine = RuleEngine(told.append)
     assert engine.install(1, text, step=0) == ""
     return engine, told
 
 
-def run(engine: Engine, losses: list[float], first: int = 1, event: str = "step") -> list[tuple[int, str]]:
+def run(engine: RuleEngine, losses: list[float], first: int = 1, event: str = "step") -> list[tuple[int, str]]:
     return [
         (step, order.rule)
         for step, loss in enumerate(losses, first)
@@ -41,7 +41,7 @@ def test_they_are_left_out_in_silence() -> None:
     engine, told = engine_of(document(THEIRS[0], MINE, *THEIRS[1:]))
     assert [one["rule"] for one in engine.statuses()] == ["mine"]
     assert engine.reads == {"loss"}
-    assert run(engine, [1.0] * (3 * UNSEEN_AFTER)) == []
+    assert run(engine, [1.0] * (3 * MISSING_AFTER)) == []
     assert run(engine, [9.0] * 3, first=700) == [(702, "mine")]
     assert [one["type"] for one in told] == ["rule.updated", "rule.fired"]
 

@@ -80,7 +80,7 @@ def test_a_command_of_before_is_done_again_by_all_at_its_step() -> None:
     rates = [Rate(), Rate()]
     for setup, rate in zip(setups, rates, strict=True):
         setup.steering.offer(knobs={"lr": rate})
-        setup.steering.resumed(1, [])
+        setup.steering.resume(1, [])
     seen = []
     for step in range(2, 6):
         for setup in setups:
@@ -108,11 +108,11 @@ def test_killed_after_any_step_several_processes_decide_as_if_they_had_not_been(
         for setup in setups:
             if state is not None:
                 setup.steering.load_state_dict(state)
-                setup.steering.resumed(steps[0] - 1, [])
+                setup.steering.resume(steps[0] - 1, [])
         for step in steps:
             for setup in setups:
                 setup.clock.now += 1
-                setup.steering.reported(step, {"loss": losses[step - 1]}, last=step == len(losses))
+                setup.steering.report_step(step, {"loss": losses[step - 1]}, last=step == len(losses))
             if size > 1:
                 agree(setups)
         state = json.loads(json.dumps(setups[0].steering.state_dict()))
@@ -154,8 +154,8 @@ def test_orders_that_nobody_can_share_do_not_pile_up(monkeypatch: pytest.MonkeyP
             setup.report(step, loss=2.0)
         rows = [setup.steering.contribution() for setup in setups]
         for setup in setups:
-            setup.steering.heard(rows)
-    assert len(setups[0].steering._waiting) == 5
+            setup.steering.receive_rows(rows)
+    assert len(setups[0].steering._orders) == 5
 
 
 def turned(sizes: tuple[int, int], killed_after: int, *, checkpoints: bool = True, long: bool = False) -> list[float]:
@@ -173,7 +173,7 @@ def turned(sizes: tuple[int, int], killed_after: int, *, checkpoints: bool = Tru
             setup.steering.offer(knobs={"lr": rate})
             if state is not None:
                 setup.steering.load_state_dict(state)
-                setup.steering.resumed(steps[0] - 1, [])
+                setup.steering.resume(steps[0] - 1, [])
         for step in steps:
             for setup in setups:
                 setup.report(step, loss=losses[step - 1])
@@ -230,7 +230,7 @@ def test_what_was_decided_before_the_machine_leaves_is_left_to_the_next_one() ->
     assert outcomes(setups[0]) == []
     (alone,) = [Setup(rule("r", "loss > 2", '{"alert": "high"}'))]
     alone.steering.load_state_dict(state)
-    alone.steering.resumed(3, [])
+    alone.steering.resume(3, [])
     assert outcomes(alone) == [("action.applied", ["alert"])]
 
 
@@ -240,7 +240,7 @@ def test_a_nan_at_the_last_step_fails_the_job_however_the_loop_ends(total: int) 
     setups = ranks(2, rule("nan", "not isfinite(loss)", '{"stop": "failed"}'), ends=0)
     for step, loss in enumerate([1.0, 1.0, float("nan")], 1):
         for setup in setups:
-            setup.steering.reported(step, {"loss": loss}, last=step == total)
+            setup.steering.report_step(step, {"loss": loss}, last=step == total)
         agree(setups)
     for setup in setups:
         setup.close()

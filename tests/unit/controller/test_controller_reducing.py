@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from controller_kit import rule
 
-from gpu_client.controller.rank_aggregation import Gathering, Observed
-from gpu_client.controller.rule_engine import Engine
+from gpu_client.controller.rank_aggregation import Observation, RankAggregator
+from gpu_client.controller.rule_engine import RuleEngine
 
 
-def engine_of(when: str) -> Engine:
-    engine = Engine(lambda decision: None)
+def engine_of(when: str) -> RuleEngine:
+    engine = RuleEngine(lambda decision: None)
     assert engine.install(1, rule("r", when), step=0) == ""
     return engine
 
@@ -24,12 +24,12 @@ def reduced(when: str, *reports: dict[str, Any]) -> dict[str, object]:
     return observed(engine_of(when), reports)
 
 
-def observed(engine: Engine, reports: Sequence[dict[str, Any]]) -> dict[str, object]:
-    gatherings = [Gathering() for _ in reports]
+def observed(engine: RuleEngine, reports: Sequence[dict[str, Any]]) -> dict[str, object]:
+    gatherings = [RankAggregator() for _ in reports]
     for gathering, report in zip(gatherings, reports, strict=True):
-        gathering.hand_in(1, report, now=0.0)
+        gathering.add_step(1, report, now=0.0)
     rows = [gathering.contribution(engine) for gathering in gatherings]
-    (found,) = gatherings[0].heard(rows, engine)
+    (found,) = gatherings[0].reduce_rows(rows, engine)
     return dict(found.metrics)
 
 
@@ -76,7 +76,7 @@ def test_values_of_all_become_one(when: str, reports: list[dict[str, Any]], expe
 def test_a_declared_metric_is_reduced_as_it_says(about: str, values: list[Any], expected: float) -> None:
     unit = "s" if "duration" in about else "B" if "size" in about else ""
     when = {"s": "own.x > 1s", "B": "own.x > 1kB", "": "own.x > 1"}[unit] if "bool" not in about else "own.x"
-    engine = Engine(lambda decision: None)
+    engine = RuleEngine(lambda decision: None)
     text = f"metrics: {{own.x: {about}}}\nrules: [{{name: r, when: {when}, do: save}}]"
     assert engine.install(1, text, step=0) == ""
     found = observed(engine, [{"own/x": value} for value in values])["own.x"]
@@ -84,32 +84,32 @@ def test_a_declared_metric_is_reduced_as_it_says(about: str, values: list[Any], 
 
 
 def test_steps_and_events_come_in_the_order_in_which_they_were_told() -> None:
-    engine, first = engine_of("loss > 1"), Gathering()
-    first.note(Observed("evaluate", 1, 0.5, {"eval.loss": 1.0}))
-    first.hand_in(2, {"loss": 1.0}, now=1.0)
-    first.hand_in(2, {"grad_norm": 1.0}, now=1.5)
-    first.note(Observed("epoch", 2, 2.0, {}))
-    rows = [first.contribution(engine), Gathering().contribution(engine)]
-    assert [one.event for one in first.heard(rows, engine)] == ["evaluate", "step", "epoch"]
-    first.note(Observed("save", 2, 2.5, {}))
-    rows = [first.contribution(engine), Gathering().contribution(engine)]
-    assert [one.event for one in first.heard(rows, engine)] == ["save"]
+    engine, first = engine_of("loss > 1"), RankAggregator()
+    first.add_event(Observation("evaluate", 1, 0.5, {"eval.loss": 1.0}))
+    first.add_step(2, {"loss": 1.0}, now=1.0)
+    first.add_step(2, {"grad_norm": 1.0}, now=1.5)
+    first.add_event(Observation("epoch", 2, 2.0, {}))
+    rows = [first.contribution(engine), RankAggregator().contribution(engine)]
+    assert [one.event for one in first.reduce_rows(rows, engine)] == ["evaluate", "step", "epoch"]
+    first.add_event(Observation("save", 2, 2.5, {}))
+    rows = [first.contribution(engine), RankAggregator().contribution(engine)]
+    assert [one.event for one in first.reduce_rows(rows, engine)] == ["save"]
 
 
 def test_what_nobody_has_looked_at_can_be_saved_and_goes_on_all_the_same() -> None:
-    engine, first = engine_of("loss > 1"), Gathering()
-    first.note(Observed("save", 3, 4.0, {"step": 3}))
-    first.hand_in(4, {"loss": 7.0, "other": object()}, now=5.0)
+    engine, first = engine_of("loss > 1"), RankAggregator()
+    first.add_event(Observation("save", 3, 4.0, {"step": 3}))
+    first.add_step(4, {"loss": 7.0, "other": object()}, now=5.0)
     state = first.state(engine)
     assert state == [
         {"event": "save", "step": 3, "now": 4.0, "metrics": {}},
         {"event": "step", "step": 4, "now": 5.0, "metrics": {"loss": 7.0}},
     ]
-    resumed = Gathering()
+    resumed = RankAggregator()
     resumed.load_state(state)
     for gathering in (first, resumed):
         rows = [gathering.contribution(engine), [1.0, math.nan]]
-        saved, found = gathering.heard(rows, engine)
+        saved, found = gathering.reduce_rows(rows, engine)
         assert (saved.event, found.step, found.now) == ("save", 4, 5.0)
         assert math.isnan(found.metrics["loss"])  # type: ignore[arg-type]
-    assert resumed.rest() == []
+    assert resumed.take_rest() == []

@@ -13,7 +13,7 @@ from controller_kit import Setup, command, rule, run_together
 
 from baton.contract.rules.document.rule import REPORT
 from gpu_client.controller.event_reporter import STATUS_EVERY_S
-from gpu_client.controller.rank_aggregation import Gathering, Observed
+from gpu_client.controller.rank_aggregation import Observation, RankAggregator
 
 SECRET = "hf_QdXVnWoeverysecret"
 TAKEN = ("state", "args", "control", "action", "log_level", "event_name", "control_name", "logs", "model")
@@ -33,9 +33,9 @@ def test_the_loops_own_metrics_are_left_as_they_are() -> None:
     setup = Setup(rule("r", "mean(loss, 2) > 1 or eval.loss > 9", "save"))
     setup.steering.offer(metrics={"mine": lambda: 3.0})
     step, evaluation = {"loss": 2.0, "epoch": 0.5}, {"loss": 1.0}
-    setup.steering.reported(1, step)
+    setup.steering.report_step(1, step)
     setup.steering.evaluated(1, evaluation)
-    setup.steering.reported(1, step, event="log")
+    setup.steering.report_step(1, step, event="log")
     assert (step, evaluation) == ({"loss": 2.0, "epoch": 0.5}, {"loss": 1.0})
 
 
@@ -62,7 +62,7 @@ def test_a_rule_that_waits_for_a_log_is_checked_with_what_is_logged(how: str) ->
         else:
             setup.report(step)
             if step % 2:
-                setup.steering.reported(step, {"loss": 2.0}, event="log")
+                setup.steering.report_step(step, {"loss": 2.0}, event="log")
     assert setup.agent.fired() == [("r", 3)]
 
 
@@ -83,8 +83,8 @@ def test_a_step_and_its_log_are_two_events_for_one_process_and_for_several(size:
     if size == 1:
         setup = Setup(text)
         for step, loss in enumerate(losses, 1):
-            setup.steering.reported(step, {"epoch": 0.0}, event="step")
-            setup.steering.reported(step, {"loss": loss}, event="log")
+            setup.steering.report_step(step, {"epoch": 0.0}, event="step")
+            setup.steering.report_step(step, {"loss": loss}, event="log")
         fired = setup.agent.fired()
     else:
         fired = run_together(size, text, {0: losses})[0].agent.fired()
@@ -93,10 +93,10 @@ def test_a_step_and_its_log_are_two_events_for_one_process_and_for_several(size:
 
 @pytest.mark.parametrize("order", [(False, True), (True, False)])
 def test_a_step_of_several_processes_is_a_log_if_anything_of_it_was_logged(order: tuple[bool, bool]) -> None:
-    gathering = Gathering()
+    gathering = RankAggregator()
     for number, logged in enumerate(order):
-        gathering.hand_in(1, {f"m{number}": 1.0}, now=1.0, logged=logged)
-    assert gathering.rest() == [Observed(REPORT, 1, 1.0, {"m0": 1.0, "m1": 1.0})]
+        gathering.add_step(1, {f"m{number}": 1.0}, now=1.0, logged=logged)
+    assert gathering.take_rest() == [Observation(REPORT, 1, 1.0, {"m0": 1.0, "m1": 1.0})]
 
 
 def test_a_decision_and_the_values_it_saw_are_in_the_log_by_default(caplog: pytest.LogCaptureFixture) -> None:

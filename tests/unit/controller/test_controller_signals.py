@@ -14,55 +14,57 @@ from controller_kit import Clock
 
 from gpu_client.controller import hardware_sampler
 from gpu_client.controller import measurements as module
-from gpu_client.controller.action_executor import Offer
-from gpu_client.controller.hardware_sampler import Probe
+from gpu_client.controller.action_executor import LoopCapabilities
+from gpu_client.controller.hardware_sampler import HardwareSampler
 from gpu_client.controller.knobs import Setting
-from gpu_client.controller.measurements import Signals, Times
+from gpu_client.controller.measurements import Measurements, TrainingClock
 from tests.waiting import soon
 
 ALL = frozenset({"step.time", "data.wait", "ckpt.age", "wall", "lr"})
 
 
-def at(signals: Signals, step: int, *, reads: frozenset[str] = ALL, offer: Offer | None = None, **said: Any) -> Any:
-    times = Times(lambda: 0.0)
+def at(
+    signals: Measurements, step: int, *, reads: frozenset[str] = ALL, offer: LoopCapabilities | None = None, **said: Any
+) -> Any:
+    times = TrainingClock(lambda: 0.0)
     times.begin(7.0)
-    return signals.at_step(said, step=step, reads=reads, times=times, offer=offer or Offer())
+    return signals.step_metrics(said, step=step, reads=reads, times=times, capabilities=offer or LoopCapabilities())
 
 
 def test_times_of_a_step() -> None:
     clock = Clock()
-    signals = Signals(clock)
+    signals = Measurements(clock)
     assert "step.time" not in at(signals, 1) and "data.wait" not in at(signals, 1)
     clock.now += 2
-    signals.waited(0.5)
-    signals.waited(0.25)
+    signals.add_wait(0.5)
+    signals.add_wait(0.25)
     found = at(signals, 2, loss=1.0)
     assert found == {"loss": 1.0, "step.time": 2.0, "data.wait": 0.75, "ckpt.age": 2.0, "wall": 7.0}
-    signals.saved()
+    signals.checkpoint_saved()
     clock.now += 1
     assert at(signals, 3) == {"step.time": 1.0, "data.wait": 0.0, "ckpt.age": 1.0, "wall": 7.0}
 
 
 def test_of_what_a_library_says_the_newest_begins_a_wait() -> None:
     clock = Clock()
-    signals = Signals(clock)
-    signals.arrived()
+    signals = Measurements(clock)
+    signals.wait_ended()
     assert "data.wait" not in at(signals, 1), "nobody said when it began"
     for passed_s in (3, 2, 1):
-        signals.awaiting()
+        signals.wait_started()
         clock.now += passed_s
-    signals.arrived()
-    signals.arrived()
+    signals.wait_ended()
+    signals.wait_ended()
     assert at(signals, 2)["data.wait"] == 1.0
 
 
 def test_a_step_that_is_reported_again_has_no_new_times() -> None:
     """A report of an evaluation made every second step take no time at all."""
     clock = Clock()
-    signals = Signals(clock)
+    signals = Measurements(clock)
     for step in range(1, 4):
         clock.now += 2
-        signals.waited(0.5)
+        signals.add_wait(0.5)
         first = at(signals, step)
         clock.now += 0.1
         assert not at(signals, step).keys() & {"step.time", "data.wait"}
@@ -71,11 +73,11 @@ def test_a_step_that_is_reported_again_has_no_new_times() -> None:
 
 def test_nothing_is_measured_that_no_rule_reads() -> None:
     asked: list[int] = []
-    offer = Offer(
+    offer = LoopCapabilities(
         knobs={"lr": Setting(lambda: float(len(asked)), lambda value: None)},
         metrics={"mine": lambda: float(asked.append(1) is None)},
     )
-    signals = Signals(Clock())
+    signals = Measurements(Clock())
     assert at(signals, 1, reads=frozenset({"loss"}), offer=offer, loss=1.0) == {"loss": 1.0}
     assert asked == []
     assert at(signals, 2, reads=frozenset({"mine", "lr"}), offer=offer) == {"lr": 0.0, "mine": 1.0}
@@ -83,8 +85,8 @@ def test_nothing_is_measured_that_no_rule_reads() -> None:
 
 @pytest.mark.parametrize("name", ["lr", "learning_rate"])
 def test_a_rate_that_the_loop_reports_itself_is_taken(name: str) -> None:
-    offer = Offer(knobs={"lr": Setting(lambda: 0.5, lambda value: None)})
-    assert at(Signals(Clock()), 1, reads=frozenset({"lr"}), offer=offer, **{name: 0.1}) == {name: 0.1}
+    offer = LoopCapabilities(knobs={"lr": Setting(lambda: 0.5, lambda value: None)})
+    assert at(Measurements(Clock()), 1, reads=frozenset({"lr"}), offer=offer, **{name: 0.1}) == {name: 0.1}
 
 
 class Loader:
@@ -100,29 +102,29 @@ class Loader:
 
 def test_the_agent_is_told_the_mean_of_the_steps_since_it_was_told_last() -> None:
     clock = Clock()
-    signals = Signals(clock)
-    assert signals.since_told(10) == {}
+    signals = Measurements(clock)
+    assert signals.since_last_report(10) == {}
     clock.now += 4
-    assert signals.since_told(20) == {"step.time": 0.4}, "nobody measures how long data are waited for"
-    signals.waited(1.0)
+    assert signals.since_last_report(20) == {"step.time": 0.4}, "nobody measures how long data are waited for"
+    signals.add_wait(1.0)
     clock.now += 3
-    assert signals.since_told(20) == {}, "a phase between two steps is time of neither"
-    signals.waited(0.5)
+    assert signals.since_last_report(20) == {}, "a phase between two steps is time of neither"
+    signals.add_wait(0.5)
     clock.now += 2
-    assert signals.since_told(22) == {"step.time": 1.0, "data.wait": 0.25}
-    assert signals.since_told(5) == {}, "resumed before it"
+    assert signals.since_last_report(22) == {"step.time": 1.0, "data.wait": 0.25}
+    assert signals.since_last_report(5) == {}, "resumed before it"
 
 
 def test_loaders_that_measure_by_themselves_are_asked_and_counted_once() -> None:
     clock, loader = Clock(), Loader()
-    signals = Signals(clock)
+    signals = Measurements(clock)
     signals.follow_loaders([loader, object()])
     signals.follow_loaders([loader])
-    assert signals.since_told(1) == {}
+    assert signals.since_last_report(1) == {}
     assert at(signals, 1)["data.wait"] == 0.0
     loader.seconds += 0.5
     clock.now += 1
-    assert signals.since_told(2) == {"step.time": 1.0, "data.wait": 0.5}
+    assert signals.since_last_report(2) == {"step.time": 1.0, "data.wait": 0.5}
     assert at(signals, 2)["data.wait"] == 0.5
     assert at(signals, 3)["data.wait"] == 0.0
 
@@ -151,9 +153,9 @@ class Text(Method):
 def test_a_state_that_has_something_else_by_that_name_is_passed_over(state: Any) -> None:
     """float() of a method went through session.report into the loop."""
     clock = Clock()
-    signals = Signals(clock)
+    signals = Measurements(clock)
     signals.follow_loaders([state])
-    assert "data.wait" not in at(signals, 1) and signals.since_told(1) == {}
+    assert "data.wait" not in at(signals, 1) and signals.since_last_report(1) == {}
     for batch in signals.timed(state):
         clock.now += 1
         found = at(signals, 1 + batch)
@@ -172,7 +174,7 @@ def test_a_loader_that_breaks_counts_as_it_last_said(broken: Any) -> None:
             return self.seconds if self.broken is None else self.broken
 
     clock, loader = Clock(), Breaking()
-    signals = Signals(clock)
+    signals = Measurements(clock)
     signals.follow_loaders([loader])
     at(signals, 1)
     loader.seconds, clock.now = 0.5, clock.now + 1
@@ -196,7 +198,7 @@ def test_of_all_gpus_the_busiest_counts_for_the_agent(
 
     monkeypatch.setitem(sys.modules, "psutil", Psutil())
     monkeypatch.setitem(sys.modules, "pynvml", Several(len(utils)))
-    probe = Probe(0.001, gpus_only=True)
+    probe = HardwareSampler(0.001, gpus_only=True)
     probe.start()
     found: dict[str, float] = {}
     soon(lambda: found.update(probe.take()) or found)
@@ -248,26 +250,28 @@ class Pynvml(SimpleNamespace):
 
 
 @pytest.fixture
-def probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Probe]]:
+def probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[HardwareSampler]]:
     """All that are made, sampling without a pause, and ended."""
-    made: list[Probe] = []
+    made: list[HardwareSampler] = []
 
-    class Quick(Probe):
+    class Quick(HardwareSampler):
         def __init__(self) -> None:
             super().__init__(every_s=0.001)
             made.append(self)
 
-    monkeypatch.setattr(module, "Probe", Quick)
+    monkeypatch.setattr(module, "HardwareSampler", Quick)
     yield made
     for probe in made:
         probe.stop()
         assert not probe._thread.is_alive()
 
 
-def test_host_and_gpu_are_sampled_behind_the_training(monkeypatch: pytest.MonkeyPatch, probes: list[Probe]) -> None:
+def test_host_and_gpu_are_sampled_behind_the_training(
+    monkeypatch: pytest.MonkeyPatch, probes: list[HardwareSampler]
+) -> None:
     monkeypatch.setitem(sys.modules, "psutil", Psutil())
     monkeypatch.setitem(sys.modules, "pynvml", Pynvml())
-    signals = Signals(Clock())
+    signals = Measurements(Clock())
     signals.follow({"loss"})
     assert probes == []
     signals.follow({"host.mem"})
@@ -287,11 +291,14 @@ def test_host_and_gpu_are_sampled_behind_the_training(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("missing", [{"psutil": None, "pynvml": None}, {"psutil": None, "pynvml": Pynvml(0)}])
 def test_what_cannot_be_sampled_is_missing(
-    monkeypatch: pytest.MonkeyPatch, probes: list[Probe], caplog: pytest.LogCaptureFixture, missing: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch,
+    probes: list[HardwareSampler],
+    caplog: pytest.LogCaptureFixture,
+    missing: dict[str, Any],
 ) -> None:
     for name, found in missing.items():
         monkeypatch.setitem(sys.modules, name, found)
-    signals = Signals(Clock())
+    signals = Measurements(Clock())
     with caplog.at_level(logging.INFO, "baton.rules"):
         signals.follow({"gpu.util", "host.cpu"})
         soon(lambda: not probes[0]._thread.is_alive())
@@ -300,12 +307,12 @@ def test_what_cannot_be_sampled_is_missing(
 
 
 def test_a_machine_without_room_for_a_thread_trains_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full(Probe):
+    class Full(HardwareSampler):
         def start(self) -> None:
             raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(module, "Probe", Full)
-    signals = Signals(Clock())
+    monkeypatch.setattr(module, "HardwareSampler", Full)
+    signals = Measurements(Clock())
     signals.follow({"gpu.util"})
     assert at(signals, 1, reads=frozenset({"gpu.util"})) == {}
     signals.close()
@@ -323,7 +330,7 @@ def test_a_driver_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "psutil", Hanging())
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setattr(hardware_sampler, "STOP_WITHIN_S", 0.01)
-    probe = Probe()
+    probe = HardwareSampler()
     probe.start()
     assert hangs.wait(5)
     probe.stop()

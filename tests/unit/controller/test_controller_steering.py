@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 import pytest
-from controller_kit import Agent, Alone, Clock, Loop, Rate, Setup, command, rule
+from controller_kit import Agent, Alone, Clock, Rate, Setup, TrainingLoop, command, rule
 
 from gpu_client.controller import steering as module
 from gpu_client.controller.event_reporter import STATUS_EVERY_S, STATUS_SOON_S
@@ -83,13 +83,13 @@ def test_commands_are_carried_out_between_steps_and_answered() -> None:
 def test_what_arrives_before_begin_is_not_lost_and_comes_after_what_is_older() -> None:
     """A command that came while the session was being made hid those of the beginning: their numbers are lower."""
     clock, agent, rate = Clock(), Agent(), Rate(8.0)
-    steering = Steering(Loop(), Alone(), clock=clock)
+    steering = Steering(TrainingLoop(), Alone(), clock=clock)
     steering.receive({"type": "rules", "revision": 2, "text": rule("new", "loss > 1")})
     steering.receive(command(3, "set", knob="lr", factor=0.5))
     start = [{**command(seq, "set", knob="lr", factor=0.5), "status": "waiting"} for seq in (1, 2)]
     steering.begin({"rules": {"revision": 1, "text": rule("old", "loss > 1")}, "commands": start}, agent)
     steering.offer(knobs={"lr": rate})
-    steering.reported(1, {"loss": 2.0})
+    steering.report_step(1, {"loss": 2.0})
     assert agent.results() == [(1, "applied"), (2, "applied"), (3, "applied")] and rate.value == 1.0
     assert [one["revision"] for one in agent.of("rules_in_force")] == [1, 2]
     assert agent.fired() == [("new", 1)]
@@ -208,7 +208,7 @@ def test_events_reach_rules() -> None:
     setup = Setup(json.dumps({"rules": rules}))
     for step in range(1, 7):
         setup.report(step, loss=1.0, epoch=step / 3)
-    setup.steering.happened("save", 6, {})
+    setup.steering.report_event("save", 6, {})
     setup.steering.evaluated(6, loss=2.0)
     setup.steering.close()
     assert setup.agent.fired() == [("start", 0), ("epoch", 3), ("epoch", 6), ("save", 6), ("evaluate", 6), ("end", 6)]
@@ -221,14 +221,14 @@ def test_after_a_rollback_the_training_goes_on_otherwise(caplog: pytest.LogCaptu
     ]
     setup, rate, batches = Setup(rollbacks=rollbacks), Rate(), Batches()
     setup.steering.offer(knobs={"lr": rate})
-    setup.steering.resumed(5, [object(), batches])
+    setup.steering.resume(5, [object(), batches])
     assert (rate.value, batches.skipped) == (0.25, 4)
     assert [kind for kind, _, _ in setup.agent.decisions()] == ["action.applied"] * 2
     state = setup.steering.state_dict()
     again = Setup(rollbacks=[*rollbacks, {**rollbacks[0], "number": 3}])
     again.steering.offer(knobs={"lr": rate})
     again.steering.load_state_dict(state)
-    again.steering.resumed(5, [batches])
+    again.steering.resume(5, [batches])
     assert (rate.value, batches.skipped) == (0.125, 8), "only the third is not in the checkpoint"
 
 
@@ -251,7 +251,7 @@ class Broken(Batches):
 def test_what_cannot_be_adjusted_after_a_rollback_is_told_and_ends_nothing(states: list[Any], knobs: Any) -> None:
     setup = Setup(rollbacks=[{"number": 1, "rule": "spike", "step": 9, "to_step": 5, "skip": 4, "lr_factor": 0.5}])
     setup.steering.offer(knobs=knobs)
-    setup.steering.resumed(5, states)
+    setup.steering.resume(5, states)
     ((kind, name, step),) = setup.agent.decisions()
     assert (kind, name, step) == ("action.failed", "spike", 5)
 
@@ -263,7 +263,7 @@ def test_a_command_is_done_again_where_a_resumed_state_lacks_it_and_only_there()
         setup.steering.offer(knobs={"lr": rate})
         if has_it:
             setup.steering.load_state_dict({"sets_seq": 1})
-        setup.steering.resumed(resumed_at, [])
+        setup.steering.resume(resumed_at, [])
         found = {}
         for step in range(resumed_at + 1, 9):
             before = rate.value
@@ -329,6 +329,6 @@ def test_wall_goes_on_where_earlier_attempts_ended() -> None:
     fired: list[str] = []
     resumed.steering.offer(hooks={})
     resumed.steering.load_state_dict(alone.steering.state_dict())
-    resumed.steering.resumed(1, [])
+    resumed.steering.resume(1, [])
     resumed.report(2, 3.0, loss=1.0)
     assert resumed.loop.saves == 1 and fired == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpu_client.controller.rule_engine import UNSEEN_AFTER, Engine
+from gpu_client.controller.rule_engine import MISSING_AFTER, RuleEngine
 
 RULES = """
 rules:
@@ -14,8 +14,8 @@ rules:
 """
 
 
-def engine_with(told: list[dict[str, Any]]) -> Engine:
-    engine = Engine(told.append)
+def engine_with(told: list[dict[str, Any]]) -> RuleEngine:
+    engine = RuleEngine(told.append)
     assert engine.install(1, RULES, step=0) == ""
     return engine
 
@@ -34,7 +34,7 @@ def test_they_make_no_rule_due_and_are_not_missed_when_they_never_come() -> None
     engine = engine_with(told)
     [order] = engine.observe({"loss": 3.0}, step=1, now=1.0)
     assert order.arguments["text"] == "loss 3.0 at step 1, learning rate unknown, accuracy unknown"
-    for step in range(2, UNSEEN_AFTER + 2):
+    for step in range(2, MISSING_AFTER + 2):
         assert not engine.observe({"lr": 0.1}, step=step, now=float(step))
     assert [one["type"] for one in told] == ["rule.updated", "rule.fired"]
 

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from transformers import AutoTokenizer, CLIPTextModel, CLIPTextModelWithProjection
 
 from gpu_client.training.dreambooth.config import DreamboothConfig
-from gpu_client.training.dreambooth.data.batches import Chosen, PictureBatches
+from gpu_client.training.dreambooth.data.batches import PictureBatch, PictureBatches
 from gpu_client.training.dreambooth.data.pictures import Picture, Placement, read_instance_pictures
 from gpu_client.training.dreambooth.model.base_model import Conditioning, load_models
 from gpu_client.training.dreambooth.model.encoding import Encoder
@@ -46,7 +46,7 @@ class Parts:
         return generator
 
     def loss(self) -> torch.Tensor:
-        return denoising_loss(self.models, self.encoder, self.config, Chosen(self.items, self.generator()))
+        return denoising_loss(self.models, self.encoder, self.config, PictureBatch(self.items, self.generator()))
 
 
 @pytest.mark.parametrize("snr_gamma", [None, 5.0])

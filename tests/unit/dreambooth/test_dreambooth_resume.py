@@ -16,9 +16,6 @@ from PIL import Image
 
 from baton import CheckpointMismatchError
 from gpu_client.training import dreambooth_lora
-from gpu_client.training.dreambooth.config import DreamboothConfig
-from gpu_client.training.dreambooth.data.batches import PictureBatches
-from gpu_client.training.dreambooth.data.pictures import read_instance_pictures
 from gpu_client.training.dreambooth.model.lora import WEIGHTS_FILE
 from gpu_client.training.dreambooth.model.optimization import Optimization
 from gpu_client.training.dreambooth.sampling import class_images
@@ -39,7 +36,7 @@ def cut_off(tiny_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("cut")
     save_crops(place / "data" / "instance", "cat", 5)
     with pytest.MonkeyPatch.context() as patch, power_cut(10, "loss"):
-        patch.setattr("gpu_client.training.dreambooth.settings.Settings.noted", lambda _: None)
+        patch.setattr("gpu_client.training.dreambooth.settings.LearningSettings.noted", lambda _: None)
         train_in(place / "out", place / "data", {**short_training(tiny_sd), **EVERYTHING})
     return place / "out"
 
@@ -280,19 +277,6 @@ def test_a_checkpoint_of_other_captions_is_refused(run: Run, data_dir: Path) -> 
         run("out", **EVERYTHING, use_captions=True)
     first.write_text("sks  cat, view 0\n", encoding="utf-8")  # the same words
     assert (run("out", **EVERYTHING, use_captions=True) / WEIGHTS_FILE).is_file()
-
-
-def test_a_checkpoint_from_before_captions_were_noted_is_taken(data_dir: Path) -> None:
-    for path in (data_dir / "instance").glob("*.png"):
-        path.with_suffix(".txt").write_text(f"sks cat {path.stem}", encoding="utf-8")
-    config = DreamboothConfig.of(short_training(Path("none")) | {"use_captions": True})
-    batches = PictureBatches(read_instance_pictures(config, data_dir), config, purpose="instance")
-    batches.skip(3)
-    state = batches.state_dict()
-    del state["order"]["captions"]
-    batches.skip(1)
-    batches.load_state_dict(state)
-    assert batches.position == 3
 
 
 def test_a_lora_of_another_base_model_is_refused(run: Run, cut_off: Path, tmp_path: Path, tiny_sdxl: Path) -> None:

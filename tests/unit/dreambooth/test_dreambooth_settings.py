@@ -16,7 +16,7 @@ from baton import CheckpointMismatchError
 from gpu_client.training import dreambooth_lora
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.model.lora import WEIGHTS_FILE
-from gpu_client.training.dreambooth.settings import FREE, Settings
+from gpu_client.training.dreambooth.settings import FREE, LearningSettings
 from tests.photographs import save_crops
 
 EVERYTHING_STEPS = 6
@@ -95,8 +95,8 @@ def changed_settings(error: CheckpointMismatchError) -> list[str]:
     return [one.partition(" was ")[0] for one in told.split("; ")]
 
 
-def settings_with(base: Path, **changed: Any) -> Settings:
-    return Settings(DreamboothConfig.of({**short_training(base), **EVERYTHING, **changed}), EVERYTHING_STEPS)
+def settings_with(base: Path, **changed: Any) -> LearningSettings:
+    return LearningSettings(DreamboothConfig.of({**short_training(base), **EVERYTHING, **changed}), EVERYTHING_STEPS)
 
 
 @pytest.mark.parametrize("field", OTHERS)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_client.training.session.session.data_sources import Sources
+from gpu_client.training.session.data_sources import DataSources
 
 from baton import Session
 from gpu_client.ring.core.garbage_collector import Collector
@@ -188,7 +188,7 @@ def test_taken_back_further_than_is_kept_it_goes_on_with_other_samples(
 ) -> None:
     """As a rule does that goes back to the best checkpoint; the newest ones are of a past that is none any more."""
     output = tmp_path / "output"
-    monkeypatch.setattr("gpu_client.training.session.session.Sources", lambda keep_last: Sources(1))
+    monkeypatch.setattr("gpu_client.training.session.session.DataSources", lambda keep_last: DataSources(1))
     list(train(generator, output, 30))
     generator.replace_all()
     with caplog.at_level(logging.WARNING, "baton.ring"):

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from baton import Session
-from gpu_client.controller.measurements import Signals
-from gpu_client.controller.rollback import Rollbacks
+from gpu_client.controller.measurements import Measurements
+from gpu_client.controller.rollback import RollbackTracker
 from gpu_client.controller.steering import Steering
 from gpu_client.training.session import session as session_module
 from tests.unit.controller.controller_kit import Clock
@@ -83,14 +83,14 @@ def test_how_long_the_trainers_own_loader_was_waited_for_is_known(
             clock.now += 8
 
     waits: list[float] = []
-    at_step = Signals.at_step
+    step_metrics = Measurements.step_metrics
 
-    def looked(self: Signals, *given: Any, **more: Any) -> dict[str, object]:
-        found = at_step(self, *given, **more)
+    def looked(self: Measurements, *given: Any, **more: Any) -> dict[str, object]:
+        found = step_metrics(self, *given, **more)
         waits.extend(value for name, value in found.items() if name == "data.wait" and isinstance(value, float))
         return found
 
-    monkeypatch.setattr(Signals, "at_step", looked)
+    monkeypatch.setattr(Measurements, "step_metrics", looked)
     rules = "rules: [{name: r, when: data.wait > 5 * step.time, do: stop}]"
     between = {
         "eval_dataset": Slow([5.0] * 3),
@@ -182,9 +182,9 @@ def test_behind_a_rollback_the_rate_is_lower_and_batches_that_cannot_be_skipped_
     rules = "rules: [{name: r, when: loss > 99, do: stop}]"
     how: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "lr_scheduler_type": "constant"}
     Trained(tmp_path, rules, [1.0] * 4, kill_at=2, **how)
-    begin = Rollbacks.begin
+    begin = RollbackTracker.begin
     back = [{"number": 1, "rule": "r", "skip": 2, "lr_factor": 0.5}]
-    monkeypatch.setattr(Rollbacks, "begin", lambda self, known: begin(self, back))
+    monkeypatch.setattr(RollbackTracker, "begin", lambda self, known: begin(self, back))
     second = Trained(tmp_path, rules, [1.0] * 4, resume=True, **how)
     rates = [one["learning_rate"] for one in second.logged if "learning_rate" in one]
     assert rates == pytest.approx([0.05, 0.05])

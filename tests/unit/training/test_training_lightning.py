@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from baton import BatchSampler, ResumableLoader, Session
-from gpu_client.controller.measurements import Signals
-from gpu_client.controller.rollback import Rollbacks
+from gpu_client.controller.measurements import Measurements
+from gpu_client.controller.rollback import RollbackTracker
 from gpu_client.controller.steering import Steering
 from gpu_client.training.checkpoint.checkpoint_directory import read_marker, verify
 from gpu_client.training.session import session as session_module
@@ -157,7 +157,7 @@ class Trained:
         self.step, self.drawn = self.trainer.global_step, torch.rand(2).tolist()
 
     def _listen(self, session: Session) -> None:
-        tell, report = session.steering._teller.decided, session.report_new
+        tell, report = session.steering._reporter.report_decision, session.report_new
 
         def told(decision: dict[str, Any]) -> None:
             self.decisions.append((decision["type"], decision.get("rule", ""), decision["step"]))
@@ -174,7 +174,7 @@ class Trained:
             phase(name, done, total)
 
         session.phase = phased  # type: ignore[method-assign]
-        session.steering._teller.decided = session.steering.engine._tell = told  # type: ignore[method-assign]
+        session.steering._reporter.report_decision = session.steering.engine._on_decision = told  # type: ignore[method-assign]
         session.report_new = reported  # type: ignore[method-assign]
 
     def fired(self) -> list[tuple[str, int]]:
@@ -258,10 +258,10 @@ def test_how_long_lightning_waited_for_batches_is_known(
             return super().__getitem__(index)
 
     waits: list[float] = []
-    at_step, step = Signals.at_step, Module.training_step
+    step_metrics, step = Measurements.step_metrics, Module.training_step
 
-    def looked(self: Signals, *given: Any, **more: Any) -> dict[str, object]:
-        found = at_step(self, *given, **more)
+    def looked(self: Measurements, *given: Any, **more: Any) -> dict[str, object]:
+        found = step_metrics(self, *given, **more)
         waits.extend(value for name, value in found.items() if name == "data.wait" and isinstance(value, float))
         return found
 
@@ -269,7 +269,7 @@ def test_how_long_lightning_waited_for_batches_is_known(
         clock.now += 8
         return step(self, batch, index)
 
-    monkeypatch.setattr(Signals, "at_step", looked)
+    monkeypatch.setattr(Measurements, "step_metrics", looked)
     monkeypatch.setattr(Module, "training_step", busy)
     rules = "rules: [{name: r, when: data.wait > 100 * step.time, do: stop}]"
     trained = Trained(tmp_path, rules=rules, plain=plain, samples=Slow, val_check_interval=2)
@@ -410,9 +410,9 @@ def test_behind_a_rollback_batches_are_skipped_and_the_rate_is_lower(
     monkeypatch.setattr(ResumableLoader, "skip", lambda self, batches: skipped.append(batches))
     rules = "rules: [{name: r, when: loss > 99, do: stop}]"
     first = Trained(tmp_path, rules=rules, kill_at=4)
-    begin = Rollbacks.begin
+    begin = RollbackTracker.begin
     back = [{"number": 1, "rule": "r", "skip": 2, "lr_factor": 0.5}]
-    monkeypatch.setattr(Rollbacks, "begin", lambda self, known: begin(self, back))
+    monkeypatch.setattr(RollbackTracker, "begin", lambda self, known: begin(self, back))
     second = Trained(tmp_path, rules=rules)
     assert skipped == [2] and second.step == STEPS > first.step
     assert "step 4: action.applied r: learning rate times 0.5; 2 batches skipped" in caplog.text

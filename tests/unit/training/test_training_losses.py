@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from baton import Session
-from gpu_client.training.integrations.hf_callback import OddLosses
+from gpu_client.training.integrations.hf_callback import NonfiniteLosses
 
 transformers = pytest.importorskip("transformers")
 from trainer_kit import Losses, Model, Ordered, Trained  # noqa: E402  # it needs transformers
@@ -73,7 +73,7 @@ def test_where_nobody_asks_no_step_waits_for_its_loss(
 ) -> None:
     """A script that has switched the Trainer's filter off has done so to wait for no loss."""
     asked: list[float | None] = []
-    monkeypatch.setattr(OddLosses, "__call__", lambda *_: asked.append(None))
+    monkeypatch.setattr(NonfiniteLosses, "__call__", lambda *_: asked.append(None))
     rules = f"{{{rules}, rules: []}}" if rules == "presets: off" else rules
     Trained(tmp_path, rules, [1.0, NAN], job=job, logging_nan_inf_filter=filtering, **SELDOM)
     assert asked == []
@@ -135,17 +135,17 @@ def test_rules_that_come_later_see_it_too(tmp_path: Path) -> None:
 
 
 def test_a_copy_of_the_model_can_be_made_and_keeps_nothing() -> None:
-    model, losses = Model(), OddLosses()
+    model, losses = Model(), NonfiniteLosses()
     losses.watch(model)
     losses.watch(model)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         other(torch.tensor(NAN))["loss"].backward()
         (hook,) = other._forward_hooks.values()
-        assert isinstance(hook, OddLosses) and hook is not losses and hook.of_step() is None
-    assert losses.of_step() is None
+        assert isinstance(hook, NonfiniteLosses) and hook is not losses and hook.take_nonfinite() is None
+    assert losses.take_nonfinite() is None
     model(torch.tensor(NAN))["loss"].backward()
-    assert math.isnan(losses.of_step() or 0.0)
-    assert losses.of_step() is None, "asked once"
+    assert math.isnan(losses.take_nonfinite() or 0.0)
+    assert losses.take_nonfinite() is None, "asked once"
 
 
 def test_losses_of_samples_and_infinities_of_both_signs() -> None:
@@ -157,11 +157,11 @@ def test_losses_of_samples_and_infinities_of_both_signs() -> None:
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
             return (self.weight * 0 + x,)
 
-    model, losses = Each(), OddLosses()
+    model, losses = Each(), NonfiniteLosses()
     losses.watch(model)
     for given, odd in (([1.0, math.inf], [math.inf]), ([1.0, 2.0], []), ([3.0, NAN], [NAN])):
         model(torch.tensor(given))[0].sum().backward()
-        assert [repr(losses.of_step())] == [repr(value) for value in odd or [None]]
+        assert [repr(losses.take_nonfinite())] == [repr(value) for value in odd or [None]]
     for given in ([math.inf], [-math.inf]):
         model(torch.tensor(given))[0].sum().backward()
-    assert math.isnan(losses.of_step() or 0.0)
+    assert math.isnan(losses.take_nonfinite() or 0.0)

@@ -35,7 +35,7 @@ class Trained:
             with Session.start(output_dir=self.output, variables=variables) as session:
                 weight = torch.ones(50, 50, requires_grad=True)
                 for step in range(1, steps + 1):
-                    profiler = session.steering._offer.profiler
+                    profiler = session.steering._capabilities.profiler
                     assert profiler is not None
                     if profiler.active:
                         self.traced.append(step)

@@ -19,7 +19,7 @@ from torch import nn
 
 from gpu_client.training.checkpoint import safetensors_file, state_files
 from gpu_client.training.checkpoint.background_copy import copy_all
-from gpu_client.training.checkpoint.safetensors_file import Contents, Layout
+from gpu_client.training.checkpoint.safetensors_file import FileContents, FileLayout
 from gpu_client.training.checkpoint.shared_memory import Arena
 from gpu_client.training.checkpoint.state_tree import put_together, take_apart
 
@@ -226,18 +226,22 @@ def test_memory_and_disk_hold_the_same_files(tmp_path: Path) -> None:
 def test_all_tensors_are_aligned_and_small_ones_do_not_cut_large_ones() -> None:
     large, small = torch.zeros(40_000), torch.zeros(3)
     byte, double = torch.zeros(3, dtype=torch.int8), torch.zeros(1, dtype=torch.float64)
-    layout = Layout.of(Contents({"a": small, "b": large, "c": small, "d": large, "e": byte, "f": double}, {}))
+    layout = FileLayout.of(FileContents({"a": small, "b": large, "c": small, "d": large, "e": byte, "f": double}, {}))
     assert list(layout.offsets) == ["b", "d", "f", "a", "c", "e"]
     assert all(layout.offsets[name] % 64 == 0 for name in "bd"), "a copy across cache lines is slower"
     assert layout.offsets["f"] % 8 == layout.offsets["a"] % 4 == 0
-    odd = Layout.of(Contents({"a": torch.zeros(70_001, dtype=torch.int8), "b": double, "c": large[:20_001]}, {}))
+    odd = FileLayout.of(
+        FileContents({"a": torch.zeros(70_001, dtype=torch.int8), "b": double, "c": large[:20_001]}, {})
+    )
     assert list(odd.offsets) == ["b", "c", "a"]
     assert odd.offsets["b"] % 8 == odd.offsets["c"] % 4 == 0
 
 
 def test_the_layout_does_not_depend_on_the_order_of_the_dictionary() -> None:
     one, two = torch.zeros(3), torch.zeros(40_000)
-    assert Layout.of(Contents({"a": one, "b": two}, {})) == Layout.of(Contents({"b": two, "a": one}, {}))
+    assert FileLayout.of(FileContents({"a": one, "b": two}, {})) == FileLayout.of(
+        FileContents({"b": two, "a": one}, {})
+    )
 
 
 tensors = npst.arrays(
@@ -269,7 +273,7 @@ def test_any_state_taken_apart_and_put_together_is_the_same(state: Any) -> None:
 def test_safetensors_itself_reads_what_is_written(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
     parts = take_apart(state)
     path = tmp_path / "file.safetensors"
-    safetensors_file.write(path, Contents(parts.tensors, {}))
+    safetensors_file.write(path, FileContents(parts.tensors, {}))
     assert bits(dict(sorted(load_file(path).items()))) == bits(dict(sorted(parts.tensors.items())))
 
 

@@ -220,7 +220,7 @@ class Runs:
 
         def init(steering: Steering, loop: Any, peers: Any) -> None:
             original(steering, loop, peers, clock=runs.clock)
-            tell = steering.engine._tell
+            tell = steering.engine._on_decision
 
             def told(decision: dict[str, Any]) -> None:
                 if decision["type"] != "rule.updated":
@@ -231,7 +231,7 @@ class Runs:
                     )
                 tell(decision)
 
-            steering.engine._tell = told
+            steering.engine._on_decision = told
 
         monkeypatch.setattr(Steering, "__init__", init)
 
@@ -305,7 +305,15 @@ def test_a_state_of_the_users_own_cannot_be_called_as_the_sessions(tmp_path: Pat
 def test_without_rules_a_step_costs_one_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with begun(tmp_path) as session:
         calls: list[str] = []
-        for name in ("reported", "happened", "contribution", "heard", "share", "_arrived", "_tell_statuses"):
+        for name in (
+            "report_step",
+            "report_event",
+            "contribution",
+            "receive_rows",
+            "share",
+            "_arrived",
+            "_report_statuses",
+        ):
             monkeypatch.setattr(session.steering, name, lambda *_, name=name, **__: calls.append(name))
         for step in range(1, 100):
             session.report(step, 100, loss=1.0)

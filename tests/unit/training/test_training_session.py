@@ -230,7 +230,7 @@ def test_nothing_is_deleted_before_the_agent_knows_of_its_successor(
         session = start(agent, keep_last=1)
         session.checkpoint(1, counter=Counter())
         agent.wait_for("checkpoint")
-        monkeypatch.setattr(session._channel, "told", lambda step: step < 2)
+        monkeypatch.setattr(session._channel, "is_delivered", lambda step: step < 2)
         session.checkpoint(2, counter=Counter())
         session.checkpoint(3, counter=Counter())
         assert names(session) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]

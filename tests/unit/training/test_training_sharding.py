@@ -17,7 +17,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from gpu_client.training.checkpoint import safetensors_file, sharding, state_files
-from gpu_client.training.checkpoint.safetensors_file import Contents
+from gpu_client.training.checkpoint.safetensors_file import FileContents
 from gpu_client.training.errors import CheckpointDamagedError, CheckpointMismatchError, CheckpointWriteError
 
 Split = tuple[tuple[int, ...], tuple[Any, ...]]
@@ -112,7 +112,7 @@ def test_pieces_that_are_lost_are_damage(tmp_path: Path, be_rank: Callable[[int,
     with pytest.raises(CheckpointDamagedError, match="not all processes' pieces of 'model'"):
         state_files.load_states(tmp_path, {"model": "tensors"}, {"model": Holder(torch.zeros(5, 7))})
     last.write_bytes(content)
-    shifted = Contents({"weight": torch.zeros(1, 7)}, {"offsets": json.dumps({"weight": [3, 0]})})
+    shifted = FileContents({"weight": torch.zeros(1, 7)}, {"offsets": json.dumps({"weight": [3, 0]})})
     safetensors_file.write(last, shifted)
     with pytest.raises(CheckpointDamagedError, match="7 elements are missing"):
         state_files.load_states(tmp_path, {"model": "tensors"}, {"model": Holder(torch.zeros(5, 7))})

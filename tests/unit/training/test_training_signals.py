@@ -91,7 +91,7 @@ def test_every_process_knows_when_another_library_has_saved(
     variables = {"RANK": str(rank), "WORLD_SIZE": "2", "BATON_OUTPUT_DIR": str(tmp_path)}
     session = Session.start(variables=variables)
     saved: list[int] = []
-    monkeypatch.setattr(session.steering.signals, "saved", lambda: saved.append(1))
+    monkeypatch.setattr(session.steering.signals, "checkpoint_saved", lambda: saved.append(1))
     (tmp_path / "checkpoint-3").mkdir()
     session.mark_complete(3)
     assert saved == [1]

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_client.training.distributed.process_group import Ranks
-from gpu_client.training.distributed.rank_consensus import LONG_STEP_S, Votes, Voting
-from gpu_client.training.protocol import Directive
-from gpu_client.training.session.stop_requests import Directives
+from gpu_client.training.distributed.rank_consensus import LONG_STEP_S, RankConsensus, Vote
+from gpu_client.training.protocol import TrainerDirective
+from gpu_client.training.session.stop_requests import StopRequests
 from tests.unit.controller.controller_kit import Together, together
 
-CHECKPOINT = Directive("checkpoint")
+CHECKPOINT = TrainerDirective("checkpoint")
 
 
 class Training:
@@ -31,7 +31,7 @@ class Training:
         self.step = 0
         peers = Together(size)
         self.ranks = [
-            Directives(cast(Ranks, peers.rank(number)), clock=partial(self.now.__getitem__, number))
+            StopRequests(cast(Ranks, peers.rank(number)), clock=partial(self.now.__getitem__, number))
             for number in range(size)
         ]
 
@@ -44,7 +44,7 @@ class Training:
             self.now[number] += lasted[number] if lasted else 0.1
         said: dict[int, bool] = {}
 
-        def one(number: int, rank: Directives) -> None:
+        def one(number: int, rank: StopRequests) -> None:
             due = bool(every) and self.step % every == 0
             said[number] = rank.due(self.step, due, lambda: number in busy, last=last)
 
@@ -63,8 +63,8 @@ class Training:
         return stops.pop()
 
 
-def stop(checkpoint: bool = True) -> Directive:
-    return Directive("stop", "release" if checkpoint else "lease_lost", checkpoint)
+def stop(checkpoint: bool = True) -> TrainerDirective:
+    return TrainerDirective("stop", "release" if checkpoint else "lease_lost", checkpoint)
 
 
 def test_a_wish_is_seen_by_all_after_the_next_step() -> None:
@@ -206,7 +206,7 @@ def test_whatever_comes_when_all_do_the_same_and_each_wish_is_answered_once(
 class Contributions:
     """What travels with the votes: the step's number and the rank's."""
 
-    news = False
+    has_news = False
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -217,32 +217,32 @@ class Contributions:
         self.step += 1
         return [float(self.step), float(self.number)]
 
-    def heard(self, rows: Sequence[Sequence[float]]) -> None:
+    def receive_rows(self, rows: Sequence[Sequence[float]]) -> None:
         self.rows += [list(row) for row in rows]
 
     def share(self) -> None:
         raise AssertionError("there is no news")
 
 
-def voters(size: int) -> list[tuple[Voting, Contributions]]:
+def voters(size: int) -> list[tuple[RankConsensus, Contributions]]:
     peers = Together(size)
     found = []
     for number in range(size):
-        voting = Voting(peers.rank(number), clock=lambda: 0.0)
+        voting = RankConsensus(peers.rank(number), clock=lambda: 0.0)
         voting.sharing = Contributions(number)
         found.append((voting, voting.sharing))
     return found
 
 
-def vote(voting: Voting) -> None:
-    voting.hear(Votes)
-    voting.send(Votes())
+def vote(voting: RankConsensus) -> None:
+    voting.collect(Vote)
+    voting.send(Vote())
 
 
 def test_a_rank_may_have_what_was_contributed_before_it_obeys() -> None:
     (first, heard), (second, others) = voters(2)
     for voting in (first, second):
-        voting._said = Votes(hurries=1)  # they have asked each other already
+        voting._unread = Vote(short_steps=1)  # they have asked each other already
     vote(first)
     vote(second)
     assert heard.rows == []
@@ -273,8 +273,8 @@ def test_the_end_of_another_process_is_told_and_holds_up_nobody_for_long(
     monkeypatch.setattr("gpu_client.training.distributed.rank_consensus.LAST_WAIT_S", 0.01)
     (first, heard), (second, _) = voters(2)
     together([partial(vote, first), partial(vote, second)])
-    together([partial(first.hear, Votes), partial(second.hear, Votes)])
-    first.send(Votes())
+    together([partial(first.collect, Vote), partial(second.collect, Vote)])
+    first.send(Vote())
     with caplog.at_level(logging.WARNING, "baton.training"):
         first.close()
     assert "another process ended" in caplog.text

@@ -58,13 +58,13 @@ class Trained:
         self.filtered: set[bool] = set()
         """Whether the Trainer's filter was on, after steps."""
         with Session.start(output_dir=tmp_path / "output", rules=file, resume=resume, variables=variables) as session:
-            tell = session.steering.engine._tell
+            tell = session.steering.engine._on_decision
 
             def told(decision: dict[str, Any]) -> None:
                 self.decisions.append((decision["type"], decision.get("rule", ""), decision["step"]))
                 tell(decision)
 
-            session.steering.engine._tell = told
+            session.steering.engine._on_decision = told
             callback = BatonCallback(session)
             evaluated, others = more.pop("eval_dataset", None), more.pop("callbacks", lambda _: [])(session)
             seen = self

@@ -44,7 +44,7 @@ def nearest_shape(size: Size, shapes: Sequence[Size]) -> Size:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class PictureBatch:
     """One batch: pictures, how each is cut, and the generator for all that is still to be drawn for it."""
 
     items: list[tuple[Picture, Placement]]
@@ -83,13 +83,13 @@ class PictureBatches:
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Chosen:
+    def __next__(self) -> PictureBatch:
         numbers = self._batches(self.epoch)[self.position]
         seed = derived_seed("batch", self._purpose, self._config.seed, self.epoch, self.position)
         generator = torch.Generator().manual_seed(seed)
         items = [(self.pictures[number], self._draw_placement(number, generator)) for number in numbers]
         self._advance()
-        return Chosen(items, generator)
+        return PictureBatch(items, generator)
 
     def skip(self, batches: int) -> None:
         """Pass over so many batches."""

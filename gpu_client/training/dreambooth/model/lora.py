@@ -12,7 +12,7 @@ from diffusers.utils import convert_state_dict_to_diffusers
 from peft import LoraConfig, get_peft_model_state_dict
 from torch import nn
 
-from gpu_client.training.checkpoint.safetensors_file import Contents, write
+from gpu_client.training.checkpoint.safetensors_file import FileContents, write
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.model.base_model import Models
 
@@ -95,7 +95,7 @@ class Lora:
             adapters |= {f"{name}.{key}": value for key, value in facts.items()}
         header = {**metadata, "lora_adapter_metadata": json.dumps(adapters, sort_keys=True)}
         # safetensors' own writer puts the header's texts in any order: equal LoRAs make equal files here.
-        write(path, Contents(tensors, header))
+        write(path, FileContents(tensors, header))
 
     def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
         for name, module in self.modules.items():

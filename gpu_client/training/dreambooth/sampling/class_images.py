@@ -25,7 +25,7 @@ import torch
 from PIL import Image
 
 from gpu_client.training.dreambooth.config import DreamboothConfig
-from gpu_client.training.dreambooth.data.batches import Chosen, PictureBatches, derived_seed
+from gpu_client.training.dreambooth.data.batches import PictureBatch, PictureBatches, derived_seed
 from gpu_client.training.dreambooth.data.pictures import Picture, picture_of
 from gpu_client.training.dreambooth.model.base_model import Models
 from gpu_client.training.dreambooth.model.encoding import Encoder
@@ -71,7 +71,7 @@ class ClassImages:
         assert self._batches is not None
         return self._batches
 
-    def __next__(self) -> Chosen:
+    def __next__(self) -> PictureBatch:
         return next(self.batches)
 
     def state_dict(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class ClassImages:
         """
         key = self._key = class_images_key(self._config, models)
         shared, earlier = of_other_jobs(session.data_dir, key), EarlierImages(session.data_dir, key)
-        store, parts = _Store(self._config, key), ImageParts(session, key)
+        store, parts = _MachineCache(self._config, key), ImageParts(session, key)
         while self.missing and not session.should_stop:
             first = len(self._encoded)
             numbers = range(first, first + min(self._config.sample_batch_size, self.missing))
@@ -166,7 +166,7 @@ class ClassImages:
         return [_jpeg(image) for image in images]
 
 
-class _Store:
+class _MachineCache:
     """Class images on this machine, for later jobs. What cannot be read or written there is made anew."""
 
     def __init__(self, config: DreamboothConfig, key: str) -> None:

@@ -38,7 +38,7 @@ _UNREADABLE = (
 log = logging.getLogger("baton.training")
 
 
-class SharedImages:
+class SharedImageArchive:
     """One archive. Where there is none, or it is of another key, or damaged: no images."""
 
     def __init__(self, path: Path, key: str) -> None:
@@ -67,9 +67,9 @@ class SharedImages:
             return None
 
 
-def of_other_jobs(data_dir: Path, key: str) -> SharedImages:
+def of_other_jobs(data_dir: Path, key: str) -> SharedImageArchive:
     """What an earlier job has left for this one."""
-    return SharedImages(data_dir / SHARED_DIR / SHARED_FILE, key)
+    return SharedImageArchive(data_dir / SHARED_DIR / SHARED_FILE, key)
 
 
 class EarlierImages:
@@ -77,7 +77,7 @@ class EarlierImages:
 
     def __init__(self, data_dir: Path, key: str) -> None:
         folder = data_dir / SHARED_DIR / f"{SHARED_FILE}{SHARED_PARTS}"
-        self._parts = [SharedImages(path, key) for path in sorted(folder.rglob("*.zip"))]
+        self._parts = [SharedImageArchive(path, key) for path in sorted(folder.rglob("*.zip"))]
 
     def read(self, name: str) -> Iterator[bytes]:
         """The image files of that name that can be read; most often one or none."""
