@@ -23,7 +23,7 @@ HEARTBEAT_S = 30
 CHECKPOINT_S = 600
 CHECKPOINT_BYTES = 10**9
 PACK_BYTES = PackCutter(CHECKPOINT_BYTES).min_bytes * 46 // 32
-"""Mean: on 32 MiB come about 14 more until the content says that the pack ends (gpu_client/checkpoints/format/packing.py)."""
+"""Mean bytes of a pack: a content-defined cut follows 32 MiB after about 14 MiB more (`format/packing.py`)."""
 ALL_NEW_PACKS = -(-CHECKPOINT_BYTES // PACK_BYTES)
 """Of a checkpoint of which nothing was stored before, and which no codec makes smaller: the worst case."""
 ATTEMPT_H = 4

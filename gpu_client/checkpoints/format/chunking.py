@@ -1,7 +1,7 @@
-"""Where a file is cut into chunks: at the borders of its tensors, so that what did not change is found again.
+"""Cut a file into spans at the borders of its tensors, so that unchanged tensors give unchanged chunks.
 
-A pure function of the file. What a file says of itself is believed only if it fits together; if it does not, the file
-is cut into blocks of one size, and that is as correct, only less likely to be found again.
+The cut is a pure function of the file. A header counts only if its entries fit the file; otherwise the file is cut into
+blocks of equal size, which is as correct, but deduplicates less.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import BinaryIO, Literal
 from baton.contract.manifest import MAX_CHUNK_BYTES
 
 MIN_SPAN_BYTES = 64 * 1024
-"""What is smaller is grouped with its small neighbours."""
+"""Smaller spans are joined with their small neighbors."""
 MAX_SPAN_BYTES = 8 * 1024 * 1024
 MAX_SPANS_PER_FILE = 8192
-"""A file of more is cut more coarsely."""
+"""A file with more spans is cut more coarsely."""
 MAX_COARSENESS = 10
 
 _BLOCKS_PER_FILE = 256
@@ -34,12 +34,12 @@ _WIDTHS: dict[str, Width] = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
     "F16": 2, "BF16": 2, "I16": 2, "U16": 2, "F32": 4, "I32": 4, "U32": 4, "C64": 4, "F64": 8, "I64": 8, "U64": 8,
 }  # fmt: skip
-"""Of safetensors. A complex number is two elements."""
+"""Bytes of an element by safetensors dtype. A complex number counts as two elements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Some bytes of a file. `width`: bytes of an element, where the file says so."""
+    """A run of a file's bytes. `width`: bytes of an element, if the file declares them."""
 
     offset: int
     size_bytes: int
@@ -47,18 +47,18 @@ class Span:
 
     @property
     def end(self) -> int:
-        """Offset of the first byte behind it."""
+        """Return the offset of the first byte behind the span."""
         return self.offset + self.size_bytes
 
 
-class _UnreadableFormat(Exception):  # noqa: N818 - then it is cut into blocks
-    """The file is not what its first bytes promise."""
+class _UnreadableFormat(Exception):  # noqa: N818 - caught here: the file is cut into blocks
+    """The file does not follow the format that its first bytes declare."""
 
 
 def cut_spans(path: Path, size_bytes: int, *, coarseness: int = 0) -> list[Span]:
-    """The spans of a file of `size_bytes`, in order; they cover it exactly. An empty file has none.
+    """Cut a file of `size_bytes` into spans that cover the file exactly, in order; an empty file gives none.
 
-    Each step of `coarseness` doubles smallest and largest size. Raises OSError.
+    Each step of `coarseness` doubles the smallest and the largest size. Raises OSError.
     """
     if size_bytes <= MIN_SPAN_BYTES:
         return [Span(0, size_bytes)] if size_bytes else []
@@ -75,7 +75,7 @@ def cut_spans(path: Path, size_bytes: int, *, coarseness: int = 0) -> list[Span]
 
 
 def _parts(path: Path, size_bytes: int) -> list[Span] | None:
-    """What the file says that it consists of, whatever the sizes; None if it says nothing to rely on."""
+    """Return the parts that the file declares, of any size; None if the file declares none that fit."""
     with path.open("rb") as file:
         first = file.read(9)
         try:
@@ -89,7 +89,7 @@ def _parts(path: Path, size_bytes: int) -> list[Span] | None:
 
 
 def _block_bytes(size_bytes: int) -> int:
-    """For a file without parts: a power of two, so that it seldom changes while the file grows."""
+    """Return a block size for a file without parts: a power of two, so that a growing file seldom changes the size."""
     block_bytes = MIN_SPAN_BYTES
     while block_bytes * _BLOCKS_PER_FILE < size_bytes and block_bytes < MAX_SPAN_BYTES:
         block_bytes *= 2
@@ -117,7 +117,7 @@ def _fill(parts: Iterable[Span], size_bytes: int) -> list[Span]:
 
 
 def _tensors(file: BinaryIO, header_bytes: int, size_bytes: int) -> list[Span]:
-    """Of a safetensors file: eight bytes of length, a JSON header, the tensors."""
+    """Return the tensors of a safetensors file: eight bytes of header length, a JSON header, the tensors."""
     start = 8 + header_bytes
     if header_bytes > _MAX_HEADER_BYTES or start > size_bytes:
         raise _UnreadableFormat
@@ -141,13 +141,13 @@ def _tensors(file: BinaryIO, header_bytes: int, size_bytes: int) -> list[Span]:
 
 
 def _records(file: BinaryIO, size_bytes: int) -> list[Span]:
-    """Of a zip file, such as torch.save writes: the bytes of its members."""
+    """Return the members of a zip file, as `torch.save` writes them."""
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
-        # The second for a version from the future, the third for a name that is not UTF-8, or for places that no file
-        # has. The disk's own errors are not the file's.
+        # zipfile raises NotImplementedError for an unknown zip version, ValueError for a name that is not UTF-8 or an
+        # impossible offset. OSErrors of the disk are not caught, because they are no property of the file.
         raise _UnreadableFormat from error
     if len(members) > _MAX_RECORDS:
         raise _UnreadableFormat
@@ -158,14 +158,14 @@ def _records(file: BinaryIO, size_bytes: int) -> list[Span]:
         local = os.pread(file.fileno(), 30, member.header_offset)
         if local[:4] != b"PK\x03\x04" or len(local) < 30:
             raise _UnreadableFormat
-        # the local header's own lengths: its padding is not in the central directory
+        # Read the lengths of the local header, because the central directory does not contain its padding.
         name_bytes, extra_bytes = struct.unpack("<HH", local[26:30])
         records.append(Span(member.header_offset + 30 + name_bytes + extra_bytes, member.compress_size))
     return records
 
 
 def _group(parts: Iterable[Span], smallest_bytes: int, largest_bytes: int) -> Iterator[Span]:
-    """Large parts cut to size, runs of small ones joined; a small one is never joined with a large one."""
+    """Cut large parts to size and join runs of small parts; a small part never joins a large one."""
     group: Span | None = None
     for part in parts:
         if part.size_bytes >= smallest_bytes:

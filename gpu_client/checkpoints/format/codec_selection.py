@@ -1,4 +1,4 @@
-"""Which codec a chunk gets: the one by which it is stored soonest, by a sample of it and the speed of the upload."""
+"""Select the codec that stores a chunk soonest, by a sample of the chunk and the upload speed."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from gpu_client.checkpoints.format.chunking import Width
 from gpu_client.checkpoints.format.codecs import Buffer, encode
 
 ASSUMED_UPLOAD_BYTES_PER_S = 300e6
-"""While no upload has been measured: so fast a line that nothing is encoded. What that costs is certain, what it saves
-is not."""
+"""Upload speed before the first measurement. At this speed nothing is encoded, because the cost of encoding is certain
+and the gain is not."""
 
 PLANES_BYTES_PER_S = 300e6
-"""What one core encodes; the training wants the others. Constants, not measured anew: a commit that is repeated must
-choose as it did, and workers on equal lines shall choose alike, for only then do they write equal packs."""
+"""Encoding speed of one core; the training needs the others. The speed is a constant, because a repeated commit must
+select the same codecs, and workers on equal lines write equal packs only if they select the same codecs."""
 DELTA_BYTES_PER_S = 400e6
 
 PLANES_PAY_BELOW = 0.9
-"""Taken only if it needs less than this share of the time: that is estimated, and the training wants the cores too."""
+"""`planes` must need less than this share of the time of `raw`, because the estimate errs and encoding takes cores."""
 DELTA_PAYS_BELOW = 0.6
-"""Of the time of the best other codec: who reads the checkpoint has to fetch the base as well."""
+"""`delta` must need less than this share of the best other codec's time, because a restore also fetches the base."""
 
 GUESSED_WIDTHS: tuple[Width, ...] = (1, 2, 4)
-"""Tried where nobody says how wide an element is."""
+"""Element widths that are tried if the file declares none."""
 
 _SAMPLE_BYTES = 16 * 1024
 _SAMPLES = 3
@@ -32,7 +32,7 @@ _SAMPLES = 3
 
 @dataclass(frozen=True, slots=True)
 class CodecChoice:
-    """A codec, and the width that goes with it."""
+    """A codec and the width of its elements."""
 
     codec: Codec
     width: Width = 1
@@ -40,7 +40,7 @@ class CodecChoice:
 
 @dataclass(frozen=True, slots=True)
 class CodecRates:
-    """Bytes per second: of the upload, and of encoding."""
+    """Speeds of the upload and of encoding, in bytes per second."""
 
     upload: float
     planes: float = PLANES_BYTES_PER_S
@@ -48,22 +48,22 @@ class CodecRates:
 
     @classmethod
     def at_speed(cls, upload_bytes_per_s: float | None) -> CodecRates:
-        """For a measured speed, or None."""
+        """Return the rates for a measured upload speed; None means not measured yet."""
         return cls(upload_bytes_per_s or ASSUMED_UPLOAD_BYTES_PER_S)
 
     def seconds_per_byte(self, codec: Codec, share: float) -> float:
-        """From the file to the store, if the codec leaves `share` of the bytes."""
+        """Return seconds per byte from the file to the store, if the codec leaves `share` of the bytes."""
         if codec == "raw":
             return 1 / self.upload
         return 1 / (self.delta if codec == "delta" else self.planes) + share / self.upload
 
     def may_pay(self, codec: Codec) -> bool:
-        """False if it would not pay even if nothing were left to upload."""
+        """Return False if the codec costs more time than it can save, even if nothing were left to upload."""
         return self.seconds_per_byte(codec, 0.0) < _pays_below(codec) * self.seconds_per_byte("raw", 1.0)
 
 
 def select_samples(size_bytes: int) -> list[tuple[int, int]]:
-    """Offsets and sizes of the pieces of a chunk that stand for all of it: first, middle, last."""
+    """Return offsets and sizes of the sampled pieces of a chunk: first, middle, last."""
     if size_bytes <= _SAMPLES * _SAMPLE_BYTES:
         return [(0, size_bytes)]
     step = (size_bytes - _SAMPLE_BYTES) // (_SAMPLES - 1)
@@ -71,9 +71,9 @@ def select_samples(size_bytes: int) -> list[tuple[int, int]]:
 
 
 def choose_codec(sample: Buffer, *, width: Width | None, base_sample: Buffer | None, rates: CodecRates) -> CodecChoice:
-    """The codec for a chunk of which this is a sample; `base_sample` is of what lies in its base at the same places."""
+    """Choose the codec of a chunk by a sample of its bytes; `base_sample` has the base's bytes at the same offsets."""
     best, best_s = CodecChoice("raw"), rates.seconds_per_byte("raw", 1.0)
-    # in the order of what they demand of whoever reads the checkpoint
+    # In the order of the work for the reader of the checkpoint.
     candidates: list[tuple[Codec, Buffer | None]] = [("planes", None)]
     if base_sample is not None:
         candidates.append(("delta", base_sample))
@@ -92,6 +92,6 @@ def _pays_below(codec: Codec) -> float:
 
 
 def _smallest(codec: Codec, sample: Buffer, base: Buffer | None, widths: Sequence[Width]) -> tuple[float, Width]:
-    """What share of the sample is left, and by which width."""
+    """Return the smallest encoded share of the sample, and its width."""
     left = min((len(encode(codec, sample, width=width, base=base)), width) for width in widths)
     return left[0] / len(sample), left[1]

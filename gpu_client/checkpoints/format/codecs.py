@@ -1,6 +1,6 @@
 """Encode and decode the bytes of a chunk, bit for bit. baton/contract/manifest.py describes each codec.
 
-Threads may use all of it at once: the work is done by numpy and zstd, outside the interpreter's lock.
+All functions are thread-safe; numpy and zstd work outside the interpreter lock.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from numpy.typing import NDArray
 from baton.contract.manifest import Codec
 
 _LEVEL = 1
-"""Higher ones cost twice the time and save nothing on weights."""
+"""zstd level. Higher levels take twice the time and save nothing on weights."""
 
 _LARGE_BYTES = 1024 * 1024
-"""From here on it makes no difference that zstd's blocks of 128 KiB do not end where the planes do."""
+"""In larger chunks the mismatch between zstd's 128 KiB blocks and the planes does not matter."""
 
 Buffer = memoryview | bytes | bytearray
 
 
 class BadChunk(Exception):  # noqa: N818 - a finding about stored bytes, reported as damage
-    """Stored bytes do not decode to what they are said to be."""
+    """Stored bytes do not decode to the declared chunk."""
 
 
 def is_all_zero(raw: Buffer) -> bool:
-    """True if there is no other byte than 0."""
+    """Return True if every byte is 0."""
     view = memoryview(raw)
     if any(view[:: max(1, len(view) // 64)]):
-        return False  # told apart without reading all of it
+        return False  # a sample decides without reading all bytes
     return not view or int(np.frombuffer(view, np.uint8).max()) == 0
 
 
 @lru_cache(maxsize=256)
 def hash_zeros(size_bytes: int) -> str:
-    """BLAKE3 of so many zero bytes."""
+    """Return the BLAKE3 of `size_bytes` zero bytes."""
     return blake3(bytes(size_bytes)).hexdigest()
 
 
 def encode(codec: Codec, raw: Buffer, *, width: int, base: Buffer | None = None) -> bytes:
-    """The bytes to store. For `delta`, `base` has as many bytes as `raw`."""
+    """Encode a chunk for storage. For `delta`, `base` has as many bytes as `raw`."""
     if codec == "raw":
         return bytes(raw)
     if codec == "zeros":
@@ -58,17 +58,17 @@ def encode(codec: Codec, raw: Buffer, *, width: int, base: Buffer | None = None)
 def decode(
     codec: Codec, stored: Buffer, *, size_bytes: int, width: int, base: Buffer | None = None
 ) -> bytes | memoryview:
-    """The chunk's `size_bytes` bytes. Raises BadChunk for stored bytes that are anything else; never allocates more.
+    """Decode stored bytes to the `size_bytes` bytes of the chunk. Raises BadChunk; never allocates more.
 
-    The caller compares the digest: bytes of the right number need not be the right ones.
+    The caller compares the digest, because the right number of bytes can still be the wrong bytes.
     """
     if codec == "raw":
         if len(stored) != size_bytes:
-            raise BadChunk(f"{len(stored)} bytes are stored of a chunk of {size_bytes}")
+            raise BadChunk(f"{len(stored)} bytes are stored for a raw chunk of {size_bytes} bytes")
         return memoryview(stored)
     if codec == "zeros":
         if len(stored):
-            raise BadChunk("bytes are stored of a chunk of zeros")
+            raise BadChunk("bytes are stored for a chunk of zeros")
         return bytes(size_bytes)
     if codec == "delta" and (base is None or len(base) != size_bytes):
         raise BadChunk("the base has another size than the chunk")
@@ -79,8 +79,10 @@ def decode(
 
 
 def _compress(planes: NDArray[np.uint8], width: int) -> bytes:
-    """One frame, which says its size. In a small one, blocks end where planes end: a block of both the mantissas' noise
-    and the exponents gains nothing by either, and a sample would promise less than the whole keeps.
+    """Compress the planes to one zstd frame, which declares its size.
+
+    In a small frame the blocks end where the planes end. A block that mixed the noise of the mantissas with the
+    exponents would compress neither, and a sample would predict less than the whole chunk gains.
     """
     compressor = zstandard.ZstdCompressor(level=_LEVEL)
     if width == 1 or len(planes) >= _LARGE_BYTES:
@@ -98,18 +100,18 @@ def _compress(planes: NDArray[np.uint8], width: int) -> bytes:
 def _decompress(stored: Buffer, size_bytes: int) -> bytes:
     try:
         announced_bytes = zstandard.frame_content_size(stored)
-        if announced_bytes not in (-1, size_bytes):  # -1: the frame does not say
+        if announced_bytes not in (-1, size_bytes):  # -1: the frame declares no size
             raise BadChunk(f"a frame of {announced_bytes} bytes is stored instead of {size_bytes}")
         data = zstandard.ZstdDecompressor().decompress(stored, max_output_size=size_bytes, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise BadChunk(f"the stored bytes are no zstd frame: {error}") from error
+        raise BadChunk(f"the stored bytes are not a zstd frame: {error}") from error
     if len(data) != size_bytes:
         raise BadChunk(f"a frame of {len(data)} bytes is stored instead of {size_bytes}")
     return data
 
 
 def _to_planes(data: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
-    """All first bytes of the elements, all second ones, ..., and what is left behind the last whole element."""
+    """Return all first bytes of the elements, all second bytes, ..., then the rest behind the last whole element."""
     if width == 1:
         return data
     count = len(data) // width
@@ -122,7 +124,7 @@ def _to_planes(data: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
 
 
 def _from_planes(planes: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
-    """The inverse; always a new array."""
+    """Invert `_to_planes`, into a new array."""
     data = np.empty(len(planes), np.uint8)
     count = len(planes) // width
     elements = data[: count * width].reshape(count, width)

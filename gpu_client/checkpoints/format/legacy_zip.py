@@ -1,4 +1,4 @@
-"""Unpacking a zip that a client of the original orchestrator uploaded. Nothing in it is trusted."""
+"""Unpack a zip that a client of the original orchestrator uploaded. Nothing in the zip is trusted."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from gpu_client.transport.net.files import CHUNK_BYTES, StagedFile, local_errors
 
 MAX_ENTRIES = 10_000
 MAX_ENTRY_BYTES = 1024
-"""Of an entry in the list of files at the end, on average: its name takes 900 at most."""
+"""Mean bytes of an entry in the central directory; its name takes 900 bytes at most."""
 _ENTRY_BEGINS = b"PK\1\2"
 _LONGEST_END_BYTES = 22 + 65_536
-"""The last record and its comment, as far as `zipfile` reads them at once."""
+"""Bytes of the last record and its comment, which `zipfile` reads at once."""
 MAX_UNPACKED_BYTES = 256 * 1024**3
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
 
 
 class BadZip(Exception):  # noqa: N818 - a finding about stored bytes, reported as damage
-    """The zip is damaged, or holds what may not be unpacked."""
+    """The zip is damaged, or has an entry that must not be unpacked."""
 
 
 def unpack(
@@ -40,11 +40,11 @@ def unpack(
     max_bytes: int = MAX_UNPACKED_BYTES,
     max_entries: int = MAX_ENTRIES,
 ) -> int:
-    """Unpack all files of `archive` below `directory`; returns their bytes.
+    """Unpack all files of `archive` below `directory`; return their bytes.
 
-    Everything is checked before anything is written, and zip's own CRC-32 of every file while it is. Raises BadZip
-    (damaged, encrypted, paths or links that lead outside, too large for anybody), DiskFull (too large for this machine,
-    which has `available_bytes`), TransferCanceled.
+    All entries are checked before the first write, and the CRC-32 of each file during its write. Raises BadZip
+    (damaged, encrypted, paths or links that lead outside, larger than `max_bytes`), DiskFull (larger than the
+    `available_bytes` of this machine), TransferCanceled.
     """
     with local_errors(f"opening {archive.name}"):
         stream = archive.open("rb")
@@ -57,7 +57,7 @@ def unpack(
             entries = _checked_entries(opened, max_bytes=max_bytes, max_entries=max_entries)
             total_bytes = sum(entry.file_size for entry in entries)
             if available_bytes is not None and total_bytes > available_bytes:
-                raise DiskFull(f"{archive.name} unpacks to {total_bytes} bytes; {available_bytes} can be used")
+                raise DiskFull(f"{archive.name} unpacks to {total_bytes} bytes; {available_bytes} are available")
             for entry in entries:
                 _unpack_one(opened, entry, directory, cancel)
     return total_bytes
@@ -65,11 +65,10 @@ def unpack(
 
 @contextmanager
 def _damage(name: str) -> Iterator[None]:
-    """Turn what Python's zip reader and decompressors raise for damaged bytes into BadZip. Nothing else runs in here.
+    """Convert the errors of Python's zip reader and decompressors to BadZip. Only their calls run in the context.
 
-    They say it in many ways: an offset that leads nowhere is an OSError with EINVAL, bad bzip2 data one without, an
-    offset that no file has and a name that is not UTF-8 are ValueErrors, data that end too soon an EOFError, a version
-    from the future a NotImplementedError.
+    An impossible offset raises OSError with EINVAL, damaged bzip2 data OSError without errno, an offset beyond any file
+    and a name that is not UTF-8 ValueError, truncated data EOFError, an unknown zip version NotImplementedError.
     """
     try:
         yield
@@ -82,11 +81,11 @@ def _damage(name: str) -> Iterator[None]:
 
 
 class _BoundedReader:
-    """Hand the bytes of an archive to `zipfile`, but no list of files that is larger than allowed.
+    """Hand the bytes of an archive to `zipfile`, but refuse a central directory that is larger than allowed.
 
-    `zipfile` reads the list in one piece, then makes an object of each entry. Where the list lies and how long it is,
-    several records say, and they may contradict each other. So this class looks at the bytes that `zipfile` takes,
-    whichever record `zipfile` believes: `zipfile` makes no object of an entry without its signature.
+    `zipfile` reads the central directory in one piece and makes an object of each entry. Several records declare its
+    place and length, and they can contradict each other. Therefore the class counts the entry signatures in the bytes
+    that `zipfile` takes: without its signature an entry becomes no object.
     """
 
     def __init__(self, stream: BinaryIO, max_entries: int) -> None:
@@ -95,17 +94,17 @@ class _BoundedReader:
         self._max_bytes = max(max_entries * MAX_ENTRY_BYTES, _LONGEST_END_BYTES)
         self.seek, self.tell, self.seekable = stream.seek, stream.tell, stream.seekable
         self.list_is_read = False
-        """From then on everything may be read: data of files."""
+        """After the central directory is read, reads of file data are unbounded."""
 
     def read(self, size: int = -1) -> bytes:
-        """Read at most `size` bytes. Raises BadZip for what may be too long a list of files."""
+        """Read at most `size` bytes. Raises BadZip for a central directory that is too long."""
         if self.list_is_read:
             return self._stream.read(size)
         data = self._stream.read(size if 0 <= size <= self._max_bytes else self._max_bytes + 1)
         if len(data) > self._max_bytes:
-            raise BadZip(f"its list of files takes more than the {self._max_bytes} bytes that are allowed")
-        # A shorter piece may be the archive's end, with data and a comment in which the signature proves nothing; a
-        # list that is so short has few entries.
+            raise BadZip(f"its list of files has more than {self._max_bytes} bytes, the most that are allowed")
+        # A shorter piece can be the end of the archive, in whose data and comment a signature proves nothing; a central
+        # directory of that length has few entries.
         entries = data.count(_ENTRY_BEGINS) if len(data) > _LONGEST_END_BYTES else 0
         if entries > self._max_entries:
             raise BadZip(f"has {entries} entries; at most {self._max_entries} are allowed")
@@ -113,7 +112,7 @@ class _BoundedReader:
 
 
 def _checked_entries(archive: zipfile.ZipFile, *, max_bytes: int, max_entries: int) -> list[zipfile.ZipInfo]:
-    # `is_dir` fails for a name of no letter, which is refused below.
+    # `is_dir` fails for an empty name, which is refused below.
     entries = [entry for entry in archive.infolist() if not entry.filename or not entry.is_dir()]
     if not 1 <= len(entries) <= max_entries:
         raise BadZip(f"has {len(entries)} files; 1 to {max_entries} are allowed")
@@ -122,7 +121,7 @@ def _checked_entries(archive: zipfile.ZipFile, *, max_bytes: int, max_entries: i
         raise BadZip(f"would unpack to {total_bytes} bytes; at most {max_bytes} are allowed")
     seen: set[str] = set()
     for entry in entries:
-        # `filename` has been cleaned by zipfile; what the archive says is `orig_filename`
+        # zipfile cleans `filename`; `orig_filename` is the name in the archive.
         problem = path_problem(entry.orig_filename)
         mode = entry.external_attr >> 16
         if problem is None and stat.S_IFMT(mode) not in (0, stat.S_IFREG):
@@ -132,7 +131,7 @@ def _checked_entries(archive: zipfile.ZipFile, *, max_bytes: int, max_entries: i
         if problem is None and entry.compress_type not in _METHODS:
             problem = f"is compressed by an unknown method ({entry.compress_type})"
         if problem is None and entry.orig_filename in seen:
-            problem = "is in it twice"
+            problem = "occurs twice"
         if problem:
             raise BadZip(f"{entry.orig_filename[:80]!r} {problem}")
         seen.add(entry.orig_filename)
@@ -158,8 +157,8 @@ def _unpack_one(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, directory: Pat
                 stop_if_set(cancel)
             left_bytes -= len(piece)
             if left_bytes < 0:
-                raise BadZip(f"{name} unpacks to more than it says")
+                raise BadZip(f"{name} unpacks to more than its declared {entry.file_size} bytes")
             file.write(memoryview(piece))
         if left_bytes:
-            raise BadZip(f"{name} unpacks to less than it says")
+            raise BadZip(f"{name} unpacks to less than its declared {entry.file_size} bytes")
         file.commit()

@@ -15,28 +15,28 @@ MAX_MANIFEST_BYTES = 16 * 1024 * 1024
 
 
 class BadManifest(Exception):  # noqa: N818 - a finding about stored bytes, reported as damage
-    """Stored bytes are not the manifest of the checkpoint they are said to be."""
+    """Stored bytes are not the manifest of the requested checkpoint."""
 
 
-class UnknownVersion(Exception):  # noqa: N818 - no damage: somebody else can read it
-    """The manifest is sound, but of a version that this program cannot read."""
+class UnknownVersion(Exception):  # noqa: N818 - no damage: another release can read the manifest
+    """The manifest is intact, but of a version that this release cannot read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlace:
-    """Where bytes of a chunk belong: an index in the manifest's `files`, and the offset in that file."""
+    """A place of a chunk: an index in the manifest's `files`, and the offset in that file."""
 
     file: int
     offset: int
 
 
 def read_manifest(data: bytes, *, job_id: str, ref: CheckpointRef) -> Manifest:
-    """The manifest of checkpoint `ref` of the job.
+    """Parse and verify the manifest of checkpoint `ref` of the job.
 
     Raises BadManifest if the bytes are anything else, UnknownVersion if they have another version.
     """
     if ref.manifest_blake3 is not None and digest_bytes(data).blake3 != ref.manifest_blake3:
-        raise BadManifest("the manifest has other bytes than its digest says")
+        raise BadManifest("the bytes of the manifest do not match its digest")
     try:
         manifest = parse_manifest(data)
     except ValidationError as error:
@@ -49,12 +49,12 @@ def read_manifest(data: bytes, *, job_id: str, ref: CheckpointRef) -> Manifest:
         raise BadManifest(f"the manifest cannot be read: {error.errors()[0]['msg']}") from error
     named = (manifest.job_id, manifest.step, manifest.epoch)
     if named != (job_id, ref.step, ref.epoch):
-        raise BadManifest(f"the manifest is that of job {named[0]}, step {named[1]}, epoch {named[2]}")
+        raise BadManifest(f"the manifest belongs to job {named[0]}, step {named[1]}, epoch {named[2]}")
     return manifest
 
 
 def _version(data: bytes) -> int | None:
-    """What the manifest says of itself; None if it says nothing usable."""
+    """Return the version that the manifest declares; None if there is none."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
@@ -64,20 +64,20 @@ def _version(data: bytes) -> int | None:
 
 
 def map_places(manifest: Manifest) -> dict[int, list[ChunkPlace]]:
-    """Where each chunk belongs, by its index. Of `zeros` nothing is said: they need no writing."""
+    """Return the places of each chunk, by index. `zeros` chunks are left out, because they need no writing."""
     places: dict[int, list[ChunkPlace]] = {}
-    silent = [chunk.codec == "zeros" for chunk in manifest.chunks]
+    skipped = [chunk.codec == "zeros" for chunk in manifest.chunks]
     sizes = [chunk.size_bytes for chunk in manifest.chunks]
     for number, file in enumerate(manifest.files):
         offset = 0
         for index in file.chunks:
-            if not silent[index]:
+            if not skipped[index]:
                 places.setdefault(index, []).append(ChunkPlace(number, offset))
             offset += sizes[index]
     return places
 
 
 def count_written_bytes(manifest: Manifest) -> int:
-    """Bytes that the files take on a disk that knows holes."""
+    """Return the bytes that the files take on a disk that stores holes."""
     sizes = [0 if chunk.codec == "zeros" else chunk.size_bytes for chunk in manifest.chunks]
     return sum(sizes[index] for file in manifest.files for index in file.chunks)

@@ -1,7 +1,7 @@
-"""How chunks become packs: large ones first in the order of their files, small ones behind, cut where content says so.
+"""Group chunks into packs with content-defined cuts.
 
-Cuts depend on the chunks alone, not on what was stored before them: jobs that share a frozen base write equal packs
-from the first cut on that they have in common.
+Cuts depend on the chunks alone and not on earlier packs. Jobs that share a frozen base therefore write equal packs from
+their first common cut on.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from baton.contract.manifest import Manifest, Pack
 from gpu_client.transport.transfer.transfer_requests import Segment
 
 MIN_PACK_BYTES = 32 * 1024 * 1024
-"""A pack is not cut below this: there are never more than new bytes / MIN_PACK_BYTES + 1 of them."""
+"""Smallest pack but the last: a checkpoint has at most (new bytes / MIN_PACK_BYTES + 1) new packs."""
 MAX_PACK_BYTES = 64 * 1024 * 1024
-"""Exceeded only by a chunk that is large itself, in a pack that is not yet worth its PUT."""
+"""Largest pack. Only a pack below MIN_PACK_BYTES that gets a large chunk exceeds the bound."""
 _USUAL_CUT_BYTES = 16 * 1024 * 1024
-"""Behind MIN_PACK_BYTES a cut comes after about as many bytes, however large the chunks are."""
+"""Mean distance of a cut behind MIN_PACK_BYTES, for chunks of any size."""
 _STEPS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
-"""By which all three rise with the checkpoint. Few steps: jobs of about the same size shall cut alike."""
+"""Factors by which all three sizes grow with the checkpoint. Few steps make jobs of similar size cut alike."""
 _PACKS = 4
-"""A checkpoint of which everything is new has about so many packs, until they are as large as they get: each costs a
-PUT and the writes of its item, most of what a checkpoint costs."""
+"""Target number of packs of an entirely new checkpoint, until the packs reach their largest size. Each pack costs a PUT
+and the writes of its item, most of the cost of a checkpoint."""
 
 LARGE_CHUNK_BYTES = 256 * 1024
 
@@ -34,7 +34,7 @@ SPARE_PACKS = 8
 
 
 class PackCutter:
-    """Says where packs begin, chunk by chunk. `checkpoint_bytes`: of all its files, new or not."""
+    """Decide for each chunk whether a pack begins with it. `checkpoint_bytes`: all files, new or not."""
 
     def __init__(self, checkpoint_bytes: int = 0) -> None:
         step = max((step for step in _STEPS if step * MIN_PACK_BYTES * _PACKS <= checkpoint_bytes), default=1.0)
@@ -45,7 +45,7 @@ class PackCutter:
         self._ended = True
 
     def begins_pack(self, blake3: str, stored_bytes: int) -> bool:
-        """The next chunk: True if it is the first of a pack."""
+        """Return True if the next chunk is the first of a pack."""
         exceeds = self._pack_bytes >= self.min_bytes and self._pack_bytes + stored_bytes > self.max_bytes
         begins = self._ended or exceeds
         self._pack_bytes = stored_bytes if begins else self._pack_bytes + stored_bytes
@@ -56,7 +56,7 @@ class PackCutter:
 
 @dataclass(frozen=True, slots=True)
 class StoredDigest:
-    """Of the bytes that a pack holds of a chunk. `blake3` is 32 bytes, `crc64nvme` the number."""
+    """Digests of the stored bytes of one chunk. `blake3` has 32 bytes, `crc64nvme` is the number."""
 
     size_bytes: int
     blake3: bytes
@@ -64,16 +64,13 @@ class StoredDigest:
 
     @classmethod
     def of(cls, stored: bytes | memoryview, known: bytes | None = None) -> StoredDigest:
-        """`known`: their BLAKE3, where somebody has it already."""
+        """Digest stored bytes. `known`: their BLAKE3, if the caller has it."""
         return cls(len(stored), known or blake3(stored).digest(), checksums.crc64nvme(stored, 0))
 
 
 @dataclass(slots=True)
 class _PackInProgress:
-    """A pack that is being put together.
-
-    No byte is read for it: a pack is named by the digests of its chunks, and its CRC is put together from theirs.
-    """
+    """A pack under construction. No byte is read: name and CRC of a pack follow from the digests of its chunks."""
 
     size_bytes: int = 0
     digests: list[bytes] = field(default_factory=list)
@@ -81,7 +78,7 @@ class _PackInProgress:
     segments: list[Segment] = field(default_factory=list)
 
     def append(self, stored: StoredDigest, segment: Segment) -> None:
-        """What lies behind the last segment in the same file makes it longer."""
+        """Add a chunk. A segment that continues the last one in the same file extends it."""
         self.size_bytes += stored.size_bytes
         self.digests.append(stored.blake3)
         self.crc64nvme = checksums.combine_crc64nvme(self.crc64nvme, stored.crc64nvme, stored.size_bytes)
@@ -94,23 +91,23 @@ class _PackInProgress:
 
 @dataclass(frozen=True, slots=True)
 class NewPack:
-    """A pack, and where its bytes lie here."""
+    """A pack and the local segments of its bytes."""
 
     pack: Pack
     segments: tuple[Segment, ...]
 
 
 class PackWriter:
-    """Puts new chunks into packs. Keeps no bytes: it notes where they lie."""
+    """Put new chunks into packs. Records the segments of the bytes, not the bytes."""
 
     def __init__(self, checkpoint_bytes: int = 0) -> None:
         self._cutter = PackCutter(checkpoint_bytes)
         self._growing: _PackInProgress | None = None
         self.packs: list[NewPack] = []
-        """Those that are complete."""
+        """The finished packs."""
 
     def add(self, blake3: str, stored: StoredDigest, segment: Segment) -> tuple[int, int]:
-        """A chunk whose stored bytes lie at `segment`. Returns its pack (an index in `packs`) and its offset."""
+        """Add a chunk with its stored bytes at `segment`. Returns its pack (an index in `packs`) and its offset."""
         if self._cutter.begins_pack(blake3, stored.size_bytes) or self._growing is None:
             self.finish()
             self._growing = _PackInProgress()
@@ -119,7 +116,7 @@ class PackWriter:
         return len(self.packs), offset
 
     def finish(self) -> None:
-        """No more chunks."""
+        """Finish the last pack."""
         if self._growing is None:
             return
         grown = self._growing
@@ -133,18 +130,18 @@ class PackWriter:
 
 
 def name_pack(digests: Iterable[bytes]) -> str:
-    """The BLAKE3 that names a pack: of the BLAKE3s of what it stores of each chunk, 32 bytes each.
+    """Return the name of a pack: the BLAKE3 of the BLAKE3s of its chunks' stored bytes, 32 bytes each.
 
-    It stands for the bytes as theirs would, and hashing them once more would cost as much as all else does.
+    Hashing the bytes once more would double the cost, and the name identifies the bytes as well.
     """
     return blake3(b"".join(digests)).hexdigest()
 
 
 def find_sparse_packs(manifest: Manifest) -> frozenset[str]:
-    """BLAKE3s of the packs whose chunks the next checkpoint should write anew; none while the packs are few enough.
+    """Return the BLAKE3s of packs whose chunks the next checkpoint should write anew; none while packs are few.
 
-    More than twice the packs that its bytes need, and some, are too many: fetching it takes that many requests. Then
-    those go that hold the least of it, until half as many are left.
+    A restore sends a request for each pack. If a checkpoint has more than twice the packs that its bytes need, plus
+    SPARE_PACKS, the packs with the smallest live share are returned until half of the bound is left.
     """
     live_bytes = [0] * len(manifest.packs)
     for chunk in manifest.chunks:

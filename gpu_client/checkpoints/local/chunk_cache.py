@@ -1,11 +1,11 @@
-"""The chunks that this machine has: the checkpoints of a job that were committed or restored here.
+"""Cache the checkpoints of a job that were committed or restored on this machine, as a source of chunks.
 
 ```
 <root>/<job id>/<step>-<epoch>/manifest.json, files/...
 ```
 
-It is a cache. What is found in it is verified by whoever uses it; what is damaged is removed; a full disk costs the
-cache, never a commit or a restore. A job finds its own checkpoints only.
+The reader of a chunk verifies its bytes; damaged entries are removed. A full disk costs the cache, never a commit or a
+restore. A job finds only its own checkpoints.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from gpu_client.transport.transfer.transfer_requests import Segment
 logger = logging.getLogger(__name__)
 
 SHARE = 4
-"""All stores in one root use at most the fourth part of what would be free without them."""
+"""All caches in one root use at most a quarter of the disk space that would be free without them."""
 
 _MANIFEST = "manifest.json"
 _FILES = "files"
 _ENTRY = re.compile(r"[0-9]{1,13}-[0-9]{1,10}")
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP)
 
-_How = Literal["move", "link", "copy"]
+_Transfer = Literal["move", "link", "copy"]
 
 
 @dataclass(frozen=True)
 class _Entry:
     manifest: Manifest
     path: Path
-    """Its directory; the checkpoint's files lie in `files` below it."""
+    """The directory of the entry; the checkpoint's files are in `files` below it."""
     kept_bytes: int
 
     @property
@@ -57,12 +57,12 @@ class _Entry:
 
     @property
     def age(self) -> tuple[int, int]:
-        """Rises with every commit of the job."""
+        """Return a sort key that rises with each commit of the job."""
         return self.manifest.epoch, self.manifest.step
 
 
 class LocalChunkCache:
-    """The store of one job below `root`; what an earlier agent left there is found again. Safe from several threads."""
+    """The cache of one job below `root`, with the entries of an earlier agent. Thread-safe."""
 
     def __init__(self, root: Path, job_id: str) -> None:
         self._root = root
@@ -76,29 +76,30 @@ class LocalChunkCache:
         try:
             self._entries = sorted(_read_entries(self._directory, job_id), key=lambda entry: entry.age)
         except OSError as error:
-            logger.warning("the local store cannot be read: %s", error)
+            logger.warning("the local cache cannot be read: %s", error)
 
     @property
     def manifests(self) -> tuple[Manifest, ...]:
-        """What this attempt was resumed from and what it committed last, the newest last; also if its files are not
-        kept."""
+        """Return the manifests that this attempt resumed from and committed last, newest last, cached or not."""
         with self._lock:
             return self._manifests
 
     def record_restored(self, manifest: Manifest, directory: Path) -> None:
-        """The attempt begins with this checkpoint; its files are linked. What else the job has here is let go: it was
-        older, damaged or not of this line."""
+        """Record the checkpoint that the attempt begins with, and link its files.
+
+        All other entries of the job are removed, because they are older, damaged or of another branch.
+        """
         with self._lock:
             self._manifests = (manifest,)
             kept = self._keep(manifest, directory, "link")
             self._remove_entries([entry for entry in self._entries if entry is not kept])
 
     def record_committed(self, manifest: Manifest, directory: Path, *, copy: bool = False) -> None:
-        """The attempt has committed this checkpoint; `directory` is moved into the store, or left where that cannot be.
+        """Record a committed checkpoint, and move `directory` into the cache where possible.
 
-        `copy`: its files will be written to again, so that they are copied. Kept are this checkpoint, the one that the
-        attempt was resumed from, and the one that has the bases of this one's deltas: the next one's are taken to them
-        as well.
+        `copy`: copy the files instead, because the training will write to them again. The cache keeps this checkpoint,
+        the checkpoint that the attempt resumed from, and the checkpoint with the bases of this one's deltas, which the
+        next deltas use too.
         """
         with self._lock:
             resumed = [one for one in self._manifests if one.epoch < manifest.epoch]
@@ -114,7 +115,7 @@ class LocalChunkCache:
             )
 
     def find(self, blake3: str) -> Segment | None:
-        """Where the bytes of a chunk should lie in a local file. They may have changed since: verify them."""
+        """Return the file segment with the bytes of a chunk. The caller verifies the bytes, because they can change."""
         with self._lock:
             if self._index is None:
                 self._index = {}
@@ -123,19 +124,19 @@ class LocalChunkCache:
             return self._index.get(blake3)
 
     def newest(self) -> tuple[Manifest, Path] | None:
-        """The newest checkpoint whose files are here, and the directory that they are in."""
+        """Return the manifest and the directory of the newest cached checkpoint."""
         with self._lock:
             return (self._entries[-1].manifest, self._entries[-1].files) if self._entries else None
 
     def clear(self) -> None:
-        """Forget everything of this job."""
+        """Remove all entries of the job."""
         with self._lock:
             self._manifests = ()
             self._entries, self._index = [], None
             _remove(self._directory)
 
     def free_space(self, is_enough: Callable[[], bool]) -> None:
-        """Give the disk back until that is enough: first what other jobs have, then all of this one's files."""
+        """Remove files until `is_enough`: first the caches of other jobs, then all files of this job."""
         with self._lock:
             with suppress(OSError):
                 for path in self._root.iterdir():
@@ -147,7 +148,7 @@ class LocalChunkCache:
             _remove(self._directory)
 
     def _holder_of_bases(self, manifest: Manifest) -> set[tuple[int, int]]:
-        """Step and epoch of the kept checkpoint that has most of the deltas' bases; none if there are none."""
+        """Return step and epoch of the cached checkpoint with most of the deltas' bases, or an empty set."""
         bases = {manifest.chunks[chunk.base].blake3 for chunk in manifest.chunks if chunk.base is not None}
         held = [
             (sum(found.size_bytes for blake3, found in _segments(entry).items() if blake3 in bases), number)
@@ -158,20 +159,20 @@ class LocalChunkCache:
         found = self._entries[number].manifest if most_bytes else None
         return {(found.step, found.epoch)} if found else set()
 
-    def _keep(self, manifest: Manifest, directory: Path, how: _How) -> _Entry | None:
-        """A new entry; None if it cannot be had."""
+    def _keep(self, manifest: Manifest, directory: Path, how: _Transfer) -> _Entry | None:
+        """Add an entry; return None (logged) if the disk refuses."""
         name = f"{manifest.step}-{manifest.epoch}"
         self._remove_entries([entry for entry in self._entries if entry.path.name == name])
         temporary = self._directory / f".{uuid.uuid4().hex}.tmp"
         try:
-            # Before anything is linked: a manifest that does not fit is noticed without harm.
+            # Written before the first link, so that a full disk shows without harm.
             temporary.mkdir(parents=True, mode=0o700)
             (temporary / _MANIFEST).write_bytes(manifest.canonical_bytes())
             _take_over(manifest, directory, temporary / _FILES, how)
             _remove(self._directory / name)
             temporary.rename(self._directory / name)
         except OSError as error:
-            logger.warning("checkpoint of step %d is not kept on this machine: %s", manifest.step, error)
+            logger.warning("checkpoint of step %d is not cached on this machine: %s", manifest.step, error)
             _remove(temporary)
             return None
         entry = _Entry(manifest, self._directory / name, count_written_bytes(manifest))
@@ -181,17 +182,17 @@ class LocalChunkCache:
         return entry
 
     def _bound(self) -> None:
-        """Let go of the oldest until the rest fits its share of the disk, as far as that can be told."""
+        """Remove the oldest entries until the rest fits the share of the disk, if the disk reports its space."""
         while self._entries:
             kept_bytes = sum(entry.kept_bytes for entry in self._entries)
             try:
                 fits = kept_bytes <= _share_bytes(self._root, kept_bytes)
             except OSError as error:
-                logger.warning("the local store's share of the disk cannot be told: %s", error)
+                logger.warning("the local cache's share of the disk is unknown: %s", error)
                 return
             if fits:
                 return
-            logger.info("%s is not kept on this machine: the disk is too full", self._entries[0].path.name)
+            logger.info("%s is removed from the local cache: the disk is too full", self._entries[0].path.name)
             self._remove_entries(self._entries[:1])
 
     def _remove_entries(self, entries: Sequence[_Entry]) -> None:
@@ -202,8 +203,10 @@ class LocalChunkCache:
 
 
 def find_excess_caches(root: Path, *, keep: str | None = None) -> list[Path]:
-    """What is to be removed below `root` so that the stores of all jobs take no more than their share of the disk:
-    oldest first, that of job `keep` last. What is no store goes in any case. Raises OSError."""
+    """Return the paths to remove below `root`, so that the caches of all jobs fit their share of the disk.
+
+    Oldest first, the cache of job `keep` last; anything but a directory is always returned. Raises OSError.
+    """
     entries = list(root.iterdir()) if root.is_dir() else []
     jobs = [path for path in entries if not path.is_symlink() and path.is_dir()]
     excess = [path for path in entries if path not in jobs]
@@ -223,7 +226,7 @@ def _share_bytes(root: Path, used_bytes: int) -> int:
 
 
 def _used_bytes(directory: Path) -> int:
-    """Bytes on the disk of all files below."""
+    """Return the disk space of all files below `directory`, in bytes."""
     return sum(
         entry.stat(follow_symlinks=False).st_blocks * 512
         for _, entry in walk(directory)
@@ -232,7 +235,7 @@ def _used_bytes(directory: Path) -> int:
 
 
 def _read_entries(directory: Path, job_id: str) -> list[_Entry]:
-    """What is sound below `directory`; the rest is removed."""
+    """Read the intact entries below `directory`; remove the others."""
     if directory.is_symlink() or not directory.is_dir():
         return []
     found: list[_Entry] = []
@@ -240,29 +243,28 @@ def _read_entries(directory: Path, job_id: str) -> list[_Entry]:
         try:
             found.append(_read_entry(path, job_id))
         except (OSError, ValueError) as error:
-            # ValidationError is a ValueError too.
-            logger.warning("%s in the local store is damaged and removed: %s", path.name, error)
+            logger.warning("%s in the local cache is damaged and removed: %s", path.name, error)
             _remove(path)
     return found
 
 
 def _read_entry(path: Path, job_id: str) -> _Entry:
-    """Raises OSError or ValueError if it is not whole."""
+    """Read one entry. Raises OSError or ValueError if the entry is incomplete or damaged."""
     if not _ENTRY.fullmatch(path.name):
-        raise ValueError("it was never finished")
+        raise ValueError("the name is not that of a finished entry")
     if not stat.S_ISDIR(path.lstat().st_mode):
-        raise ValueError("it is not a directory")
+        raise ValueError("the entry is not a directory")
     data = _read_regular(path / _MANIFEST)
     try:
         manifest = parse_manifest(data)
     except ValidationError as error:
-        raise ValueError(f"its manifest cannot be read: {error.errors()[0]['msg']}") from error
+        raise ValueError(f"the manifest cannot be read: {error.errors()[0]['msg']}") from error
     if manifest.job_id != job_id or f"{manifest.step}-{manifest.epoch}" != path.name:
-        raise ValueError("its manifest is that of another checkpoint")
+        raise ValueError("the manifest belongs to another checkpoint")
     for file in manifest.files:
         info = (path / _FILES / file.path).lstat()
         if not stat.S_ISREG(info.st_mode) or info.st_size != file.size_bytes:
-            raise ValueError(f"{file.path!r} is not as the manifest says")
+            raise ValueError(f"{file.path!r} is not a regular file of the {file.size_bytes} bytes in the manifest")
     return _Entry(manifest, path, count_written_bytes(manifest))
 
 
@@ -270,12 +272,12 @@ def _read_regular(path: Path) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("its manifest is not a regular file")
+            raise ValueError("the manifest is not a regular file")
         return file.read(MAX_MANIFEST_BYTES + 1)
 
 
 def _segments(entry: _Entry) -> dict[str, Segment]:
-    """Where the chunks lie, by digest."""
+    """Return the file segment of each chunk, by digest."""
     chunks, files = entry.manifest.chunks, entry.manifest.files
     paths = [entry.files / file.path for file in files]
     return {
@@ -284,8 +286,8 @@ def _segments(entry: _Entry) -> dict[str, Segment]:
     }
 
 
-def _take_over(manifest: Manifest, directory: Path, target: Path, how: _How) -> None:
-    """The files of `directory` as `target`. Raises OSError."""
+def _take_over(manifest: Manifest, directory: Path, target: Path, how: _Transfer) -> None:
+    """Move, link or copy the files of `directory` to `target`. Raises OSError."""
     if how == "move" and not any(entry.is_symlink() for _, entry in walk(directory)):
         try:
             directory.rename(target)
@@ -297,7 +299,7 @@ def _take_over(manifest: Manifest, directory: Path, target: Path, how: _How) -> 
     target.mkdir()
     copied = how == "copy" or directory.stat().st_dev != target.stat().st_dev
     if copied and count_written_bytes(manifest) > _share_bytes(target, 0):
-        raise OSError(errno.ENOSPC, "it would have to be copied, and the disk is too full")
+        raise OSError(errno.ENOSPC, "the copy would exceed the share of the disk")
     for file in manifest.files:
         place = target / file.path
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -309,7 +311,7 @@ def _take_over(manifest: Manifest, directory: Path, target: Path, how: _How) -> 
 
 
 def _link(source: Path, target: Path) -> None:
-    """A hard link, a copy where that is impossible."""
+    """Make a hard link, or a copy where a link is impossible."""
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError as error:
@@ -319,7 +321,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a directory or whatever is in its place, as far as that is possible."""
+    """Remove a directory, file or link; log a failure."""
     try:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The files of a directory, each accounted for: followed, or refused with its name. Nothing is skipped silently."""
+"""List the files of a directory, none skipped silently, and read the session's marker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class BadDirectory(BatonError):  # noqa: N818 - named after what is wrong
-    """A directory cannot become a manifest. The message names the entry and says why."""
+    """A directory cannot become a manifest. The message names the entry and the reason."""
 
 
 def enter_real(relative: str, entry: os.DirEntry[str]) -> Path | None:
@@ -47,11 +47,11 @@ def walk(
 
 
 def resolve_files(directory: Path, *, within: Path | None = None) -> dict[str, Path]:
-    """All files below `directory` by '/'-separated relative path, sorted; paths are resolved.
+    """Return the resolved paths of all files below `directory` by '/'-separated relative path, sorted.
 
-    Symlinks are followed if they stay inside (inside `within`, if given). Raises BadDirectory for links that lead
-    outside or nowhere, special files and names that no manifest can carry. Empty directories are logged: a manifest has
-    only files.
+    Symlinks are followed if their targets stay inside `directory` (inside `within`, if given). Raises BadDirectory for
+    links that lead outside or nowhere, special files, and names that a manifest cannot store. Empty directories are
+    logged, because a manifest has only files.
     """
     start = directory.resolve()
     root = within.resolve() if within else start
@@ -88,7 +88,7 @@ def _directories_above(relative: str) -> list[str]:
 
 
 def require_storable(files: Mapping[str, Path], *, max_path_bytes: int, max_bytes: int = MAX_OBJECT_BYTES) -> None:
-    """Raise BadDirectory if a path or a file (by relative path) is larger than what can be stored. Reads no bytes."""
+    """Raise BadDirectory if a path or a file is longer than the store admits. Reads no bytes."""
     for relative, path in files.items():
         problem = path_problem(relative, max_bytes=max_path_bytes)
         if problem:
@@ -102,7 +102,7 @@ def require_storable(files: Mapping[str, Path], *, max_path_bytes: int, max_byte
 
 
 def resolve_inside(root: Path, path: Path, relative: str) -> Path:
-    """`path` with its links resolved; BadDirectory if it leads outside `root` or nowhere."""
+    """Return `path` with its links resolved. Raises BadDirectory if the target is outside `root` or absent."""
     try:
         target = path.resolve(strict=True)
     except (OSError, RuntimeError) as error:
@@ -114,7 +114,7 @@ def resolve_inside(root: Path, path: Path, relative: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """A file of a checkpoint as it was seen: its path inside the directory, size and modification time."""
+    """State of a file: its path inside the directory, size and modification time."""
 
     path: str
     size_bytes: int
@@ -122,9 +122,9 @@ class FileState:
 
 
 def list_files(directory: Path) -> tuple[FileState, ...]:
-    """All files below ``directory``, by path. Links count as themselves.
+    """Return the files below `directory`, sorted by path. A link counts as a file.
 
-    Raises OSError, FileNotFoundError if something is removed meanwhile.
+    Raises OSError, FileNotFoundError if an entry is removed meanwhile.
     """
 
     def enter(relative: str, entry: os.DirEntry[str]) -> Path | None:

@@ -1,4 +1,4 @@
-"""The files that a script's checkpoints usually have, learned from those that it has written."""
+"""Learn the files that a script's checkpoints usually have from the checkpoints that the script has written."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterable
 
-# The Hugging Face Trainer and accelerate write these behind everything else.
+# The Hugging Face Trainer and accelerate write these files last.
 _LAST_FILES = re.compile(r"trainer_state\.json|random_states_[0-9]+\.pkl")
-# [0-9], not \d: other scripts' digits are not what a training script writes.
+# [0-9] and not \d, which also matches the digits of other writing systems.
 _DIGITS = re.compile(r"[0-9]+")
 
 
 class ExpectedFiles:
     """The kinds of files of the script's last complete checkpoint, and how many files of each kind it had.
 
-    A resumed script may write fewer than the checkpoint that it resumed from has (fewer ranks), and a running one may
-    stop writing a kind. A script that removes its checkpoints early would then lose every one. So the two last removed
-    checkpoints that fell short become the measure instead: the next one is complete with all that either of them had.
+    A resumed script can write fewer files than the checkpoint that it resumed from (fewer ranks), and a running script
+    can stop writing a kind. If such a script also deletes its checkpoints early, every checkpoint would be missed.
+    Therefore the last two deleted checkpoints that fell short become the new measure: the next checkpoint is complete
+    with all files that either of the two had.
     """
 
     def __init__(self) -> None:
@@ -26,18 +27,18 @@ class ExpectedFiles:
 
     @property
     def known(self) -> bool:
-        """Whether there was a checkpoint to learn from."""
+        """Return True once a checkpoint was learned."""
         return self._usual is not None
 
     def learn(self, paths: Iterable[str]) -> None:
-        """Take the files of a complete checkpoint as the measure of the next ones."""
+        """Make the files of a complete checkpoint the measure of the next ones."""
         self._usual = _kinds(paths)
         self._fell_short.clear()
 
     def lacks(self, paths: Iterable[str]) -> bool:
-        """Return True if more files are probably coming.
+        """Return True if the script probably has more files to write.
 
-        Before the first checkpoint the script is expected to end with a file that trainers write last.
+        Before the first checkpoint, a file that trainers write last is expected.
         """
         paths = list(paths)
         if self._usual is None:
@@ -47,9 +48,9 @@ class ExpectedFiles:
         return falls_short and (len(former) < 2 or bool((former[0] | former[1]) - kinds))
 
     def learn_from_missed(self, paths: Iterable[str]) -> None:
-        """Note the files of a checkpoint that the script has removed, and that did not have all of the measure.
+        """Record the files of a deleted checkpoint that fell short of the measure.
 
-        The first one is the measure: nothing else tells what the script writes.
+        The first one becomes the measure, because no other checkpoint is known.
         """
         if self._usual is None:
             self.learn(paths)
@@ -58,7 +59,7 @@ class ExpectedFiles:
 
 
 def strip_numbers(path: str) -> str:
-    """Return the path without the numbers that tell steps, shards and ranks apart."""
+    """Return the path with `#` for each number, which distinguishes only steps, shards and ranks."""
     return _DIGITS.sub("#", path)
 
 

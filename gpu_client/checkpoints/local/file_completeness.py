@@ -1,4 +1,4 @@
-"""Lengths that files of a checkpoint state themselves: a shorter file is still being written, or was cut off."""
+"""Compare files with the lengths that they declare: a shorter file is unfinished or truncated."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from pathlib import Path
 from typing import BinaryIO
 
 MAX_HEADER_BYTES = 100_000_000
-"""Of a safetensors file, by the format's own bound."""
+"""Bound of a safetensors header, set by the format."""
 MAX_JSON_BYTES = 64 * 1024 * 1024
-"""A longer document is not judged: it costs too much memory to read."""
+"""Bound of a JSON document. A longer document counts as complete, because reading it costs too much memory."""
 MAX_NAMED = 200
-"""Characters of a name that a file states, in what is said of it."""
+"""Characters of a file-supplied name in a message."""
 _LFS_POINTER = b"version https://git-lfs"
-"""Of a file that git-lfs has not fetched: it stands in the file's place, whatever the file's name is."""
+"""First bytes of a git-lfs pointer, which takes the place of a file of any name that git-lfs has not fetched."""
 _ZIP = b"PK\x03\x04"
 
 
 def find_missing_part(directory: Path, paths: Iterable[str]) -> str:
-    """Return which part of which file is missing, by the file's own statement; "" if no file states that one is.
+    """Describe the first missing part of the files, by their own declarations; "" if none declares a missing part.
 
-    Judged are safetensors files, zip archives (as `torch.save` writes them), indexes of shards (`*.index.json`) and
-    `trainer_state.json`. Every other file counts as whole, and so does a pointer of git-lfs. Raises OSError.
+    Safetensors files, zip archives (as `torch.save` writes them), indexes of shards (`*.index.json`) and
+    `trainer_state.json` are checked. Other files count as complete, and so does a git-lfs pointer. Raises OSError.
     """
     names = set(paths)
     for path in sorted(names):
         try:
-            reason = _judge(directory, path, names)
+            reason = _check_file(directory, path, names)
         except FileNotFoundError:
             reason = "was removed"
         if reason:
@@ -38,8 +38,8 @@ def find_missing_part(directory: Path, paths: Iterable[str]) -> str:
     return ""
 
 
-def _judge(directory: Path, path: str, names: set[str]) -> str:
-    # Not blocking: a named pipe may lie there.
+def _check_file(directory: Path, path: str, names: set[str]) -> str:
+    # O_NONBLOCK, because opening a named pipe would wait for a writer.
     fd = os.open(directory / path, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(fd, "rb") as file:
         info = os.fstat(fd)
@@ -83,7 +83,7 @@ def _archive(file: BinaryIO) -> str:
 
 
 def _document(file: BinaryIO, folder: Path, names: set[str]) -> str:
-    """Read the JSON object, and look for the shards that an index names."""
+    """Read the JSON object, and search the names for the shards of an index."""
     try:
         document = json.load(file)
     except (ValueError, RecursionError):
@@ -94,4 +94,4 @@ def _document(file: BinaryIO, folder: Path, names: set[str]) -> str:
     if not isinstance(shards, dict):
         return ""
     lacking = sorted({str(shard) for shard in shards.values() if (folder / str(shard)).as_posix() not in names})
-    return f"names {lacking[0][:MAX_NAMED]}, which is not there" if lacking else ""
+    return f"names {lacking[0][:MAX_NAMED]}, which is absent" if lacking else ""

@@ -1,4 +1,4 @@
-"""Metrics and tags as a training script gives them, reduced to what the control plane accepts."""
+"""Reduce the metrics and tags of a training script to those that the control plane accepts."""
 
 import math
 
@@ -10,15 +10,15 @@ MAX_METRICS = 64
 MAX_TAG_CHARS = 64
 
 WORDS = ("nan", "inf", "-inf")
-"""What is said for numbers that JSON does not have."""
+"""Words for the numbers that JSON does not have."""
 
 _name = TypeAdapter(MetricName)
 
 
 def sanitize_metrics(raw: object) -> dict[str, float]:
-    """The entries of ``raw`` that are finite numbers under an acceptable name, at most 64; {} if it is no mapping.
+    """Return the entries of `raw` that are finite numbers under a valid name, at most 64; {} if `raw` is no mapping.
 
-    A NaN loss is no reason to lose a step or a checkpoint, so the rest is left out rather than refused.
+    Other entries are left out and not refused, because a NaN loss is no reason to lose a step or a checkpoint.
     """
     if not isinstance(raw, dict):
         return {}
@@ -39,7 +39,7 @@ def sanitize_metrics(raw: object) -> dict[str, float]:
 
 
 def sanitize_readings(raw: object) -> dict[str, float | str]:
-    """The same with those that are not finite, which have to be said in `WORDS`."""
+    """Return the entries of `sanitize_metrics` and the non-finite ones, which `raw` spells in `WORDS`."""
     if not isinstance(raw, dict):
         return {}
     odd = {name: value for name, value in raw.items() if isinstance(value, str) and value in WORDS}
@@ -59,5 +59,5 @@ def _is_name(name: object) -> bool:
 
 
 def sanitize_tag(raw: object) -> str:
-    """The tag of a checkpoint, as the contract admits it; empty for anything else."""
+    """Return the tag of a checkpoint if the contract admits the tag, else an empty string."""
     return raw if isinstance(raw, str) and len(raw) <= MAX_TAG_CHARS and raw.isprintable() else ""

@@ -1,4 +1,4 @@
-"""Takes a finished checkpoint out of the reach of the script that wrote it."""
+"""Take a finished checkpoint out of the reach of the script that wrote it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CreatedBy = Literal["session", "foreign"]
 
 @dataclass(frozen=True, slots=True)
 class ReadyCheckpoint:
-    """A complete checkpoint directory, and the files it had when it was found complete."""
+    """A complete checkpoint directory, and its files at the time when the watcher found it complete."""
 
     step: int
     path: Path
@@ -30,22 +30,22 @@ class ReadyCheckpoint:
     files: tuple[FileState, ...]
     tag: str = ""
     links: Path | None = None
-    """The directory where its files are held by links, for one that the script may have removed from `path`."""
+    """The directory with links to the files, if the script may have removed `path`."""
 
 
 class StagingError(Exception):
-    """The checkpoint could not be taken over. It may have been rotated away: then the next one will do."""
+    """The checkpoint could not be taken over; the script may have deleted it, and the next one replaces it."""
 
 
 def stage(checkpoint: ReadyCheckpoint, staging_dir: Path) -> ReadyCheckpoint:
-    """Take the files over at once, by hard links (copies where those are impossible), so that the script's rotation
-    cannot pull them from under an upload. Returns the checkpoint where it lies now; the caller removes that directory.
+    """Take all files over by hard links (copies where links are impossible); return the staged checkpoint.
 
-    A link does not keep the script from writing into the file: see `require_unchanged`.
+    The script's rotation cannot delete staged files during an upload. The script can still write into them; see
+    `require_unchanged`. The caller removes the returned directory. A checkpoint that the watcher has linked stays in
+    the directory of its links.
 
-    All files or none: raises StagingError if the checkpoint is not as it was when it was found complete, or holds
-    something other than regular files and links to some inside the output directory; OSError if the disk fails.
-    A checkpoint that the watcher holds there by links already stays where these are.
+    All files or none: raises StagingError if the checkpoint has changed since it was complete, or contains anything but
+    regular files and links to regular files inside the output directory; OSError if the disk fails.
     """
     if checkpoint.links is not None:
         return replace(checkpoint, path=checkpoint.links)
@@ -76,22 +76,22 @@ def stage(checkpoint: ReadyCheckpoint, staging_dir: Path) -> ReadyCheckpoint:
 def require_unchanged(directory: Path, files: tuple[FileState, ...]) -> None:
     """Raise FileChanged unless the files of a staged checkpoint are as they were when it was taken over.
 
-    To be asked each time before something is said of all of them together: a script that writes into its former
-    checkpoint's files would otherwise have a mixture of two stored, each file sound by itself.
+    Call it before each claim about all files together. A script that writes into its former checkpoint's files would
+    otherwise store a mixture of two steps, in which each file verifies.
     """
     try:
         found = list_files(directory)
     except OSError as error:
-        raise FileChanged(f"{directory} cannot be read (any more): {error}") from error
+        raise FileChanged(f"{directory} cannot be read: {error}") from error
     if found != files:
         names = sorted({file.path for file in set(found) ^ set(files)})
         raise FileChanged(f"{names[0]} of the checkpoint in {directory} was written to after it was complete")
 
 
 def find_added_file(found: ReadyCheckpoint) -> str:
-    """Return a file that was added to a foreign checkpoint's directory since it was found, or replaced; "" if none.
+    """Return a file that was added or replaced in a foreign checkpoint's directory since the watcher found it, or "".
 
-    A directory that is being removed, or is gone, has got none.
+    A directory that is being removed, or is gone, has none.
     """
     try:
         new = set(list_files(found.path)) - set(found.files)
@@ -104,23 +104,23 @@ def _take(source: Path, target: Path, output_dir: Path) -> None:
     if source.is_symlink():
         source = source.resolve(strict=True)
         if output_dir not in source.parents:
-            raise StagingError(f"{source} is outside the output directory, and is not followed")
+            raise StagingError(f"{source} is a link to a file outside the output directory")
     if not stat.S_ISREG(source.lstat().st_mode):
         raise StagingError(f"{source} is not a regular file")
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError as error:
-        # Another file system; a kernel that protects links to others' files; too many links; a system without them.
+        # Another file system, protected links, too many links, or a file system without links.
         if error.errno not in (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP):
             raise
         shutil.copy2(source, target, follow_symlinks=False)
 
 
 class LinkedFiles:
-    """Links to the files of one checkpoint directory, in a directory of their own on the same file system.
+    """Hard links to the files of one checkpoint directory, in a separate directory on the same file system.
 
-    A deleted file keeps its content as long as a link exists. A link does not keep the owner from writing into the
-    file: `is_deleted` tells whether the owner still can.
+    A deleted file keeps its content as long as a link exists. The owner can still write into a linked file until
+    `is_deleted` returns True.
     """
 
     def __init__(self, source: Path, holding_dir: Path) -> None:
@@ -128,13 +128,13 @@ class LinkedFiles:
         self.path = holding_dir / f"{source.name}-held-{uuid.uuid4().hex[:8]}"
 
     def follow(self, paths: Iterable[str]) -> None:
-        """Link the files as they lie there now; a file that was replaced is linked anew, a removed one stays linked.
+        """Link the present files. A replaced file is linked anew; a removed file stays linked.
 
-        Raises OSError where a file cannot be linked: another file system, a kernel that protects links, too many links.
+        Raises OSError if a file cannot be linked: another file system, protected links, too many links.
         """
         for path in paths:
             source, link = self._source / path, self.path / path
-            with contextlib.suppress(FileNotFoundError):  # removed since it was listed: the link, if any, stays
+            with contextlib.suppress(FileNotFoundError):  # removed since the listing: an existing link stays
                 info = source.lstat()
                 if not stat.S_ISREG(info.st_mode):
                     raise OSError(f"{source} is not a regular file")
@@ -146,15 +146,15 @@ class LinkedFiles:
                 os.link(source, link, follow_symlinks=False)
 
     def drop_others(self, paths: set[str]) -> None:
-        """Remove the links to files that are not named: the script removed them while it wrote, or renamed them."""
+        """Remove the links to files other than `paths`, which the script removed or renamed while it wrote."""
         for file in list_files(self.path):
             if file.path not in paths:
                 (self.path / file.path).unlink()
 
     def is_deleted(self, path: str) -> bool:
-        """True if the link is the file's last one: nobody can open the file under its former name any more."""
+        """Return True if the link is the last name of the file, so that no process can open the file by name."""
         return (self.path / path).lstat().st_nlink == 1
 
     def release(self) -> None:
-        """Give the links up."""
+        """Remove all links."""
         shutil.rmtree(self.path, ignore_errors=True)

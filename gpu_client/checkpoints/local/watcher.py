@@ -1,18 +1,18 @@
-"""Finds finished checkpoints in a trainer's output directory, and takes them out of the trainer's reach.
+"""Find finished checkpoints in a trainer's output directory.
 
-Looked at are the directories ``checkpoint-<step>``, the convention of accelerate and diffusers; what files are in them
-is the script's business. One that holds a ``baton.json`` was committed by our session (a rename, or the marker written
-last): it is complete. Any other is complete when it has not changed for a while and no process of the trainer has a
-file in it open for writing.
+The watcher lists the directories `checkpoint-<step>`, the convention of accelerate and diffusers, with any files in
+them. A directory with a `baton.json` is a session checkpoint: the marker is written last, therefore the directory is
+complete. A foreign directory is complete when it has not changed for a while and no process of the trainer has one of
+its files open for writing.
 
-There is no way to be told by a foreign script that it is done, so patience is learned: a directory that lacks files
-which the script's former checkpoint had is given more time, and so is the first one, unless it ends with a file that
-trainers write last. One with a file that is shorter than the file itself states is given as much, and is taken as it is
-then: the file may never have been whole.
+A foreign script announces no end, therefore the watcher learns the files to expect. A directory that lacks files of the
+former checkpoint gets more time, and so does the first directory without a file that trainers write last. A directory
+with a file shorter than the file declares gets as much time and is then taken as it is, because the file may never
+become whole.
 
-A script may rotate its checkpoints faster than they settle. So each poll links the files of unfinished directories
-(`LinkedFiles`); a directory that the script deletes, or leaves for its successor, was finished then, and is taken from
-these links.
+A script can delete its checkpoints before they have settled. Therefore each poll links the files of unfinished
+directories (`LinkedFiles`). A directory that the script deletes, or that has a successor, is finished, and the watcher
+reports its links.
 """
 
 import logging
@@ -35,10 +35,9 @@ from gpu_client.checkpoints.local.staging import LinkedFiles, ReadyCheckpoint
 _log = logging.getLogger(__name__)
 
 STABLE_S = 5.0
-# A directory with fewer kinds of files than the script's last checkpoint, or the first, or one with a file that is not
-# whole: more is probably coming.
 INCOMPLETE_PATIENCE = 6
-# [0-9], not \d: other scripts' digits are not what a training script writes.
+"""Factor of the wait for a directory that probably misses files or parts of files."""
+# [0-9] and not \d, which also matches the digits of other writing systems.
 _NAME = re.compile(r"checkpoint-([0-9]{1,15})")
 
 
@@ -51,13 +50,13 @@ class _Candidate:
     first_scan: int
     links: LinkedFiles | None
     whole: tuple[FileState, ...] = ()
-    """The newest listing that was not merely a former one with files removed from it."""
+    """The newest listing that is no subset of a former one."""
     polls: int = 0
-    """How often `whole` was found, or a part of it."""
+    """Number of polls that found `whole` or a part of it."""
     foreign: bool = False
 
-    def see(self, files: tuple[FileState, ...], now: float) -> None:
-        """Note the newest listing."""
+    def record(self, files: tuple[FileState, ...], now: float) -> None:
+        """Record the newest listing."""
         if files != self.files:
             self.files, self.unchanged_since = files, now
         if not self.whole or not set(files) <= set(self.whole):
@@ -66,13 +65,12 @@ class _Candidate:
 
 
 class CheckpointWatcher:
-    """Call ``poll`` about once a second, from one thread. Every directory is reported once,
-    unless it is to be looked at again.
+    """Report each finished checkpoint directory once. One thread calls `poll` about once a second.
 
-    ``clock``: monotonic seconds. ``open_for_writing``: the files that the trainer's processes have open for writing;
-    asked only when a directory looks complete. ``links_dir``: where files are linked to, on the same file system.
-    ``log_to_job``: puts a line into the job's log. The watcher explains there why it does not take a directory
-    over, once for each kind of reason.
+    clock: monotonic seconds. open_for_writing: returns the files that processes of the trainer have open for writing;
+    called only when a directory appears complete. links_dir: directory for hard links, on the same file system.
+    log_to_job: writes a line to the job's log, such as the reason why the watcher skips a directory, once for each kind
+    of reason.
     """
 
     def __init__(
@@ -90,29 +88,29 @@ class CheckpointWatcher:
         self._open_for_writing = open_for_writing
         self._stable_s = stable_s
         self._candidates: dict[str, _Candidate] = {}
-        # By name and inode: a directory that was removed and written anew is a new checkpoint; one that shrinks because
-        # it is being removed is not.
+        # Inode by name: a directory that was removed and written anew is a new checkpoint; a directory that shrinks
+        # during its removal is not.
         self._reported: dict[str, int] = {}
         self._expected = ExpectedFiles()
         self._links_dir = links_dir
         self._polls = 0
         self._removed: list[tuple[str, _Candidate]] = []
         self.missed: list[int] = []
-        """Steps of directories that the script removed before they could be taken over."""
+        """Steps of directories that the script removed before the watcher could report them."""
         self._again: list[tuple[float, ReadyCheckpoint]] = []
-        """Held checkpoints that could not be taken over, and when each is to be reported once more."""
+        """Linked checkpoints that could not be taken over, and the time of each next report."""
         self._log_to_job = log_to_job
         self._warned: set[tuple[str, str]] = set()
         self._explained: set[str] = set()
 
     def mark_seen(self, path: Path) -> None:
-        """Never report this directory as it is now: the agent put it there itself (a restored checkpoint)."""
+        """Never report this directory in its present state, because the agent restored it."""
         self._reported[path.name] = path.lstat().st_ino
         if not (path / MARKER).exists():
             self._expected.learn(file.path for file in list_files(path))
 
     def close(self) -> None:
-        """Give up the links to files of directories that were not reported, or not taken over."""
+        """Remove the links to files of directories that were not reported or not taken over."""
         for candidate in self._candidates.values():
             if candidate.links:
                 candidate.links.release()
@@ -121,8 +119,11 @@ class CheckpointWatcher:
             self.discard(self._again.pop()[1])
 
     def report_again(self, checkpoint: ReadyCheckpoint) -> None:
-        """Report a checkpoint that could not be taken over once more: when its directory is complete, or, if it is
-        held by links, which nothing completes, after a while."""
+        """Report a checkpoint that could not be taken over once more.
+
+        A directory is reported when it is complete again. A linked checkpoint, which nothing completes, is reported
+        after the stable time.
+        """
         if checkpoint.links is None:
             self._reported.pop(checkpoint.path.name, None)
         else:
@@ -134,28 +135,28 @@ class CheckpointWatcher:
             shutil.rmtree(checkpoint.links, ignore_errors=True)
 
     def poll(self) -> list[ReadyCheckpoint]:
-        """The checkpoints that have become complete since the last call, by step. While the trainer runs."""
+        """Return the checkpoints that became complete since the last call, by step, while the trainer runs."""
         return self._scan(self._is_settled, self._clock())
 
     def final_poll(self, *, clean_exit: bool) -> list[ReadyCheckpoint]:
-        """The rest, once all of the trainer's processes are gone. Does not wait.
+        """Return the remaining checkpoints after the last process of the trainer has ended, without waiting.
 
-        After a clean exit (code 0) whatever is there is complete, whatever its files state. After a crash or a kill
-        only the session's own checkpoints are: a foreign one that had not settled may have been cut off in the middle.
+        After a clean exit (code 0) every directory is complete. After a crash or a kill only session checkpoints are,
+        because a foreign checkpoint that had not settled can be truncated.
         """
         ready = self._scan(lambda _name, _files: clean_exit, math.inf)
         for name, candidate in self._candidates.items():
             if candidate.foreign:
                 self._explain(
                     name,
-                    "is not taken over: the script ended before the directory had settled, and it may be cut off",
+                    "is not taken over: the script ended before the directory had settled, so a file may be truncated",
                 )
         return ready
 
     def _scan(
         self, is_complete: Callable[[str, tuple[FileState, ...]], bool], again_until: float
     ) -> list[ReadyCheckpoint]:
-        """`again_until`: by the clock, to which time held checkpoints have become due to be reported once more."""
+        """List the directories once. `again_until`: linked checkpoints due by this time are reported once more."""
         ready: list[ReadyCheckpoint] = []
         self._polls += 1
         present = self._directories()
@@ -171,7 +172,7 @@ class CheckpointWatcher:
             if found:
                 ready.append(found)
         ready.extend(self._superseded({found.path.name for found in ready}))
-        # Only now: if looking at one directory failed, those found before it are found again.
+        # Recorded last: if reading one directory raises, the next poll reports the others again.
         for found in ready:
             name = found.path.name
             self._reported[name] = present[name][1]
@@ -185,9 +186,9 @@ class CheckpointWatcher:
         return sorted(ready, key=lambda checkpoint: checkpoint.step)
 
     def _deleted_checkpoint(self, name: str, candidate: _Candidate) -> Iterable[ReadyCheckpoint]:
-        """The checkpoint of a directory that the script has deleted: complete if it has all files of the one before.
+        """Yield the checkpoint of a deleted directory, if its links have all files of the former checkpoint.
 
-        Without one before nothing tells whether more files came after the last look.
+        Without a former checkpoint, files may have been added after the last poll unnoticed.
         """
         if not candidate.foreign:
             self._release(candidate)
@@ -197,7 +198,7 @@ class CheckpointWatcher:
         found = self._linked_checkpoint(name, candidate) if has_all else None
         if found is not None:
             self._expected.learn(names)
-        elif not has_all and candidate.polls > 1:  # what one look saw may be a part, and no measure of the next
+        elif not has_all and candidate.polls > 1:  # one poll may have seen a part, which is no measure
             self._expected.learn_from_missed(names)
         if found is None:
             self._release(candidate)
@@ -207,7 +208,7 @@ class CheckpointWatcher:
             yield found
 
     def _superseded(self, done: set[str]) -> Iterable[ReadyCheckpoint]:
-        """Checkpoints that are as they were when the script began the next one: it writes one at a time."""
+        """Yield the checkpoints whose successor the script has begun: it writes one directory at a time."""
         foreign = {name: one for name, one in self._candidates.items() if one.foreign}
         for name, candidate in foreign.items():
             if name in done or candidate.polls < 2 or candidate.files != candidate.whole:
@@ -216,7 +217,7 @@ class CheckpointWatcher:
                 continue
             path, names = self._output_dir / name, [file.path for file in candidate.files]
             if self._expected.known and self._expected.lacks(names):
-                continue  # A writer of its own may still be busy with it: the successor shows nothing.
+                continue  # A second writer may still be busy in the directory.
             if self._is_open(path) or self._missing(name, path, candidate.files):
                 continue
             self._expected.learn(names)
@@ -224,7 +225,7 @@ class CheckpointWatcher:
             yield held or ReadyCheckpoint(candidate.step, path, {}, "foreign", candidate.files)
 
     def _linked_checkpoint(self, name: str, candidate: _Candidate) -> ReadyCheckpoint | None:
-        """The checkpoint by its links, if they are all of its files, and as these were seen last or left behind."""
+        """Return the checkpoint by its links, if they have all files in their last seen or final state."""
         hold = candidate.links
         if hold is None:
             return None
@@ -234,7 +235,7 @@ class CheckpointWatcher:
             if [file.path for file in files] != [file.path for file in candidate.whole]:
                 return None
             changed = {file.path for file in set(files) - set(candidate.whole)}
-            # A file that changed and still has a name elsewhere may be on its way to be part of another checkpoint.
+            # A changed file with another name left may be becoming a part of another checkpoint.
             if not all(hold.is_deleted(path) for path in changed) or self._missing(name, hold.path, files):
                 return None
         except OSError as error:
@@ -248,7 +249,8 @@ class CheckpointWatcher:
         try:
             candidate.links.follow(file.path for file in candidate.files)
         except OSError as error:
-            # Copying each unfinished file over and over is no way out: what settles, or has a successor, is copied.
+            # Files are not copied instead, because each poll would copy them anew; a directory that settles, or has a
+            # successor, is copied by `stage`.
             self._warn("A checkpoint", f"is lost if the script removes it at once, for it cannot be linked: {error}")
             self._release(candidate)
 
@@ -258,7 +260,7 @@ class CheckpointWatcher:
             candidate.links = None
 
     def _directories(self) -> dict[str, tuple[int, int]]:
-        """Name -> step, inode."""
+        """Return step and inode of each checkpoint directory, by name."""
         present: dict[str, tuple[int, int]] = {}
         try:
             entries = list(os.scandir(self._output_dir))
@@ -276,7 +278,7 @@ class CheckpointWatcher:
             except FileNotFoundError:
                 continue
             if stat.S_ISDIR(info.st_mode):
-                # Not entry.inode(): overlay file systems may list another number than they report.
+                # Not entry.inode(), because overlay file systems list another number than stat() reports.
                 present[entry.name] = int(matched.group(1)), info.st_ino
         return present
 
@@ -287,7 +289,7 @@ class CheckpointWatcher:
         try:
             files = list_files(path)
         except FileNotFoundError:
-            return None  # It is being removed, or written: the next look tells.
+            return None  # The directory is being removed or written; the next poll decides.
         except OSError as error:
             self._explain(name, f"cannot be read, and is not taken: {error}")
             return None
@@ -296,7 +298,7 @@ class CheckpointWatcher:
             hold = LinkedFiles(path, self._links_dir) if self._links_dir else None
             known = _Candidate(step, inode, files, self._clock(), self._polls, hold)
             self._candidates[name] = known
-        known.see(files, self._clock())
+        known.record(files, self._clock())
         if not any(file.size_bytes for file in files):
             return None
         try:
@@ -304,13 +306,13 @@ class CheckpointWatcher:
             if marker is not None and marker.step != step:
                 raise ValueError(f"its step is {marker.step}, the directory's {step}")
         except ValueError as error:
-            # Damaged, or a copy that is still being written: then what goes for foreign ones goes for it.
+            # A damaged marker, or a copy in progress: the rules of a foreign directory apply.
             if is_complete(name, files):
                 self._explain(name, f"has a {MARKER} that is not usable, and is not taken: {error}")
             return None
         if marker is not None:
             if all(file.path != MARKER for file in files):
-                return None  # It came after the files were listed: they may not be all. The next poll sees both.
+                return None  # The marker came after the listing, which may be partial; the next poll sees both.
             return ReadyCheckpoint(step, path, dict(marker.metrics), "session", files, marker.tag)
         known.foreign = True
         self._link_files(name, known)
@@ -322,7 +324,7 @@ class CheckpointWatcher:
         return ReadyCheckpoint(step, path, {}, "foreign", files)
 
     def _is_settled(self, name: str, files: tuple[FileState, ...]) -> bool:
-        """It has been left alone for long enough, and nobody has it open."""
+        """Return True if the directory is unchanged for long enough and no process has its files open."""
         unchanged_s = self._clock() - self._candidates[name].unchanged_since
         patient = unchanged_s >= self._stable_s * INCOMPLETE_PATIENCE
         if not patient and (unchanged_s < self._stable_s or self._expected.lacks(file.path for file in files)):
@@ -332,7 +334,7 @@ class CheckpointWatcher:
             if patient:
                 self._explain(
                     name,
-                    "is waited for: a process of the script has a file in it open for writing, and has not changed it "
+                    "is not taken over yet: a process of the script has a file in it open for writing, unchanged "
                     f"for {self._stable_s * INCOMPLETE_PATIENCE:g} s",
                 )
             return False
@@ -343,11 +345,11 @@ class CheckpointWatcher:
         return any(directory in file.parents for file in self._open_for_writing())
 
     def _missing(self, name: str, directory: Path, files: tuple[FileState, ...]) -> str:
-        """Return the part of a file that is missing by the file's own statement, and tell the job of it."""
+        """Return the missing part of a file by its own declaration, and log the part to the job."""
         try:
             missing = find_missing_part(directory, (file.path for file in files))
         except OSError:
-            return ""  # taking it over fails for the same reason, and says so
+            return ""  # staging fails for the same reason and reports the reason
         if missing:
             wait_s = INCOMPLETE_PATIENCE * self._stable_s
             text = (
@@ -358,9 +360,9 @@ class CheckpointWatcher:
         return missing
 
     def _explain(self, name: str, text: str, about: str = "") -> None:
-        """Say in the job's log why a directory is not taken over; once for all that differ by their numbers alone.
+        """Log to the job why a directory is not taken over, once for texts that differ by their numbers alone.
 
-        `about`: by which to tell whether it was said, instead of the text.
+        `about`: identifies the reason instead of the text.
         """
         self._warn(name, text)
         kind = strip_numbers(about or text)

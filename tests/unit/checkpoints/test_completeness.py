@@ -58,7 +58,7 @@ def test_an_index_misses_its_shards(tmp_path: Path) -> None:
     assert find_missing_part(tmp_path, [index, *names]) == ""
     assert (
         find_missing_part(tmp_path, [index, names[0]])
-        == f"{index} names model-00002-of-00002.safetensors, which is not there"
+        == f"{index} names model-00002-of-00002.safetensors, which is absent"
     )
 
 
@@ -157,7 +157,7 @@ class TestAFileThatStaysShort:
             scene.poll(STABLE_S)
         assert scene.said == [
             "[baton] checkpoint-20 in the output directory is not whole: model.safetensors.index.json names "
-            "model-00001-of-00002.safetensors, which is not there. Baton takes it over as it is once it has not "
+            "model-00001-of-00002.safetensors, which is absent. Baton takes it over as it is once it has not "
             "changed for 30 s, or when the script has exited with code 0"
         ]
         (scene.output / "checkpoint-40" / "model.safetensors").write_bytes(SAFETENSORS[:-1])

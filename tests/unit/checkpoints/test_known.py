@@ -290,7 +290,7 @@ def test_a_full_disk_costs_the_encoding_only(scene: Scene, monkeypatch: pytest.M
 
 def test_what_encoding_does_not_shrink_stays_as_it_is(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sample may promise too much."""
-    monkeypatch.setattr(chunk_encoder, "choose", lambda *_, **__: CodecChoice("planes", 4))
+    monkeypatch.setattr(chunk_encoder, "choose_codec", lambda *_, **__: CodecChoice("planes", 4))
     assert set(codecs(scene.save({"noise": os.urandom(100_000)}))) == {"raw"}
 
 

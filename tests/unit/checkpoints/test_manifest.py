@@ -119,16 +119,16 @@ def test_the_digest_is_that_of_the_canonical_text(directory: Path) -> None:
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_taken(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked = manifest_builder.Looker.look
+    encode = manifest_builder.ChunkEncoder.encode_span
 
     def meddle(self, piece, raw):  # type: ignore[no-untyped-def]
-        found = looked(self, piece, raw)
+        found = encode(self, piece, raw)
         if piece.path == "a.bin":
             (directory / "a.bin").write_bytes(b"A")
             os.utime(directory / "a.bin", ns=(1, 1))
         return found
 
-    monkeypatch.setattr(manifest_builder.Looker, "look", meddle)
+    monkeypatch.setattr(manifest_builder.ChunkEncoder, "encode_span", meddle)
     with pytest.raises(FileChanged, match=r"a\.bin changed"):
         build(directory)
 
@@ -154,19 +154,19 @@ def test_a_file_that_changes_before_it_is_read_is_not_taken(
 def test_another_file_that_stood_there_for_a_moment_is_not_taken_for_it(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked = manifest_builder.Looker.look
+    encode = manifest_builder.ChunkEncoder.encode_span
 
     def meddle(self, piece, raw):  # type: ignore[no-untyped-def]
         if piece.path != "a.bin":
-            return looked(self, piece, raw)
+            return encode(self, piece, raw)
         piece.file.path.rename(directory.parent / "aside")
         piece.file.path.write_bytes(b"A")
         try:
-            return looked(self, piece, raw)
+            return encode(self, piece, raw)
         finally:
             (directory.parent / "aside").replace(piece.file.path)
 
-    monkeypatch.setattr(manifest_builder.Looker, "look", meddle)
+    monkeypatch.setattr(manifest_builder.ChunkEncoder, "encode_span", meddle)
     with pytest.raises(FileChanged, match=r"a\.bin"):
         build(directory)
 
@@ -265,6 +265,6 @@ def test_a_file_larger_than_any_is_refused_before_it_is_read(directory: Path, mo
             file.truncate(MAX_FILE_BYTES + 1)  # sparse
         except OSError:
             pytest.skip("this file system has no file of a tebibyte")
-    monkeypatch.setattr(manifest_builder.Looker, "look", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr(manifest_builder.ChunkEncoder, "encode_span", lambda *_: pytest.fail("read"))
     with pytest.raises(BadDirectory, match="'huge' has 1099511627777 bytes; at most 1099511627776"):
         build(directory)

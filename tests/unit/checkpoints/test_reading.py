@@ -256,7 +256,7 @@ class TestReadingTheManifest:
     @pytest.mark.parametrize("other", [{"step": 101}, {"epoch": 2}, {"job_id": JOB_ID.replace("1", "2")}])
     def test_another_checkpoints_manifest_is_refused(self, other: dict[str, object]) -> None:
         data = json.dumps(json.loads(self.maker().manifest.canonical_bytes()) | other).encode()
-        with pytest.raises(BadManifest, match="is that of job"):
+        with pytest.raises(BadManifest, match="belongs to job"):
             self.read(data)
 
     @pytest.mark.parametrize("version", [0, 1, 3, 99])

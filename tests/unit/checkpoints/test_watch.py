@@ -39,7 +39,7 @@ def test_a_marker_that_appears_while_the_files_are_listed_is_taken_with_the_next
     directory = scene.write("checkpoint-20")
     real_list = watcher.list_files
 
-    def list_then_mark(path: Path) -> tuple[watcher.FileSeen, ...]:
+    def list_then_mark(path: Path) -> tuple[watcher.FileState, ...]:
         files = real_list(path)
         scene.session("checkpoint-20", step=20)
         return files
@@ -320,7 +320,7 @@ def test_what_a_crash_may_have_cut_off_is_told(scene: Scene) -> None:
     assert [found.step for found in scene.watcher.final_poll(clean_exit=False)] == [20]
     assert scene.said == [
         "[baton] checkpoint-30 in the output directory is not taken over: the script ended before the directory had "
-        "settled, and it may be cut off"
+        "settled, so a file may be truncated"
     ]
 
 
@@ -332,8 +332,8 @@ def test_a_file_that_is_never_closed_is_told(scene: Scene) -> None:
     assert scene.said == []
     assert scene.poll(1) == []
     assert scene.said == [
-        "[baton] checkpoint-20 in the output directory is waited for: a process of the script has a file in it open "
-        "for writing, and has not changed it for 30 s"
+        "[baton] checkpoint-20 in the output directory is not taken over yet: a process of the script has a file in it "
+        "open for writing, unchanged for 30 s"
     ]
 
 
