@@ -1,4 +1,4 @@
-"""`python -m gpu_client.agent`: the worker."""
+"""Run the worker: `python -m gpu_client.agent`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 def run() -> int:
     """Run the program. Returns the exit code."""
     try:
-        # Here, for it takes long enough to be interrupted.
+        # Imported here, because the import takes long enough to be interrupted.
         from gpu_client.agent.app.program import main
 
         return main()

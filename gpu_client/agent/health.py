@@ -1,9 +1,9 @@
-"""`python -m gpu_client.agent.health`: exit code 0 while the agent beside it lives, else 1 and a line that says why.
+"""Check whether the agent lives: `python -m gpu_client.agent.health` exits with 0, or with 1 and the reason in a line.
 
-For a container's HEALTHCHECK or liveness probe. The agent keeps a time in the file that `BATON_HEALTH_FILE` names: by
-then it will have put a later one there, if it is not stuck. An unreachable control plane does not make it ill, and
-neither does a training that hangs: that has limits of its own. Times are of the machine's monotonic clock, which all
-processes of a container share, so a wrong wall clock changes nothing.
+For a container's HEALTHCHECK or liveness probe. The agent writes a deadline into the file that `BATON_HEALTH_FILE`
+names, and a later deadline before the first one passes, unless the agent is stuck. An unreachable control plane does
+not make the agent unhealthy; neither does a hanging training, which has limits of its own. Times are of the machine's
+monotonic clock, which all processes of a container share, therefore a wrong wall clock changes nothing.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ logger = logging.getLogger("baton.agent")
 
 VARIABLE = "BATON_HEALTH_FILE"
 SLACK_S = 60.0
-"""Allowed on top of what was announced: for a slow machine, and for one call that waits for another."""
+"""Seconds added to each deadline, for a slow machine and for one call that waits for another."""
 
 
 class LivenessFile:
-    """The agent's side. `path`: None keeps no file. Raises OSError if it cannot be made."""
+    """The agent's side. `path` None: no file. Raises OSError if the file cannot be created."""
 
     def __init__(self, path: Path | None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -32,7 +32,7 @@ class LivenessFile:
         self._fd = None if path is None else os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
     def beat(self, within_s: float) -> None:
-        """Promise another beat within so many seconds. It takes no more room than the first one: a disk may be full."""
+        """Promise another beat within `within_s` seconds. The file keeps its size, because a disk may be full."""
         if self._fd is None:
             return
         try:
@@ -41,7 +41,7 @@ class LivenessFile:
             logger.warning("%s=%s cannot be written: %s", VARIABLE, self._path, error)
 
     def close(self) -> None:
-        """No further beat: the agent leaves."""
+        """Stop beating: the agent exits."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -54,22 +54,22 @@ class LivenessFile:
 
 
 def problem_of(environment: Mapping[str, str], now: float) -> str | None:
-    """Why the agent does not count as alive at the monotonic time `now`; None if it does."""
+    """Return the reason why the agent counts as dead at the monotonic time `now`; None if the agent lives."""
     path = environment.get(VARIABLE)
     if not path:
-        return f"{VARIABLE}: is needed"
+        return f"{VARIABLE}: is not set; name the file that the agent updates"
     try:
         text = Path(path).read_text(encoding="ascii")
         due = float(text)
     except (OSError, ValueError) as error:
-        return f"{VARIABLE}={path}: no agent has been here ({error})"
+        return f"{VARIABLE}={path}: no agent has written the file ({error})"
     if now > due:
-        return f"{VARIABLE}={path}: the agent is silent, {now - due:.0f} s longer than it announced"
+        return f"{VARIABLE}={path}: the agent is silent for {now - due:.0f} s longer than announced"
     return None
 
 
 def main() -> int:
-    """Say whether the agent lives; the exit code."""
+    """Print why the agent counts as dead. Returns the exit code."""
     problem = problem_of(os.environ, time.monotonic())
     if problem is None:
         return 0

@@ -1,4 +1,4 @@
-"""Conditions in the place of events, and watching them from aside."""
+"""Wait for a condition where an event is expected."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ POLL_S = 0.05
 
 
 class PolledEvent:
-    """A CancelEvent (see transport/cancel.py) that is set while a condition holds."""
+    """A CancelEvent (transport/net/cancellation.py) that is set while `predicate` returns True."""
 
-    def __init__(self, holds: Callable[[], bool]) -> None:
-        self._holds = holds
+    def __init__(self, predicate: Callable[[], bool]) -> None:
+        self._predicate = predicate
 
     def is_set(self) -> bool:
-        """True while the condition holds."""
-        return self._holds()
+        """Return True while the condition holds."""
+        return self._predicate()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Sleep until it holds or until the timeout (seconds); true if it holds."""
+        """Sleep until the condition holds or `timeout` seconds have passed; return True if the condition holds."""
         until = None if timeout is None else time.monotonic() + timeout
-        while not self._holds():
+        while not self._predicate():
             left_s = POLL_S if until is None else min(POLL_S, until - time.monotonic())
             if left_s <= 0:
                 return False

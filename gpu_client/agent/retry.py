@@ -6,6 +6,7 @@ from baton.contract.errors import ErrorCode
 from gpu_client.transport.errors import ApiError
 
 MAX_PAUSE_S = 30.0
+"""Longest pause between two tries, unless the caller names another."""
 
 
 def may_pass(error: ApiError) -> bool:

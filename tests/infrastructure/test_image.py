@@ -23,7 +23,7 @@ from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from gpu_client.agent.app.settings import AgentSettings, variable_of
+from gpu_client.agent.app.settings import AgentSettings, variable_name
 from gpu_client.requirements import requirements_of
 from tests.waiting import until
 
@@ -147,7 +147,7 @@ def test_nothing_else_reaches_the_builder(path: str) -> None:
 
 
 def test_no_secret_and_no_unknown_setting_is_built_in() -> None:
-    known = {variable_of(field) for field in AgentSettings.model_fields}
+    known = {variable_name(field) for field in AgentSettings.model_fields}
     assert {name for name in environment() if name.startswith("BATON_")} <= known - {"BATON_API_KEY", "BATON_API_URL"}
     for text in [*of("ENV"), *of("ARG"), *of("RUN"), *of("LABEL")]:
         assert not re.search(r"(?i)secret|token|passw|api_?key|credential", text), text
@@ -315,7 +315,7 @@ def test_the_agent_says_in_a_line_each_what_it_needs(image: Image, tmp_path: Pat
         "BATON_API_KEY: is not set\n",
     )
     code, said = image.run(health_check(), tmp_path / "w")
-    assert code == 1 and "no agent has been here" in said and said.count("\n") == 1
+    assert code == 1 and "no agent has written the file" in said and said.count("\n") == 1
 
 
 @pytest.mark.processes

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from baton.contract.jobs import Policy
-from gpu_client.agent.app.settings import AgentSettings, variable_of
+from gpu_client.agent.app.settings import AgentSettings, variable_name
 from gpu_client.agent.app.shutdown import LEAVE_MIN_S
 from tests.infrastructure.test_image import entrypoint, health_check, of
 
@@ -51,7 +51,7 @@ def test_each_page_is_listed_and_has_only_kinds_of_blocks_that_are_looked_at() -
 
 @pytest.mark.parametrize("page", ALL, ids=lambda page: page.name)
 def test_every_variable_exists(page: Path) -> None:
-    known = {variable_of(field) for field in AgentSettings.model_fields} | {"SALAD_MACHINE_ID"}
+    known = {variable_name(field) for field in AgentSettings.model_fields} | {"SALAD_MACHINE_ID"}
     assert set(re.findall(r"\b(?:BATON|SALAD)_[A-Z_]+\b", page.read_text())) <= known
 
 

@@ -1,7 +1,7 @@
-"""The notice that a spot machine is about to be taken away, where the cloud gives one in advance.
+"""Poll EC2's instance metadata for the notice that a spot machine ends.
 
-EC2 does, two minutes ahead, in its instance metadata (docs.aws.amazon.com, "Spot Instance interruption notices"; asked
-every five seconds as recommended there). Salad and Vast.ai give none but SIGTERM.
+EC2 gives the notice two minutes ahead (docs.aws.amazon.com, "Spot Instance interruption notices") and recommends a poll
+every five seconds. Salad and Vast.ai give no notice but SIGTERM.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _VENDOR = Path("/sys/class/dmi/id/sys_vendor")
 
 
 def is_ec2(vendor: Path = _VENDOR) -> bool:
-    """Whether this machine says that it is one of EC2's. No network is asked."""
+    """Return True if the firmware of this machine names EC2. Uses no network."""
     try:
         return vendor.read_text(encoding="utf-8", errors="replace").strip() == "Amazon EC2"
     except OSError:
@@ -38,16 +38,16 @@ def is_ec2(vendor: Path = _VENDOR) -> bool:
 
 
 class Ec2Metadata:
-    """Asks the metadata service. Raises requests.RequestException if it cannot be asked."""
+    """Client of the metadata service. Methods raise requests.RequestException if the service does not answer."""
 
     def __init__(self, endpoint: str = EC2_METADATA) -> None:
         self._endpoint = endpoint.rstrip("/")
         self._session = requests.Session()
-        self._session.trust_env = False  # a proxy would answer for another machine
+        self._session.trust_env = False  # A proxy would answer for another machine.
         self._token: str | None = None
 
     def leave_within_s(self) -> float | None:
-        """Seconds until this machine is stopped or terminated; None while nothing is announced."""
+        """Return the seconds until this machine is stopped or terminated; None without a notice."""
         answer = self._ask()
         if answer.status_code == requests.codes.unauthorized:
             self._token = None
@@ -58,11 +58,11 @@ class Ec2Metadata:
         try:
             notice = answer.json()
             at = datetime.strptime(notice["time"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-            # Compared with the service's own clock: this machine's may be wrong.
+            # The notice is compared with the service's own clock, because this machine's clock may be wrong.
             now = parsedate_to_datetime(answer.headers["Date"])
             return max((at - now).total_seconds(), 0.0)
         except (ValueError, KeyError, TypeError) as error:
-            logger.warning("a spot notice that cannot be read (%s): leaving at once", error)
+            logger.warning("unreadable preemption notice (%s): stopping at once", error)
             return 0.0
 
     def _ask(self) -> requests.Response:
@@ -82,16 +82,16 @@ class Ec2Metadata:
 
 
 def monitor_preemption(mode: Literal["auto", "ec2", "off"], stop: ShutdownRequest) -> AbstractContextManager[object]:
-    """Pass the cloud's notice on to `stop`, where there can be one."""
+    """Return a context that passes the cloud's notice on to `stop`; a null context where the cloud gives none."""
     if mode == "off" or (mode == "auto" and not is_ec2()):
         return nullcontext()
-    # The variable that AWS's own clients know.
+    # AWS's own clients read the same variable.
     notices = Ec2Metadata(os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or EC2_METADATA)
     return PreemptionMonitor(notices.leave_within_s, lambda within_s: stop.announce("spot notice", within_s))
 
 
 class PreemptionMonitor:
-    """A thread that asks until there is a notice, which it passes on once. Use as a context manager."""
+    """A thread that polls until a notice comes, and passes the notice on once. Use as a context manager."""
 
     def __init__(
         self, ask: Callable[[], float | None], on_notice: Callable[[float], object], poll_s: float = POLL_S
@@ -115,7 +115,7 @@ class PreemptionMonitor:
         while True:
             within_s = self._poll()
             if within_s is not None:
-                logger.warning("this machine is taken away in %.0f s", within_s)
+                logger.warning("the provider ends this machine in %.0f s", within_s)
                 self._on_notice(within_s)
                 return
             if self._closed.wait(self._poll_s):
@@ -126,7 +126,7 @@ class PreemptionMonitor:
             within_s = self._ask()
         except requests.RequestException as error:
             if not self._silent:
-                logger.info("the metadata service cannot be asked for spot notices: %s", error)
+                logger.info("no preemption notices: the metadata service does not answer: %s", error)
             self._silent = True
             return None
         self._silent = False

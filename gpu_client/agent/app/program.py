@@ -1,4 +1,4 @@
-"""The worker from its settings to its exit code. Settings: see gpu_client/agent/app/settings.py."""
+"""Run the worker from its settings to its exit code. `gpu_client/agent/app/settings.py` lists the settings."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ EXIT_WORKSPACE = 3
 EXIT_HURRIED = 4
 
 HURRY_S = 5.0
-"""After a second signal, what hangs is left hanging after this long. The trainer dies with the agent."""
+"""Seconds from a second signal to the exit, whatever still hangs. The trainer dies with the agent."""
 
 logger = logging.getLogger("baton.agent")
 
 
 def main() -> int:
-    """Run an agent until it is done or told to stop. Returns the exit code."""
+    """Run the worker until its work is done or a signal stops it. Returns the exit code."""
     try:
         settings = AgentSettings()
         transfer = Transfer(
@@ -49,7 +49,7 @@ def main() -> int:
     logging.basicConfig(
         level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
-    # At DEBUG it would log every URL, queries included.
+    # At DEBUG urllib3 logs every URL, queries included, and a query holds a signature.
     logging.getLogger("urllib3").setLevel(logging.INFO)
     stop = ShutdownRequest(shutdown_grace_s=settings.shutdown_grace_s)
     threading.Thread(target=_exit_at_once, args=(stop,), name="hurry", daemon=True).start()
@@ -83,8 +83,8 @@ def _report_workspace_error(settings: AgentSettings, error: Exception) -> int:
 
 
 def _exit_at_once(stop: ShutdownRequest) -> None:
-    """The backstop behind every wait that does not look at the second signal."""
+    """Exit the process `HURRY_S` after a second signal: the backstop behind every wait that ignores the signal."""
     stop.wait_now()
     time.sleep(HURRY_S)
-    logger.error("something hangs: leaving without it")
+    logger.error("a thread hangs %.0f s after the second signal: exiting without it", HURRY_S)
     os._exit(EXIT_HURRIED)

@@ -1,30 +1,30 @@
-"""Settings of the agent: environment variables, read once, checked at start.
+"""Read the agent's settings from environment variables, once, and check them at the start.
 
 | variable | default | meaning |
 |---|---|---|
-| `BATON_API_URL` | needed | address of the control plane |
-| `BATON_API_KEY` | needed | a key with the scope `worker`; never handed to the training command |
-| `BATON_QUEUE` | `default` | jobs of this queue are asked for |
-| `BATON_WORKSPACE` | `~/.cache/baton` | where data, outputs and staged checkpoints live; agents may share it |
-| `BATON_ARENA_DIR` | `/dev/shm` | where training stages checkpoints in memory; where it does not exist, or is too small, they go to disk |
-| `BATON_WORKER_ID` | host name | how this worker is called in attempts and logs |
-| `BATON_PROVIDER` | `salad` on Salad | where the machine comes from |
-| `BATON_MACHINE_ID` | `SALAD_MACHINE_ID`, else the host name | the machine, for avoiding it after failures |
-| `BATON_VRAM_GIB`, `BATON_GPUS`, `BATON_GPU_MODEL` | asked of `nvidia-smi` | what jobs with requirements are matched against |
-| `BATON_DISK_GIB` | free space of the workspace | the same |
-| `BATON_IMAGE` | unknown | the container image that the agent runs in: jobs may ask for one |
-| `BATON_PRICE_USD_PER_HOUR` | unknown | what this machine costs: rules may ask for a job's `cost` |
-| `BATON_POLL_MIN_S`, `BATON_POLL_MAX_S` | 1, 30 | pause between claims while there is no work; full jitter |
-| `BATON_EXIT_WHEN_IDLE_S` | never | end the agent after this long without work |
-| `BATON_MAX_JOBS` | no limit | end the agent after this many jobs |
-| `BATON_TRANSFERS` | 8 | most connections at once in each direction; how many are used follows the line |
-| `BATON_MAX_UPLOAD_MBIT_S`, `BATON_MAX_DOWNLOAD_MBIT_S` | no limit | what all transfers together may use of the line |
-| `BATON_STABLE_S` | 3 | a foreign script's checkpoint directory is complete when unchanged for this long |
-| `BATON_SHUTDOWN_GRACE_S` | unknown | how long after SIGTERM the platform kills the container: a last checkpoint that would take longer is not begun |
-| `BATON_SPOT_NOTICES` | `auto` | `ec2`: watch the instance metadata for a spot notice; `off`; `auto`: on machines that say they are EC2's |
-| `BATON_STARTUP_GRACE_S` | 60 | how long an unreachable control plane is waited for while idle before it is reported |
-| `BATON_HEALTH_FILE` | none | kept up to date for `python -m gpu_client.agent.health`, which says whether the agent lives |
-| `BATON_STATS_FILE` | none | calls and bytes so far are written there as JSON with every heartbeat |
+| `BATON_API_URL` | required | address of the control plane |
+| `BATON_API_KEY` | required | a key with the scope `worker`; the agent never passes the key to the training command |
+| `BATON_QUEUE` | `default` | queue that the worker claims jobs of |
+| `BATON_WORKSPACE` | `~/.cache/baton` | directory of data, outputs and staged checkpoints; several agents may share the directory |
+| `BATON_ARENA_DIR` | `/dev/shm` | directory in memory for staged checkpoints; without the directory, or without room in it, checkpoints go to disk |
+| `BATON_WORKER_ID` | host name | name of this worker in attempts and logs |
+| `BATON_PROVIDER` | `salad` on Salad | provider of the machine |
+| `BATON_MACHINE_ID` | `SALAD_MACHINE_ID`, else the host name | name of the machine; jobs avoid a machine after failures |
+| `BATON_VRAM_GIB`, `BATON_GPUS`, `BATON_GPU_MODEL` | from `nvidia-smi` | resources that a job's requirements are compared with |
+| `BATON_DISK_GIB` | free space of the workspace | disk space that a job's requirements are compared with |
+| `BATON_IMAGE` | unknown | container image of the agent; a job may require an image |
+| `BATON_PRICE_USD_PER_HOUR` | unknown | price of this machine; rules may use a job's `cost` |
+| `BATON_POLL_MIN_S`, `BATON_POLL_MAX_S` | 1, 30 | pause between claims without a job; full jitter |
+| `BATON_EXIT_WHEN_IDLE_S` | never | seconds without a job after which the agent exits |
+| `BATON_MAX_JOBS` | no limit | number of jobs after which the agent exits |
+| `BATON_TRANSFERS` | 8 | upper limit of connections in each direction; the agent adapts their number to the network |
+| `BATON_MAX_UPLOAD_MBIT_S`, `BATON_MAX_DOWNLOAD_MBIT_S` | no limit | bandwidth of all transfers together |
+| `BATON_STABLE_S` | 3 | seconds without a change after which a foreign script's checkpoint directory counts as complete |
+| `BATON_SHUTDOWN_GRACE_S` | unknown | seconds from SIGTERM until the platform kills the container; the agent skips a last checkpoint that takes longer |
+| `BATON_SPOT_NOTICES` | `auto` | `ec2`: poll the instance metadata for a preemption notice; `off`; `auto`: poll on EC2 machines only |
+| `BATON_STARTUP_GRACE_S` | 60 | seconds for which an idle agent reports an unreachable control plane as INFO only |
+| `BATON_HEALTH_FILE` | none | file that the agent updates for `python -m gpu_client.agent.health` |
+| `BATON_STATS_FILE` | none | JSON file of calls and bytes, written with every heartbeat |
 | `BATON_LOG_LEVEL` | `INFO` | `DEBUG` also echoes the training's output |
 | `SALAD_MACHINE_ID`, `SALAD_CONTAINER_GROUP_ID`, `SALAD_CONTAINER_GROUP_NAME`, `SALAD_ORGANIZATION_NAME`, `SALAD_PROJECT_NAME` | set by Salad | reported with every call |
 """  # noqa: E501 - a table row is one line
@@ -48,7 +48,7 @@ _GIB = 2**30
 
 
 class AgentSettings(BaseSettings):
-    """See the table at the top of this module."""
+    """Settings of the agent; the table at the top of this module describes each field."""
 
     model_config = SettingsConfigDict(
         env_prefix="BATON_", env_ignore_empty=True, frozen=True, extra="ignore", populate_by_name=True
@@ -104,7 +104,7 @@ class AgentSettings(BaseSettings):
         return self
 
     def identity(self) -> SaladIdentity:
-        """Where this worker runs, as every call reports it."""
+        """Return the place of this worker, as every call reports it."""
         return SaladIdentity(
             organization_name=self.salad_organization_name,
             project_name=self.salad_project_name,
@@ -114,7 +114,7 @@ class AgentSettings(BaseSettings):
         )
 
     def work_query(self) -> WorkQuery:
-        """What this worker asks for and has. The GPU is asked of `nvidia-smi` unless it is set."""
+        """Return the worker's queue and resources. `nvidia-smi` describes the GPUs unless a variable does."""
         found = _nvidia_gpus() if self.gpus is None or self.vram_gib is None else []
         free_bytes = shutil.disk_usage(_existing_parent(self.workspace)).free
         on_salad = self.salad_container_group_id is not None
@@ -134,7 +134,7 @@ class AgentSettings(BaseSettings):
 
 
 def variable_name(field: str) -> str:
-    """The environment variable that sets a field of AgentSettings."""
+    """Return the environment variable that sets a field of AgentSettings."""
     alias = AgentSettings.model_fields[field].validation_alias
     if isinstance(alias, AliasChoices):
         return str(alias.choices[0])
@@ -142,12 +142,12 @@ def variable_name(field: str) -> str:
 
 
 def bytes_per_s(mbit_s: float | None) -> float | None:
-    """A setting in Mbit/s as it is counted."""
+    """Convert Mbit/s to bytes/s."""
     return None if mbit_s is None else mbit_s * 1e6 / 8
 
 
 def describe_problems(error: ValidationError) -> list[str]:
-    """What is wrong with which variable, a line each. Values are not repeated: one of them is the key."""
+    """Return one line for each bad variable. The lines repeat no value, because one of the values is the key."""
     lines = []
     for problem in error.errors(include_url=False, include_input=False, include_context=False):
         place = str(problem["loc"][0]) if problem["loc"] else ""
@@ -159,7 +159,7 @@ def describe_problems(error: ValidationError) -> list[str]:
 
 @cache
 def _nvidia_gpus() -> list[tuple[str, float]]:
-    """Name and memory (GiB) of each GPU, asked once; none where there is no `nvidia-smi` or it fails."""
+    """Return name and memory (GiB) of each GPU from `nvidia-smi`; [] if the program is missing or fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as a request to stop, in two steps: first drain (release the job), then leave now."""
+"""Turn SIGTERM and SIGINT into a stop request with two levels: drain (release the job), then exit now."""
 
 import logging
 import queue
@@ -12,7 +12,7 @@ from types import FrameType
 
 _log = logging.getLogger(__name__)
 
-# One event often comes as two signals (to the process and to its group): so close together they are one request.
+# One event often causes two signals (to the process and to its group), therefore signals within this time count once.
 SAME_REQUEST_S = 1.0
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -21,25 +21,25 @@ Handler = Callable[[int, FrameType | None], None]
 
 
 class ShutdownLevel(IntEnum):
-    """How urgent it is."""
+    """Urgency of a stop request."""
 
     NONE = 0
     DRAIN = 1
-    """Save, release the job, leave."""
+    """Save a checkpoint, release the job, exit."""
     NOW = 2
-    """Leave at once."""
+    """Exit at once."""
 
 
 LEAVE_MIN_S = 30.0
-"""After a SIGTERM, and after the trainer's own grace, the last checkpoint has at least this long to be stored."""
+"""Minimum seconds for the upload of the last checkpoint, after SIGTERM and the trainer's own grace."""
 LEAVE_MARGIN_S = 3.0
-"""So long before the machine is gone the job is handed back, whatever is still under way."""
+"""Seconds before the end of the machine at which the agent releases the job, whatever is still in progress."""
 
 
 class ShutdownRequest:
-    """Like ``threading.Event``, with two levels and the reason. It only ever rises.
+    """A `threading.Event` with two levels and a reason. The level only rises.
 
-    ``shutdown_grace_s``: how long after the first signal the machine is gone, if that is known.
+    `shutdown_grace_s`: seconds from the first signal to the end of the machine; None if unknown.
     """
 
     def __init__(
@@ -61,27 +61,27 @@ class ShutdownRequest:
 
     @property
     def level(self) -> ShutdownLevel:
-        """The level reached."""
+        """Return the level reached."""
         if self._now.is_set():
             return ShutdownLevel.NOW
         return ShutdownLevel.DRAIN if self._drain.is_set() else ShutdownLevel.NONE
 
     @property
     def reason(self) -> str:
-        """Who asked first; empty if nobody has."""
+        """Return the reason of the first request; "" without a request."""
         return self._reason
 
     def pending_s(self) -> float:
-        """Seconds since somebody first asked; 0 if nobody has."""
+        """Return the seconds since the first request; 0 without a request."""
         return 0.0 if self._requested_at is None else self._clock() - self._requested_at
 
     def remaining_s(self) -> float | None:
-        """Seconds until the machine is gone; None if nobody knows."""
+        """Return the seconds until the end of the machine; None if unknown."""
         with self._lock:
             return None if self._gone_at is None else max(self._gone_at - self._clock(), 0.0)
 
     def out_of_time(self, grace_s: float) -> bool:
-        """Whether the time for leaving in good order is used up. `grace_s`: the trainer's own."""
+        """Return True once the time for an orderly exit is used up. `grace_s`: the trainer's grace."""
         if self.level is ShutdownLevel.NOW:
             return True
         left_s = self.remaining_s()
@@ -90,9 +90,9 @@ class ShutdownRequest:
         return self.pending_s() > grace_s + max(grace_s, LEAVE_MIN_S)
 
     def request(self, reason: str) -> ShutdownLevel:
-        """Ask to stop: the first time to drain, again (later than ``same_request_s``) to leave now.
+        """Raise the level: the first request drains, a second one later than `same_request_s` exits now.
 
-        Not to be called from a signal handler; see ``stop_on_signals``.
+        Signal handlers must not call this method; see ``stop_on_signals``.
         """
         with self._lock:
             now = self._clock()
@@ -104,7 +104,7 @@ class ShutdownRequest:
             return self.level
 
     def announce(self, reason: str, leave_within_s: float) -> None:
-        """The machine will be gone in ``leave_within_s`` seconds: drain. The signal that follows is the first one."""
+        """Drain, because the machine ends in ``leave_within_s`` seconds. The next signal still counts as the first."""
         with self._lock:
             self._drain_since(self._clock(), reason, leave_within_s)
 
@@ -118,15 +118,15 @@ class ShutdownRequest:
             self._drain.set()
 
     def is_set(self) -> bool:
-        """Somebody asked to stop."""
+        """Return True after a request."""
         return self._drain.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Sleep until somebody asks to stop; False if nobody did in that time."""
+        """Wait for a request; returns False after `timeout_s` without one."""
         return self._drain.wait(timeout_s)
 
     def wait_now(self, timeout_s: float | None = None) -> bool:
-        """Sleep until somebody asks to leave now; False if nobody did in that time."""
+        """Wait for the level NOW; returns False after `timeout_s` without it."""
         return self._now.wait(timeout_s)
 
 
@@ -135,12 +135,13 @@ def stop_on_signals(
     stop: ShutdownRequest,
     register: Callable[[signal.Signals, Handler], object] = signal.signal,
 ) -> Iterator[None]:
-    """While inside, SIGTERM and SIGINT become requests on ``stop``; afterwards the former handlers are back.
+    """Turn SIGTERM and SIGINT into requests on ``stop`` inside the context, then restore the former handlers.
 
-    Main thread only (``signal.signal`` says so). ``register`` sets a handler and returns the former one.
+    ``signal.signal`` demands the main thread. ``register`` sets a handler and returns the former one.
     """
     # A handler runs between two bytecodes of the main thread, which may be inside Event.wait and hold the event's lock:
-    # setting the event there could wait for itself. SimpleQueue.put is reentrant, and another thread does the rest.
+    # a handler that sets the event could deadlock. SimpleQueue.put is reentrant, therefore the handler only puts the
+    # signal into a queue and another thread makes the request.
     arrived: queue.SimpleQueue[int | None] = queue.SimpleQueue()
 
     def handle(number: int, _frame: FrameType | None) -> None:
@@ -159,7 +160,8 @@ def stop_on_signals(
         yield
     finally:
         for number, handler in former:
-            # None: it was not installed from Python and cannot be put back; then the default is nearest.
+            # None: the former handler was not installed from Python, therefore Python cannot restore it; the default is
+            # nearest.
             register(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
         arrived.put(None)
         thread.join()

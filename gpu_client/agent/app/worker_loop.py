@@ -1,4 +1,4 @@
-"""The agent's life: ask for work, do it, ask again."""
+"""Claim a job, run it, repeat."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ EXIT_DONE = 0
 EXIT_KEY_REFUSED = 2
 FAULT_PAUSE_S = 10.0
 FAULT_PAUSE_MAX_S = 600.0
-"""Pauses before the next claim after several jobs in a row that failed because of this machine."""
+"""Bounds of the pause before the next claim after several jobs in a row that failed because of this machine."""
 
 CLEARING_S = 600.0
-"""Without a heartbeat at the end of a job: the workspace is cleared, which may take its time."""
+"""Seconds without a heartbeat at the end of a job, while the agent clears the workspace."""
 
 CLAIM_BUDGET_S = 30.0
-"""Time for one claim: between two of them the agent looks whether it is to leave."""
+"""Seconds for one claim with its retries; between two claims the agent checks for a stop request."""
 
 
 class WorkerLoop:
-    """Claims and runs jobs, one at a time, until asked to stop or out of work for long enough."""
+    """Claims and runs jobs, one at a time, until a stop request, `max_jobs`, or `exit_when_idle_s` ends the loop."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class WorkerLoop:
         self.outcomes: list[AttemptOutcome] = []
 
     def run(self) -> int:
-        """Until there is a reason to end. Returns the exit code."""
+        """Run the loop. Returns the exit code."""
         self._liveness.beat(CLAIM_BUDGET_S)
         self._recover()
         empty_polls = faults = 0
@@ -103,7 +103,8 @@ class WorkerLoop:
                 return EXIT_DONE
             faults = faults + 1 if run.failure and run.failure.failure_class.node_fault else 0
             if faults > 1:
-                # One may be the job's doing. A full disk or a broken driver would fail every job of the queue in turn.
+                # The job can cause one such failure. A full disk or a broken driver would fail every job of the queue
+                # in turn, therefore the agent pauses.
                 pause_s = backoff_s(FAULT_PAUSE_S, faults - 1, FAULT_PAUSE_MAX_S)
                 logger.warning("this machine failed %d jobs in a row: no claim for %.0f s", faults, pause_s)
                 self._liveness.beat(pause_s)
@@ -113,7 +114,8 @@ class WorkerLoop:
         return EXIT_DONE
 
     def _claim(self, idle_since: float) -> WorkItem | None:
-        """A job; None if there is none, or the control plane cannot be asked. Raises Unauthorized for a bad key."""
+        """Claim a job. Returns None if there is no job or no answer. Raises Unauthorized if the control plane refuses
+        the key."""
         try:
             query = self._settings.work_query()
             if not self._introduced:
@@ -127,7 +129,7 @@ class WorkerLoop:
             return None
 
     def _log_introduction(self, query: WorkQuery) -> None:
-        """Say what is asked for, and with what: while there is no fitting job, nothing else is logged."""
+        """Log the query once: while no job fits, nothing else is logged."""
         gpus = query.gpus or 0
         memory = f" with {query.vram_gib:g} GiB{' each' if gpus > 1 else ''}" if query.vram_gib else ""
         logger.info(
@@ -142,7 +144,7 @@ class WorkerLoop:
         )
 
     def pause_s(self, empty_polls: int) -> float:
-        """How long to wait after so many polls without work: exponential with full jitter."""
+        """Return the seconds to wait after `empty_polls` claims without a job: exponential, with full jitter."""
         ceiling_s = backoff_s(self._settings.poll_min_s, empty_polls, self._settings.poll_max_s)
         return self._rng.uniform(self._settings.poll_min_s / 2, ceiling_s)
 
@@ -158,7 +160,7 @@ class WorkerLoop:
         logger.log(logging.INFO if patient else logging.WARNING, "no work from the control plane: %s", error)
 
     def _recover(self) -> None:
-        """If an agent of this name crashed in the middle of a job, hand that job back now: its trainer died too."""
+        """Release the job that an agent of this name held when it crashed: its trainer has died, too."""
         previous = self._workspace.take_previous_state()
         if previous is None:
             return
@@ -177,7 +179,7 @@ class WorkerLoop:
             logger.info("the job of the crashed agent could not be handed back: %s", error)
 
     def _write_stats(self) -> None:
-        """Calls and bytes so far, for reports; survives a SIGKILL as of the last heartbeat."""
+        """Write the counts of calls and bytes to `BATON_STATS_FILE`, with each heartbeat."""
         path = self._settings.stats_file
         if path is None:
             return

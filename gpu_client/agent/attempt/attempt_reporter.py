@@ -1,4 +1,4 @@
-"""The attempt's last word to the control plane: complete, fail or release. It is said until it has arrived."""
+"""Report the end of the attempt to the control plane: complete, fail or release, repeated until accepted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_LOG_LINE_CHARS = 2000
 
 
 class AttemptOutcome(StrEnum):
-    """How an attempt ended, as the agent sees it."""
+    """End of an attempt, as the agent sees it."""
 
     COMPLETE = "complete"
     FAILED = "failed"
@@ -34,9 +34,9 @@ class AttemptOutcome(StrEnum):
 
 
 class AttemptReporter:
-    """The three ways to end an attempt. `before` runs ahead of each try: a job takes no log lines after its end.
+    """Sends the report. `flush` runs before each try, because a job takes no log lines after its end.
 
-    All methods raise what `LeasedCalls.insist` raises.
+    All methods raise the errors of `LeasedCalls.call_with_retry`.
     """
 
     def __init__(
@@ -56,7 +56,8 @@ class AttemptReporter:
     def complete(
         self, artifacts: Sequence[DeclaredArtifact], progress: TrainingProgress | None, goodput: Goodput | None = None
     ) -> None:
-        """The job is done. NotStoredYet or DigestMismatch if an artifact is not as declared."""
+        """Report the job as complete. Raises NotStoredYet or DigestMismatch if an artifact differs from its
+        declaration."""
         request = CompleteRequest(
             **self._identity,
             job_id=self._item.id,
@@ -74,7 +75,7 @@ class AttemptReporter:
     def fail(
         self, failure: AttemptFailure, status: ExitStatus | None, tail: Sequence[str], goodput: Goodput | None = None
     ) -> None:
-        """The attempt failed: why, how the process ended, and what it printed last."""
+        """Report the failure, the exit status and the last lines."""
         request = FailRequest(
             **self._identity,
             job_id=self._item.id,
@@ -90,7 +91,7 @@ class AttemptReporter:
         self._calls.call_with_retry("fail", lambda client: (self._flush(), client.fail(token, self._steered(request))))
 
     def release(self, reason: str, message: str, goodput: Goodput | None = None) -> None:
-        """The job goes back, now: `reason` is "pause" or "sigterm"."""
+        """Release the job; `reason` is "pause" or "sigterm"."""
         request = ReleaseRequest(
             **self._identity,
             job_id=self._item.id,
@@ -101,7 +102,7 @@ class AttemptReporter:
         self._hand_back(request)
 
     def leave_by_rule(self, by_rule: RuleExit, goodput: Goodput | None = None) -> None:
-        """The job goes back because a rule wants it. RollbackRefused if it may not, or not so far back."""
+        """Release the job for a rule. Raises RollbackRefused if the control plane does not permit the rollback."""
         request = ReleaseRequest(
             **self._identity,
             job_id=self._item.id,
@@ -119,16 +120,16 @@ class AttemptReporter:
         )
 
     def _ended_by(self, stopped: bool = False) -> dict[str, EndedBy]:
-        """`stopped`: the job ends by the rule, also if that wanted it to go on: a rollback that may not be."""
+        """Return the rule that ends the job. `stopped`: also a refused rollback counts as the end."""
         rule_exit = self._control.rule_exit
         by_rule = rule_exit is not None and (stopped or rule_exit.kind == "stop")
         return {"ended_by": rule_exit.ended_by} if rule_exit is not None and by_rule else {}
 
     def _steered(self, request: _Request) -> _Request:
-        """With what rules have said and done, as of now: heartbeats have told the most of it in the meantime."""
+        """Add the decisions and results of rules that no heartbeat has carried."""
         return request.model_copy(update={"control": self._control.report()})
 
 
 def _encodable(text: str, max_chars: int) -> str:
-    """The beginning of a text, as JSON can carry it: a file name in an error message need not be Unicode."""
+    """Return the first `max_chars` characters without lone surrogates: a file name in an error need not be Unicode."""
     return text[:max_chars].encode("utf-8", "replace").decode()

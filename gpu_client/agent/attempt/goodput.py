@@ -1,4 +1,4 @@
-"""Where the time of an attempt goes: into new steps, or into what an unreliable machine costs.
+"""Measure where the time of an attempt goes: into new steps, or into the costs of an unreliable machine.
 
 Goodput is the share of new steps (Google Cloud's ML goodput and NVIDIA's fault tolerance reports use the word so).
 """
@@ -14,19 +14,19 @@ from baton.contract.goodput import Goodput
 
 
 class Activity(StrEnum):
-    """What the attempt does at the moment."""
+    """Present activity of the attempt."""
 
     IDLE = "idle"
     """Starting, waiting, ending."""
     TRANSFERRING = "transferring"
-    """Bytes are fetched or stored, and the training waits for them."""
+    """Fetching or storing bytes that the training waits for."""
     TRAINING = "training"
 
 
 class GoodputMeter:
-    """Told what happens when it happens; safe from several threads. `clock`: monotonic seconds.
+    """Counts the seconds of an attempt by their use. Thread-safe. `clock`: monotonic seconds.
 
-    `last_step`: the last step that any earlier attempt reported. Steps up to it are repeated ones.
+    `last_step`: last step that an earlier attempt reported. Steps up to it are repeated.
     """
 
     def __init__(self, last_step: int | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -38,23 +38,23 @@ class GoodputMeter:
         self._step: int | None = None
         self._seconds = {"productive": 0.0, "repeated": 0.0, "stalled": 0.0, "transferring": 0.0, "idle": 0.0}
         self._silent = True
-        """The training has reported no step: its committed checkpoints alone tell how far it is."""
+        """True while the training has reported no step: its committed checkpoints alone show its progress."""
         self._uncommitted_s = 0.0
-        """Time that a silent training has taken since its last commit, counted as idle so far."""
+        """Seconds of a silent training since its last commit, counted as idle so far."""
         self._stalled_s = 0.0
-        """Of the running stretch of training; taken out of it when it is settled."""
+        """Stalls within the running stretch of training; `_settle` subtracts them."""
         counted = ("committed", "skipped", "raw_bytes", "reused_bytes", "encoded_bytes", "uploaded_bytes")
         self._counts = dict.fromkeys(counted, 0)
 
     def enter(self, activity: Activity) -> None:
-        """The activity changes now."""
+        """Change the activity."""
         with self._lock:
             self._settle(self._step)
             self._activity = activity
             self._step = None
 
     def record_step(self, step: int) -> None:
-        """The training has reached `step`. What lies before its first report is its start, and counts as idle."""
+        """Record that the training has reached `step`. Time before the first report is start-up and counts as idle."""
         with self._lock:
             self._silent = False
             if step != self._step:
@@ -62,17 +62,17 @@ class GoodputMeter:
                 self._step = step
 
     def record_stall(self, seconds: float) -> None:
-        """The training stood still for this long to take a checkpoint."""
+        """Record how long a checkpoint stalled the training."""
         with self._lock:
             self._stalled_s += max(seconds, 0.0)
 
     def record_commit(
         self, *, step: int, raw_bytes: int, reused_bytes: int, encoded_bytes: int, uploaded_bytes: int
     ) -> None:
-        """A checkpoint was committed; the bytes as in Goodput.
+        """Record a committed checkpoint; bytes as in Goodput.
 
-        Of a training that reports no steps, the time up to a commit led to the checkpoint's steps. What comes behind
-        its last commit is lost to the next attempt, and stays idle.
+        Without reported steps, the time up to a commit led to the checkpoint's steps. Time after the last commit stays
+        idle, because the next attempt does not keep its work.
         """
         with self._lock:
             if self._silent:
@@ -87,12 +87,12 @@ class GoodputMeter:
             self._counts["uploaded_bytes"] += uploaded_bytes
 
     def record_skip(self) -> None:
-        """A checkpoint was passed over for a newer one."""
+        """Record a checkpoint that a newer one superseded."""
         with self._lock:
             self._counts["skipped"] += 1
 
     def report(self) -> Goodput:
-        """As of now."""
+        """Return the goodput up to now."""
         with self._lock:
             self._settle(self._step)
             return Goodput(
@@ -110,7 +110,7 @@ class GoodputMeter:
             )
 
     def _settle(self, step: int | None) -> None:
-        """Account for the time since the last settling; the training has moved from `self._step` to `step` in it."""
+        """Attribute the time since the last call, in which the training moved from `self._step` to `step`."""
         now = self._clock()
         passed_s, self._since = now - self._since, now
         if self._activity is not Activity.TRAINING or self._step is None:
@@ -123,7 +123,7 @@ class GoodputMeter:
         stalled_s = min(self._stalled_s, passed_s)
         self._stalled_s -= stalled_s
         self._seconds["stalled"] += stalled_s
-        # Time without a new step belongs to the step that is being worked on.
+        # Time without a new step belongs to the step in progress.
         reached = max(self._step + 1, step if step is not None else 0)
         repeated = min(max(self._last_step - self._step, 0) / (reached - self._step), 1.0)
         self._seconds["repeated"] += (passed_s - stalled_s) * repeated

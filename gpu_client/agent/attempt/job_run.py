@@ -1,7 +1,7 @@
-"""One attempt at one job: restore, fetch, train, commit, report.
+"""Run one attempt at one job: restore, fetch, train, commit, report.
 
-Whoever ends it early (a lost lease, a cancel, a pause, a SIGTERM) only leaves a note; this thread acts on it, in every
-phase. Nothing is reported as done before it is stored, and the heartbeats go on until the report is accepted.
+A lost lease, a cancel, a pause or a SIGTERM only sets a flag; the attempt's thread acts on the flag in every phase. The
+attempt reports nothing as done before it is stored, and heartbeats continue until the report is accepted.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ from gpu_client.transport.transfer.manager import Transfer
 logger = logging.getLogger("baton.job")
 
 PATIENCE_S = 600.0
-"""Where the machine stays, the last checkpoint may take so long to be stored: after a pause, a failure, the end."""
+"""Longest upload of the last checkpoint while the machine stays: after a pause, a failure, the end."""
 ARTIFACT_PATIENCE_S = 20.0
-"""So long at most what was shown last may take to be stored."""
+"""Longest wait for the artifacts that the training showed last."""
 LOG_BUDGET_S = 10.0
 _ACTIVITIES = {"training": Activity.TRAINING}
-"""In all other phases the training waits for bytes."""
+"""Activity of each phase; in the phases that are missing here, the training waits for bytes."""
 
 
 class JobRun:
-    """One attempt. `run` does it all and returns when nothing of it is left on the machine."""
+    """One attempt. `run` returns when no process and no file of the attempt is left on the machine."""
 
     def __init__(
         self,
@@ -83,16 +83,16 @@ class JobRun:
         self._phase = "claimed"
         self._started_at = int(time.time())
         self._ended = threading.Event()
-        """The lease is gone: every transfer and wait ends."""
+        """Set when the lease is lost or the attempt is over: every transfer and wait ends."""
         self._lost: LeaseLoss | None = None
         self.failure: AttemptFailure | None = None
-        """Why it failed, if it did."""
+        """Reason of the failure; None without one."""
         self._pause_reason = ""
         self._checkpoint_asked = False
         self._scheduler = CheckpointScheduler(item)
         self._steps: StepRunner | None = None
         self._tail: list[str] = []
-        """What the last step printed last."""
+        """Last lines of the last step."""
         points = MetricBuffer(lambda: item.server_time + time.monotonic() - claimed_at)
         self._output = TrainerOutput(echo=lambda line: logger.debug("| %s", line), points=points)
         self._output.signals.set_rules(item.control.rules if item.control else None)
@@ -115,7 +115,7 @@ class JobRun:
         )
 
     def run(self) -> AttemptOutcome:
-        """Do the attempt. Raises WorkspaceError if the disk cannot be cleared for the next one."""
+        """Run the attempt. Raises WorkspaceError if the disk cannot be cleared for the next one."""
         item = self._item
         logger.info("job %s, attempt %d: claimed", item.id, item.epoch)
         self._keeper.start()
@@ -132,9 +132,9 @@ class JobRun:
         return outcome
 
     def _run_guarded(self) -> AttemptOutcome:
-        """The top boundary of an attempt: whatever happens in it ends in a report, not in a dead agent.
+        """Catch all errors of the attempt, so that each error ends in a report and not in a dead agent.
 
-        An error that kills the agent would be met again by the next one that is handed this job, and by no budget.
+        An error that killed the agent would also kill the next agent that claims the job, and no budget would count it.
         """
         try:
             return self._attempt()
@@ -151,7 +151,7 @@ class JobRun:
                 logger.exception("job %s: error in the agent while %s", self._item.id, self._phase)
             return self._fail(classify_error(error))
 
-    # What others leave notes about
+    # Callbacks of the heartbeat thread
 
     def _status(self) -> HeartbeatRequest:
         progress = self._progress()
@@ -177,7 +177,8 @@ class JobRun:
         if directive is Directive.PAUSE:
             self._pause_reason = reason or "paused"
         elif directive is Directive.CHECKPOINT and self._steps and not self._checkpoint_asked:
-            # Before the trainer has connected nobody hears it: then the next heartbeat says it again.
+            # Before the trainer has connected, the request reaches no process; the next heartbeat repeats the
+            # directive.
             self._checkpoint_asked = self._steps.request_checkpoint()
 
     def _on_lease_lost(self, lost: LeaseLoss) -> None:
@@ -187,7 +188,7 @@ class JobRun:
         self._ended.set()
 
     def _stop_reason(self) -> StopReason | None:
-        """Why the job is to be handed back, if it is."""
+        """Return the reason to hand the job back; None to go on."""
         if self._stop.is_set():
             return "release"
         return "pause" if self._pause_reason else None
@@ -208,7 +209,7 @@ class JobRun:
         try:
             self._workspace.write_state(item.id, item.epoch, phase, self._started_at, lease_token=item.lease_token)
         except (WorkspaceError, OSError) as error:
-            # Without the note a crash costs a wait until the lease has run out, no more.
+            # Without the state file a crash costs only the wait for the end of the lease.
             logger.warning("job %s: %s", item.id, error)
         logger.info("job %s: %s", item.id, phase)
 
@@ -216,7 +217,7 @@ class JobRun:
 
     def _attempt(self) -> AttemptOutcome:
         item = self._item
-        # First, because the claim's URLs of the checkpoints do not live as long as many inputs may take.
+        # First, because fetching many inputs may outlast the claim's presigned URLs of the checkpoints.
         self._enter("restoring")
         directories = self._workspace.prepare(item.id, item.epoch)
         directories.write_params(item.parameters)
@@ -230,7 +231,7 @@ class JobRun:
             calls, self._transfer, item, directories.data, require_free=self._workspace.require_free, cancel=leave
         )
         if self._interrupted():
-            raise TransferCanceled("not worth starting")
+            raise TransferCanceled("the attempt was interrupted before the training")
         self._enter("training")
         logs = self._client.within(LOG_BUDGET_S)
         ship = partial(logs.send_logs, item.id, item.lease_token)
@@ -282,7 +283,7 @@ class JobRun:
         try:
             end = self._steps.run(resume_from)
             if end.done:
-                artifacts.close()  # what it has not sent is among the outputs
+                artifacts.close()  # The outputs include every file that it has not sent.
             self._tail = self._steps.output.last_lines()
             self._steps.clean_up()
             return self._conclude(end, committer, artifacts, directories)
@@ -307,7 +308,7 @@ class JobRun:
             end = end._replace(failure=failure)
         self._enter("committing")
         self._drain(committer)
-        # The next attempt may go on from parts of a shared file that this one has just shown.
+        # The next attempt may continue from parts of a shared file that this attempt has just shown.
         until = time.monotonic() + ARTIFACT_PATIENCE_S
         artifacts.drain(lambda: self._out_of_time() or time.monotonic() > until)
         if end.failure is not None:
@@ -318,7 +319,7 @@ class JobRun:
         return self._hand_back(rule_exit)
 
     def _drain(self, committer: Committer) -> None:
-        """Let the last checkpoint be committed, for as long as that makes sense."""
+        """Wait for the commit of the last checkpoint, within the time that is left."""
         until = time.monotonic() + PATIENCE_S
         committer.drain(lambda: self._out_of_time() or time.monotonic() > until)
 
@@ -336,7 +337,7 @@ class JobRun:
                 "artifacts",
                 lambda _client: upload_artifacts(self._calls, self._transfer, self._item, files, cancel=cancel),
             )
-            # While the lease lasts: a job that is run again or branched off begins at its last checkpoint.
+            # Committed while the lease lasts, because a rerun or a branch of the job begins at the last checkpoint.
             self._drain(committer)
             self._reporter.complete(artifacts, self._progress(), self._scheduler.goodput())
 
@@ -344,7 +345,7 @@ class JobRun:
         return AttemptOutcome.COMPLETE if failure is None else self._fail(failure)
 
     def _warn(self, text: str) -> None:
-        """In the job's log, too."""
+        """Warn in the agent's log and in the job's log."""
         logger.warning("job %s: %s", self._item.id, text)
         self._output.spool.append(f"[baton] {text}")
 
@@ -367,7 +368,7 @@ class JobRun:
         )
 
     def _hand_back(self, rule_exit: RuleExit) -> AttemptOutcome:
-        """A rule wants the job to go on elsewhere, later, or from an earlier checkpoint."""
+        """Release the job for a rule: to another machine, to a later time, or to an earlier checkpoint."""
         try:
             return self._deliver_report(
                 lambda: self._reporter.leave_by_rule(rule_exit, self._scheduler.goodput()), AttemptOutcome.RELEASED
@@ -387,13 +388,13 @@ class JobRun:
         except RollbackRefused:
             raise
         except BatonError as error:
-            # Nobody is left to tell: the lease runs out, and the job goes to another worker.
-            logger.error("job %s: the end of the attempt could not be reported: %s", self._item.id, error)
+            # The control plane refused the report: the lease expires, and the job goes to another worker.
+            logger.error("job %s: the control plane did not accept the attempt's report: %s", self._item.id, error)
             return self._loss_outcome()
         return outcome
 
     def _flush_before_report(self) -> None:
-        """What a heartbeat has no room for in the last word, and what the training printed last."""
+        """Send the decisions that fit into no report, and the last log lines."""
         while (self._control.has_backlog or self._output.signals.has_unreported) and self._keeper.beat():
             pass
         if self._shipper is not None and self._stop.level is not ShutdownLevel.NOW:

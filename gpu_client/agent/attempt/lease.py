@@ -1,11 +1,11 @@
-"""The lease keeper: proves the lease again and again, and says when it is gone.
+"""Keep the lease: send heartbeats, prove the lease, detect its loss.
 
-One clock decides about the lease: the server's. Here only durations are measured, on the monotonic clock, from the
-moment the last accepted heartbeat was *sent*; at 80 % of the granted duration the lease counts as unproven, so a wrong
-wall clock never matters (after the DynamoDB lock client's `ensure`).
+The server's clock alone decides about the lease. The agent measures durations on the monotonic clock, from the moment
+at which it *sent* the last accepted heartbeat; after 80% of the granted duration the lease counts as unproven,
+therefore a wrong wall clock never matters (after the DynamoDB lock client's `ensure`).
 
-An unreachable control plane does not end the training: it goes on, and nothing is committed until a heartbeat is
-accepted again. The lease is lost only when the control plane says so.
+An unreachable control plane does not end the training: the training continues, and nothing is committed until a
+heartbeat is accepted again. Only an answer of the control plane ends the lease.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ PROVEN_SHARE = 0.8
 """Share of the lease during which an accepted heartbeat counts as proof."""
 
 MAX_INTERVAL_S = 3600.0
-"""The longest interval that is kept to: a thread cannot sleep for any length of time it is told."""
+"""Longest interval between heartbeats, because a thread cannot sleep for any length."""
 
 RETRY_MIN_S = 0.5
-"""Pause after a heartbeat that did not reach the control plane; doubles up to a share of the interval (RETRY_PAUSES).
-Also the shortest interval that is kept to, whatever the control plane says: nothing here may spin."""
+"""Pause after a failed heartbeat; doubles up to a share of the interval (RETRY_PAUSES). Also the shortest interval, so
+that no answer makes the thread spin."""
 
 _KEY_REFUSED = frozenset(
     {
@@ -50,7 +50,7 @@ SendHeartbeat = Callable[[HeartbeatRequest], HeartbeatAnswer]
 
 @dataclass(frozen=True)
 class LeaseLoss:
-    """Why the attempt may not write any more. `directive` is set when a user's command ended it."""
+    """Reason why the attempt may not write any more. `directive` is set if a user's command ended the attempt."""
 
     code: str
     message: str
@@ -58,19 +58,19 @@ class LeaseLoss:
 
     @property
     def canceled(self) -> bool:
-        """True if the job was canceled; else another attempt owns it, or nobody may."""
+        """Return True if the job was canceled; else another attempt may own the job."""
         return self.directive is Directive.CANCEL or self.code == ErrorCode.JOB_CANCELED
 
 
 def key_is_refused(error: Unauthorized) -> bool:
-    """True if the control plane itself said that the key will not do; a 403 of something in between may pass."""
+    """Return True if the control plane itself refused the key; a 403 of a proxy may pass."""
     return not error.foreign and error.code in _KEY_REFUSED
 
 
 def _loss_of(error: BatonError) -> LeaseLoss | None:
-    """What is lost if this answer to a heartbeat says that none will be accepted again; None if it may pass."""
+    """Return the loss that an answer to a heartbeat means; None if a later heartbeat may succeed."""
     final = isinstance(error, LeaseLost | LeaseExpired) or (isinstance(error, Unauthorized) and key_is_refused(error))
-    # Any other 404 is that of a gateway or proxy that knows no such path.
+    # Any other 404 comes from a gateway or proxy that does not know the path.
     if isinstance(error, ApiError) and (final or error.code == ErrorCode.JOB_NOT_FOUND):
         return LeaseLoss(error.code, error.message)
     return None
@@ -83,10 +83,10 @@ def _clamp_interval_s(interval_s: int) -> float:
 class LeaseKeeper:
     """Sends heartbeats from a thread of its own until closed or lost.
 
-    `status` is asked for what to report; if it raises, the heartbeat goes out without. `on_directive` and `on_lost` are
-    called from the keeper's thread (or from `prove`'s caller) and must return at once, and so must `on_answer`,
-    which hears of each accepted heartbeat, and `on_pause`: it hears from the thread in how many seconds the next
-    heartbeat is over, answered or not.
+    `status` returns the report; if it raises, the heartbeat goes out without a report. `on_directive` and `on_lost` are
+    called from the keeper's thread (or from `prove`'s caller) and must return at once. So must `on_answer`, called
+    after each accepted heartbeat, and `on_pause`, called with the seconds until the next heartbeat is over, answered or
+    not.
     """
 
     def __init__(
@@ -121,34 +121,34 @@ class LeaseKeeper:
         self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
 
     def start(self) -> None:
-        """Begin sending heartbeats."""
+        """Start the heartbeats."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop at once; no further heartbeat is sent after this returns."""
+        """Stop the heartbeats; none is sent after this method returns."""
         self._closed.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
 
     @property
     def lost(self) -> LeaseLoss | None:
-        """Why the lease is gone; None while it may still hold."""
+        """Return why the lease is lost; None while it may still hold."""
         return self._lost
 
     @property
     def proven(self) -> bool:
-        """True while the last accepted heartbeat is young enough to commit on."""
+        """Return True while the last accepted heartbeat is young enough for a commit."""
         return self._lost is None and self._clock() - self._proven_at < PROVEN_SHARE * self._duration_s
 
     def prove(self) -> bool:
-        """Make sure the lease holds right now, asking the control plane if the last proof is old.
+        """Prove the lease, with a heartbeat if the last proof is old.
 
-        False when it is lost or the control plane cannot be reached at the moment.
+        Returns False if the lease is lost or the control plane does not answer.
         """
         return self.proven or self.beat()
 
     def beat(self) -> bool:
-        """Send one heartbeat; True if it was accepted and the attempt goes on."""
+        """Send one heartbeat; returns True if it was accepted and the attempt goes on."""
         with self._sending:
             if self._lost is not None or self._closed.is_set():
                 return False
@@ -175,7 +175,7 @@ class LeaseKeeper:
         return self._apply_directive(answer)
 
     def next_pause_s(self) -> float:
-        """Seconds until the next heartbeat: the interval with a little jitter, or a growing retry pause."""
+        """Return the seconds until the next heartbeat: the interval with a little jitter, or a growing retry pause."""
         if not self._failures:
             return self._interval_s * self._rng.uniform(0.9, 1.0)
         longest_s = max(self._interval_s / RETRY_PAUSES, RETRY_MIN_S)
@@ -186,7 +186,7 @@ class LeaseKeeper:
         try:
             return self._status()
         except Exception:
-            # The top of what others hang into the heartbeat: a bug in a report must not cost the lease it is about.
+            # Catch all: a bug in a report must not lose the lease.
             logger.exception("the heartbeat goes out without a report")
             return HeartbeatRequest()
 
@@ -212,7 +212,6 @@ class LeaseKeeper:
             try:
                 self.beat()
             except Exception:
-                # The top of this thread. A dead keeper would look like a dead machine: say so and go on, not faster
-                # than after a failure.
-                logger.exception("a heartbeat could not be dealt with")
+                # Catch all: a dead thread would look like a dead machine. Continue as after a failed heartbeat.
+                logger.exception("error while handling a heartbeat")
                 self._failures += 1

@@ -1,7 +1,7 @@
-"""Control-plane calls of one attempt: made on a proven lease only, again and again while the control plane is away.
+"""Call the control plane for one attempt: only on a proven lease, and repeatedly during an outage.
 
-What a phase needs of the client (see `InputsApi`, `RestoreApi`, `ArtifactsApi`) is here under the client's names, so
-that an outage in the middle of a phase is waited for instead of failing the job.
+The methods have the client's names (see `InputsApi`, `RestoreApi`, `ArtifactsApi`), so that a phase survives an outage
+instead of failing the job.
 """
 
 from __future__ import annotations
@@ -23,23 +23,22 @@ logger = logging.getLogger("baton.job")
 T = TypeVar("T")
 
 CALL_BUDGET_S = 35.0
-"""Time for one call with the client's own retries; then the lease is looked at again."""
+"""Seconds for one call with the client's own retries; then the lease is checked again."""
 
 HURRIED_BUDGET_S = 2.0
-"""The same when there is no time left: one last try."""
+"""Seconds for the last call once no time is left."""
 
 RETRY_S = 2.0
 MAX_UNEXPECTED = 5
-"""Answers that this version does not understand, before that counts as final."""
+"""Unknown answers before the call fails."""
 
 MAX_FOREIGN = 20
-"""The same of refusals by something in between: eight minutes, enough for a deployment or a proxy's bad moment."""
+"""Refusals by a proxy or gateway before the call fails: eight minutes, enough for a deployment."""
 
 
 class LeasedCalls:
     """Calls that must arrive. All methods raise ApiError (refused), UnexpectedAnswer, and TransferCanceled once the
-    lease is gone or `given_up` says that waiting is over; each call is tried at least once on a lease that holds.
-    """
+    lease is lost or `given_up` returns True; each call is tried at least once on a lease that holds."""
 
     def __init__(
         self,
@@ -55,18 +54,20 @@ class LeasedCalls:
         self._given_up = given_up
         self._retry_s = retry_s
 
-    def call_with_retry(self, what: str, call: Callable[[BatonClient], T]) -> T:
-        """The call's result, however long the control plane (or, for calls that move bytes, the store) is away."""
+    def call_with_retry(self, call_name: str, call: Callable[[BatonClient], T]) -> T:
+        """Return the result of `call`, repeated while the control plane (or, for calls that move bytes, the store) is
+        away."""
         unexpected = foreign = rounds = 0
         while True:
             if self._keeper.lost is not None:
-                raise TransferCanceled("the lease is gone")
+                raise TransferCanceled("the lease is lost")
             try:
                 if self._keeper.prove():
                     return call(self._hurried if self._given_up() else self._client)
-                trouble = "the lease cannot be proved at the moment"
+                trouble = "the control plane does not confirm the lease"
             except LeaseExpired as error:
-                # Ours is older than we thought, or the control plane's clock went on: prove it anew before anything.
+                # The proof is older than the agent assumed, or the control plane's clock jumped: prove the lease before
+                # the next try.
                 self._keeper.beat()
                 trouble = str(error)
             except Unreachable as error:
@@ -82,8 +83,8 @@ class LeasedCalls:
                     raise
                 trouble = str(error)
             if self._given_up():
-                raise TransferCanceled(f"{what}: not waiting any longer ({trouble})")
-            logger.warning("%s: %s; trying again", what, trouble)
+                raise TransferCanceled(f"{call_name}: no time left ({trouble})")
+            logger.warning("%s: %s; trying again", call_name, trouble)
             over = PolledEvent(lambda: self._keeper.lost is not None or self._given_up())
             over.wait(backoff_s(self._retry_s, rounds))
             rounds += 1

@@ -1,4 +1,4 @@
-"""What a step leaves behind, looked at: outputs that are there and whole, inputs that are as they were."""
+"""Check the outputs and inputs of a step, and deliver the outputs of a finished job."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8\xff"
 
 Inputs = dict[str, tuple[int, int]]
-"""Size and modification time (ns) of each input by its path."""
+"""Size and modification time (ns) of each input, by path."""
 
 
 def check_outputs(
     output_dir: Path, checks: Iterable[OutputCheck], optional: Iterable[OutputCheck] = ()
 ) -> AttemptFailure | None:
-    """The outputs that are missing or not as they should be; None if all are. `optional` ones may be missing."""
+    """Return the failure that lists missing or bad outputs; None if all are good. `optional` outputs may be missing."""
     root = output_dir.resolve()
     wanted = [*checks, *(check for check in optional if (root / check.path).exists())]
     problems = [f"{check.path} {problem}" for check in wanted if (problem := _problem(root, check))]
@@ -45,9 +45,9 @@ def check_outputs(
 def collect_declared_outputs(
     item: WorkItem, directories: JobDirectories, *, on_left_out: Callable[[str], object]
 ) -> dict[str, Path]:
-    """The declared outputs, and what is there of those that may be missing and of files for later jobs.
+    """Return the declared outputs, and the existing ones among optional outputs and files for later jobs.
 
-    Raises what `collect_outputs` raises.
+    Raises the errors of `collect_outputs`.
     """
     plan = plan_of(item)
     optional = [*(one.path for one in plan.shared), *(check.path for check in plan.optional_outputs)]
@@ -57,9 +57,10 @@ def collect_declared_outputs(
 def deliver_until_stored(
     item: WorkItem, deliver: Callable[[], None], pause: Callable[[float], object]
 ) -> AttemptFailure | None:
-    """Upload and report; what is refused or said not to be stored is uploaded again, a few times. None: it is done.
+    """Call `deliver` (upload and report) again, up to five times, while the store lacks an output. Returns None once
+    done.
 
-    deliver: does both; what it raises besides that is raised. pause: waits so many seconds, or less.
+    Other errors of `deliver` pass. `pause` waits for seconds, or less.
     """
     tries = 0
     while True:
@@ -77,7 +78,7 @@ def deliver_until_stored(
 
 
 def snapshot_inputs(data_dir: Path) -> Inputs:
-    """The job's own inputs as they are now. What other jobs have shared is none: each attempt has what it is given."""
+    """Return the job's own inputs in their present state, without the files that other jobs have shared."""
     shared = data_dir / SHARED_DIR
     return {
         path.relative_to(data_dir).as_posix(): (info.st_size, info.st_mtime_ns)
@@ -87,7 +88,10 @@ def snapshot_inputs(data_dir: Path) -> Inputs:
 
 
 def check_inputs(data_dir: Path, before: Inputs) -> AttemptFailure | None:
-    """The job's inputs are no place to write: another attempt would read something else. New files are let be."""
+    """Return the failure that names a changed or removed input; None if there is none. New files are permitted.
+
+    A changed input is a failure, because another attempt would read other bytes.
+    """
     now = snapshot_inputs(data_dir)
     changed = sorted(name for name, seen in before.items() if now.get(name) != seen)
     if not changed:
@@ -109,10 +113,10 @@ def _problem(root: Path, check: OutputCheck) -> str | None:
             return f"has {size_bytes} bytes; at least {check.min_bytes} are expected"
         if len(files) < check.min_files:
             return f"has {len(files)} files; at least {check.min_files} are expected"
-        look = _FORMATS.get(check.format or "")
-        if look is None:
+        check_format = _FORMATS.get(check.format or "")
+        if check_format is None:
             return None
-        return "is not a file" if place.is_dir() else look(place)
+        return "is not a file" if place.is_dir() else check_format(place)
     except BadDirectory as error:
         return f"cannot be used: {error}"
     except OSError as error:
@@ -131,7 +135,7 @@ def _json(path: Path) -> str | None:
 
 
 def _safetensors(path: Path) -> str | None:
-    """The header, and that the file is as long as it says."""
+    """Compare the header with the length of the file."""
     size_bytes = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -148,11 +152,11 @@ def _safetensors(path: Path) -> str | None:
 
 
 def _starts_with(start: bytes, kind: str) -> Callable[[Path], str | None]:
-    def look(path: Path) -> str | None:
+    def check_format(path: Path) -> str | None:
         with path.open("rb") as file:
             return None if file.read(len(start)) == start else f"is not a {kind} file"
 
-    return look
+    return check_format
 
 
 _FORMATS: dict[str, Callable[[Path], str | None]] = {

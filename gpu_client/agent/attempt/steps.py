@@ -1,4 +1,4 @@
-"""The steps of one attempt, in order: each run, watched, tried again, looked at behind, and recorded as finished."""
+"""Run the steps of one attempt in order: start, watch, retry, check the outputs, record the end."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from gpu_client.transport.net.cancellation import CancelEvent
 logger = logging.getLogger("baton.job")
 
 RECORD_WAIT_S = 60.0
-"""A finished step is recorded before the next one begins; where nothing can be, the next one begins after this time."""
+"""Longest wait for the commit of a finished step's record; then the next step begins."""
 COMMAND_TIMEOUT_S = 60
-"""Of a health check or a cleanup that says none."""
+"""Default limit of a health check or a cleanup."""
 HURRIED_S = 5.0
-"""A cleanup gets no longer than this when the machine is to be left."""
+"""Limit of a cleanup while the machine is to be left."""
 COMMAND_GRACE_S = 2.0
 _FINAL = frozenset({FailureClass.STOPPED_BY_RULE})
-"""Nobody's mishap: no try more would change it."""
+"""Failures that no retry changes."""
 
 
 class StartTrainer(Protocol):
-    """Starts a trainer, as `start_trainer` does."""
+    """Start a trainer, as `start_trainer` does."""
 
     def __call__(
         self, command: list[str], env: Mapping[str, str], cwd: Path, output: TrainerOutput | None = None
@@ -54,7 +54,7 @@ class StartTrainer(Protocol):
 
 
 class StepsResult(NamedTuple):
-    """`done`: all ran well. Else why not; no failure where nothing failed, but the job is to be left."""
+    """Result of the steps. `done`: all succeeded. Else `failure`, or no failure if the job is to be handed back."""
 
     done: bool
     status: ExitStatus | None = None
@@ -63,7 +63,8 @@ class StepsResult(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StepContext:
-    """What an attempt lends its steps. `over`: the lease is lost; `leaving` says why to hand the job back."""
+    """Callbacks and shared objects of the attempt. `lease_lost`: set when the lease is lost or the attempt is over;
+    `stop_reason` returns the reason to hand the job back."""
 
     start: StartTrainer
     scheduler: CheckpointScheduler
@@ -73,15 +74,15 @@ class StepContext:
     stop_reason: Callable[[], StopReason | None]
     control: ControlRelay
     api_url: str
-    """For processes of a job that names rings."""
+    """Address of the control plane, for processes of a job that names rings."""
 
     def interrupted(self) -> bool:
-        """Nothing more is to be started."""
+        """Return True once nothing more may start."""
         return self.lease_lost.is_set() or self.stop_reason() is not None
 
 
 class StepRunner:
-    """Runs them. What others ask meanwhile (how far is it, what did it print) is of the present step."""
+    """Runs the steps. Progress and output are those of the present step."""
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class StepRunner:
         context: StepContext,
         offer_artifact: Callable[[Path], str | None],
     ) -> None:
-        """`show` is offered each file that the training says is finished; it says why not, if it does not take it."""
+        """`offer_artifact` takes each file that the training shows, or returns the reason against it."""
         self._offer_artifact = offer_artifact
         self._item = item
         self._plan = plan_of(item)
@@ -112,10 +113,10 @@ class StepRunner:
         self.output = output
         self._printed = False
 
-    # What is asked meanwhile
+    # The state of the present step
 
     def progress(self) -> TrainingProgress | None:
-        """How far the job is: steps are numbered through."""
+        """Return the progress of the job: steps are numbered through."""
         progress = self._channel.progress() if self._channel else None
         if progress is None or not self._ledger.base:
             return progress
@@ -124,18 +125,18 @@ class StepRunner:
         return TrainingProgress(step, total, progress.metrics, nonfinite=progress.nonfinite)
 
     def request_checkpoint(self) -> bool:
-        """Ask for one; False if nobody is connected who could hear it."""
+        """Ask the training for a checkpoint; returns False if no process is connected."""
         return self._channel is not None and self._channel.request_checkpoint() > 0
 
     @property
     def last_checkpoint_skipped(self) -> str:
-        """Why there was no time for a last checkpoint, if so."""
+        """Return the reason why no time was left for a last checkpoint; "" otherwise."""
         return self._run.last_checkpoint_skipped if self._run else ""
 
-    # The course
+    # The steps
 
     def run(self, resume_from: Path | None) -> StepsResult:
-        """All that are left; the first one resumes."""
+        """Run all steps that are left; the first one resumes from `resume_from`."""
         if self._plan.check is not None and (failure := self._check_health(self._plan.check)):
             return StepsResult(False, failure=failure)
         for order in self._ledger.left():
@@ -150,7 +151,7 @@ class StepRunner:
         return StepsResult(True)
 
     def clean_up(self) -> None:
-        """The recipe's cleanup. What goes wrong in it is said in the job's log, and changes nothing."""
+        """Run the recipe's cleanup commands. A problem goes into the job's log and changes nothing else."""
         for order in [] if self._context.lease_lost.is_set() else self._plan.cleanup:
             limit_s = float(order.timeout_s or COMMAND_TIMEOUT_S)
             limit_s = min(limit_s, HURRIED_S) if self._context.stop_reason() else limit_s
@@ -164,7 +165,7 @@ class StepRunner:
             if len(self._plan.steps) > 1 or tries:
                 self._log_line(self._ledger.place(order) + (f", try {tries + 1}" if tries else ""))
             end = self._run_once(order, resume_from)
-            # Without a failure a rule ended it, or others did: neither is to be tried again.
+            # Without a failure, a rule or a stop request ended the step: neither permits a retry.
             final = end.failure is None or end.failure.failure_class in _FINAL or end.failure.failure_class.node_fault
             if final or self._context.interrupted() or tries >= order.retries:
                 return end
@@ -176,9 +177,9 @@ class StepRunner:
             resume_from = self._newest()
 
     def _run_once(self, order: StepOrder, resume_from: Path | None) -> StepsResult:
-        """One run of one step."""
+        """Run a step once."""
         inputs = snapshot_inputs(self._directories.data) if self._item.plan else {}
-        # A checkpoint in shared memory cannot have the record of finished steps added to it.
+        # A checkpoint in shared memory cannot take the record of finished steps, therefore it goes to disk.
         arena = None if self._ledger.finished or order.checkpoints == "none" else self._directories.arena
         with ChannelServer(self._directories.output, arena=arena) as channel:
             self._channel = channel
@@ -203,7 +204,7 @@ class StepRunner:
                 use_arena=arena is not None,
                 api_url=self._context.api_url,
             )
-            # Looked at before the trainer starts: it may remove what it resumed from at once.
+            # Called before the trainer starts, because the trainer may remove its resume checkpoint at once.
             self._collector.begin(resume_from)
             try:
                 trainer = self._context.start(
@@ -241,26 +242,26 @@ class StepRunner:
             timeout_s=order.timeout_s,
         )
         end = self._run.run()
-        channel.settle()  # how the training is to be reported was the last that it said
+        channel.settle()  # The last message may name the report that the training ends with.
         self._drain_channel(channel)
         if saves:
             self._collector.collect_rest(self._committer, clean_exit=end.status.code == 0)
         return end
 
     def _drain_channel(self, channel: ChannelServer) -> None:
-        """Take what the training has said since the last look."""
+        """Take the messages of the training since the last call."""
         self._context.control.poll()
         self._offer_artifacts(channel)
         for point in channel.take_points():
             self.output.points.append(self._ledger.counted(point.step), point.metrics)
 
     def _offer_artifacts(self, channel: ChannelServer) -> None:
-        """Hand over what the training has finished since the last look."""
+        """Offer the files that the training has shown since the last call."""
         for path in channel.take_artifacts():
             problem = self._offer_artifact(path)
             if problem:
-                # Not through `_say`: the trainer is printing.
-                self.output.spool.append(f"[baton] {path.name} is not shown before the end: {problem}")
+                # Not through `_log_line`, because the trainer is printing.
+                self.output.spool.append(f"[baton] {path.name} is uploaded at the end only: {problem}")
 
     def _evaluate_result(
         self, order: StepOrder, end: TrainerResult, inputs: Mapping[str, tuple[int, int]]
@@ -268,8 +269,8 @@ class StepRunner:
         status = end.status
         rule_exit = self._context.control.rule_exit
         stop_reason = self._context.stop_reason() is not None and end.silent_s is None and end.timeout_s is None
-        # What the training has announced comes about, also where others want the machine back at the same moment and
-        # did not let it end: the rule counts as fired in its checkpoints, and would not say so again.
+        # An announced rule exit holds also if a stop request comes at the same moment and cuts the exit short:
+        # checkpoints record that the rule has fired, therefore the rule would not fire again.
         if rule_exit is not None and (status.clean or stop_reason) and (rule_exit.failed or rule_exit.kind != "stop"):
             failure = AttemptFailure(FailureClass.STOPPED_BY_RULE, rule_exit.reason) if rule_exit.failed else None
             return StepsResult(False, status, failure)
@@ -288,7 +289,7 @@ class StepRunner:
         return StepsResult(False, status, classify_exit(status, self.output.last_lines(), end.silent_s))
 
     def _exited_early(self) -> bool:
-        """True when a clean exit answers our request to leave rather than the end of the step."""
+        """Return True if a clean exit answers the agent's stop request rather than the end of the step."""
         if self._run is None or not self._run.asked_to_leave or self._channel is None:
             return False
         progress = self._channel.progress()
@@ -299,7 +300,7 @@ class StepRunner:
         self._highest = max(self._highest, self._collector.highest, progress.step if progress else 0)
 
     def _record(self, order: StepOrder) -> None:
-        """Commit that the step is finished, and what it left."""
+        """Commit the record that the step is finished, with the files that it keeps."""
         place = self._ledger.place(order)
         step, directory = self._ledger.finish(order, self._highest)
         self._highest = self._ledger.base
@@ -313,7 +314,7 @@ class StepRunner:
         return self._committer.drain(lambda: enough() or time.monotonic() > until)
 
     def _newest(self) -> Path | None:
-        """What this step can resume from on this machine, put in its place; other checkpoints are taken away."""
+        """Move this step's newest local checkpoint to its place and delete the others. Returns its path or None."""
         output = self._directories.output
         for path in output.glob("checkpoint-*"):
             if path.is_dir() and not path.is_symlink():
@@ -329,7 +330,7 @@ class StepRunner:
     # Commands beside the steps
 
     def _check_health(self, order: CommandOrder) -> AttemptFailure | None:
-        """Why this machine should not run the job, by the recipe's health check."""
+        """Return the failure of the recipe's health check; None if the machine is fit."""
         limit_s = float(order.timeout_s or COMMAND_TIMEOUT_S)
         problem = self._run_beside(order, limit_s, self._context.interrupted, self._next_output())
         if problem is None or self._context.interrupted():
@@ -341,7 +342,7 @@ class StepRunner:
     def _run_beside(
         self, order: CommandOrder, limit_s: float, enough: Callable[[], bool], output: TrainerOutput
     ) -> str | None:
-        """Run a command beside the steps; what went wrong, None if nothing did."""
+        """Run a command beside the steps. Returns the problem, or None."""
         environment = build_environment(
             self._item, self._directories, "", "", step_variables=order.environment, api_url=self._context.api_url
         )
@@ -365,12 +366,12 @@ class StepRunner:
         return None if status.clean else f"exit code {status.code}, signal {status.signal}"
 
     def _next_output(self) -> TrainerOutput:
-        """Of the process that is about to begin; its lines follow in the same log."""
+        """Return the output of the next process; all processes write into the same log."""
         if self._printed:
             self.output = self.output.successor()
         self._printed = True
         return self.output
 
     def _log_line(self, line: str) -> None:
-        """In the job's log."""
+        """Write a line into the job's log."""
         self.output.feed(f"[baton] {line}\n".encode())

@@ -1,4 +1,4 @@
-"""The training from its start to its end: asked for checkpoints, told to leave, brought to an end."""
+"""Watch one trainer from its start to its end: ask for checkpoints, ask to leave, stop."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ logger = logging.getLogger("baton.job")
 POLL_S = 0.1
 WATCH_S = 0.05
 LOST_GRACE_S = 5.0
-"""A trainer whose lease is lost works for nothing: it gets only this long to end."""
+"""Grace of a trainer whose lease is lost, because its work counts no more."""
 
 
 class TrainerResult(NamedTuple):
-    """How it ended. `silent_s`: ended by us, for it had made no progress for so long; `timeout_s`: it ran too long."""
+    """End of a trainer. `silent_s`: stopped after so many seconds without progress; `timeout_s`: stopped at its time
+    limit."""
 
     status: ExitStatus
     silent_s: int | None = None
@@ -34,10 +35,11 @@ class TrainerResult(NamedTuple):
 
 
 class TrainerRun:
-    """Watches over one trainer. `over` is set when the lease is lost; `leaving` says why to hand the job back, if so.
+    """Watches one trainer. `lease_lost` is set when the lease is lost; `stop_reason` returns the reason to hand the job
+    back.
 
-    `gather` takes checkpoints over that have become complete; it is told whether there is news of one. `base` is added
-    to the trainer's steps to count them within the job.
+    `collect` stages checkpoints that have become complete; its argument is True after a checkpoint notice. `base` is
+    added to the trainer's steps to count them within the job.
     """
 
     def __init__(
@@ -67,12 +69,12 @@ class TrainerRun:
         self._stop_reason = stop_reason
         self._collect = collect
         self.asked_to_leave = False
-        """It was told so over the channel: its clean end need not be the end of the training."""
+        """True once the channel has carried a stop request: a clean exit need not be the end of the training."""
         self.last_checkpoint_skipped = ""
-        """Why it was not asked for a last checkpoint, if it was not."""
+        """Reason why the trainer was not asked for a last checkpoint; "" otherwise."""
 
     def run(self) -> TrainerResult:
-        """Until the trainer has ended, by itself or because we ended it."""
+        """Watch until the trainer has ended, by itself or stopped by the agent."""
         started_at = time.monotonic()
         while True:
             self._channel.wait(POLL_S)
@@ -108,8 +110,8 @@ class TrainerRun:
         self._collect(bool(notices))
 
     def _ask_to_leave(self, reason: StopReason) -> ExitStatus:
-        """Ask for a last checkpoint if there is time for it, then for the end; a script without our session gets a
-        SIGTERM at once."""
+        """Ask the session for a last checkpoint, if there is time, and for its end. A foreign script gets SIGTERM at
+        once."""
         grace_s = float(self._item.stop_grace_s)
         left_s = self._stop.remaining_s()
         if left_s is not None:
@@ -120,7 +122,7 @@ class TrainerRun:
         deadline = time.monotonic() + grace_s
         if self._channel.request_stop(reason, checkpoint=not self.last_checkpoint_skipped):
             self.asked_to_leave = True
-            # What the session does not answer within three quarters, SIGTERM may still bring about in the last one.
+            # After 75% of the grace, SIGTERM goes to a session that has not ended.
             while self._trainer.poll() is None and time.monotonic() < deadline - grace_s / 4 and not self._cut_short():
                 self._channel.wait(POLL_S)
                 self._poll_checkpoints()
@@ -130,7 +132,7 @@ class TrainerRun:
         return self._lease_lost.is_set() or self._stop.level is ShutdownLevel.NOW
 
     def _stop_trainer(self, grace_s: float) -> ExitStatus:
-        """End the trainer; its grace is cut short by a second SIGTERM, and by the loss of the lease meanwhile."""
+        """Stop the trainer. A second SIGTERM or the loss of the lease cuts the grace short."""
         had_lease = not self._lease_lost.is_set()
         with _run_when(
             lambda: self._stop.level is ShutdownLevel.NOW or (had_lease and self._lease_lost.is_set()),
@@ -140,13 +142,13 @@ class TrainerRun:
 
 
 @contextmanager
-def _run_when(holds: Callable[[], bool], act: Callable[[], object]) -> Iterator[None]:
-    """While inside, `act` is called, once and in a thread of its own, as soon as the condition holds."""
+def _run_when(predicate: Callable[[], bool], act: Callable[[], object]) -> Iterator[None]:
+    """Call `act` once, in a thread of its own, as soon as `predicate` returns True inside the context."""
     left = threading.Event()
 
     def watch() -> None:
         while not left.wait(WATCH_S):
-            if holds():
+            if predicate():
                 act()
                 return
 

@@ -1,4 +1,4 @@
-"""What a training process says, as the agent understands it: each line is checked, none is trusted."""
+"""Check and parse the messages of a training process, line by line. No line is trusted."""
 
 import json
 from collections.abc import Sequence
@@ -10,23 +10,23 @@ from baton.contract.base import MAX_STEP
 from gpu_client.checkpoints.local.sanitizer import sanitize_metrics, sanitize_readings
 
 MAX_POINTS_IN_A_MESSAGE = 65
-"""The newest, and of each metric that it has not an earlier one."""
+"""The newest point, and one earlier point for each metric that the newest lacks."""
 _STEERING = frozenset(("rules_in_force", "rule_statuses", "decision", "command_result", "leaving", "quarantined"))
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A training process has connected."""
+    """First message of a training process."""
 
     pid: int
     protocol: int
     steering: bool = False
-    """It goes by rules and commands."""
+    """True if the process follows rules and commands."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What the training reported at a step; what is not finite is said in words."""
+    """Values reported at a step; values that are not finite are words."""
 
     step: int
     metrics: dict[str, float | str]
@@ -34,18 +34,18 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """How far the training is. Metrics that are not finite numbers are in `nonfinite`, in words."""
+    """Progress of the training. Metrics that are not finite are in `nonfinite`, as words."""
 
     step: int
     total: int | None
     metrics: dict[str, float]
     phase: tuple[str, int] | None = None
-    """What it does between two steps, if it says so, and how much of that is done."""
+    """Name of the work between two steps and the amount done; None without such work."""
     nonfinite: dict[str, str] = field(default_factory=dict)
     points: tuple[Point, ...] = field(default=(), compare=False)
-    """What is new, by steps."""
+    """New values, by steps."""
     signals: dict[str, float] = field(default_factory=dict, compare=False)
-    """What the session has measured by itself: mean times of the steps since the message before, in seconds."""
+    """Values that the session measures itself: mean times of the steps since the message before, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class CheckpointNotice:
     path: Path
     metrics: dict[str, float]
     stall_s: float | None = None
-    """How long the training stood still for it, if it says so."""
+    """Stall of the training in seconds; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +68,13 @@ class ArtifactNotice:
 
 @dataclass(frozen=True, slots=True)
 class SteeringNotice:
-    """What the training says of rules and commands, and of damage; whoever uses it checks what is in it."""
+    """A message on rules, commands or damage; the consumer checks its fields."""
 
     message: dict[str, Any]
 
 
 class ProtocolError(Exception):
-    """A line that is not understood; the text says why. ``kind`` is the counter."""
+    """A line that cannot be parsed; the text says why. ``kind`` is the counter."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -84,7 +84,7 @@ class ProtocolError(Exception):
 def parse(
     line: bytes, places: Sequence[Path]
 ) -> Hello | TrainingProgress | CheckpointNotice | ArtifactNotice | SteeringNotice:
-    """A line of a training process; paths have to lie in one of `places`, the first is the output directory.
+    """Parse a line of a training process. Paths must lie in one of `places`; the first is the output directory.
 
     Raises ProtocolError.
     """
@@ -117,8 +117,8 @@ def _progress_of(message: dict[str, Any]) -> TrainingProgress:
     step = _integer(message, "step")
     total = None if message.get("total") is None else _integer(message, "total")
     metrics = sanitize_metrics(message.get("metrics"))
-    said = sanitize_readings(message.get("nonfinite"))
-    nonfinite = {name: value for name, value in said.items() if isinstance(value, str)}
+    readings = sanitize_readings(message.get("nonfinite"))
+    nonfinite = {name: value for name, value in readings.items() if isinstance(value, str)}
     phase = _phase_of(message)
     points: tuple[Point, ...] = ()
     if isinstance(message.get("points"), list):
@@ -145,7 +145,7 @@ def _phase_of(message: dict[str, Any]) -> tuple[str, int] | None:
     return phase["name"], _integer(phase, "done")
 
 
-def _path_inside(message: dict[str, Any], places: Sequence[Path], what: str) -> Path:
+def _path_inside(message: dict[str, Any], places: Sequence[Path], kind: str) -> Path:
     value = message.get("path")
     if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
         raise ProtocolError("invalid", f"path must be absolute, got {str(value)[:80]!r}")
@@ -154,5 +154,5 @@ def _path_inside(message: dict[str, Any], places: Sequence[Path], what: str) -> 
     except (OSError, ValueError, RuntimeError) as error:
         raise ProtocolError("invalid", f"path {value[:80]!r}: {error}") from error
     if not any(place in path.parents for place in places):
-        raise ProtocolError("invalid", f"{what} {value[:80]!r} is not inside the output directory")
+        raise ProtocolError("invalid", f"{kind} {value[:80]!r} is not inside the output directory")
     return path

@@ -1,10 +1,8 @@
-"""The agent's end of the channel to the training process: JSON lines on a Unix socket.
+"""Serve the agent's end of the channel to the training process: JSON lines on a Unix socket.
 
-The format belongs to ``gpu_client/training/protocol.py``.
-
-The other side is a user's program and is not trusted: whatever it sends or does, the server lives on, keeps what makes
-sense, and counts the rest. It is asked (``progress``, ``take_...``, ``wait``) and calls
-nobody back.
+``gpu_client/training/protocol.py`` defines the format. The other side is a user's program and is not
+trusted: whatever it sends or does, the server continues, keeps valid messages, and counts the rest. Callers poll the
+server (``progress``, ``take_...``, ``wait``); the server calls nothing back.
 """
 
 import contextlib
@@ -46,7 +44,7 @@ MAX_WAITING_POINTS = 2048
 SETTLE_S = 5.0
 # The kernel's limit is 108 bytes (104 on macOS), the terminating zero included.
 MAX_SOCKET_PATH_BYTES = 100
-# A protocol error is logged this often per server; all are counted.
+# Protocol errors logged per server; all are counted.
 LOGGED_ERRORS = 20
 
 StopReason = Literal["cancel", "pause", "release", "lease_lost"]
@@ -56,11 +54,11 @@ StopReason = Literal["cancel", "pause", "release", "lease_lost"]
 class _Peer:
     connection: socket.socket
     buffer: bytearray = field(default_factory=bytearray)
-    skipping: bool = False  # Inside a line that is too long.
+    skipping: bool = False  # Inside an oversized line.
 
 
 class ChannelServer:
-    """Listens from construction to ``close``. All methods may be called from any thread.
+    """Listens from construction to ``close``. Thread-safe.
 
     ``output_dir``, ``arena``: checkpoints outside both are refused. ``clock``: monotonic seconds.
     """
@@ -80,12 +78,14 @@ class ChannelServer:
         self._steering: deque[dict[str, Any]] = deque(maxlen=MAX_WAITING_STEERING)
         self._reports: deque[tuple[float, TrainingProgress | CheckpointNotice]] = deque(maxlen=MAX_WAITING_REPORTS)
         self._points: deque[Point] = deque(maxlen=MAX_WAITING_POINTS)
-        self._phase: tuple[str, int] | None = None  # The last one that was told.
-        self._sent_steering: list[tuple[float, dict[str, Any]]] = []  # When, and what: for those that connect later.
+        self._phase: tuple[str, int] | None = None  # The last one reported.
+        self._sent_steering: list[
+            tuple[float, dict[str, Any]]
+        ] = []  # Time and message, for processes that connect later.
         self._settling: list[threading.Event] = []
         self._advanced_at: float | None = None
         self._errors: Counter[str] = Counter()
-        self._active: bytes | None = None  # The last stop: also for processes that connect later.
+        self._pending_stop: bytes | None = None  # The last stop request, also for processes that connect later.
         self._closing = False
         self._directory = _private_directory()
         try:
@@ -104,90 +104,90 @@ class ChannelServer:
         self._thread = threading.Thread(target=self._serve, name="channel", daemon=True)
         self._thread.start()
 
-    # What came in
+    # Received
 
     def hellos(self) -> list[Hello]:
-        """The processes that are connected and have introduced themselves."""
+        """Return the hello messages of the connected processes."""
         with self._lock:
             return list(self._hellos.values())
 
     def progress(self) -> TrainingProgress | None:
-        """The newest progress, from whichever rank."""
+        """Return the newest progress of any rank."""
         with self._lock:
             return self._progress
 
     def advanced_at(self) -> float | None:
-        """When (by ``clock``) the step last changed, or how far something between two steps is; None before the first
-        progress. For the no-progress watch."""
+        """Return when (by ``clock``) the step, or the progress between two steps, last changed; None before the first
+        progress."""
         with self._lock:
             return self._advanced_at
 
     def take_checkpoints(self) -> list[CheckpointNotice]:
-        """The notices since the last call."""
+        """Return the checkpoint notices since the last call."""
         with self._lock:
             taken = list(self._checkpoints)
             self._checkpoints.clear()
             return taken
 
     def take_artifacts(self) -> list[Path]:
-        """The files that were finished since the last call, all below the output directory."""
+        """Return the files finished since the last call, all below the output directory."""
         with self._lock:
             taken = list(self._artifacts)
             self._artifacts.clear()
             return taken
 
     def take_steering(self) -> list[dict[str, Any]]:
-        """What was said of rules and commands since the last call."""
+        """Return the messages on rules and commands since the last call."""
         with self._lock:
             taken = list(self._steering)
             self._steering.clear()
             return taken
 
     def take_reports(self) -> list[tuple[float, TrainingProgress | CheckpointNotice]]:
-        """How far the training has been since the last call, each with when it came, by ``clock``."""
+        """Return the progress and checkpoint messages since the last call, each with its arrival time by ``clock``."""
         with self._lock:
             taken = list(self._reports)
             self._reports.clear()
             return taken
 
     def take_points(self) -> list[Point]:
-        """What was reported since the last call, step by step."""
+        """Return the values reported since the last call, step by step."""
         with self._lock:
             taken = list(self._points)
             self._points.clear()
             return taken
 
     def has_steered_peer(self) -> bool:
-        """Whether a process is connected that goes by rules and commands."""
+        """Return True if a connected process follows rules and commands."""
         with self._lock:
             return any(hello.steering for hello in self._hellos.values())
 
     def errors(self) -> dict[str, int]:
-        """How often what was refused: malformed, oversized, invalid, connections, unread."""
+        """Return the counts of refusals by kind: malformed, oversized, invalid, connections, unread."""
         with self._lock:
             return dict(self._errors)
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleep until something new has come in since the last ``wait``; False if nothing has in that time."""
+        """Wait for a message since the last ``wait``; returns False after `timeout_s` without one."""
         arrived = self._news.wait(timeout_s)
         self._news.clear()
         return arrived
 
-    # What goes out
+    # Sent
 
     def request_checkpoint(self) -> int:
-        """Ask every connected process for a checkpoint; gives how many were reached."""
-        return self._broadcast({"type": "directive", "directive": "checkpoint"}, standing=False)
+        """Ask every connected process for a checkpoint. Returns the number of processes reached."""
+        return self._broadcast({"type": "directive", "directive": "checkpoint"}, replayed=False)
 
     def request_stop(self, reason: StopReason, checkpoint: bool) -> int:
-        """Ask every connected process (and any that connects later) to leave; gives how many were reached now."""
+        """Ask every process, also later ones, to leave. Returns the number of processes reached now."""
         message = {"type": "directive", "directive": "stop", "reason": reason, "checkpoint": checkpoint}
-        return self._broadcast(message, standing=True)
+        return self._broadcast(message, replayed=True)
 
     def send_steering(self, message: dict[str, Any]) -> int:
-        """Rules or a command, for every process that goes by them, now or later; gives how many were reached.
+        """Send rules or a command to every process, also later ones, that follows them. Returns the number reached now.
 
-        `expires_in_s` is counted from this call on.
+        `expires_in_s` counts from this call.
         """
         now = self._clock()
         with self._lock:
@@ -199,7 +199,7 @@ class ChannelServer:
             return sum(self._send(peer, line) for peer in steered)
 
     def settle(self, timeout_s: float = SETTLE_S) -> bool:
-        """Wait until all that was sent so far has been read, as it is from a process that has ended."""
+        """Wait until every message sent so far is read; an ended process sends none later."""
         settled = threading.Event()
         with self._lock:
             self._settling.append(settled)
@@ -229,24 +229,24 @@ class ChannelServer:
 
     # Inside
 
-    def _broadcast(self, message: dict[str, object], standing: bool) -> int:
+    def _broadcast(self, message: dict[str, object], replayed: bool) -> int:
         line = json.dumps(message).encode() + b"\n"
         with self._lock:
-            if standing:
-                self._active = line
+            if replayed:
+                self._pending_stop = line
             return sum(self._send(peer, line) for peer in list(self._peers.values()))
 
     def _send(self, peer: _Peer, line: bytes) -> bool:
-        """Send without waiting. Lock held. What a peer does not read is not kept for it."""
+        """Send without waiting. Lock held. A message that the peer does not read is not kept."""
         try:
             sent = peer.connection.send(line)
         except BlockingIOError:
             self._errors["unread"] += 1
             return False
         except OSError:
-            return False  # It has gone; the reading side notices.
+            return False  # The peer has gone; the reading side notices.
         if sent < len(line):
-            # Half a line went out: whatever followed would be garbage to it.
+            # Half a line went out: any later message would be garbage to the peer.
             self._errors["unread"] += 1
             with contextlib.suppress(OSError):
                 peer.connection.shutdown(socket.SHUT_WR)
@@ -273,11 +273,11 @@ class ChannelServer:
         try:
             connection, _ = self._listener.accept()
         except BlockingIOError:
-            return  # It went away before we looked.
+            return  # The connection was closed before the call.
         except OSError as error:
             with self._lock:
                 self._refuse("connections", f"accept: {error}")
-            time.sleep(0.1)  # Out of descriptors: it stays readable, do not spin.
+            time.sleep(0.1)  # Out of descriptors: the socket stays readable, therefore do not spin.
             return
         with self._lock:
             if len(self._peers) >= MAX_CONNECTIONS:
@@ -288,8 +288,8 @@ class ChannelServer:
             peer = _Peer(connection)
             self._peers[connection.fileno()] = peer
             self._selector.register(connection, selectors.EVENT_READ, peer)
-            if self._active:
-                self._send(peer, self._active)
+            if self._pending_stop:
+                self._send(peer, self._pending_stop)
 
     def _receive(self, peer: _Peer) -> None:
         try:
@@ -338,8 +338,8 @@ class ChannelServer:
             greeted, self._hellos[fd] = fd in self._hellos, message
             if message.steering and not greeted:
                 now = self._clock()
-                for sent_at, told in self._sent_steering:
-                    self._send(peer, _steering_line(told, now - sent_at))
+                for sent_at, sent in self._sent_steering:
+                    self._send(peer, _steering_line(sent, now - sent_at))
         elif isinstance(message, TrainingProgress):
             moved = self._progress is None or message.step != self._progress.step
             if moved or message.phase not in (None, self._phase):
@@ -358,7 +358,7 @@ class ChannelServer:
 
 
 def _private_directory() -> Path:
-    """A new directory that only we may enter, with a path short enough for a socket."""
+    """Create a directory that only this user may enter, with a path short enough for a socket."""
     for parent in (tempfile.gettempdir(), "/tmp"):  # noqa: S108 (mkdtemp makes a private directory in it)
         if len(os.fsencode(parent)) + len("/baton-xxxxxxxx/channel") <= MAX_SOCKET_PATH_BYTES:
             return Path(tempfile.mkdtemp(prefix="baton-", dir=parent))

@@ -1,8 +1,7 @@
-"""Rules and commands on their way through the agent: from heartbeats to the training, and what it answers back.
+"""Relay rules and commands from heartbeats to the training, and its answers back.
 
-What the job's processes say of damaged objects of a ring goes the same way, as decisions do.
-
-What the training says is kept until the control plane has accepted it. The agent itself decides nothing.
+Reports on damaged objects of a ring take the same way, as decisions do. The relay keeps each answer until the control
+plane has accepted it. The agent itself decides nothing.
 """
 
 from __future__ import annotations
@@ -40,20 +39,20 @@ from gpu_client.agent.control.preset_monitor import PresetMonitor
 logger = logging.getLogger("baton.job")
 
 MAX_WAITING = 2000
-"""Decisions that have not been accepted yet; what comes then is counted and left out."""
+"""Decisions that wait for acceptance; later ones are counted and dropped."""
 MAX_REASON_CHARS = 1024
 MAX_QUARANTINED_REPORTED = 20
-"""Damaged objects of an attempt that are told one by one; of more it is told whenever they have doubled, and at the
-end, how many there are."""
+"""Damaged objects reported one by one in an attempt; beyond, the count is reported whenever it has doubled, and at the
+end."""
 MAX_QUARANTINED = 100_000
-"""That are counted."""
+"""Damaged objects that are counted."""
 UNSTEERED_AFTER_S = 60.0
-"""So long after its start a training that has not connected will not: rules cannot act in it."""
+"""Seconds from the start after which a training that has not connected counts as unsteered: rules cannot act in it."""
 UNSTEERED = "the training does not use Baton's session, so nothing in it can go by rules"
 
 
 class RuleExit(NamedTuple):
-    """How a rule or command wants the training's end to be reported."""
+    """End of the training that a rule or command demands."""
 
     kind: str
     """`stop`, `rollback`, `pause` or `requeue`."""
@@ -62,18 +61,19 @@ class RuleExit(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Whether the job has failed by it."""
+        """Return True if the rule fails the job."""
         return self.kind == "stop" and self.arguments.get("outcome") == "failed"
 
     @property
     def reason(self) -> str:
-        """In words."""
-        who = f"rule {self.ended_by.rule}" if self.ended_by.rule else f"command {self.ended_by.command}"
-        return f"{who} at step {self.ended_by.step}: {self.ended_by.message}".rstrip(": ")
+        """Return the reason in words."""
+        source = f"rule {self.ended_by.rule}" if self.ended_by.rule else f"command {self.ended_by.command}"
+        return f"{source} at step {self.ended_by.step}: {self.ended_by.message}".rstrip(": ")
 
 
 class ControlRelay:
-    """Of one attempt. Heartbeats call `report` and `heard` in their thread, the attempt all else in its own."""
+    """Relay of one attempt. The heartbeat thread calls `report` and `acknowledge`, the attempt's thread all other
+    methods."""
 
     def __init__(
         self,
@@ -83,26 +83,26 @@ class ControlRelay:
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`attempt`: its number. `now`: seconds since 1970, for the record only. `clock`: monotonic seconds."""
+        """`attempt`: number of the attempt. `now`: seconds since 1970, for records only. `clock`: monotonic seconds."""
         self._control = control or Control()
         self._now = now
         self._clock = clock
         self._lock = threading.Lock()
         self._channel: ChannelServer | None = None
         self._base = 0
-        """Added to what the training calls a step: a recipe's later steps count from 0 again, the job goes on."""
+        """Added to the training's steps: a recipe's later steps count from 0 again, while the job counts on."""
         self._started_at: float | None = None
         self._rules = self._control.rules
         self._preset_revision = 0
-        """The revision that presets go by."""
+        """Revision of the rules that the presets follow."""
         self._any_rule = True
-        """Whether that has a rule of its own."""
+        """True if that revision has a rule of its own."""
         self._presets = PresetMonitor(self._preset_decided, attempt=attempt, clock=clock)
         self._commands: dict[int, Command] = {command.seq: command for command in self._control.commands}
         self._known_since: dict[int, tuple[float, float]] = {
             seq: (clock(), command.expires_at - command.issued_at) for seq, command in self._commands.items()
         }
-        """Of a command that waits: when it came, and how long it had to live then, in seconds."""
+        """Arrival time of a waiting command, and its time to live then, in seconds."""
         self._received = self._control.commands_seq
         self._in_force = 0
         self._in_force_step: int | None = None
@@ -114,25 +114,25 @@ class ControlRelay:
         self._statuses: list[RuleStatus] | None = None
         self._left_out = 0
         self._quarantined: set[tuple[str, str]] = set()
-        """Damaged objects that the attempt has met, by their rings and keys."""
+        """Damaged objects that the attempt has met, by ring and key."""
         self._quarantined_reported = 0
         self._unreported: dict[str, Any] | None = None
-        """The newest of them, where there are more than was told."""
+        """The newest damaged object that no report has named."""
         self._accepts_exit = True
         self.rule_exit: RuleExit | None = None
-        """None: the training ends as any does."""
+        """None: the training ends without a rule."""
 
-    # The attempt's side
+    # Called by the attempt
 
     def write_start(self, path: Path) -> None:
-        """What a training process begins with (BATON_CONTROL). Raises OSError."""
+        """Write the file that a training process starts with (BATON_CONTROL). Raises OSError."""
         with self._lock:
             start = self._control.model_dump(mode="json")
             if "ends" not in self._control.model_fields_set:
-                del start["ends"]  # the control plane has not counted: 0 would be a claim
+                del start["ends"]  # The control plane has sent no count; 0 would be a false one.
             start["rules"] = self._rules.model_dump(mode="json") if self._rules else None
             start["commands"] = [self._sendable(one) for one in self._commands.values() if self._is_current(one)]
-            # The checkpoint that such a step begins with has the number before its first one.
+            # Such a step begins with a checkpoint whose number is one below its first step.
             start["rollbacks"] = [one for one in start["rollbacks"] if one["to_step"] >= self._base - 1]
         path.write_text(json.dumps(start), encoding="utf-8")
 
@@ -145,26 +145,26 @@ class ControlRelay:
         log_line: Callable[[str], object] = lambda line: None,
         missed: Callable[[], int] = lambda: 0,
     ) -> None:
-        """A training process is about to start; it will be told through this channel, before `write_start`.
+        """Send to a training process that is about to start, through this channel. Call before `write_start`.
 
-        base: added to its steps to count them within the job. The rest is for the presets.
+        base: added to the training's steps to count them within the job. The presets use the other arguments.
         """
         self._presets.attach(channel, base=base, storing=storing, log_line=log_line, missed=missed)
         with self._lock:
             self._channel, self._base = channel, base
             self._started_at = self._clock()
             self._in_force = 0
-            # A job's next step, or the next try of the same, may end otherwise than the process before it.
+            # The job's next step, or the next try of the same step, may end otherwise than the process before.
             self.rule_exit, self._accepts_exit = None, True
 
     def detach(self) -> None:
-        """It has ended, and all that it said was taken."""
+        """Detach from an ended process whose messages have been taken."""
         self._presets.detach()
         with self._lock:
             self._report_quarantined()
 
     def poll(self) -> None:
-        """Note what the training has said since the last call."""
+        """Take the messages of the training since the last call, and evaluate the presets."""
         self._poll_presets()
         channel = self._channel
         for message in channel.take_steering() if channel else ():
@@ -172,13 +172,13 @@ class ControlRelay:
                 with self._lock:
                     self._apply_message(message)
             except (ValidationError, KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-                logger.warning("ignored what the training says of rules: %s: %s", message.get("type"), error)
+                logger.warning("ignored a message of the training on rules: %s: %s", message.get("type"), error)
 
-    # The heartbeats' side
+    # Called by the heartbeats
 
     def report(self, progress: TrainingProgress | None = None) -> ControlReport:
-        """What is new, and what is in force. `progress`: what else the heartbeat tells, which has room for finite
-        numbers only."""
+        """Return the unaccepted decisions and results, and the rules in force. `progress`: supplies values that are not
+        finite."""
         more = {"nonfinite": dict(progress.nonfinite)} if progress and progress.nonfinite else {}
         with self._lock:
             self._detect_unsteered()
@@ -196,15 +196,15 @@ class ControlRelay:
 
     @property
     def has_backlog(self) -> bool:
-        """Whether more is to be said than one report holds."""
+        """Return True if one report cannot hold all decisions and results."""
         return len(self._decisions) > MAX_DECISIONS or len(self._results) > MAX_RESULTS
 
     def acknowledge(self, report: ControlReport, answer: HeartbeatAnswer | None) -> None:
-        """The control plane has accepted that report; its answer may have news for the training."""
+        """Drop the accepted decisions and results; pass new rules and commands of the answer to the training."""
         with self._lock:
             self._results = [one for one in self._results if one not in report.results]
-            told = max((one.number for one in report.decisions), default=0)
-            self._decisions = [one for one in self._decisions if one.number > told]
+            record = max((one.number for one in report.decisions), default=0)
+            self._decisions = [one for one in self._decisions if one.number > record]
             if self._statuses is report.statuses or self._statuses == report.statuses:
                 self._statuses = None
             if answer is None:
@@ -223,38 +223,38 @@ class ControlRelay:
             if answer.commands_seq is not None:
                 self._received = max(self._received, answer.commands_seq)
 
-    # Inside, with the lock held
+    # Lock held
 
     def _is_current(self, command: Command) -> bool:
-        """Whether it is not done yet, or was in this step of the recipe: another one trains something else."""
+        """Return True unless the command was applied in another step of the recipe, which trains something else."""
         return command.status == "waiting" or command.step is None or command.step >= self._base
 
     def _job_step(self, step: Any) -> Any:
-        """A step that the training has named, as the job counts; what is none is left to who checks it."""
+        """Convert a step of the training to a step of the job; other values pass, because the consumer checks them."""
         return min(step + self._base, MAX_STEP) if self._base and type(step) is int else step
 
     def _sendable(self, command: Command) -> dict[str, Any]:
-        told = command.model_dump(mode="json", include={"seq", "kind", "arguments", "status", "step"})
+        record = command.model_dump(mode="json", include={"seq", "kind", "arguments", "status", "step"})
         if command.step is not None:
-            told["step"] = command.step - self._base
+            record["step"] = command.step - self._base
         if command.status == "waiting":
             since, life_s = self._known_since[command.seq]
-            told["expires_in_s"] = life_s - (self._clock() - since)
-        return told
+            record["expires_in_s"] = life_s - (self._clock() - since)
+        return record
 
     def _apply_message(self, message: Mapping[str, Any]) -> None:
         kind = message["type"]
         if kind == "rules_in_force":
-            # Read as what the report is made of: what does not fit there would break every heartbeat from now on.
-            told = ControlReport(
+            # Validated as a report, because an invalid value would break every later heartbeat.
+            record = ControlReport(
                 rules_revision=message["revision"],
                 commands_seq=0,
                 step=self._job_step(message["step"]),
                 rejected=message.get("rejected"),
                 reason=str(message.get("reason", ""))[:MAX_REASON_CHARS],
             )
-            self._in_force, self._in_force_step = told.rules_revision, told.step
-            self._rejected, self._reason = told.rejected, told.reason
+            self._in_force, self._in_force_step = record.rules_revision, record.step
+            self._rejected, self._reason = record.rejected, record.reason
         elif kind == "rule_statuses":
             self._statuses = [RuleStatus.model_validate(one) for one in message["statuses"][:MAX_STATUSES]]
         elif kind == "decision":
@@ -271,17 +271,17 @@ class ControlRelay:
             else:
                 self._commands.pop(result.seq, None)
         elif kind == "leaving" and self._accepts_exit:
-            said, arguments = dict(message["ended_by"]), dict(message["arguments"])
+            origin, arguments = dict(message["ended_by"]), dict(message["arguments"])
             if "before_step" in arguments:
                 arguments["before_step"] = self._job_step(arguments["before_step"])
-            ended_by = EndedBy.model_validate({**said, "step": self._job_step(said["step"])})
+            ended_by = EndedBy.model_validate({**origin, "step": self._job_step(origin["step"])})
             rule_exit = RuleExit(str(message["kind"]), ended_by, arguments)
             if rule_exit.kind != "stop":
-                encode_rule_exit(rule_exit)  # what cannot be said in the end is not begun
+                encode_rule_exit(rule_exit)  # An exit that cannot be reported must not begin.
             self.rule_exit, self._accepts_exit = rule_exit, False
 
     def _poll_presets(self) -> None:
-        """In the attempt's thread, without the lock: heartbeats do not wait for it."""
+        """Evaluate the presets. Called in the attempt's thread, without the lock: heartbeats do not wait."""
         rules = self._rules
         if rules is not None and rules.revision != self._preset_revision:
             self._preset_revision = rules.revision
@@ -295,7 +295,9 @@ class ControlRelay:
     def _decide(self, message: Mapping[str, Any]) -> None:
         if len(self._decisions) >= MAX_WAITING:
             if not self._left_out:
-                logger.warning("more than %d decisions of rules wait to be reported: the rest is left out", MAX_WAITING)
+                logger.warning(
+                    "more than %d decisions of rules wait for acceptance: later ones are dropped", MAX_WAITING
+                )
             self._left_out += 1
             return
         fields = {name: message[name] for name in Decision.model_fields if name in message}
@@ -304,10 +306,10 @@ class ControlRelay:
         self._number += 1
 
     def _note_quarantined(self, message: Mapping[str, Any]) -> None:
-        """Several processes may say it of the same object. It is told of the step that was reported last."""
+        """Count a damaged object once, though several processes may report it. The decision names the last step."""
         progress = self._channel.progress() if self._channel is not None else None
         count = len(self._quarantined) + 1
-        told = Decision(
+        record = Decision(
             number=1,
             type="ring.quarantined",
             step=self._job_step(progress.step if progress is not None else 0),
@@ -322,7 +324,7 @@ class ControlRelay:
         if which in self._quarantined or count > MAX_QUARANTINED:
             return
         self._quarantined.add(which)
-        self._unreported = {**told.model_dump(exclude={"type"}), "decision": told.type}
+        self._unreported = {**record.model_dump(exclude={"type"}), "decision": record.type}
         if count <= MAX_QUARANTINED_REPORTED or count >= 2 * self._quarantined_reported:
             self._report_quarantined()
 
@@ -333,7 +335,7 @@ class ControlRelay:
             self._quarantined_reported = len(self._quarantined)
 
     def _detect_unsteered(self) -> None:
-        """A training without a session never answers: that is said, instead of nothing."""
+        """Report rules as rejected for a training without a session, which never answers."""
         if not self._any_rule:
             return
         if self._rules is None or self._in_force or self._rejected or self._channel is None or self._started_at is None:
@@ -343,7 +345,7 @@ class ControlRelay:
 
 
 def encode_rule_exit(rule_exit: RuleExit) -> LeaveByRule:
-    """As the control plane is told. Raises ValidationError for what is not known there."""
+    """Convert to the wire model. Raises ValidationError for a kind or value that the control plane does not know."""
     arguments = rule_exit.arguments
     rollback = None
     if rule_exit.kind == "rollback":

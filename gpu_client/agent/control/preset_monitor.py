@@ -1,6 +1,6 @@
-"""The presets of a training, looked after by the agent: it alone can tell that a loop stands still.
+"""Evaluate the presets of a training in the agent, because only the agent can see that a loop does not move.
 
-They read what the training reports anyway, and tell; they never touch the training.
+The presets read values that the training reports anyway, and report decisions; they never touch the training.
 """
 
 from __future__ import annotations
@@ -31,49 +31,50 @@ logger = logging.getLogger("baton.job")
 
 TICK_S = 10.0
 MAX_FIRINGS = 3
-"""Of each preset in one attempt."""
+"""Firings reported for each preset in one attempt."""
 QUIET_AFTER_ATTEMPTS = 10
-"""From then on each preset tells once in an attempt, and not that it is over: a job's history has an end."""
+"""From this attempt on, each preset reports one firing in an attempt and no clearing, because a job's history is
+finite."""
 USUAL_OF, USUAL_FROM = 50, 20
-"""Gaps between reports of new steps that the usual one is the median of, and how many there have to be."""
+"""Gaps between new steps that the usual gap is the median of, and their minimum number."""
 _LOSSES = ("loss", "train_loss", "train.loss", "training_loss")
 _EVALUATIONS = ("eval.loss", "eval_loss", "val_loss", "val.loss", "validation_loss")
 
 _MEASURED = ("step.time", "data.wait")
 
 TREND_POINTS = 20
-"""Of one level: their median. Spikes of up to ten reports are not in it."""
+"""Losses of one level, their median. Spikes of up to ten reports do not change a level."""
 TREND_NEWEST = 4
-"""So many of the newest levels have to be high: what comes down within 80 reports was a spike."""
+"""Newest levels that all have to be high: a spike ends within 80 reports."""
 TREND_LAG = 8
-"""They are compared with the level before as many."""
+"""Distance in levels to the level that the newest ones are compared with."""
 TREND_MIN_LEVELS = 16
-"""Levels before anything is said: 320 reports."""
+"""Levels before the first result: 320 reports."""
 TREND_CHANGES = 500
-"""Changes from which the usual one, their median, is worked out: 10,000 reports."""
+"""Changes whose median is the usual change: 10,000 reports."""
 TREND_MIN_CHANGE = 1e-3
 TREND_MIN_PROGRESS = 0.1
-"""Of the loss's magnitude; where it is constant, there would be neither."""
+"""Share of the loss's magnitude; a constant loss would have neither change nor progress."""
 
 Decide = Callable[[dict[str, Any]], object]
 
 
 class ReportSource(Protocol):
-    """Of the channel to the training what is needed here."""
+    """The part of the channel that the presets read."""
 
     def take_reports(self) -> list[tuple[float, TrainingProgress | CheckpointNotice]]: ...
 
 
 @cache
 def preset_rules() -> RuleSet:
-    """All presets."""
+    """Return all presets."""
     rules = load(DOCUMENT, presets=True).rules
     assert rules is not None
     return rules
 
 
 class PresetMonitor:
-    """Of one attempt, in one thread. Nothing in it raises. `clock`: monotonic seconds, the same as the channel's."""
+    """Presets of one attempt, in one thread. No method raises. `clock`: monotonic seconds, the channel's clock."""
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class PresetMonitor:
         clock: Callable[[], float] = time.monotonic,
         make_probe: Callable[[], HardwareSampler] = lambda: HardwareSampler(TICK_S, gpus_only=True),
     ) -> None:
-        """`decide` takes what is decided, as a training tells it. `attempt`: which one of the job it is."""
+        """`decide` takes each decision in the training's format. `attempt`: number of the attempt."""
         self._decide = decide
         self._attempt = attempt
         self._clock = clock
@@ -91,18 +92,21 @@ class PresetMonitor:
         self._off: frozenset[str] = frozenset()
         self._fired_counts: Counter[str] = Counter()
         self._active: set[str] = set()
-        """Those that have told, and not that it is over."""
+        """Presets that have fired and not cleared."""
         self._training: _TrainingState | None = None
         self._probe: HardwareSampler | None = None
         self._broken = False
 
     def set_rules(self, text: str) -> bool:
-        """These are the job's rules now; whether it has any of its own. What cannot be read is passed over."""
+        """Apply the job's rules, which may switch presets off; returns True if the job has rules of its own.
+
+        Unreadable rules change nothing.
+        """
         try:
             rules = load(text).rules if text.strip() else RuleSet()
         except Exception:
-            # `load` tells faults and does not raise; but YAML may be missing, and presets must not cost an attempt.
-            logger.exception("whether presets are switched off cannot be read")
+            # `load` returns faults and does not raise; but YAML may be missing, and presets must not cost an attempt.
+            logger.exception("cannot read which presets are switched off")
             return True
         if rules is None:
             return True
@@ -118,29 +122,29 @@ class PresetMonitor:
         log_line: Callable[[str], object],
         missed: Callable[[], int] = lambda: 0,
     ) -> None:
-        """A training process is about to start: what it reports is looked at from nothing.
+        """Start the evaluation of a training process that is about to start.
 
-        base: added to its steps to count them within the job. storing: whether a checkpoint is being stored, for which
-        it may have to wait. say: puts a line into the job's log. missed: how many checkpoints the training deleted
-        before they could be taken over.
+        base: added to the training's steps to count them within the job. storing: returns True while a checkpoint is
+        being stored, for which the training may wait. log_line: writes a line into the job's log. missed: returns the
+        number of checkpoints that the training deleted before the agent staged them.
         """
         self.detach()
         self._active.clear()
         try:
             self._training = _TrainingState(channel, base, storing, log_line, self._clock, missed=missed)
         except Exception:
-            # As below: nothing is looked at then, and the training starts all the same.
-            logger.exception("presets cannot be looked at")
+            # As in `poll`: without evaluation the training starts all the same.
+            logger.exception("presets cannot be evaluated")
 
     def detach(self) -> None:
-        """It has ended."""
+        """Stop the evaluation of an ended process."""
         self._training = None
         if self._probe is not None:
             self._probe.stop()
             self._probe = None
 
     def poll(self) -> None:
-        """Take what the training has reported since the last look, and look at the clock. Cheap: for every poll."""
+        """Evaluate the reports since the last call, and the clock. Cheap enough for every poll."""
         training = self._training
         if training is None or self._broken or len(self._off) == len(NAMES):
             return
@@ -148,9 +152,9 @@ class PresetMonitor:
             for verdict in training.poll(self._sample):
                 self._handle_verdict(verdict, training)
         except Exception:
-            # The top of what is only told: a bug in it must not cost the attempt that it is about.
+            # Catch all: a bug in the presets must not cost the attempt.
             self._broken = True
-            logger.exception("presets are not looked at any more in this attempt")
+            logger.exception("presets are not evaluated any more in this attempt")
 
     def _sample(self) -> Mapping[str, float]:
         if "preset-gpu-idle" in self._off:
@@ -159,7 +163,7 @@ class PresetMonitor:
             probe = self._make_probe()
             try:
                 probe.start()
-            except RuntimeError as error:  # no more threads
+            except RuntimeError as error:  # No more threads.
                 logger.warning("gpu.util is not measured: %s", error)
                 return {}
             self._probe = probe
@@ -182,7 +186,7 @@ class PresetMonitor:
             if not quiet:
                 self._emit("rule.cleared", verdict, training)
         elif verdict.state is State.ERROR:
-            logger.error("%s cannot be checked: %s", name, verdict.reason)
+            logger.error("%s cannot be evaluated: %s", name, verdict.reason)
 
     def _emit(self, decision: str, verdict: Verdict, training: _TrainingState, **details: Any) -> None:
         operands = {one.text: encode(one.value) for one in verdict.operands}
@@ -192,7 +196,7 @@ class PresetMonitor:
 
 
 class _TrainingState:
-    """One training process, as far as it is heard of."""
+    """State of one training process, from its reports."""
 
     def __init__(
         self,
@@ -216,30 +220,30 @@ class _TrainingState:
         self._ticked_at = clock()
         self._trend = LossTrend()
         self._newest: dict[str, float] = {}
-        """Of the losses, by the names that the training uses: a number that is told again is nothing new."""
+        """Newest losses by the training's names; a repeated number is nothing new."""
         self._trend_of = len(_LOSSES)
-        """Place in `_LOSSES` of the name whose values are the trend's: another one's would be jumps."""
+        """Index in `_LOSSES` of the name that feeds the trend: values of another name would be jumps."""
         self._gaps: deque[float] = deque(maxlen=USUAL_OF)
         self._names: dict[str, str] = {}
         self.step = base
         self.epoch: float | None = None
-        """Pass over the data, if the training says so."""
+        """Pass over the data; None if the training does not report one."""
         self._step: int | None = None
         self._stepped_at = 0.0
         self._moved_at = 0.0
-        """When a step, a phase or a checkpoint last made an end to doubt."""
+        """Time of the last step, phase or checkpoint."""
         self._phase: tuple[str, int] | None = None
         self._storing_since: float | None = None
         self._last = False
 
     def poll(self, sample: Callable[[], Mapping[str, float]]) -> Iterator[Verdict]:
-        """What is decided, each at the moment at which the values are those that it was decided by."""
+        """Yield the verdicts of each report, evaluated at the report's own time."""
         for at, report in self._channel.take_reports():
             if isinstance(report, CheckpointNotice):
                 self._moved_at = max(self._moved_at, at)
                 continue
             for point in report.points:
-                # Also NaN is a number there, and in a decision it is none.
+                # The metric may be NaN, which a decision must not contain.
                 if math.isfinite(epoch := float(point.metrics.get("epoch", math.nan))):
                     self.epoch = epoch
             if metrics := self._new_values(report, at):
@@ -250,7 +254,7 @@ class _TrainingState:
             yield from self._evaluator.observe({**self._ages(now), **sample()}, step=self.step, now=now)
 
     def render(self, message: Message) -> str:
-        """A preset's text, with times as people say them."""
+        """Render a preset's text, with durations for people."""
         values = self._evaluator.values()
         parts = []
         for part in message.parts:
@@ -268,7 +272,7 @@ class _TrainingState:
             found |= self._step_times(report, at)
             self._step, self._stepped_at, self._moved_at = report.step, at, at
             self.step = min(report.step + self._base, MAX_STEP)
-            # A step of the script that reports its total is done: what comes then may take as long as it likes.
+            # The last step of a script that reports its total is done: later work may take any time.
             self._last = report.total is not None and report.step >= report.total
             self._phase = None
         if report.phase is not None and report.phase != self._phase:
@@ -279,7 +283,7 @@ class _TrainingState:
         return found
 
     def _losses(self, report: TrainingProgress) -> dict[str, float]:
-        """What is new in it; of several by one name of ours the one that is not finite, else the first."""
+        """Return the new losses by preset name: of several under one name a nonfinite one, else the first."""
         found: dict[str, float] = {}
         trend: float | None = None
         for metric_name, number in (one for point in report.points for one in point.metrics.items()):
@@ -299,7 +303,7 @@ class _TrainingState:
         return found
 
     def _preset_name(self, metric_name: str) -> str:
-        """What presets call it; "-" if they do not read it."""
+        """Return the presets' name of a metric; "-" if no preset reads the metric."""
         if len(self._names) >= 4096:
             self._names.clear()
             self._newest.clear()
@@ -309,7 +313,7 @@ class _TrainingState:
         return known
 
     def _step_times(self, report: TrainingProgress, at: float) -> dict[str, float]:
-        """By the session, else by the clock here."""
+        """Return step times as the session measures them, else by the agent's clock."""
         measured = {name: value for name, value in report.signals.items() if name in _MEASURED}
         if self._step is not None:
             gap = measured["step.gap"] = at - self._stepped_at
@@ -319,11 +323,11 @@ class _TrainingState:
         return measured
 
     def _ages(self, now: float) -> dict[str, float | None]:
-        """How long nothing has moved, and of what kind that nothing is."""
+        """Return how long nothing has moved, and the explanation of the pause."""
         if self._storing():
             self._storing_since = self._storing_since or now
         elif self._storing_since is not None:
-            self._storing_since, self._moved_at = None, now  # what waited for it may go on from here
+            self._storing_since, self._moved_at = None, now  # Work that waited for the upload continues from here.
         since = self._moved_at
         if self._step is None:
             still_s = 0.0
@@ -344,30 +348,31 @@ class _TrainingState:
 
 
 def _format_duration(seconds: float) -> str:
-    """`14 min`, `0.4 s`."""
+    """Format seconds as `14 min` or `0.4 s`."""
     if seconds >= 5400:
         return f"{seconds / 3600:.1f} h"
     return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
 class LossTrend:
-    """Fed with each new value. Constant time and memory, but for a look at 500 numbers once in 20 values."""
+    """Detects a falling loss that suddenly rises and stays high. Constant time and memory, but for a median of 500
+    numbers once in 20 values."""
 
     def __init__(self) -> None:
         self._points: list[float] = []
         self._newest: deque[float] = deque(maxlen=TREND_LAG + 1)
         self._changes: deque[float] = deque(maxlen=TREND_CHANGES)
         self._late: deque[float] = deque(maxlen=TREND_LAG)
-        """Changes that are too new to be usual ones."""
+        """Changes that are too new for the usual change."""
         self._levels = 0
         self._best = math.inf
         self._worst = -math.inf
-        """Of the levels up to `TREND_LAG` ago."""
+        """Worst of the levels that are at least `TREND_LAG` old."""
 
     def push(self, value: float) -> dict[str, float] | None:
-        """Return the new levels once in `TREND_POINTS` finite values, else None.
+        """Take a loss; returns the new levels once in `TREND_POINTS` finite values, else None.
 
-        loss.level: the lowest of the newest levels. loss.before: the one to compare it with. loss.jump: the difference
+        loss.level: the lowest of the newest levels. loss.before: the level to compare with. loss.jump: their difference
         in usual changes. loss.lost: share of the way from the worst to the best level that is lost again.
         """
         if not math.isfinite(value):

@@ -1,8 +1,8 @@
-"""Uploads files that the training says are finished, so that they can be seen before the end.
+"""Upload files that the training shows before its end.
 
-No output depends on it. What is not stored by then is uploaded with all outputs at the end, and what is stored is not
-sent again. Only `complete` makes outputs of what lies in the store. The next attempt may be given some of it: what lies
-in the directory of a shared file's parts.
+No output depends on these uploads: missing files are uploaded with all outputs at the end, stored files are not sent
+again, and only `complete` makes outputs of stored files. The next attempt may get the files in the directory of a
+shared file's parts.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from gpu_client.transport.net.cancellation import CancelEvent
 logger = logging.getLogger("baton.artifacts")
 
 MAX_FILE_BYTES = 64 * 1024**2
-"""What is larger is no picture, and would hold up checkpoints on a slow line."""
+"""Largest file: a larger one is no picture, and would delay checkpoints on a slow network."""
 MAX_FILES = 1000
-"""Of one attempt. A job has at most 500 outputs: what is beyond this was never looked at."""
+"""Files of one attempt. A job has at most 500 outputs."""
 BATCH_FILES = 50
 GATHER_S = 1.0
-"""Pictures of one step come within moments of each other: they share a call of the API."""
+"""Pause in which pictures of one step arrive, so that they share a call of the API."""
 RETRY_S = 2.0
 MAX_TRIES = 3
-"""Of a file that cannot be uploaded though control plane and store can be reached."""
+"""Tries of a file that cannot be uploaded though control plane and store answer."""
 POLL_S = 0.5
 IDLE_POLL_S = 0.05
 CLOSE_WAIT_S = 5.0
-"""How long `close` waits for a call that hangs; its thread is a daemon."""
+"""Seconds for which `close` waits for a hanging call; its thread is a daemon."""
 
 
 class ArtifactShipper:
-    """A thread that uploads what was offered, until closed, or until `over` is set.
+    """A thread that uploads offered files until closed, or until `over` is set.
 
-    `upload` stores files, given by path below the output directory, and ends early when the event it is handed is set;
-    `prove` says whether the lease holds at this moment.
+    `upload` stores files, given by path below the output directory, and ends early when its event is set; `prove`
+    returns True if the lease holds now.
     """
 
     def __init__(
@@ -79,7 +79,8 @@ class ArtifactShipper:
         self._thread.start()
 
     def offer(self, path: Path) -> str | None:
-        """Take a finished file below the output directory; why it is not shown before the end, if so.
+        """Queue a finished file below the output directory. Returns the reason if the file is not uploaded before the
+        end.
 
         Never waits. The same path again is the same file, rewritten.
         """
@@ -96,7 +97,8 @@ class ArtifactShipper:
         return None
 
     def drain(self, give_up: Callable[[], bool]) -> bool:
-        """Wait until all that was offered is stored or given up; False if `give_up` says so, or nothing may be sent."""
+        """Wait until all offered files are stored or given up; returns False if `give_up` returns True or no upload is
+        permitted."""
         while not self._over.is_set():
             with self._lock:
                 if not self._waiting and not self._busy:
@@ -107,7 +109,7 @@ class ArtifactShipper:
         return False
 
     def close(self) -> None:
-        """End what is under way, and the thread. May be called twice."""
+        """Cancel the upload in progress and end the thread. May be called twice."""
         self._closing = True
         self._news.set()
         self._thread.join(CLOSE_WAIT_S)
@@ -141,7 +143,7 @@ class ArtifactShipper:
             fruitless = 0 if self._ship() else fruitless + 1
 
     def _ship(self) -> bool:
-        """Upload some of what waits; False if that has to wait."""
+        """Upload a batch; returns False if it has to wait."""
         batch = self._next_batch()
         again = True
         try:
@@ -162,11 +164,11 @@ class ArtifactShipper:
         except (BatonError, OSError) as error:
             return self._record_failure(batch, error)
         except Exception:
-            # The top of this thread: whatever it is, the files behind these have their chance.
+            # Catch all: an error must not stop the uploads of later files.
             again = False
             logger.exception("%s: not uploaded before the end", ", ".join(batch))
         else:
-            logger.info("%d artifacts can be seen: %s", len(batch), ", ".join(batch))
+            logger.info("%d artifacts uploaded: %s", len(batch), ", ".join(batch))
         finally:
             if again:
                 self._put_back(batch)
@@ -174,13 +176,13 @@ class ArtifactShipper:
         return True
 
     def _record_failure(self, batch: Mapping[str, Path], error: Exception) -> bool:
-        """One of them is at fault: from now on they are tried one by one, and not for ever."""
+        """Count a failed try for each file of the batch: from now on the files are tried one by one."""
         self._tries.update(list(batch))
         logger.warning("%s: not uploaded before the end: %s", ", ".join(batch), error)
         return False
 
     def _next_batch(self) -> dict[str, Path]:
-        """What is tried next. Files that failed go alone: one of a batch may be at fault."""
+        """Take the next files. A file that failed goes alone, because it may cause the failure of its batch."""
         with self._lock:
             tried = next((path for path in self._waiting if self._tries[path]), None)
             paths = [tried] if tried is not None else list(self._waiting)[:BATCH_FILES]
@@ -188,7 +190,7 @@ class ArtifactShipper:
             return {path: self._waiting.pop(path) for path in paths}
 
     def _put_back(self, batch: Mapping[str, Path]) -> None:
-        """What was offered again meanwhile is newer."""
+        """Queue the files again, unless a newer version has been offered."""
         with self._lock:
             kept = {path: file for path, file in batch.items() if self._tries[path] < MAX_TRIES}
             self._waiting = {**kept, **self._waiting}

@@ -1,4 +1,4 @@
-"""From the trainer's output directory to the committer: finished checkpoints are found and taken over."""
+"""Find finished checkpoints in the trainer's output directory, stage them, and hand them to the committer."""
 
 from __future__ import annotations
 
@@ -39,26 +39,27 @@ from gpu_client.transport.transfer.manager import Transfer
 logger = logging.getLogger("baton.job")
 
 COPY_BELOW_BYTES_PER_S = 100e6
-"""A checkpoint in memory is copied into the local store where uploads are slower: copying takes a tenth of their time
-then, and deltas against it save most of the next one. Elsewhere nothing is encoded, and it would only cost."""
+"""Upload speed below which a checkpoint in memory is copied into the local store. The copy takes a tenth of the
+upload's time, and deltas against it save most of the next upload. On a faster network nothing is encoded, and the copy
+would only cost time."""
 
 POLL_S = 0.5
 HURRY_S = 0.1
-"""The same once a checkpoint was removed before it could be taken over."""
+"""Poll interval once the script has removed a checkpoint before it was staged."""
 MAX_STAGE_TRIES = 5
-"""How often one directory is tried that cannot be taken over."""
+"""Tries to stage one directory."""
 
 
 class TrainerFiles(Protocol):
-    """The processes of a trainer."""
+    """Files of a trainer's processes."""
 
     def files_open_for_writing(self) -> set[Path]:
-        """Return the files that a process of the trainer holds open for writing."""
+        """Return the files that a process holds open for writing."""
         ...
 
 
 class CheckpointCollector:
-    """The checkpoints of one attempt. One thread gathers; `commit` is the committer's."""
+    """Checkpoints of one attempt. One thread calls `collect`; the committer calls `commit`."""
 
     def __init__(
         self,
@@ -73,8 +74,7 @@ class CheckpointCollector:
         on_total: Callable[[int], object] = lambda total: None,
         log_line: Callable[[str], object] = lambda line: None,
     ) -> None:
-        """`on_total` is told the job's last step, where the script's own files tell it; `say` puts a line into the
-        job's log."""
+        """`on_total` takes the job's last step if the script's files name it; `log_line` writes into the job's log."""
         self._directories = directories
         self._item = item
         self._clock = clock
@@ -88,19 +88,19 @@ class CheckpointCollector:
         self._speed: tuple[StagedCheckpoint, float | None] | None = None
         self._stable_s = stable_s
         self._grown: deque[ReadyCheckpoint] = deque()
-        """Checkpoints that turned out to be incomplete when they were about to be committed."""
+        """Checkpoints that were incomplete when they were about to be committed."""
         self._uncommitted: StagedCheckpoint | None = None
-        """The newest checkpoint that was taken over, until it is committed."""
+        """The newest staged checkpoint, until it is committed."""
         self._missed = 0
         self._log_line = log_line
         self._on_total = on_total
         self._ledger = ledger or StepLedger([], directories)
         self.highest = 0
-        """The largest step that was taken over, as the job counts."""
+        """Largest staged step, as the job counts."""
         self._watcher = self._new_watcher()
 
     def begin(self, resume_from: Path | None) -> None:
-        """A step begins: what is in the output directory now, but for what it resumes from, is its own."""
+        """Start a step: later files in the output directory, except those that it resumes from, are its own."""
         self._watcher.close()
         self._missed += len(self._watcher.missed)
         self._watcher = self._new_watcher()
@@ -114,11 +114,11 @@ class CheckpointCollector:
 
     @property
     def missed(self) -> int:
-        """How many checkpoints the script removed before they could be taken over."""
+        """Return the number of checkpoints that the script removed before they were staged."""
         return self._missed + len(self._watcher.missed)
 
     def collect(self, trainer: TrainerFiles, committer: Committer, *, now: bool = False) -> None:
-        """Take over what has become complete, looking at most twice a second unless there is news (`now`)."""
+        """Stage new complete checkpoints, at most twice a second unless `now` demands a poll."""
         every_s = HURRY_S if self.missed else POLL_S
         if not now and self._clock() - self._polled_at < every_s:
             return
@@ -128,18 +128,17 @@ class CheckpointCollector:
         self._stage_all(self._watcher.poll, committer)
 
     def collect_rest(self, committer: Committer, *, clean_exit: bool) -> None:
-        """The same once all processes of the trainer are gone."""
+        """Stage the last checkpoints after all processes of the trainer have ended."""
         self._offer_arena_checkpoint(committer)
-        # The commit refuses a checkpoint that has grown, and no look follows this one.
+        # The commit would refuse a checkpoint that has grown, and no poll follows this one.
         if (newest := self._uncommitted) is not None and newest.origin is not None and _has_grown(newest):
             self._watcher.report_again(newest.origin)
         self._stage_all(lambda: self._watcher.final_poll(clean_exit=clean_exit), committer, tries=1)
 
     def commit(self, client: CommitApi, transfer: Transfer, staged: StagedCheckpoint, cancel: CancelEvent) -> None:
-        """Commit one checkpoint that was taken over. Raises what `commit_checkpoint` raises, and nothing once it is
-        committed."""
+        """Commit one staged checkpoint. Raises the errors of `commit_checkpoint`, and none after the commit."""
         if self._speed is None or self._speed[0] is not staged:
-            # Of a commit that is repeated, the codecs must choose as they did.
+            # A repeated commit must choose the same codecs.
             self._speed = staged, transfer.speed.upload_bytes_per_s()
         upload_bytes_per_s = self._speed[1]
         try:
@@ -190,7 +189,7 @@ class CheckpointCollector:
         return self._trainer.files_open_for_writing() if self._trainer else set()
 
     def _offer_arena_checkpoint(self, committer: Committer) -> None:
-        """What lies complete in the arena is committed from where it is: it stays untouched until it is given back."""
+        """Offer the complete checkpoint in the arena, which stays untouched until it is released."""
         arena = self._directories.arena
         staged = find_checkpoint(arena) if arena else None
         if arena is None or staged is None or staged.version == self._staged_version:
@@ -204,7 +203,7 @@ class CheckpointCollector:
         )
 
     def _job_step(self, step: int) -> int:
-        """The step's number within the whole job."""
+        """Convert a step of the training to a step of the job."""
         counted = self._ledger.counted(step)
         self.highest = max(self.highest, counted)
         return counted
@@ -212,14 +211,14 @@ class CheckpointCollector:
     def _stage_all(
         self, find: Callable[[], Iterable[ReadyCheckpoint]], committer: Committer, tries: int = MAX_STAGE_TRIES
     ) -> None:
-        """Out of the trainer's reach, so that its own rotation cannot pull a checkpoint from under an upload."""
+        """Stage found checkpoints, so that the trainer's own rotation cannot delete one during its upload."""
         while self._grown:
             self._watcher.report_again(self._grown.popleft())
         missed = self.missed
         try:
             found = find()
         except OSError as error:
-            logger.warning("job %s: the output directory cannot be looked at: %s", self._item.id, error)
+            logger.warning("job %s: the output directory cannot be read: %s", self._item.id, error)
             return
         if self.missed > missed:
             self._report_missed(self._watcher.missed[-1])
@@ -231,7 +230,7 @@ class CheckpointCollector:
                 continue
             step = self._job_step(taken.step)
             self._report_total(taken.path)
-            # Of one whose directory is there still a second look is taken before its commit.
+            # The commit checks the directory again if it still exists.
             origin = replace(ready, links=None) if ready.created_by == "foreign" else None
             offered = StagedCheckpoint(
                 step, taken.path, taken.metrics, taken.created_by, files, tag=taken.tag, origin=origin
@@ -240,7 +239,7 @@ class CheckpointCollector:
             committer.offer(offered)
 
     def _stage(self, ready: ReadyCheckpoint) -> tuple[ReadyCheckpoint, tuple[FileState, ...]]:
-        """Take one over, with the record of finished steps. Raises StagingError, OSError."""
+        """Stage one checkpoint and add the record of finished steps. Raises StageError, OSError."""
         taken = stage(ready, self._directories.staging)
         try:
             if not self._ledger.attach(taken.path):
@@ -255,8 +254,8 @@ class CheckpointCollector:
         return taken, files
 
     def _handle_stage_error(self, ready: ReadyCheckpoint, error: Exception, tries: int) -> None:
-        """It changed at that moment, or the disk was full: what is a checkpoint a second later is not lost."""
-        logger.warning("job %s: step %d cannot be taken over: %s", self._item.id, ready.step, error)
+        """Retry later: the directory changed at that moment, or the disk was full."""
+        logger.warning("job %s: step %d cannot be staged: %s", self._item.id, ready.step, error)
         if not (ready.links or ready.path).exists():
             self._missed += 1
             self._report_missed(ready.step)
@@ -273,7 +272,7 @@ class CheckpointCollector:
             self._on_total(self._ledger.counted(total))
 
     def _report_missed(self, step: int) -> None:
-        """In the job's log, at each power of two."""
+        """Write a line into the job's log at each power of two."""
         if self.missed & (self.missed - 1) == 0:
             self._log_line(
                 f"[baton] checkpoint-{step} was removed by the script before it could be taken over ({self.missed} so "
@@ -282,7 +281,7 @@ class CheckpointCollector:
 
 
 class _GuardedCommit:
-    """Posts a manifest only while the files of the staged checkpoint are as they were when it was taken over."""
+    """Posts a manifest only if the files of the staged checkpoint have not changed since staging."""
 
     def __init__(self, client: CommitApi, staged: StagedCheckpoint) -> None:
         self._client = client
@@ -298,10 +297,10 @@ class _GuardedCommit:
 
 
 def _has_grown(staged: StagedCheckpoint) -> bool:
-    """Return True if files were added to the script's directory, or replaced, since its checkpoint was taken over.
+    """Return True if the script added or replaced files in its directory after its checkpoint was staged.
 
-    False if one of the files that were taken over was written to: the script may be making its next checkpoint of them,
-    and a second look would find a mixture of two.
+    False if the script wrote to a staged file: the script may be making its next checkpoint of these files, and a
+    second staging would mix two checkpoints.
     """
     try:
         require_unchanged(staged.path, staged.files or ())
@@ -311,7 +310,7 @@ def _has_grown(staged: StagedCheckpoint) -> bool:
 
 
 def _total_in(checkpoint: Path) -> int | None:
-    """Read `max_steps` of the Hugging Face Trainer's state; None where there is none."""
+    """Read `max_steps` of the Hugging Face Trainer's state; returns None without it."""
     try:
         state = json.loads((checkpoint / "trainer_state.json").read_bytes())
     except (OSError, ValueError, RecursionError):

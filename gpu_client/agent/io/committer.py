@@ -1,4 +1,4 @@
-"""Commits checkpoints behind the training: one at a time, the newest waiting one wins."""
+"""Commit checkpoints in the background: one at a time; the newest waiting one supersedes the others."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ from gpu_client.transport.net.cancellation import CancelEvent
 logger = logging.getLogger("baton.committer")
 
 RETRY_S = 2.0
-"""Pause before a commit that failed on the way is tried again, unless a newer checkpoint took its place."""
+"""Pause before a failed commit is repeated, unless a newer checkpoint supersedes it."""
 
 MAX_TRIES = 5
-"""How often a commit is tried that fails for a reason that may pass but need not: a full disk, a refused upload."""
+"""Tries of a commit that fails for a reason that may persist: a full disk, a refused upload."""
 
 POLL_S = 0.1
 CLOSE_WAIT_S = 5.0
-"""How long `close` waits for a call that hangs. Its thread is a daemon, and the lease it writes with is ending."""
+"""Seconds for which `close` waits for a hanging call. The thread is a daemon, and its lease is ending."""
 
 
 @dataclass(frozen=True)
 class StagedCheckpoint:
-    """A complete checkpoint, taken over from the trainer."""
+    """A complete checkpoint that the trainer cannot change any more."""
 
     step: int
     path: Path
     metrics: dict[str, float]
     created_by: CreatedBy
     files: tuple[FileState, ...] | None = None
-    """Those of one that was taken over by links, as they were then."""
+    """State of the files at staging, for a checkpoint staged by links."""
     release: Callable[[], None] | None = None
-    """For one that was left where the trainer put it: called, instead of removing `path`, when nobody reads it."""
+    """Called instead of removing `path`, for a checkpoint that stays where the trainer put it."""
     tag: str = ""
-    """By which a rule or command wants it kept."""
+    """Tag by which a rule or command keeps the checkpoint."""
     origin: ReadyCheckpoint | None = None
-    """The checkpoint of a script without our session, as it was found."""
+    """The foreign checkpoint, as the watcher found it."""
 
     def discard(self) -> None:
-        """It is committed, or passed over."""
+        """Remove or release the files: the checkpoint is committed or superseded."""
         if self.release is not None:
             self.release()
         else:
@@ -65,21 +65,21 @@ class StagedCheckpoint:
 
 
 class _Verdict(Enum):
-    """What becomes of a checkpoint after one try."""
+    """Result of one try."""
 
     COMMITTED = "committed"
     AGAIN = "again"
-    """The control plane or the store cannot be reached: try until it can, or a newer one takes its place."""
+    """The control plane or the store does not answer: repeat until one does, or a newer checkpoint comes."""
     PERHAPS = "perhaps"
-    """Try again, but not for ever."""
+    """Repeat, up to MAX_TRIES."""
     GIVEN_UP = "given up"
 
 
 class Committer:
-    """A thread that commits staged checkpoints until closed. Whatever goes wrong with one, the next has its chance.
+    """A thread that commits staged checkpoints until closed. Whatever happens to one, the next is tried.
 
-    `commit` does one, and ends early when the event it is handed is set; `prove` says whether the lease holds at this
-    moment. Nothing counts as committed before `commit` returned. `over` is set when nothing may be committed any more.
+    `commit` commits one, and ends early when its event is set; `prove` returns True if the lease holds now. A
+    checkpoint counts as committed once `commit` has returned. `over` is set when nothing may be committed any more.
     """
 
     def __init__(
@@ -105,13 +105,13 @@ class Committer:
         self._busy = False
         self.committed_steps: list[int] = []
         self.skipped_steps: list[int] = []
-        """Handed over but not committed: a newer one took their place, or they were given up."""
+        """Steps that were superseded or given up."""
         self.last_error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="committer", daemon=True)
         self._thread.start()
 
     def offer(self, staged: StagedCheckpoint) -> None:
-        """Hand over a checkpoint; one that is still waiting is passed over for it."""
+        """Queue a checkpoint; it supersedes a waiting one."""
         with self._changed:
             if self._waiting is not None:
                 staged = self._replace_waiting(self._waiting, staged)
@@ -121,11 +121,12 @@ class Committer:
 
     @property
     def busy(self) -> bool:
-        """Whether one is waiting or under way."""
+        """Return True while a checkpoint waits or is being committed."""
         return self._busy or self._waiting is not None
 
     def drain(self, give_up: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until nothing is waiting or under way; False if `give_up` says so, or nothing may be committed."""
+        """Wait until no checkpoint waits or is being committed; returns False if `give_up` returns True or `over` is
+        set."""
         with self._changed:
             while self._waiting is not None or self._busy:
                 if give_up() or self._cancel.is_set():
@@ -134,7 +135,7 @@ class Committer:
         return True
 
     def close(self) -> None:
-        """Stop what is under way and end the thread. What was not committed by now is not committed."""
+        """Cancel the commit in progress and end the thread. Waiting checkpoints are not committed."""
         self._closing = True
         with self._changed:
             self._changed.notify_all()
@@ -151,26 +152,26 @@ class Committer:
                 elif self._waiting is not None:
                     self._waiting = self._replace_waiting(staged, self._waiting)
                 elif verdict is _Verdict.GIVEN_UP or self._cancel.is_set():
-                    self._drop(staged, "good")
+                    self._drop(staged, "given up")
                 else:
                     self._waiting = staged
                     self._pause()
                 self._changed.notify_all()
 
     def _next(self) -> StagedCheckpoint | None:
-        """The checkpoint to commit now; None at the end."""
+        """Return the checkpoint to commit now; None at the end."""
         with self._changed:
             while self._waiting is None and not self._cancel.is_set():
                 self._changed.wait(POLL_S * 5)
             staged, self._waiting = self._waiting, None
             if staged is not None and self._cancel.is_set():
-                self._drop(staged, "good")
+                self._drop(staged, "given up")
                 return None
             self._busy = staged is not None
             return staged
 
     def _pause(self) -> None:
-        """Wait before the next try, unless something newer comes or nothing may be committed. Lock held."""
+        """Wait before the next try, unless a newer checkpoint comes or `over` is set. Lock held."""
         staged, until = self._waiting, time.monotonic() + self._retry_s
         while self._waiting is staged and not self._cancel.is_set() and (left_s := until - time.monotonic()) > 0:
             self._changed.wait(min(left_s, POLL_S))
@@ -195,7 +196,7 @@ class Committer:
             again = self._tries < MAX_TRIES and not final
             return self._record_failure(staged, error, _Verdict.PERHAPS if again else _Verdict.GIVEN_UP)
         except Exception as error:
-            # Whatever it is, it must not end the commits of all later checkpoints without a word.
+            # Catch all: an error must not silently end the commits of all later checkpoints.
             logger.exception("the commit of step %d failed in an unexpected way", staged.step)
             return self._record_failure(staged, error, _Verdict.GIVEN_UP)
         self.last_error = None
@@ -207,20 +208,20 @@ class Committer:
         return verdict
 
     def _replace_waiting(self, staged: StagedCheckpoint, newer: StagedCheckpoint) -> StagedCheckpoint:
-        """The newer one is kept by the tag of the one that is passed over for it, unless it has its own."""
-        self._drop(staged, "a newer one")
+        """Return the newer checkpoint, with the tag of the superseded one unless it has its own."""
+        self._drop(staged, "superseded by a newer one")
         return replace(newer, tag=newer.tag or staged.tag)
 
-    def _drop(self, staged: StagedCheckpoint, instead: str) -> None:
+    def _drop(self, staged: StagedCheckpoint, reason: str) -> None:
         self.skipped_steps.append(staged.step)
-        logger.info("checkpoint of step %d is passed over for %s", staged.step, instead)
+        logger.info("checkpoint of step %d is dropped: %s", staged.step, reason)
         self._on_skipped()
         _discard(staged)
 
 
 def _discard(staged: StagedCheckpoint) -> None:
-    """Files that cannot be removed or given back must not end the commits of all later checkpoints."""
+    """Discard a checkpoint. A failure must not end the commits of all later checkpoints."""
     try:
         staged.discard()
     except OSError as error:
-        logger.warning("the files of step %d stay where they are: %s", staged.step, error)
+        logger.warning("the files of step %d cannot be removed: %s", staged.step, error)

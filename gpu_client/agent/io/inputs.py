@@ -1,4 +1,4 @@
-"""Fetching a job's input files into its data directory, each verified where a push has said what it is."""
+"""Download a job's inputs into its data directory, and verify each against the manifest of its push."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from gpu_client.transport.transfer.manager import Download, Transfer
 logger = logging.getLogger("baton.inputs")
 
 MAX_EXPIRED_ROUNDS = 3
-"""How often a page's URLs may run out without a single file having arrived."""
+"""Times that a page's URLs may expire without a single file having arrived."""
 
 
 class InputsApi(Protocol):
-    """The one call that is needed; BatonClient has it."""
+    """The one call that `fetch_inputs` makes; BatonClient has it."""
 
     def inputs_page(self, job_id: str, lease_token: str, *, cursor: str | None = None) -> InputPage:
-        """One page of the job's inputs, with fresh URLs."""
+        """Return one page of the job's inputs, with fresh URLs."""
         ...
 
 
 class InputsDiffer(TransferError):  # noqa: N818 - named as the errors of transfers are
-    """What is stored is not what was pushed."""
+    """The stored inputs differ from the pushed ones."""
 
 
 def fetch_inputs(
@@ -57,15 +57,15 @@ def fetch_inputs(
     require_free: Callable[[int], None],
     cancel: CancelEvent,
 ) -> int:
-    """Download every input, page by page; a page whose URLs ran out is asked for again. Returns the number of files.
+    """Download every input, page by page; ask again for a page whose URLs expired. Returns the number of files.
 
-    What other jobs and earlier attempts have shared is fetched too if that can be, and not counted.
+    Files that other jobs and earlier attempts have shared are fetched if possible, and not counted.
 
-    Raises ObjectMissing if there is nothing below the inputs' prefixes, UnsafePath if two inputs claim one path,
-    InputsDiffer if there are other files than were pushed, some of them are lacking, or the push was not finished.
+    Raises ObjectMissing if no object lies below the inputs' prefixes, UnsafePath if two inputs have one path,
+    InputsDiffer if files are missing or differ from the pushed ones, or if the push was not finished.
     """
     seen: dict[str, str] = {}
-    """The key of each path."""
+    """Key of each path."""
     pushed = _PushedFiles([ref.prefix for ref in item.inputs])
     for cursor, page in _pages(client, item):
         own = [found for found in page.inputs if not found.shared]
@@ -101,21 +101,21 @@ def fetch_inputs(
 
 
 class _PushedFiles:
-    """What the manifests of pushed folders say of the inputs, by key."""
+    """Pushed files by key, from the manifests of pushed folders."""
 
     def __init__(self, prefixes: Sequence[str]) -> None:
         self._prefixes = tuple(prefixes)
         self._files: dict[str, DatasetFile] = {}
         self._folders: dict[str, str] = {}
-        """Whose manifest says it."""
+        """Folder whose manifest describes the key."""
         self._verified: set[str] = set()
-        """Paths below the data directory: two inputs may hold one object."""
+        """Verified paths below the data directory: two inputs may hold one object."""
 
     def __bool__(self) -> bool:
         return bool(self._files)
 
     def add_manifest(self, manifest_key: str, url: str, transfer: Transfer, cancel: CancelEvent) -> None:
-        """Read one. Raises InputsDiffer if it is none or its push was not finished, what a download raises."""
+        """Read a manifest. Raises InputsDiffer for an invalid or unfinished one, and the errors of a download."""
         folder = manifest_key.removesuffix(DATASET_MANIFEST)
         data = transfer.read(url, name=manifest_key, max_bytes=MAX_DATASET_MANIFEST_BYTES, cancel=cancel)
         try:
@@ -128,12 +128,12 @@ class _PushedFiles:
             raise InputsDiffer(f"a push to {folder} was not finished: repeat it")
         for file in manifest.files:
             key = folder + file.path
-            # Of a folder that was pushed by itself as well, the manifest in it is never the older one.
+            # If a folder in the folder was pushed by itself, its own manifest is never the older one.
             if key.startswith(self._prefixes) and len(folder) >= len(self._folders.get(key, "")):
                 self._files[key], self._folders[key] = file, folder
 
     def digest(self, found: InputObject) -> str | None:
-        """The BLAKE3 that the input must have; None if nobody has said. Raises InputsDiffer if its size is another."""
+        """Return the input's expected BLAKE3; None if unknown. Raises InputsDiffer if the size differs."""
         file = self._files.get(found.key)
         if file is None:
             return None
@@ -146,7 +146,7 @@ class _PushedFiles:
         return file.blake3
 
     def require_all(self, data_dir: Path, seen: Mapping[str, str], cancel: CancelEvent) -> None:
-        """Nothing that was pushed is lacking, and what arrived before its manifest is verified too.
+        """Raise InputsDiffer if a pushed file is missing; verify files that came before their manifest.
 
         `seen`: the key of each path below the data directory.
         """
@@ -165,7 +165,7 @@ class _PushedFiles:
 
 
 def _pages(client: InputsApi, item: WorkItem) -> Iterator[tuple[str | None, InputPage]]:
-    """All pages, each with the cursor that asks for it. The next one is asked for when this one is done."""
+    """Yield all pages, each with its cursor. The next page is requested after this one is done."""
     cursor: str | None = None
     while True:
         page = client.inputs_page(item.id, item.lease_token, cursor=cursor)
@@ -197,10 +197,10 @@ def _fetch_page(
         except ChecksumMismatch as error:
             if not pushed:
                 raise
-            # Altered twice on the way, or altered where it is stored: the sentence has the file's name.
+            # Altered twice on the way, or altered in the store: the error names the file.
             raise InputsDiffer(f"an input has other bytes than were pushed: {error}; push the folder again") from error
         except UrlExpired as error:
-            # A file that has its name is complete.
+            # A file with its final name is complete.
             left = {path for path in waiting if not (data_dir / path).exists()}
             fruitless = fruitless + 1 if len(left) == len(waiting) else 0
             if fruitless >= MAX_EXPIRED_ROUNDS:
@@ -224,20 +224,20 @@ def _fetch_shared(
     require_free: Callable[[int], None],
     cancel: CancelEvent,
 ) -> None:
-    """What an earlier job has left for this one, or an earlier attempt. Without it, the training makes it itself."""
+    """Download a file that an earlier job or attempt has shared. If that fails, the training makes the file itself."""
     try:
         require_free(found.size_bytes)
         try:
             transfer.download([_download(found, data_dir, found.blake3)], cancel=cancel)
         except UrlExpired:
-            # The job's own inputs, which come first, may have taken longer than URLs live.
+            # The job's own inputs come first and may take longer than URLs live.
             page = client.inputs_page(item.id, item.lease_token, cursor=cursor)
             fresh = [one for one in page.inputs if one.shared and one.path == found.path]
             if not fresh:
                 raise
             transfer.download([_download(fresh[0], data_dir, fresh[0].blake3)], cancel=cancel)
     except (TransferError, DiskFull, DiskFullError) as error:
-        logger.warning("what was shared with this job is done without: %s", error)
+        logger.warning("a shared file is not available: %s", error)
     else:
         logger.info("shared with this job: %s (%d bytes)", found.path, found.size_bytes)
 

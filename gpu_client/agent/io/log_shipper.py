@@ -1,4 +1,5 @@
-"""Ships the trainer's output and what it reports to the job, behind it. Losing a log line never costs training."""
+"""Spool the trainer's output and send it to the job's log in the background, with the reported values. A lost log line
+never costs training."""
 
 from __future__ import annotations
 
@@ -17,25 +18,25 @@ from gpu_client.transport.errors import BatonError, InvalidRequest, LeaseLost
 logger = logging.getLogger("baton.logs")
 
 SHIP_EVERY_S = 5.0
-"""How often full chunks are sent, and during the first minutes whatever there is; later on that waits (`log_wait_s`).
-Each is a call of the API and a PUT; one every 5 s would cost twenty times as much as all heartbeats (docs/costs.md)."""
-# A chunk is sent by one call.
+"""Interval at which full chunks are sent, in the first minutes all lines; later, unfull chunks wait (`log_wait_s`).
+Each chunk is an API call and a PUT; one every 5 s would cost twenty times as much as all heartbeats (docs/costs.md)."""
+# Limits of a chunk, which one call sends, and of the spool.
 CHUNK_BYTES = 64 * 1024
 CHUNK_LINES = 500
 SPOOL_BYTES = 4 * 1024 * 1024
 
 MAX_LINE_CHARS = 4000
 MAX_CALLS = 4
-"""In one round. A script that prints faster than this loses its oldest lines: the spool counts them."""
+"""Calls in one round. A faster script loses its oldest lines, and the spool counts them."""
 
 MAX_FAREWELL_CALLS = 20
 MAX_SHIP_S = 20.0
-"""After this long no further call is begun, so that a slow control plane does not hold up the report of the end."""
+"""Seconds after which no further call begins, so that a slow control plane does not delay the report of the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpooledChunk:
-    """Some lines of the log. ``sequence`` counts from 0 without gaps; ``dropped_bytes`` were lost just before this."""
+    """Lines of the log. ``sequence`` counts from 0 without gaps; ``dropped_bytes`` were lost just before this chunk."""
 
     sequence: int
     data: bytes
@@ -43,9 +44,10 @@ class SpooledChunk:
 
 
 class LogSpool:
-    """Lines waiting to be shipped, in chunks, at most ``max_bytes`` of them: the oldest go first, and are counted.
+    """Lines that wait for the upload, in chunks of at most ``max_bytes`` in total: the oldest are dropped first, and
+    counted.
 
-    One consumer takes a chunk, ships it, and acknowledges it; an unacknowledged chunk is given again.
+    One consumer takes a chunk, sends it, and acknowledges it; the spool returns an unacknowledged chunk again.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class LogSpool:
         self._sealed: deque[bytes] = deque()
         self._open = bytearray()
         self._open_lines = 0
-        self._size_bytes = 0  # Of sealed and open; the chunk in flight is the consumer's.
+        self._size_bytes = 0  # Bytes of sealed and open chunks; the chunk in flight belongs to the consumer.
         self._in_flight: SpooledChunk | None = None
         self._next_sequence = 0
         self._dropped_bytes = 0
@@ -66,11 +68,11 @@ class LogSpool:
 
     @property
     def dropped_total_bytes(self) -> int:
-        """All that was ever dropped here."""
+        """Return the number of bytes ever dropped."""
         return self._dropped_total_bytes
 
     def append(self, line: str) -> None:
-        """Add one line. Never blocks on the consumer."""
+        """Add one line. Never waits for the consumer."""
         data = line.encode("utf-8", "replace") + b"\n"
         with self._lock:
             full = self._open_lines >= self._chunk_lines or len(self._open) + len(data) > self._chunk_bytes
@@ -88,7 +90,8 @@ class LogSpool:
                 self._dropped_total_bytes += lost_bytes
 
     def next_chunk(self, flush: bool = False) -> SpooledChunk | None:
-        """The oldest full chunk, with ``flush`` also an unfull one; None if there is none. The same until ``ack``."""
+        """Return the oldest full chunk, with ``flush`` also an unfull one; None without one. Repeats the chunk until
+        ``ack``."""
         with self._lock:
             if self._in_flight is None:
                 if not self._sealed and flush and self._open:
@@ -103,7 +106,7 @@ class LogSpool:
             return self._in_flight
 
     def ack(self, sequence: int) -> None:
-        """The chunk with this number is stored: forget it. Another number is a caller's mistake: ValueError."""
+        """Forget the chunk with this number, which is stored. Raises ValueError for any other number."""
         with self._lock:
             if self._in_flight is None or self._in_flight.sequence != sequence:
                 raise ValueError(f"log chunk {sequence} is not the one in flight")
@@ -116,7 +119,7 @@ class LogSpool:
 
 
 class _Parcel(NamedTuple):
-    """What one call takes. `sequence`: of the spool's chunk that the lines are; None without lines."""
+    """Content of one call. `sequence`: number of the lines' chunk; None without lines."""
 
     sequence: int | None
     lines: list[str]
@@ -125,12 +128,11 @@ class _Parcel(NamedTuple):
 
 
 class LogShipper:
-    """A thread that sends what is in the spool, every few seconds and later on less often, until closed.
+    """A thread that sends the spooled lines, every few seconds and later less often, until closed.
 
-    One chunk of the spool is one call, and takes along the points that wait. Only where no line waits, and an unfull
-    chunk would be sent, points make a call of their own: a training that prints costs no more for reporting.
-
-    A job takes no lines after its attempt has ended: call `flush` just before reporting the end.
+    One chunk of the spool is one call, which also carries the waiting points. Points make a call of their own only
+    where no line waits and an unfull chunk would be sent: a training that prints pays nothing for its reports. A job
+    takes no lines after its attempt has ended: call `flush` just before the report of the end.
     """
 
     def __init__(
@@ -157,11 +159,11 @@ class LogShipper:
         self._thread.start()
 
     def flush(self) -> None:
-        """Send what is left, within reason: up to 20 chunks or 20 s, until one cannot be sent."""
+        """Send the remaining lines, up to 20 chunks or 20 s, until a call fails."""
         self._ship(max_calls=MAX_FAREWELL_CALLS, unfull=True, farewell=True)
 
     def close(self) -> None:
-        """End the thread; what was not sent is sent by a last `flush`, if at all."""
+        """End the thread; only a later `flush` sends the remaining lines."""
         self._closing.set()
         self._thread.join()
 
@@ -174,15 +176,14 @@ class LogShipper:
             try:
                 self._ship(max_calls=MAX_CALLS, unfull=unfull)
             except Exception:
-                # The top of this thread. Everything expected is dealt with in `_ship`; were a bug to end the thread,
-                # the job's log would end here without a word. The chunk stays in the spool and is tried again.
+                # Catch all: a bug must not silently end the job's log. The chunk stays in the spool for the next try.
                 logger.exception("log lines could not be sent")
 
     def _ship(self, *, max_calls: int, unfull: bool, farewell: bool = False) -> None:
-        """Send full chunks, with `unfull` also the one that is being filled, or where there is none just points.
+        """Send full chunks, with `unfull` also the open one, or points alone.
 
-        Until there are none, one fails, or there were enough; a failed one is sent again later. Points that come while
-        lines are being sent wait for the next round, unless there is none.
+        Stops at the first failure, after `max_calls`, or without more chunks; a failed chunk is sent again later.
+        Points that arrive while lines are being sent wait for the next round, unless there is none.
         """
         with self._shipping:
             until = self._clock() + MAX_SHIP_S
@@ -204,9 +205,9 @@ class LogShipper:
                     self._spool.ack(parcel.sequence)
 
     def _next_parcel(self, unfull: bool, *, alone: bool) -> _Parcel | None:
-        """What the next call takes; `alone`: points even without lines.
+        """Return the content of the next call; `alone`: points even without lines.
 
-        The same until it is delivered: it may be stored, and only its answer lost.
+        Returns the same parcel until its delivery, because a call may succeed and only its answer be lost.
         """
         if self._in_flight is None:
             chunk = self._spool.next_chunk(flush=unfull)
@@ -220,7 +221,8 @@ class LogShipper:
         return self._in_flight
 
     def _deliver(self, parcel: _Parcel) -> None:
-        """Send it. What is refused is dropped: it would be refused for ever, and all that comes later with it."""
+        """Send a parcel. Refused content is dropped, because the control plane would refuse it, and all later content,
+        forever."""
         fields: dict[str, Any] = {
             "first_line": self._next_line,
             "lines": parcel.lines,
@@ -233,7 +235,7 @@ class LogShipper:
                 self._next_point += len(parcel.points)
                 return
             except InvalidRequest as error:
-                logger.warning("what the training reports is not kept: %s", error)
+                logger.warning("reported values are dropped: %s", error)
                 self._points, parcel.points[:] = None, []
         if parcel.lines:
             try:

@@ -1,4 +1,4 @@
-"""What the training reported, waiting to be shipped with its output. Bounded: what comes too fast is thinned."""
+"""Buffer the values that the training reports until a log chunk carries them. Bounded: fast reports are thinned."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from baton.contract.output import MAX_POINTS, ReportedPoint
 
 MAX_POINTS_BYTES = 128 * 1024
-"""Of all that wait, as JSON: one chunk's, beside its lines. API Gateway bills each 512 KB of a request."""
+"""JSON bytes of all waiting points: one chunk's, beside its lines. API Gateway bills each 512 KB of a request."""
 _MAX_SPECIAL_SHARE = 0.75
 
 Readings = Mapping[str, float | str]
@@ -20,13 +20,13 @@ class _BufferedPoint:
     number: int
     size_bytes: int
     special: bool
-    """Its metrics are not those of the point before it: an evaluation's, say, or the first that is NaN."""
+    """True if the metrics differ from those of the point before, such as an evaluation's or the first NaN."""
     point: ReportedPoint
 
 
 class MetricBuffer:
-    """At most one chunk's. When it is full, every second point goes, then every fourth, and so on: evenly over the time
-    since the last chunk. Never the newest; those with other metrics than the point before them only at last.
+    """Points for one chunk. A full buffer drops every second point, then keeps every fourth, and so on: evenly over the
+    time since the last chunk. The newest point always stays; points with other metrics than the point before go last.
 
     `now`: seconds since 1970, by the control plane's clock.
     """
@@ -40,15 +40,15 @@ class MetricBuffer:
         self._lock = threading.Lock()
         self._kept: list[_BufferedPoint] = []
         self._newest: _BufferedPoint | None = None
-        """Passed over, unless nothing newer comes."""
+        """The newest point, if thinning would drop it."""
         self._every = 1
-        self._size_bytes = 0  # of those kept
+        self._size_bytes = 0  # Bytes of the kept points.
         self._number = 0
         self._last: tuple[int, dict[str, float | str]] | None = None
         self._shape: frozenset[tuple[str, bool]] = frozenset()
 
     def append(self, step: int, metrics: Readings) -> None:
-        """Add what was reported; nothing if that was the same as last time. Never blocks on the consumer."""
+        """Add reported values; a repetition of the last report is ignored. Never waits for the consumer."""
         found = dict(metrics)
         with self._lock:
             if self._last == (step, found):
@@ -69,7 +69,7 @@ class MetricBuffer:
                 self._thin()
 
     def take(self) -> list[ReportedPoint]:
-        """All that waits, oldest first; it is the caller's now."""
+        """Remove and return all waiting points, oldest first."""
         with self._lock:
             waiting = [*self._kept, *([self._newest] if self._newest is not None else [])]
             self._kept, self._newest, self._size_bytes, self._every = [], None, 0, 1

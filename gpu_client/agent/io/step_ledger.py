@@ -1,15 +1,15 @@
-"""Which steps of a job are finished, and what they left: recorded in its checkpoints.
+"""Record in a job's checkpoints which steps are finished and which files they left.
 
 ```
-checkpoint-<step>/...         what the script wrote
+checkpoint-<step>/...         files of the script
 checkpoint-<step>/.baton/     added by the agent once a step is finished
     steps.json                {"format": 1, "finished": ["prepare"], "base": 101}
-    kept/...                  what the finished steps left in the output directory
+    kept/...                  files that the finished steps left in the output directory
 ```
 
-When a step ends, a checkpoint of `.baton` alone says so. Every later one says it again, so that any checkpoint is the
-whole state of the job. Checkpoints of a job are numbered through: those of a step begin at `base`, which lies beyond
-all of the steps before. The script never sees `.baton`, and its own numbers begin at 0.
+When a step ends, a checkpoint of `.baton` alone records the end. Every later checkpoint repeats the record, so that any
+checkpoint is the whole state of the job. Checkpoints of a job are numbered through: those of a step begin at `base`,
+beyond all earlier steps. The script never sees `.baton`, and its own numbers begin at 0.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _CHECKPOINT = re.compile(r"checkpoint-[0-9]{1,15}")
 
 
 def plan_of(item: WorkItem) -> RunPlan:
-    """The job's plan; a bare command is one of one step."""
+    """Return the job's plan; a bare command is a plan of one step."""
     return item.plan or RunPlan(steps=[StepOrder(name="command", command=item.command)])
 
 
 class StepLedger:
-    """The steps of one attempt. `base` is added to the numbers of the present step."""
+    """Steps of one attempt. `base` is added to the numbers of the present step."""
 
     def __init__(self, steps: Sequence[StepOrder], directories: JobDirectories) -> None:
         self._steps = list(steps)
@@ -51,21 +51,21 @@ class StepLedger:
         self.base = 0
 
     def counted(self, step: int) -> int:
-        """A step of the present training as the job counts it; no larger than any can be."""
+        """Convert a step of the present training to a step of the job, at most MAX_STEP."""
         return min(step + self.base, MAX_STEP)
 
     def left(self) -> list[StepOrder]:
-        """The steps still to run. The last one's end is that of the job, and never recorded."""
+        """Return the steps still to run. The end of the last step is the end of the job and is not recorded."""
         return self._steps[len(self.finished) :]
 
     def place(self, order: StepOrder) -> str:
-        """`step prepare (1 of 2)`."""
+        """Return the place of a step, such as `step prepare (1 of 2)`."""
         return f"step {order.name} ({self._steps.index(order) + 1} of {len(self._steps)})"
 
     def take(self, restored: Restored | None) -> Path | None:
-        """Go on from a restored checkpoint; where the present step is to resume, None if at its beginning.
+        """Continue from a restored checkpoint. Returns where the present step resumes; None at its beginning.
 
-        Raises RestoreFailed for a record that does not fit the job, DiskFullError.
+        Raises RestoreFailed for a record of other steps, DiskFullError.
         """
         if restored is None:
             return None
@@ -80,7 +80,7 @@ class StepLedger:
             else:
                 kept.mkdir()
             self._kept = kept
-            # Copied: what a step writes to is not what the next checkpoint says it began with.
+            # Copied, because a step may write to these files, and the next checkpoint must hold their initial state.
             shutil.copytree(kept, self._directories.output, dirs_exist_ok=True)
             shutil.rmtree(record)
             if not any(restored.path.iterdir()):
@@ -89,10 +89,11 @@ class StepLedger:
             return restored.path.rename(restored.path.with_name(f"checkpoint-{restored.step - self.base}"))
 
     def finish(self, order: StepOrder, last_step: int) -> tuple[int, Path]:
-        """The step is done; `last_step` is the largest number known of the job. The checkpoint to commit, and its step.
+        """Finish a step; `last_step` is the job's largest known number. Returns the step and path of the checkpoint to
+        commit.
 
-        What the step left is copied, and its checkpoints are removed. Raises BadDirectory for links out of the output
-        directory, DiskFullError.
+        Copies the files that the step keeps, and removes its checkpoints. Raises BadDirectory for links out of the
+        output directory, DiskFullError.
         """
         number = len(self.finished) + 1
         with disk_errors(self._directories.root):
@@ -117,7 +118,7 @@ class StepLedger:
         return step, directory
 
     def attach(self, checkpoint: Path) -> bool:
-        """Add the record to a checkpoint that was taken over; False if there is nothing to record. Raises OSError."""
+        """Add the record to a staged checkpoint; returns False without finished steps. Raises OSError."""
         if self._kept is None:
             return False
         record = checkpoint / RECORD
@@ -125,8 +126,8 @@ class StepLedger:
             record.unlink()
         shutil.rmtree(record, ignore_errors=True)
         record.mkdir()
-        said = {"format": _FORMAT, "finished": self.finished, "base": self.base}
-        (record / _STEPS).write_text(json.dumps(said), encoding="utf-8")
+        fields = {"format": _FORMAT, "finished": self.finished, "base": self.base}
+        (record / _STEPS).write_text(json.dumps(fields), encoding="utf-8")
         for name, source in resolve_files(self._kept).items():
             target = record / _KEPT / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -135,9 +136,9 @@ class StepLedger:
 
     def _read(self, path: Path, step: int) -> None:
         try:
-            said = json.loads(path.read_text(encoding="utf-8"))
-            finished, base = [str(name) for name in said["finished"]], int(said["base"])
-            fits = said["format"] == _FORMAT and 0 <= base <= step + 1
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            finished, base = [str(name) for name in fields["finished"]], int(fields["base"])
+            fits = fields["format"] == _FORMAT and 0 <= base <= step + 1
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise RestoreFailed(f"{RECORD}/{_STEPS} of the checkpoint of step {step} is damaged: {error}") from error
         names = [order.name for order in self._steps]
@@ -147,7 +148,7 @@ class StepLedger:
 
 
 def _is_kept(name: str, keeps: Iterable[str] | None) -> bool:
-    """Whether a file of the output directory is. Checkpoints are not, nor what begins with a dot at the top."""
+    """Return True for a kept output. Checkpoints and top-level names that begin with a dot are not kept."""
     top = name.partition("/")[0]
     if top.startswith(".") or _CHECKPOINT.fullmatch(top):
         return False
@@ -158,5 +159,5 @@ def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:
-        # Too many links, or a file system without them; what is really wrong shows when copying.
+        # Too many links, or a file system without links; the copy raises any other error.
         shutil.copy2(source, target)

@@ -1,4 +1,4 @@
-"""What the training command sees: its environment and its arguments."""
+"""Build the environment and the arguments of the training command."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def build_environment(
     use_arena: bool = True,
     api_url: str = "",
 ) -> dict[str, str]:
-    """The agent's environment without its settings and secrets, `own` (the step's), the job's, the BATON_ variables.
+    """Merge the agent's environment without its settings and secrets, `step_variables`, the job's and the BATON_
+    variables.
 
-    Where the job names rings: also `api_url` and a token that opens these rings and nothing else.
-
-    The agent's interpreter comes first in PATH, so that `python` in a command is the one that has our packages.
+    A job that names rings also gets `api_url` and a token that opens these rings and nothing else. The agent's
+    interpreter comes first in PATH, so that `python` in a command has Baton's packages.
     """
     inherited = {name: value for name, value in base.items() if not name.startswith("BATON_")}
     path = os.pathsep.join([str(Path(sys.executable).parent), inherited.get("PATH", os.defpath)])
@@ -61,9 +61,9 @@ def build_environment(
 
 
 def expand_command(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """The command with its `BATON_` variables replaced (`baton.contract.substitution`).
+    """Replace the `BATON_` variables in a command (`baton.contract.substitution`).
 
-    The token for rings is not: everybody on a machine can read arguments.
+    The ring token stays unreplaced, because every user of a machine can read arguments.
     """
     return substituted_arguments(command, _without_secrets(environment))
 

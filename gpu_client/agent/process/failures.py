@@ -1,8 +1,8 @@
-"""Why a trainer ended: from its exit status and its last lines to a failure class and a sentence.
+"""Classify why a trainer or an attempt failed: a failure class and a sentence.
 
-Pure. The class decides whose fault it is (the job's or the machine's), so evidence is weighed, not grepped: only the
-last exception of each process counts (with what it was chained to), launchers' wrapper exceptions are looked through,
-and a collective that failed because a peer had died is not taken for the cause.
+Pure. The class decides whether the job or the machine is at fault, so evidence is weighed, not grepped: only the last
+exception of each process counts (with the chain that caused it), wrapper exceptions of launchers are skipped, and a
+collective that failed because a peer died does not count as the cause.
 """
 
 import errno
@@ -32,10 +32,10 @@ from gpu_client.transport.errors import (
 
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
-    """How a trainer ended. Either ``code`` or ``signal`` is set.
+    """Exit of a trainer. Either ``code`` or ``signal`` is set.
 
-    ``stopped_by_us``: the agent had sent it a signal while it lived. ``start_error``: it never ran.
-    ``unkillable_pids``: processes that SIGKILL did not end (a hung driver).
+    ``stopped_by_us``: the agent had signaled it while it lived. ``start_error``: the command did not start.
+    ``unkillable_pids``: processes that survived SIGKILL (a hung driver).
     """
 
     code: int | None
@@ -47,13 +47,13 @@ class ExitStatus:
 
     @property
     def clean(self) -> bool:
-        """It ended by itself with exit code 0 and left nothing that cannot be ended."""
+        """Return True for exit code 0 without unkillable processes."""
         return self.code == 0 and not self.unkillable_pids
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptFailure:
-    """A class and the sentence for people."""
+    """A failure class and a sentence for people."""
 
     failure_class: FailureClass
     reason: str
@@ -64,7 +64,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 # Tried in this order on one line; the first match is the line's meaning. A device-side assert is an index error of the
-# script that happens to be found by the GPU.
+# script that the GPU happens to find.
 _MEANINGS: tuple[tuple[FailureClass, re.Pattern[str]], ...] = (
     (FailureClass.SCRIPT_ERROR, _pattern(r"device-side assert")),
     (FailureClass.DISK_FULL, _pattern(r"no space left on device|\bENOSPC\b|errno 28\b|disk quota exceeded|\bEDQUOT\b")),
@@ -105,18 +105,18 @@ _RANK = re.compile(r"^\[(?:rank|default)(\d+)\]:\s?")
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Fault)\b(?::|$)")
 _WRAPPER = re.compile(r"CalledProcessError|ChildFailedError|ProcessRaisedException|ProcessExitedException|SystemExit")
 _CHAIN = re.compile(r"^(During handling of the above exception|The above exception was the direct cause)")
-# Lines that are evidence without being an exception: shells, C++ termination, the kernel, tools.
+# Lines that are evidence without an exception: shells, C++ termination, the kernel, tools.
 _CRASH = re.compile(
     r"^\s*what\(\):|^terminate called|^fatal error|^fatal python error|segmentation fault|killed by signal"
     r"|no space left|NVRM: Xid|\bXid\b|NVML|out of memory|NCCL WARN|cannot allocate memory|bad_alloc|no CUDA",
     re.IGNORECASE,
 )
-# How launchers tell that a process of theirs died by a signal.
+# Messages by which launchers report that a process died by a signal.
 _LAUNCHER_SIGNAL = re.compile(
     r"exitcode\s*:\s*-(\d+)\b|died with <Signals\.SIG\w+: (\d+)>|Signal (\d+) \(SIG\w+\) received by PID"
     r"|terminated with signal SIG\w+ \((\d+)\)"
 )
-# Shells answer 128 + signal; other codes above 128 are a script's own choice.
+# Shells return 128 + signal; other codes above 128 are the script's own choice.
 _SHELL_SIGNALS = {128 + n for n in (2, 3, 4, 6, 7, 8, 9, 11, 13, 15)}
 _MEMORY_FAULTS = {signal.SIGSEGV, signal.SIGBUS}
 MAX_REASON_CHARS = 400
@@ -125,9 +125,9 @@ MAX_REASON_CHARS = 400
 def classify_exit(
     exit_status: ExitStatus, last_lines: Sequence[str], no_progress_s: int | None = None
 ) -> AttemptFailure:
-    """Say why a trainer that did not succeed ended.
+    """Classify the exit of a trainer that did not succeed.
 
-    ``last_lines`` oldest first. ``no_progress_s``: the agent stopped it because no step had come for so many seconds.
+    ``last_lines``: oldest first. ``no_progress_s``: the agent stopped the trainer after so many seconds without a step.
     """
     if exit_status.start_error is not None:
         return _failure(FailureClass.COMMAND_NOT_FOUND, f"the command could not be started: {exit_status.start_error}")
@@ -163,9 +163,9 @@ def _last_line(lines: Sequence[str]) -> str:
 
 
 def _refusal(lines: Sequence[str]) -> str:
-    """What a trainer said last; before that, what it calls an error: libraries like to talk at the end."""
-    said = next((line for line in reversed(lines) if line.startswith("error: ")), _last_line(lines))
-    return said.removeprefix("error: ").strip()
+    """Return the last line that begins with "error: ", else the last line: libraries may print after an error."""
+    line = next((line for line in reversed(lines) if line.startswith("error: ")), _last_line(lines))
+    return line.removeprefix("error: ").strip()
 
 
 def _signal_of(exit_status: ExitStatus) -> int | None:
@@ -177,7 +177,7 @@ def _signal_of(exit_status: ExitStatus) -> int | None:
 
 
 def _by_signal(number: int, evidence: AttemptFailure | None, exit_status: ExitStatus) -> AttemptFailure:
-    """Death by a signal: what was printed before may say more than the signal does (an abort after a CUDA error)."""
+    """Classify a death by a signal; the output may explain more than the signal (an abort after a CUDA error)."""
     if evidence and evidence.failure_class in (
         FailureClass.OUT_OF_MEMORY,
         FailureClass.DISK_FULL,
@@ -197,7 +197,7 @@ def _by_signal(number: int, evidence: AttemptFailure | None, exit_status: ExitSt
 def _by_exit_code(
     evidence: AttemptFailure | None, exit_status: ExitStatus, last_lines: Sequence[str]
 ) -> AttemptFailure:
-    """It ended by itself, or by a launcher that passes on how its processes died."""
+    """Classify an exit by itself, or by a launcher that passes on how its processes died."""
     if evidence and evidence.failure_class != FailureClass.SCRIPT_ERROR:
         return evidence
     if exit_status.code == BAD_INPUT_EXIT_CODE:
@@ -205,10 +205,10 @@ def _by_exit_code(
     if exit_status.code == UNAVAILABLE_EXIT_CODE:
         return _failure(FailureClass.TRANSFER_FAILED, _refusal(last_lines))
     if exit_status.code in (126, 127):
-        what = "not found" if exit_status.code == 127 else "not executable"
+        problem = "not found" if exit_status.code == 127 else "not executable"
         return _failure(
             FailureClass.COMMAND_NOT_FOUND,
-            f"a command was {what} (exit code {exit_status.code}): {_last_line(last_lines)}",
+            f"a command was {problem} (exit code {exit_status.code}): {_last_line(last_lines)}",
         )
     if exit_status.oom_suspected:
         return _failure(
@@ -225,7 +225,7 @@ def _by_exit_code(
 
 
 def _launcher_signal(last_lines: Sequence[str]) -> int | None:
-    """The signal that a launcher says one of its processes died by. The first told: the others were ended by it."""
+    """Return the first signal that a launcher reports for one of its processes: that process took the others down."""
     for line in last_lines:
         if found := _LAUNCHER_SIGNAL.search(line):
             return int(next(group for group in found.groups() if group))
@@ -236,8 +236,8 @@ def _meaning(line: str) -> FailureClass | None:
     return next((failure_class for failure_class, pattern in _MEANINGS if pattern.search(line)), None)
 
 
-# Whose evidence is the cause when several processes report at once. A collective's error comes last: it is what the
-# others see when one dies.
+# Order of causes when several processes report at once. A collective's error comes last: the other ranks see one when a
+# rank dies.
 _RANKING: tuple[tuple[FailureClass, bool], ...] = (
     (FailureClass.DISK_FULL, False),
     (FailureClass.OUT_OF_MEMORY, False),
@@ -266,7 +266,7 @@ def _strongest(last_lines: Sequence[str]) -> AttemptFailure | None:
 
 
 def _final_evidence(lines: Sequence[str]) -> list[AttemptFailure]:
-    """What one process printed last that means something: its final exception, and those it was chained to."""
+    """Return the final exception of one process and its chain, or its last crash line."""
     found: list[AttemptFailure] = []
     chained = False
     for line in reversed(lines):
@@ -287,8 +287,8 @@ def _final_evidence(lines: Sequence[str]) -> list[AttemptFailure]:
 
 MAX_ERROR_CHARS = 1024
 
-# The first that fits. Whose fault it is decides which budget pays: transfers, disks and the agent itself are the
-# machine's, everything that would happen anywhere is the job's.
+# The first match counts. The class decides which budget pays: transfers, disks and the agent itself are the machine's
+# fault, everything that would happen anywhere is the job's.
 _CLASSES: tuple[tuple[tuple[type[BaseException], ...], FailureClass], ...] = (
     ((MissingOutput, BadDirectory), FailureClass.MISSING_OUTPUT),
     ((DiskFull, DiskFullError), FailureClass.DISK_FULL),
@@ -301,7 +301,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 def classify_error(error: Exception) -> AttemptFailure:
-    """The failure that `error`, raised between claim and report, stands for."""
+    """Return the failure for an error raised between claim and report."""
     if isinstance(error, ApiError) and error.foreign:
         return AttemptFailure(
             FailureClass.TRANSFER_FAILED, f"not the control plane's answer: {error}"[:MAX_ERROR_CHARS]
@@ -315,12 +315,12 @@ def classify_error(error: Exception) -> AttemptFailure:
 
 
 def is_expected(error: Exception) -> bool:
-    """True for what is part of life out there; anything else deserves a traceback in the agent's log."""
+    """Return True for errors that networks and disks cause; others get a traceback in the agent's log."""
     return isinstance(error, BatonError | DiskFullError | OSError)
 
 
 def classify_start_error(error: OSError | ValueError) -> AttemptFailure:
-    """Why a command could not even be handed to the machine."""
+    """Return the failure of a command that did not start."""
     if isinstance(error, ValueError) or error.errno == errno.E2BIG:
         return AttemptFailure(FailureClass.COMMAND_NOT_FOUND, f"the command could not be started: {error}")
     return classify_error(error)

@@ -1,6 +1,6 @@
-"""What the trainer prints: cut into lines, remembered for a failure report, spooled for shipping.
+"""Turn the trainer's output into lines: the last lines, the log spool, counted texts.
 
-Everything here is bounded, because a training script may print anything: progress bars redrawn with carriage returns,
+All buffers are bounded, because a training script may print anything: progress bars redrawn with carriage returns,
 megabytes without a newline, binary garbage. A slow or absent consumer costs the oldest lines (counted), never time.
 """
 
@@ -24,9 +24,9 @@ from gpu_client.checkpoints.local.sanitizer import MAX_METRICS
 logger = logging.getLogger("baton.job")
 
 LAST_LINES = 200
-# With the note of what was cut it fits into the 4,000 characters that a job's log takes.
+# With the note of the cut it fits into the 4,000 characters that a line of a job's log may have.
 MAX_LINE_CHARS = 3900
-# A progress bar is redrawn many times a second: one state of it per this many seconds is kept.
+# A progress bar is redrawn many times a second: one state per this many seconds is kept.
 REDRAW_INTERVAL_S = 10.0
 
 # Terminal control sequences, and control characters other than the tab.
@@ -34,7 +34,7 @@ _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0a-\x1f\x7
 
 
 class LineAssembler:
-    """Turns the byte stream into clean lines of at most ``max_line_chars`` characters (and a note of what was cut)."""
+    """Turns a byte stream into clean lines of at most ``max_line_chars`` characters (and a note of the cut)."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class LineAssembler:
         self._redrawn_at = float("-inf")
 
     def feed(self, data: bytes, final: bool = False) -> list[str]:
-        """Take bytes, give the lines that they complete; ``final`` also gives the unfinished last one."""
+        """Take bytes and return the lines that they complete; ``final`` also returns the unfinished last line."""
         *whole, rest = (self._pending + self._decoder.decode(data, final)).split("\n")
         lines: list[str] = []
         for line in whole:
@@ -64,12 +64,12 @@ class LineAssembler:
         return lines
 
     def _shorten(self, rest: str, lines: list[str]) -> str:
-        """Shorten an unfinished line: only the last state of a redrawn one, only the head of an endless one."""
+        """Shorten an unfinished line: the last state of a redrawn line, the head of an endless one."""
         body = rest.rstrip("\r")
         tail = "\r" if len(body) < len(rest) else ""
         if "\r" in body:
             earlier, body = body.rsplit("\r", 1)
-            # What was cut belonged to a state that has been drawn over.
+            # The cut part belonged to a state that has been drawn over.
             superseded_cut, self._cut_chars = self._cut_chars, 0
             now = self._clock()
             if now - self._redrawn_at >= self._redraw_interval_s:
@@ -92,10 +92,10 @@ class LineAssembler:
 
 
 class TrainerOutput:
-    """The sink of one trainer: a ring of its last lines, a spool for shipping, and optionally an echo.
+    """Sink of one trainer: its last lines, a spool for the log, and optionally an echo.
 
-    ``echo`` is called with each line on a thread of its own, behind a small spool: a blocked terminal loses lines, it
-    does not hold up the trainer. ``feed`` and ``finish`` are for the supervisor.
+    ``echo`` is called with each line on a thread of its own, behind a small buffer: a blocked terminal loses lines and
+    does not delay the trainer. The supervisor calls ``feed`` and ``finish``.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class TrainerOutput:
     ) -> None:
         self.spool = spool or LogSpool()
         self.points = points or MetricBuffer(time.time)
-        """What it reports, to be shipped with its lines."""
+        """Reported values, to be shipped with the lines."""
         self.signals = signals or LogSignals()
         self._assembler = LineAssembler()
         self._lock = threading.Lock()
@@ -118,18 +118,18 @@ class TrainerOutput:
         self._echo = _Echo(echo) if echo else None
 
     def successor(self) -> TrainerOutput:
-        """The sink of the next process of the same job: the same log, its own last lines."""
+        """Return the sink of the job's next process: the same log, its own last lines."""
         return TrainerOutput(
             self._write, self._ring.maxlen or LAST_LINES, self.spool, points=self.points, signals=self.signals
         )
 
     def last_lines(self) -> list[str]:
-        """The newest lines, oldest first."""
+        """Return the newest lines, oldest first."""
         with self._lock:
             return list(self._ring)
 
     def feed(self, data: bytes, final: bool = False) -> None:
-        """Take what the trainer wrote."""
+        """Take bytes of the trainer."""
         lines = self._assembler.feed(data, final)
         with self._lock:
             self._ring.extend(lines)
@@ -140,16 +140,17 @@ class TrainerOutput:
                 self._echo.put(line)
 
     def finish(self) -> None:
-        """The trainer is gone: give out the unfinished line and let the echo end."""
+        """Emit the unfinished line and end the echo, because the trainer is gone."""
         self.feed(b"", final=True)
         if self._echo:
             self._echo.close()
 
 
 class LogSignals:
-    """How many lines of an attempt had each of the texts. Without any, a line costs nothing.
+    """Counts the lines that contain each text of the rules' `signals` (docs/rules.md). Without texts, a line costs
+    nothing.
 
-    Lines are counted in the thread that reads them, all else comes from the heartbeats'.
+    The thread that reads lines counts; the heartbeat thread calls the other methods.
     """
 
     def __init__(self) -> None:
@@ -159,7 +160,7 @@ class LogSignals:
         self._acknowledged: dict[str, float] = {}
 
     def count(self, lines: Sequence[str]) -> None:
-        """Look through new lines."""
+        """Count the texts in new lines."""
         if not self._counts:
             return
         with self._lock:
@@ -167,9 +168,9 @@ class LogSignals:
                 self._counts[signal] += sum(signal.text in line for line in lines)
 
     def set_rules(self, rules: RulesInForce | None) -> None:
-        """Count what these rules want, unless they are older than those before or cannot be used.
+        """Count the texts of these rules, unless the rules are older than the present ones or unreadable.
 
-        A signal that was there before with the same text goes on; others count from now.
+        A known signal with the same text keeps its count; others count from now.
         """
         if rules is None or rules.revision <= self._revision:
             return
@@ -180,7 +181,7 @@ class LogSignals:
                 self._counts = {signal: self._counts.get(signal, 0) for signal in wanted}
 
     def merge_with(self, metrics: Mapping[str, float]) -> dict[str, float] | None:
-        """The counts as metrics, and those of the training, as many as a heartbeat takes; None if there are none."""
+        """Return the counts and as many of `metrics` as a heartbeat takes; None if there are none."""
         counts = self._metrics()
         if not counts:
             return dict(metrics) or None
@@ -188,13 +189,13 @@ class LogSignals:
         return {**dict(others[: MAX_METRICS - len(counts)]), **counts}
 
     def acknowledge(self, metrics: Mapping[str, float] | None) -> None:
-        """The control plane has these."""
+        """Record the metrics that the control plane has accepted."""
         if self._counts:
             self._acknowledged = dict(metrics or {})
 
     @property
     def has_unreported(self) -> bool:
-        """Whether a line has come that the control plane has not heard of: perhaps it is why the training ends."""
+        """Return True if a count has not reached the control plane: its line may explain the end of the training."""
         return any(self._acknowledged.get(name, 0.0) != count for name, count in self._metrics().items())
 
     def _metrics(self) -> dict[str, float]:
@@ -205,7 +206,7 @@ class LogSignals:
 
 
 def _signals_of(rules: RulesInForce) -> Sequence[Signal] | None:
-    """None: the rules cannot be used, and those before stay in force."""
+    """Return the signals of the rules; None if the rules are unreadable and the former ones stay."""
     if "signals" not in rules.text:
         return ()
     from baton.contract.rules.document.loader import load
@@ -219,7 +220,7 @@ def _signals_of(rules: RulesInForce) -> Sequence[Signal] | None:
 
 
 class _Echo:
-    """A daemon thread that hands lines to a function that may block."""
+    """Daemon thread that passes lines to a function that may block."""
 
     MAX_WAITING = 1000
 
@@ -250,4 +251,4 @@ class _Echo:
             try:
                 self._write(line)
             except (OSError, ValueError):
-                return  # The agent's own output is closed: nothing is left to echo to, the log is still spooled.
+                return  # The agent's own output is closed; the log is still spooled.

@@ -1,22 +1,21 @@
-"""The warden: a small process between the agent and the training command, so that neither outlives the other.
+"""Guard the processes of a training command, so that neither the agent nor the command outlives the other.
 
 The supervisor runs ``python -I -S process_guardian.py CONTROL_FD STATUS_FD LEFTOVER_GRACE_S COMMAND...`` as the leader
-of its own session. Standard library only, because it has to start in milliseconds and to survive a broken training
-environment.
+of its own session. Standard library only, because the guardian has to start in milliseconds and to survive a broken
+training environment.
 
-* It is the *child subreaper* (Linux) of everything the command starts, so a grandchild that calls ``setsid`` or whose
-  parent dies is still found among its descendants.
-* The command gets a process group of its own. Polite signals go to that group; SIGKILL goes to every descendant. (If
-  the warden shared the group, the SIGKILL would take the only process that can check that all are gone.)
-* It holds the read end of the control pipe. End of file there means the agent died, however it died: everything is
-  SIGKILLed at once. Commands on it are lines: ``signal N`` and ``kill``.
-* It reports on the status pipe, one line each:
-  ``note TEXT``, ``started PID``, ``failed ERRNO TEXT``, ``exit CODE|- SIGNAL|- DELIVERED``,
-  ``done LEFTOVERS UNKILLABLE,...``.
-  DELIVERED is the last signal that it sent to the group while the command lived, 0 if none.
-* When the command's main process ends, what it left behind gets SIGTERM, a grace, and SIGKILL.
+* The guardian is the *child subreaper* (Linux) of everything the command starts, so that a grandchild that calls
+  ``setsid`` or loses its parent is still found among its descendants.
+* The command gets a process group of its own. SIGTERM goes to that group; SIGKILL goes to every descendant. (In the
+  same group, SIGKILL would kill the only process that can check that all are gone.)
+* The guardian holds the read end of the control pipe. End of file means that the agent has died, however it died: every
+  process is killed at once. Commands are lines: ``signal N`` and ``kill``.
+* The guardian reports on the status pipe, one line each: ``note TEXT``, ``started PID``, ``failed ERRNO TEXT``, ``exit
+  CODE|- SIGNAL|- DELIVERED``, ``done LEFTOVERS UNKILLABLE,...``. DELIVERED is the last signal that went to the group
+  while the command lived, 0 without one.
+* When the command's main process ends, leftover processes get SIGTERM, a grace, and SIGKILL.
 
-On systems without /proc and subreapers (macOS) it reaches the process group only.
+On systems without /proc and subreapers (macOS) signals reach the process group only.
 """
 
 import ctypes
@@ -29,10 +28,11 @@ import time
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
-# A process in uninterruptible sleep (a hung GPU driver) cannot be killed: after this long it is reported instead.
+# A process in uninterruptible sleep (a hung GPU driver) cannot be killed: after this time the guardian reports it.
 KILL_PATIENCE_S = 10.0
 LEFTOVER_POLL_S = 0.05
-# Added to the command's badness, so that the kernel's OOM killer takes the command and not the agent that reports it.
+# Added to the command's badness, so that the kernel's OOM killer picks the command and not the agent that reports the
+# kill.
 OOM_SCORE_RAISE = 300
 OOM_SCORE_MAX = 1000
 
@@ -46,12 +46,12 @@ IGNORED_SIGNALS = (
     signal.SIGUSR2,
     signal.SIGALRM,
 )
-# Python itself ignores these two; an ignored signal stays ignored across exec, which would surprise the command.
+# Python ignores these two signals; an ignored signal stays ignored across exec, which the command does not expect.
 PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 def _prctl(option: int, value: int) -> bool:
-    """Call prctl; False where it does not exist or refuses."""
+    """Call prctl; returns False where prctl does not exist or refuses."""
     if not IS_LINUX:
         return False
     try:
@@ -61,7 +61,7 @@ def _prctl(option: int, value: int) -> bool:
 
 
 def descendants_of(ancestor_pid: int) -> list[int]:
-    """Living (not zombie) descendants of a process, from /proc. Linux only; empty elsewhere."""
+    """Return the ids of living (not zombie) descendants of a process, from /proc. Linux only; [] elsewhere."""
     children: dict[int, list[int]] = {}
     zombies: set[int] = set()
     try:
@@ -75,7 +75,7 @@ def descendants_of(ancestor_pid: int) -> list[int]:
             with open(f"/proc/{name}/stat", "rb") as stat:  # noqa: PTH123
                 fields = stat.read().rpartition(b")")[2].split()
         except OSError:
-            continue  # It ended while we looked.
+            continue  # The process has ended in the meantime.
         children.setdefault(int(fields[1]), []).append(int(name))
         if fields[0] in (b"Z", b"X"):
             zombies.add(int(name))
@@ -90,7 +90,7 @@ def descendants_of(ancestor_pid: int) -> list[int]:
 
 
 def _send(pid: int, signal_number: int) -> bool:
-    """Signal a process (or, negative, a group); False if it is gone or not ours."""
+    """Signal a process (or, negative, a group); returns False if it is gone or belongs to another user."""
     try:
         os.kill(pid, signal_number)
     except (ProcessLookupError, PermissionError):
@@ -99,10 +99,10 @@ def _send(pid: int, signal_number: int) -> bool:
 
 
 def _become_command(command: list[str], guardian_pid: int, error_fd: int) -> None:
-    """In the forked child: own group, clean signal state, then exec. Never returns."""
+    """Turn the forked child into the command: own group, clean signal state, exec. Never returns."""
     try:
         os.setpgid(0, 0)
-        # If the warden itself is SIGKILLed, the kernel kills the command.
+        # The kernel kills the command if the guardian itself is SIGKILLed.
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != guardian_pid:
             os._exit(127)
@@ -112,7 +112,7 @@ def _become_command(command: list[str], guardian_pid: int, error_fd: int) -> Non
                 score.seek(0)
                 score.write(str(raised))
         except OSError:
-            pass  # Not Linux, or forbidden here: it is a preference only.
+            pass  # Not Linux, or forbidden: the score is a preference only.
         signal.set_wakeup_fd(-1)
         for number in (*IGNORED_SIGNALS, *PYTHON_IGNORES):
             signal.signal(number, signal.SIG_DFL)
@@ -125,7 +125,7 @@ def _become_command(command: list[str], guardian_pid: int, error_fd: int) -> Non
 
 
 class ProcessGuardian:
-    """The event loop: control pipe, dying children, deadlines."""
+    """Event loop over the control pipe, dying children and deadlines."""
 
     def __init__(self, control_fd: int, status_fd: int, leftover_grace_s: float) -> None:
         self._control_fd = control_fd
@@ -141,7 +141,7 @@ class ProcessGuardian:
         self._kill_deadline: float | None = None
 
     def run(self, command: list[str]) -> int:
-        """Start the command and stay until it and everything it started is gone."""
+        """Start the command and stay until the command and its descendants are gone."""
         wake_fd, wake_write_fd = os.pipe()
         for fd in (wake_fd, wake_write_fd):
             os.set_blocking(fd, False)
@@ -173,11 +173,11 @@ class ProcessGuardian:
         if pid == 0:
             _become_command(command, guardian_pid, error_write_fd)
         os.close(error_write_fd)
-        # The output belongs to the command: its end must be visible to the agent.
+        # The output belongs to the command: the agent must see its end.
         null_fd = os.open(os.devnull, os.O_RDWR)
         os.dup2(null_fd, 1)
         os.dup2(null_fd, 2)
-        # Returns when the child has exec'ed, or could not: its group exists by then.
+        # The read returns when the child has called exec, or has failed: the group exists by then.
         failure = os.read(error_fd, 4096)
         os.close(error_fd)
         if failure:
@@ -196,7 +196,7 @@ class ProcessGuardian:
             self._agent_alive = False
 
     def _read_control(self) -> bool:
-        """Obey what is in the control pipe; False at its end."""
+        """Obey the lines in the control pipe; returns False at its end."""
         data = os.read(self._control_fd, 4096)
         if not data:
             self._agent_alive = False
@@ -211,7 +211,7 @@ class ProcessGuardian:
         return True
 
     def _signal_group(self, signal_number: int) -> None:
-        # Once the command is reaped its number may belong to somebody else.
+        # Once the command is reaped, its id may belong to another process.
         if self._command_alive and _send(-self._command_pid, signal_number):
             self._delivered = signal_number
 
@@ -223,7 +223,7 @@ class ProcessGuardian:
         self._kill_all()
 
     def _alive(self) -> list[int]:
-        """What still lives: pids, or without /proc the group as one negative number."""
+        """Return the living processes: ids, or without /proc the group as one negative number."""
         if IS_LINUX:
             return descendants_of(os.getpid())
         return [-self._command_pid] if self._command_pid and _send(-self._command_pid, 0) else []
@@ -249,12 +249,12 @@ class ProcessGuardian:
                 self._report(f"exit {code} {number} {int(self._delivered)}")
 
     def _pause_ms(self) -> float | None:
-        """How long to sleep when nothing happens; None while the command simply runs."""
+        """Return the milliseconds until the next check; None while the command simply runs."""
         waiting = self._kill_deadline is not None or not self._command_alive
         return LEFTOVER_POLL_S * 1000 if waiting else None
 
     def _finished(self) -> bool:
-        """Move on towards the end; True when nothing is left, or what is left cannot be killed."""
+        """Advance the shutdown; returns True when no process is left, or the rest cannot be killed."""
         if self._command_alive and self._kill_deadline is None:
             return False
         alive = self._alive()
@@ -278,11 +278,11 @@ class ProcessGuardian:
 
 
 def main(arguments: list[str]) -> int:
-    """Entry point; the arguments are described at the top of this file."""
+    """Run the guardian; the top of this file describes the arguments."""
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     control_fd, status_fd = int(arguments[0]), int(arguments[1])
-    # Inherited by us on purpose, by the command never: it could hold the pipe open or write lies into it.
+    # The guardian inherits these on purpose. The command must not: it could hold a pipe open or write false reports.
     os.set_inheritable(control_fd, False)
     os.set_inheritable(status_fd, False)
     return ProcessGuardian(control_fd, status_fd, float(arguments[2])).run(arguments[3:])

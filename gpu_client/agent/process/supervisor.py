@@ -1,10 +1,10 @@
-"""Runs one training command and answers for everything it starts.
+"""Run one training command and answer for every process that the command starts.
 
-The command runs under a warden (see ``process_guardian.py``), which dies with the agent and takes all processes
-along. Here is the agent's side: start, wait, stop with escalation, how it ended, and what it printed.
+The command runs under a guardian (see ``process_guardian.py``), which dies with the agent and kills all descendants.
+This module is the agent's side: start, wait, stop with escalation, exit status, output.
 
-Nothing is inherited that is not handed over: the environment is exactly the one given, descriptors are closed, standard
-input is empty.
+The command inherits only what the caller passes: the environment is exactly the one given, descriptors are closed,
+standard input is empty.
 """
 
 import contextlib
@@ -28,12 +28,13 @@ from gpu_client.agent.process.output import TrainerOutput
 
 _log = logging.getLogger(__name__)
 
-# Marks every process of one trainer, so that they are found even if their warden was killed.
-WARDEN_MARK = "BATON_WARDEN"
+# Marks every process of one trainer, so that the agent finds the processes even if their guardian was killed.
+GUARDIAN_MARK = "BATON_WARDEN"
 START_TIMEOUT_S = 30.0
 LEFTOVER_GRACE_S = 2.0
-# The warden gives up on unkillable processes after KILL_PATIENCE_S; a warden that does not answer gets this much more.
-WARDEN_MARGIN_S = 5.0
+# The guardian gives up on unkillable processes after KILL_PATIENCE_S; a guardian that does not answer gets this much
+# more.
+GUARDIAN_MARGIN_S = 5.0
 OUTPUT_DRAIN_S = 5.0
 READ_BYTES = 64 * 1024
 
@@ -41,9 +42,9 @@ READ_BYTES = 64 * 1024
 def oom_kill_count(
     membership: Path = Path("/proc/self/cgroup"), hierarchy: Path = Path("/sys/fs/cgroup")
 ) -> int | None:
-    """How often the kernel has killed for lack of memory in our control group; None where that cannot be read.
+    """Return the count of OOM kills in the agent's control group; None where the count is unreadable.
 
-    cgroup v2 tells it in ``memory.events``, v1 in ``memory.oom_control``.
+    cgroup v2 keeps the count in ``memory.events``, v1 in ``memory.oom_control``.
     """
     candidates: list[Path] = []
     try:
@@ -55,7 +56,8 @@ def oom_kill_count(
         controllers, _, group = rest.partition(":")
         group = group.lstrip("/")
         if number == "0":
-            # In a container without a cgroup namespace the path is the host's, and what we see as root is ours.
+            # In a container without a cgroup namespace the path is the host's, and the visible root is the container's
+            # own group.
             candidates += [hierarchy / group / "memory.events", hierarchy / "memory.events"]
         elif "memory" in controllers.split(","):
             candidates += [hierarchy / "memory" / group / "memory.oom_control"]
@@ -71,7 +73,7 @@ def oom_kill_count(
 
 
 class TrainerProcess:
-    """One run of a training command. Made by ``start_trainer``; all methods may be called from any thread."""
+    """One run of a training command, made by ``start_trainer``. Thread-safe."""
 
     def __init__(
         self,
@@ -107,7 +109,7 @@ class TrainerProcess:
         try:
             self._guardian = subprocess.Popen(
                 script + arguments,
-                env={**env, WARDEN_MARK: self._mark},
+                env={**env, GUARDIAN_MARK: self._mark},
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=output_write_fd,
@@ -127,45 +129,45 @@ class TrainerProcess:
         threading.Thread(target=self._read_status, args=(status_fd,), name="trainer-status", daemon=True).start()
         if not self._started.wait(START_TIMEOUT_S):
             self._kill_guardian()
-            self._done.wait(WARDEN_MARGIN_S)
-            raise TimeoutError(f"the warden did not start {command[0]!r} within {START_TIMEOUT_S:.0f} s")
+            self._done.wait(GUARDIAN_MARGIN_S)
+            raise TimeoutError(f"the guardian did not start {command[0]!r} within {START_TIMEOUT_S:.0f} s")
 
     @property
     def pid(self) -> int | None:
-        """The command's main process (also its process group); None if it could not be started."""
+        """Return the id of the command's main process and process group; None if the command did not start."""
         return self._pid
 
     def poll(self) -> ExitStatus | None:
-        """How it ended, or None while anything of it may still run."""
+        """Return the exit status; None while a process of the command may still run."""
         return self._status
 
     def wait(self, timeout_s: float | None = None) -> ExitStatus | None:
-        """Wait until the command and everything it started is gone; None if that takes longer."""
+        """Wait until the command and its descendants are gone; returns None after ``timeout_s``."""
         self._done.wait(timeout_s)
         return self._status
 
     def stop(self, grace_s: float) -> ExitStatus:
-        """End it: SIGTERM, after ``grace_s`` SIGKILL (0: at once); returns when everything is dead.
+        """Stop the command: SIGTERM, after ``grace_s`` SIGKILL (0: at once). Returns when every process is dead.
 
         SIGTERM goes to the command's process group, SIGKILL to every descendant. A second call, from another thread and
-        with a shorter grace, makes it faster. Processes that cannot be killed are named in the result.
+        with a shorter grace, shortens the first one. The result names processes that cannot be killed.
         """
         deadline = time.monotonic() + grace_s
         if grace_s > 0:
             self._command(f"signal {int(signal.SIGTERM)}")
             self._main_exited.wait(grace_s)
-            # What the command left behind has the warden's own grace, but not longer than ours.
+            # Leftover processes get the guardian's own grace, but not longer than the caller's.
             self._done.wait(max(0.0, deadline - time.monotonic()))
         if not self._done.is_set():
             self._command("kill")
-            if not self._done.wait(process_guardian.KILL_PATIENCE_S + WARDEN_MARGIN_S):
+            if not self._done.wait(process_guardian.KILL_PATIENCE_S + GUARDIAN_MARGIN_S):
                 self._kill_guardian()
         self._done.wait()
         assert self._status is not None  # set before _done
         return self._status
 
     def files_open_for_writing(self) -> set[Path]:
-        """Regular files that any process of this trainer holds open for writing, now."""
+        """Return the regular files that a process of this trainer holds open for writing, now."""
         files: set[Path] = set()
         try:
             family = psutil.Process(self._guardian.pid).children(recursive=True)
@@ -175,8 +177,8 @@ class TrainerProcess:
             try:
                 opened = process.open_files()
             except psutil.Error:
-                continue  # It ended while we looked, or it hides from us: then stability alone has to do.
-            # Where the system does not tell the mode, every open file counts.
+                continue  # The process has ended or is hidden: then the stability of its files decides alone.
+            # Where the system does not report the mode, every open file counts.
             files.update(Path(file.path) for file in opened if getattr(file, "mode", "w") != "r")
         return files
 
@@ -184,7 +186,7 @@ class TrainerProcess:
         with self._control_lock:
             if self._control_fd is None:
                 return
-            # The warden has gone if the pipe is broken; the status thread finds out.
+            # A broken pipe means that the guardian has gone; the status thread handles its end.
             with contextlib.suppress(BrokenPipeError):
                 os.write(self._control_fd, line.encode() + b"\n")
 
@@ -197,13 +199,13 @@ class TrainerProcess:
             self.output.finish()
 
     def _read_status(self, status_fd: int) -> None:
-        """Read the warden's reports to their end, then settle how it ended."""
+        """Read the guardian's reports to their end, then make the exit status."""
         with os.fdopen(status_fd, encoding="utf-8", errors="replace") as reports:
             for report in reports:
                 self._apply_report(report.rstrip("\n"))
         guardian_code = self._guardian.wait()
         if self._main_exit is None and self._start_error is None:
-            _log.error("the warden ended (%s) without a report; ending its processes here", guardian_code)
+            _log.error("the guardian ended (%s) without a report; killing its processes from here", guardian_code)
             self._kill_marked()
         with self._control_lock:
             if self._control_fd is not None:
@@ -211,7 +213,7 @@ class TrainerProcess:
                 self._control_fd = None
         self._reader.join(OUTPUT_DRAIN_S)
         if self._reader.is_alive():
-            _log.warning("something still holds the trainer's output open; its last lines may be missing")
+            _log.warning("a process still holds the trainer's output open; the last lines may be missing")
         self._status = self._make_status()
         self._main_exited.set()
         self._done.set()
@@ -235,19 +237,19 @@ class TrainerProcess:
         elif kind == "done":
             leftovers, unkillable = rest.split(" ")
             if leftovers != "0":
-                _log.warning("the trainer left %s processes behind; they were ended", leftovers)
+                _log.warning("the trainer left %s processes behind; the guardian stopped them", leftovers)
             if unkillable != "-":
                 self._unkillable = tuple(int(pid) for pid in unkillable.split(","))
                 _log.error("processes that cannot be killed: %s", unkillable)
         else:
-            _log.warning("warden: %s", report)
+            _log.warning("guardian: %s", report)
 
     def _make_status(self) -> ExitStatus:
         if self._start_error is not None:
             return ExitStatus(
                 code=127, signal=None, oom_suspected=False, stopped_by_us=False, start_error=self._start_error
             )
-        # No exit report: the warden was killed (or could not get rid of the command), and the command with it.
+        # Without an exit report, the guardian was killed (or could not kill the command), and the command with it.
         ours = signal.SIGKILL if self._forced or self._unkillable else 0
         code, number, delivered = self._main_exit or (None, int(signal.SIGKILL), int(ours))
         before, after = self._oom_kills_before, self._count_oom_kills()
@@ -262,19 +264,19 @@ class TrainerProcess:
         )
 
     def _kill_guardian(self) -> None:
-        """The warden does not answer: kill it and everything that carries its mark."""
-        _log.error("the warden does not answer; killing its processes from here")
+        """Kill a guardian that does not answer, and every process that carries its mark."""
+        _log.error("the guardian does not answer; killing its processes from here")
         self._forced = True
         self._guardian.kill()
         self._kill_marked()
 
     def _kill_marked(self) -> None:
-        mark = f"{WARDEN_MARK}={self._mark}".encode()
+        mark = f"{GUARDIAN_MARK}={self._mark}".encode()
         if self._pid is not None and not process_guardian.IS_LINUX:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._pid, signal.SIGKILL)
-        deadline = time.monotonic() + WARDEN_MARGIN_S
-        # Until a look finds none: one that is found may have forked just before it died.
+        deadline = time.monotonic() + GUARDIAN_MARGIN_S
+        # Repeated until no process is found, because a found process may have forked just before its death.
         while (marked := _pids_with_mark(mark)) and time.monotonic() < deadline:
             for pid in marked:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -284,10 +286,10 @@ class TrainerProcess:
 
 
 def _pids_with_mark(mark: bytes) -> list[int]:
-    """Living processes whose initial environment holds ``mark``. Linux only; empty elsewhere."""
+    """Return the ids of living processes whose initial environment holds ``mark``. Linux only; [] elsewhere."""
     pids: list[int] = []
     for directory in Path("/proc").glob("[0-9]*"):
-        # Ended meanwhile, or somebody else's. A zombie's environment reads as empty.
+        # The process has ended, or belongs to another user. A zombie's environment reads as empty.
         with contextlib.suppress(OSError):
             if mark in (directory / "environ").read_bytes().split(b"\0"):
                 pids.append(int(directory.name))
@@ -305,9 +307,9 @@ def start_trainer(
 ) -> TrainerProcess:
     """Start ``command`` in ``cwd`` with exactly ``env``; its output goes to ``output``.
 
-    A command that cannot be executed gives a process that has ended, with ``start_error`` set. Raises ValueError
-    for an empty command or a NUL in it, OSError if ``cwd`` is missing or the machine cannot start processes,
-    TimeoutError if the machine is too busy to start one.
+    A command that cannot be executed gives an ended process with ``start_error``. Raises ValueError for an empty
+    command or a NUL in it, OSError if ``cwd`` is missing or the machine cannot start processes, TimeoutError if the
+    machine is too busy to start one.
     """
     if not command or not command[0]:
         raise ValueError("the command is empty")

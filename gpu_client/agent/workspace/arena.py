@@ -39,7 +39,7 @@ class ArenaCheckpoint:
     path: Path
     metrics: dict[str, float]
     version: tuple[int, int]
-    """Tells it from any other that was there before."""
+    """Distinguishes the checkpoint from any earlier one."""
     tag: str = ""
 
 
@@ -52,7 +52,7 @@ class LockedArena:
 
 
 def make_arena(parent: Path, slot: Path) -> LockedArena | None:
-    """Make and lock a private directory below `parent`; None (logged) where there can be none."""
+    """Make and lock a private directory below `parent`; returns None (logged) where that fails."""
     try:
         for _ in range(_TRIES):
             path = parent / f"{_NAME}{secrets.token_hex(8)}"
@@ -61,7 +61,7 @@ def make_arena(parent: Path, slot: Path) -> LockedArena | None:
             lock_fd = _lock(path)
             if lock_fd is not None:
                 return LockedArena(path, lock_fd)
-            # An agent that started between the two calls took the directory for a dead one's, and removes it.
+            # An agent that started between the two calls took the directory for a dead agent's, and removes it.
     except OSError as error:
         logger.warning("no shared memory for staging checkpoints: %s", error)
         return None
@@ -70,10 +70,10 @@ def make_arena(parent: Path, slot: Path) -> LockedArena | None:
 
 
 def remove_dead_arenas(parent: Path) -> None:
-    """Remove the arenas below `parent` whose agents have died, in any slot or container; what stays is logged."""
+    """Remove the arenas below `parent` whose agents have died, in any slot or container; logs the ones that stay."""
     for path in parent.glob(f"{_NAME}*"):
         try:
-            # A job can make what it likes there: nothing but a directory of this user is touched.
+            # A job can create anything there, therefore only a directory of this user is removed.
             lock_fd = _lock(path) if _is_own_directory(path) else None
             if lock_fd is None:
                 continue
@@ -88,7 +88,7 @@ def remove_dead_arenas(parent: Path) -> None:
 
 
 def remove_arena(slot: Path) -> bool:
-    """Remove what the note in this slot names, and the note; False (logged) if it stays behind, to be tried again."""
+    """Remove the slot's noted arena, and the note; returns False (logged) if the arena stays, to be tried again."""
     note = slot / _NOTE
     try:
         path = Path(note.read_text(encoding="utf-8"))
@@ -98,7 +98,7 @@ def remove_arena(slot: Path) -> bool:
         logger.warning("%s cannot be read: %s", note, error)
         return True
     try:
-        # A job can write what it likes into the note: nothing but a directory that looks like ours is touched.
+        # A job can write anything into the note, therefore only a directory with an arena's name is removed.
         if path.name.startswith(_NAME) and _is_own_directory(path):
             delete_once(path)
             path.rmdir()
@@ -110,10 +110,11 @@ def remove_arena(slot: Path) -> bool:
 
 
 def find_checkpoint(arena: Path) -> ArenaCheckpoint | None:
-    """The complete checkpoint that lies in the arena, if one does."""
+    """Return the complete checkpoint in the arena; None without one."""
     directory = arena / ARENA_CHECKPOINT
     try:
-        # First: once given back, it may be replaced at any moment, and then the old one's version is known already.
+        # Read first: after its release the checkpoint may be replaced at any moment, and the old version is known by
+        # then.
         info = (directory / MARKER).lstat()
         marker = read_marker(directory / MARKER)
     except FileNotFoundError:
@@ -127,7 +128,7 @@ def find_checkpoint(arena: Path) -> ArenaCheckpoint | None:
 
 
 def release_checkpoint(arena: Path) -> None:
-    """The training process may overwrite what lies in the arena."""
+    """Permit the training process to overwrite the checkpoint in the arena."""
     (arena / ARENA_CHECKPOINT / MARKER).unlink(missing_ok=True)
 
 
@@ -140,14 +141,15 @@ def _is_own_directory(path: Path) -> bool:
 
 
 def _lock(path: Path) -> int | None:
-    """Lock a directory without waiting: the descriptor, or None if another process holds it or has removed it."""
+    """Lock a directory without waiting: returns the descriptor, or None if another process holds the lock or removed
+    it."""
     try:
         lock_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
         fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The directory may have been removed before it was locked.
+        # The directory may have been removed before the lock.
         if os.path.samestat(os.fstat(lock_fd), path.lstat()):
             return lock_fd
     except (BlockingIOError, FileNotFoundError):

@@ -1,8 +1,8 @@
-"""For whom the things in a slot were made: jobs of another tenant must not find them.
+"""Mark each slot with the API key that its files belong to, so that jobs of another tenant cannot read them.
 
-A mark in the slot says it: a keyed digest of the control plane's address and the API key's id, under a key of its own
-that says nothing. The API key's secret is not in it. Which tenant a key belongs to is not told to workers, so a rotated
-key counts as another one; what that costs is a cache.
+The mark is a keyed digest of the control plane's address and the API key's id, under a random key of its own. The mark
+does not contain the API key's secret. Workers do not know the tenant of a key, therefore a rotated key counts as
+another owner; the price is a cache.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _MARK_MAX_BYTES = 4096
 
 
 def owner_id(api_url: str, api_key: str) -> str:
-    """Who an agent works for, without the secret; something new each time for a key that is not one of ours."""
+    """Return the owner that an agent works for, without the secret; a new one each time for a key of unknown form."""
     parts = api_key.split("_", 2)
     key_id = parts[1] if len(parts) == 3 and re.fullmatch(KEY_ID_PATTERN, parts[1]) else uuid.uuid4().hex
     return f"{api_url.rstrip('/')}\n{key_id}"
 
 
 def is_owned_by(slot: Path, owner: str) -> bool:
-    """True if the things in the slot were made for this owner; False also if that cannot be told."""
+    """Return True if the slot's files belong to this owner; False also if the mark is unreadable."""
     try:
         descriptor = os.open(slot / MARK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -45,7 +45,7 @@ def is_owned_by(slot: Path, owner: str) -> bool:
 
 
 def write_mark(slot: Path, owner: str) -> None:
-    """Note, atomically, whose things will be in the slot. Raises OSError."""
+    """Write, atomically, the owner of the slot's files. Raises OSError."""
     key = secrets.token_bytes(16)
     temporary = slot / f".{MARK}.{uuid.uuid4().hex}"
     temporary.write_text(json.dumps({"key": key.hex(), "digest": _digest(key, owner)}), encoding="utf-8")
@@ -54,9 +54,9 @@ def write_mark(slot: Path, owner: str) -> None:
 
 
 def clear_slot(slot: Path) -> tuple[Path, ...]:
-    """Remove all that was left in a slot, its mark and its shared memory included; gives what is still there.
+    """Remove all files in a slot, with its mark and its shared memory; returns the files that stay.
 
-    Symbolic links are removed, never followed. Raises OSError if something cannot even be moved.
+    Symbolic links are removed, never followed. Raises OSError if an entry cannot be moved.
     """
     make_accessible(slot)
     remains = [] if remove_arena(slot) else [slot / "arena"]
@@ -67,7 +67,7 @@ def clear_slot(slot: Path) -> tuple[Path, ...]:
             make_accessible(entry)
             entry.rename(trash / uuid.uuid4().hex)
     remains += empty_trash(trash)
-    # The new mark must not be on the disk before the old things are off it.
+    # The new mark must not reach the disk before the old files have left it.
     sync_directory(slot)
     return tuple(remains)
 

@@ -1,4 +1,4 @@
-"""Deleting what an untrusted job has left: however deep, however protected, never through a link."""
+"""Delete the files of an untrusted job: however deep, however protected, never through a link."""
 
 import contextlib
 import logging
@@ -14,11 +14,11 @@ PURGE_TRIES = 3
 
 
 def delete_once(trash: Path) -> tuple[Path, ...]:
-    """Delete what is in ``trash``; gives what is still there. Links are deleted, not followed."""
+    """Delete the contents of ``trash``; returns the entries that stay. Links are deleted, not followed."""
     waiting = list(trash.iterdir())
     while waiting:
         entry = waiting.pop()
-        # What cannot be deleted now is among the leftovers.
+        # An entry that cannot be deleted now is among the leftovers.
         with contextlib.suppress(OSError):
             if entry.is_symlink() or not entry.is_dir():
                 entry.unlink(missing_ok=True)
@@ -29,10 +29,10 @@ def delete_once(trash: Path) -> tuple[Path, ...]:
 
 
 def _flatten(directory: Path, trash: Path) -> list[Path]:
-    """Delete the files of a directory and move its directories up into ``trash``; gives those.
+    """Delete the files of a directory and move its directories up into ``trash``; returns the moved directories.
 
-    Level by level: a job can nest directories deeper than recursion goes and than paths may be long. Names are used
-    relative to the open directory, so that a link that appears meanwhile is not followed.
+    Works level by level, because a job can nest directories deeper than recursion goes and than paths may be long.
+    Names are relative to the open directory, so that a link that appears meanwhile is not followed.
     """
     moved: list[Path] = []
     make_accessible(directory)
@@ -57,8 +57,8 @@ def _flatten(directory: Path, trash: Path) -> list[Path]:
 
 
 def make_accessible(path: Path) -> None:
-    """Let the owner do everything in a directory (not in what a link points to)."""
-    # Gone meanwhile, or somebody else's: then deleting decides.
+    """Grant the owner all permissions on a directory (not on the target of a link)."""
+    # The directory is gone, or belongs to another user: then the deletion decides.
     with contextlib.suppress(FileNotFoundError, PermissionError):
         mode = path.lstat().st_mode
         if stat.S_ISDIR(mode) and mode & stat.S_IRWXU != stat.S_IRWXU:
@@ -66,7 +66,7 @@ def make_accessible(path: Path) -> None:
 
 
 def empty_trash(trash: Path) -> tuple[Path, ...]:
-    """Delete what is in the trash; gives (and logs) what is still there."""
+    """Delete the contents of the trash; returns (and logs) the entries that stay."""
     for _ in range(PURGE_TRIES):
         leftovers = delete_once(trash)
         if not leftovers:
@@ -76,7 +76,7 @@ def empty_trash(trash: Path) -> tuple[Path, ...]:
 
 
 def ensure_directory(path: Path) -> None:
-    """Make a directory; something else in its place is removed (a link is not followed)."""
+    """Make a directory; any other entry in its place is removed (a link is not followed)."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:

@@ -1,17 +1,18 @@
-"""The agent's disk: one slot directory per agent, one directory per attempt in it, and a note of what it is doing.
+"""Manage the agent's disk: one slot directory per agent, one directory per attempt in it, and the agent's state file.
 
 ```
 <root>/slot-0.lock            flock'ed by the agent that owns slot-0 (the kernel unlocks it when that agent dies)
 <root>/slot-0/agent-state.json
-<root>/slot-0/owner.json      for whom all of it was made (`ownership.py`)
-<root>/slot-0/arena           where the shared memory of the attempt lies (`arena.py`)
+<root>/slot-0/owner.json      mark of the API key that all files here belong to (`ownership.py`)
+<root>/slot-0/arena           path of the attempt's shared memory (`arena.py`)
 <root>/slot-0/jobs/<job id>.<epoch>/{data,output,staging}/, params.json
-<root>/slot-0/store/<job id>/  checkpoints that this machine has (`checkpoints/store.py`); outlives attempts
-<root>/slot-0/trash/          renamed away, being deleted
+<root>/slot-0/store/<job id>/  local checkpoints (`checkpoints/local`); outlives attempts
+<root>/slot-0/trash/          renamed entries that are being deleted
 ```
 
-An attempt's directory is never used twice: a process that survived its job cannot write into the next one. Nothing
-outlives a change of the API key or of the control plane's address: the next tenant's jobs would find it.
+An attempt's directory is never used twice, therefore a process that survived its job cannot write into the next one.
+Nothing outlives a change of the API key or of the control plane's address, because the next tenant's jobs could read
+it.
 """
 
 import contextlib
@@ -45,11 +46,11 @@ _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
 
 class WorkspaceError(Exception):
-    """The workspace cannot be used: the text says what and why."""
+    """The workspace cannot be used; the text names the path and the reason."""
 
 
 class DiskFullError(WorkspaceError):
-    """No space (or no quota) left. ``free_bytes`` is what the file system offered when it was noticed."""
+    """No space (or no quota) is left. ``free_bytes``: free space at that moment."""
 
     def __init__(self, path: Path, free_bytes: int, needed_bytes: int | None = None) -> None:
         needed = "" if needed_bytes is None else f", {needed_bytes} needed"
@@ -61,7 +62,7 @@ class DiskFullError(WorkspaceError):
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn "no space left" and "quota exceeded" into DiskFullError; everything else passes."""
+    """Turn "no space left" and "quota exceeded" into DiskFullError; other errors pass."""
     try:
         yield
     except OSError as error:
@@ -72,7 +73,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class AgentState:
-    """What an agent was doing. ``started_at``: seconds since the epoch, this machine's clock (for people only)."""
+    """Present work of an agent. ``started_at``: seconds since the epoch, by this machine's clock (for people only)."""
 
     agent_id: str
     job_id: str
@@ -80,12 +81,12 @@ class AgentState:
     phase: str
     started_at: int
     lease_token: str = ""
-    """With it a restarted agent can hand the job back at once. The file is readable by its owner only."""
+    """Lets a restarted agent release the job at once. Only the file's owner can read it."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobDirectories:
-    """Where one attempt keeps its things."""
+    """Directories of one attempt."""
 
     root: Path
     data: Path
@@ -93,24 +94,21 @@ class JobDirectories:
     staging: Path
     params: Path
     arena: Path | None = None
-    """Shared memory for staging checkpoints, if there is any."""
+    """Shared memory for staged checkpoints; None without it."""
 
     @property
     def control(self) -> Path:
-        """What the training begins with of rules and commands."""
+        """Return the file with the rules and commands that the training starts with."""
         return self.root / "control.json"
 
     def write_params(self, parameters: Mapping[str, object]) -> None:
-        """The job's parameters, for the training to read. Raises DiskFullError."""
+        """Write the job's parameters for the training. Raises DiskFullError."""
         with disk_errors(self.params):
             self.params.write_text(json.dumps(parameters), encoding="utf-8")
 
 
 class Workspace:
-    """An agent's slot. Made by ``open``; ``close`` (or ``with``) gives the slot back.
-
-    One agent, one thread.
-    """
+    """An agent's slot. ``open`` makes it; ``close`` (or ``with``) frees the slot. One agent, one thread."""
 
     def __init__(self, slot: Path, agent_id: str, lock_fd: int, arenas: Path | None = None) -> None:
         self._slot = slot
@@ -122,14 +120,12 @@ class Workspace:
 
     @classmethod
     def open(cls, root: Path, agent_id: str, arenas: Path | None = None, *, owner: str = "") -> Self:
-        """Take a free slot under ``root`` (made if missing): the one that this agent crashed in, or the lowest.
+        """Lock a free slot under ``root`` (made if missing): the slot in which this agent crashed, or the lowest.
 
-        ``arenas``: a directory in memory in which attempts get shared memory; None: they get none.
-        ``owner``: for whom the agent works, see `ownership.owner_of`.
-        What crashed agents left is removed, in this slot and in every other that nobody holds, and the shared memory of
-        all that have died on this machine; everything that was made for another owner. Raises WorkspaceError if all
-        slots are taken, or if another owner's things cannot be removed; DiskFullError, or OSError if ``root`` cannot be
-        used.
+        ``arenas``: directory in memory for the attempts' shared memory; None: none. ``owner``: see
+        `ownership.owner_id`. Removes the files of crashed agents in all free slots, the shared memory of all dead
+        agents on this machine, and everything that belongs to another owner. Raises WorkspaceError if all slots are in
+        use or another owner's files cannot be removed; DiskFullError, or OSError if ``root`` cannot be used.
         """
         with disk_errors(root):
             root.mkdir(parents=True, exist_ok=True)
@@ -153,18 +149,18 @@ class Workspace:
 
     @property
     def slot(self) -> Path:
-        """This agent's directory."""
+        """Return this agent's directory."""
         return self._slot
 
     @property
     def stores(self) -> Path:
-        """Where jobs' local stores of checkpoints lie."""
+        """Return the directory of the jobs' local checkpoint stores."""
         return self._slot / STORES
 
     def take_previous_state(self) -> AgentState | None:
-        """What the agent that crashed in this slot was doing; None if it ended properly, or on a second call.
+        """Return and clear the state of an agent that crashed in this slot; None after a proper end.
 
-        Only an agent with the same id should speak for that job: compare ``agent_id``.
+        Only an agent with the same id may act for that job: compare ``agent_id``.
         """
         previous, self._previous = self._previous, None
         if previous:
@@ -172,7 +168,7 @@ class Workspace:
         return previous
 
     def write_state(self, job_id: str, epoch: int, phase: str, started_at: int, *, lease_token: str = "") -> None:
-        """Note, atomically and durably, what this agent is doing. Raises DiskFullError."""
+        """Write, atomically and durably, the agent's present work. Raises DiskFullError."""
         state = AgentState(self._agent_id, job_id, epoch, phase, started_at, lease_token)
         target = self._slot / STATE_FILE
         with disk_errors(target):
@@ -190,13 +186,13 @@ class Workspace:
             sync_directory(self._slot)
 
     def clear_state(self) -> None:
-        """This agent is doing nothing that a crash could interrupt."""
+        """Remove the state file: no work is in progress that a crash could interrupt."""
         (self._slot / STATE_FILE).unlink(missing_ok=True)
 
     def prepare(self, job_id: str, epoch: int) -> JobDirectories:
-        """Make fresh directories for an attempt; what another job left is removed first.
+        """Make fresh directories for an attempt, after removing another job's files.
 
-        Raises ValueError for an id that is not fit to be a directory's name, DiskFullError.
+        Raises ValueError for an id that is not fit for a directory name, DiskFullError.
         """
         if not _JOB_ID.fullmatch(job_id):
             raise ValueError(f"job id {job_id[:40]!r} is not letters, digits, '-' and '_'")
@@ -212,23 +208,23 @@ class Workspace:
         return job
 
     def purge(self, *, finished: str | None = None) -> tuple[Path, ...]:
-        """Remove every job's files; gives (and logs) what could not be removed, to be tried again next time.
+        """Remove every job's files; returns (and logs) the files that cannot be removed, which the next purge tries
+        again.
 
-        Of the local stores those stay that fit their share of the disk, that of job ``finished`` in no case.
-
-        What is there is renamed away first, so a leftover is never found in a job's place. Symbolic links are removed,
-        never followed. Raises WorkspaceError if the jobs cannot even be renamed (something is mounted there).
+        Local stores stay within their share of the disk, except that of job ``finished``. Entries are renamed first, so
+        that a leftover never takes a job's place. Symbolic links are removed, never followed. Raises WorkspaceError if
+        the jobs cannot be renamed (a mount point).
         """
         if finished is not None and _JOB_ID.fullmatch(finished):
             LocalChunkCache(self.stores, finished).clear()
         return self._purge_own()
 
     def free_bytes(self) -> int:
-        """What the file system still offers us."""
+        """Return the free space of the file system."""
         return _free_bytes(self._slot)
 
     def require_free(self, needed_bytes: int) -> None:
-        """Raise DiskFullError unless so many bytes are free. The local stores give way, and are made again."""
+        """Raise DiskFullError unless ``needed_bytes`` are free. The local stores give way, and are made again."""
         free_bytes = self.free_bytes()
         if free_bytes < needed_bytes:
             with contextlib.suppress(OSError):
@@ -240,7 +236,7 @@ class Workspace:
             raise DiskFullError(self._slot, free_bytes, needed_bytes)
 
     def close(self) -> None:
-        """Give the slot back. The state is left as it is: clear it first if nothing is under way."""
+        """Free the slot. Clear the state first if no work is in progress."""
         self._unlock_arena()
         if self._lock_fd is not None:
             os.close(self._lock_fd)
@@ -271,7 +267,7 @@ def _free_bytes(path: Path) -> int:
 
 
 def _try_lock(path: Path) -> int | None:
-    """Lock a file without waiting: its descriptor, or None if another process holds it."""
+    """Lock a file without waiting: returns its descriptor, or None if another process holds the lock."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -285,8 +281,8 @@ def _try_lock(path: Path) -> int | None:
 
 
 def _take_slot(root: Path, agent_id: str) -> tuple[int, int]:
-    """The number and the lock of the slot to use."""
-    # An agent that starts again looks first for the slot that it crashed in.
+    """Return the number and the lock of the slot to use."""
+    # A restarted agent tries the slot in which it crashed first.
     numbers = sorted(range(MAX_SLOTS), key=lambda number: _state_owner(root / f"slot-{number}") != agent_id)
     for number in numbers:
         fd = _try_lock(root / f"slot-{number}.lock")
@@ -301,8 +297,7 @@ def _state_owner(slot: Path) -> str | None:
 
 
 def _purge_abandoned(root: Path, own_number: int, owner: str) -> None:
-    """Free the disk that other crashed agents hold. Their state stays, for them to find, unless they worked for another
-    owner: then nothing does."""
+    """Free the disk space of other crashed agents. Their state stays for their restart, unless another owner's."""
     for lock_path in root.glob("slot-*.lock"):
         slot = lock_path.with_suffix("")
         if slot.name == f"slot-{own_number}" or not slot.is_dir() or slot.is_symlink():
@@ -327,7 +322,7 @@ def _purge_abandoned(root: Path, own_number: int, owner: str) -> None:
 
 
 def _clear_foreign(slot: Path) -> None:
-    """Remove another owner's things. Raises WorkspaceError if some stay: no job may run beside them."""
+    """Remove another owner's files. Raises WorkspaceError if some stay, because no job may run beside them."""
     try:
         leftovers = clear_slot(slot)
     except OSError as error:
@@ -346,20 +341,20 @@ def _purge(slot: Path, *, keep_store: str | None = None) -> tuple[Path, ...]:
             make_accessible(jobs)
         jobs.rename(trash / uuid.uuid4().hex)
     except FileNotFoundError:
-        pass  # Nothing has run here yet.
+        pass  # No job has run here yet.
     except OSError as error:
         raise WorkspaceError(f"{jobs} cannot be cleared: {error}") from error
     for left in slot.glob(".state-*"):
-        left.unlink(missing_ok=True)  # A crash came between writing and renaming it.
+        left.unlink(missing_ok=True)  # A crash came between the write and the rename.
     leftovers = empty_trash(trash)
     if _trim_stores(slot, trash, keep_store):
         leftovers = empty_trash(trash)
-    jobs.mkdir()  # Last: a full disk has room again.
+    jobs.mkdir()  # Last, because a full disk has room again.
     return leftovers
 
 
 def _trim_stores(slot: Path, trash: Path, keep: str | None) -> bool:
-    """Put into the trash what is too much of the local stores; true if anything was."""
+    """Move local stores beyond their share of the disk into the trash; returns True if one was moved."""
     stores = slot / STORES
     trimmed = False
     try:
@@ -371,12 +366,12 @@ def _trim_stores(slot: Path, trash: Path, keep: str | None) -> bool:
             path.rename(trash / uuid.uuid4().hex)
             trimmed = True
     except OSError as error:
-        _log.warning("the local stores cannot be looked through: %s", error)
+        _log.warning("the local stores cannot be read: %s", error)
     return trimmed
 
 
 def _read_state(path: Path) -> AgentState | None:
-    """The state in a file; None if there is none, or (logged) if it is damaged."""
+    """Return the state in a file; None without one, or (logged) if it is damaged."""
     try:
         with path.open("rb") as file:
             raw = json.loads(file.read(STATE_MAX_BYTES))

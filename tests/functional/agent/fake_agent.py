@@ -12,8 +12,8 @@ def main(directory: Path) -> None:
     trainer = Path(__file__).with_name("family_trainer.py")
     command = [sys.executable, str(trainer), str(directory), "stays"]
     process = start_trainer(command, {"PATH": os.environ["PATH"]}, directory)
-    (directory / "warden.tmp").write_text(str(process._guardian.pid))
-    (directory / "warden.tmp").rename(directory / "warden")
+    (directory / "guardian.tmp").write_text(str(process._guardian.pid))
+    (directory / "guardian.tmp").rename(directory / "guardian")
     time.sleep(60)
 
 

@@ -126,10 +126,10 @@ def test_a_killed_agent_takes_the_whole_family_with_it(tmp_path: Path) -> None:
     agent = subprocess.Popen([sys.executable, str(HERE / "fake_agent.py"), str(tmp_path)], start_new_session=True)
     try:
         pids = family(tmp_path)
-        until((tmp_path / "warden").exists, WAIT_S)
-        pids["warden"] = int((tmp_path / "warden").read_text())
+        until((tmp_path / "guardian").exists, WAIT_S)
+        pids["guardian"] = int((tmp_path / "guardian").read_text())
         assert all(alive(pid) for pid in pids.values())
-        assert os.getsid(pids["daemon"]) not in {os.getsid(pids["warden"]), os.getsid(pids["trainer"])}
+        assert os.getsid(pids["daemon"]) not in {os.getsid(pids["guardian"]), os.getsid(pids["trainer"])}
     finally:
         os.killpg(agent.pid, signal.SIGKILL)  # The agent's whole group, as the demonstration does it.
         agent.wait()

@@ -123,7 +123,7 @@ def test_what_can_never_be_taken_over_is_not_tried_for_ever(scene: Scene, caplog
         for _ in range(10):
             scene.collect()
     assert scene.committer.offered == []
-    refused = [record for record in caplog.records if "cannot be taken over" in record.getMessage()]
+    refused = [record for record in caplog.records if "cannot be staged" in record.getMessage()]
     assert len(refused) == MAX_STAGE_TRIES
 
 

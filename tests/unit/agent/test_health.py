@@ -37,7 +37,7 @@ def test_it_lives_until_the_promised_time_and_some_more(path: Path) -> None:
         clock.now += 30 + SLACK_S
         assert problem(path, clock) is None
         clock.now += 5
-        assert problem(path, clock) == f"BATON_HEALTH_FILE={path}: the agent is silent, 5 s longer than it announced"
+        assert problem(path, clock) == f"BATON_HEALTH_FILE={path}: the agent is silent for 5 s longer than announced"
         pulse.beat(1)
         assert problem(path, clock) is None
     pulse.beat(1)
@@ -45,12 +45,12 @@ def test_it_lives_until_the_promised_time_and_some_more(path: Path) -> None:
 
 
 def test_what_is_said_where_no_agent_has_been(path: Path) -> None:
-    assert problem_of({}, 0) == "BATON_HEALTH_FILE: is needed"
+    assert problem_of({}, 0) == "BATON_HEALTH_FILE: is not set; name the file that the agent updates"
     for content in (None, "", "soon", "\u00fc"):
         if content is not None:
             path.write_text(content)
         said = problem_of({VARIABLE: str(path)}, 0)
-        assert said is not None and said.startswith(f"BATON_HEALTH_FILE={path}: no agent has been here (")
+        assert said is not None and said.startswith(f"BATON_HEALTH_FILE={path}: no agent has written the file (")
 
 
 def test_the_program_exits_with_it(

@@ -201,7 +201,7 @@ class TestShared:
 
         assert fetch(Sharing("1"), Failing(), tmp_path) == 1
         assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["1"]
-        assert "done without: jobs/1/set: no such object" in caplog.text
+        assert "a shared file is not available: jobs/1/set: no such object" in caplog.text
 
     def test_a_url_that_ran_out_while_the_inputs_were_fetched_is_asked_for_again(self, tmp_path: Path) -> None:
         (tmp_path / ".baton/shared").mkdir(parents=True)
@@ -226,12 +226,12 @@ class TestShared:
 
         assert fetch(Sharing("1"), Full(), tmp_path, require_free) == 1
         assert (tmp_path / "1").read_bytes() == b"digits/1"
-        assert "done without: " in caplog.text
+        assert "a shared file is not available: " in caplog.text
 
     def test_other_bytes_than_were_shared_are_not_taken(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         assert fetch(Sharing("1", content=b"others"), Transfer(), tmp_path) == 1
         assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["1"]
-        assert "done without: " in caplog.text
+        assert "a shared file is not available: " in caplog.text
 
     def test_the_jobs_own_input_is_not_replaced(self, tmp_path: Path) -> None:
         assert fetch(Sharing("1", shared="1"), Transfer(), tmp_path) == 1

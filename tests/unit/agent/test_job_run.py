@@ -180,7 +180,7 @@ def test_an_error_before_the_training_is_a_failure_with_its_class(
         (OSError(errno.E2BIG, "Argument list too long"), FailureClass.COMMAND_NOT_FOUND),
         (ValueError("embedded null byte"), FailureClass.COMMAND_NOT_FOUND),
         (OSError(errno.EAGAIN, "Resource temporarily unavailable"), FailureClass.NODE_FAULT),
-        (TimeoutError("the warden did not start"), FailureClass.NODE_FAULT),
+        (TimeoutError("the guardian did not start"), FailureClass.NODE_FAULT),
     ],
     ids=str,
 )

@@ -97,7 +97,7 @@ def test_refusals_are_raised_at_once(code: str) -> None:
 
 def test_a_lost_lease_ends_the_waiting() -> None:
     client, heart = Client(refusal("lease_expired")), Heart(refusal("lease_lost"))
-    with pytest.raises(TransferCanceled, match="the lease is gone"):
+    with pytest.raises(TransferCanceled, match="the lease is lost"):
         ask(make(client, heart))
     assert len(client.calls) == 1
     with pytest.raises(LeaseLost):
@@ -106,7 +106,7 @@ def test_a_lost_lease_ends_the_waiting() -> None:
 
 def test_giving_up_allows_one_hurried_try() -> None:
     client = Client(Unreachable("down"))
-    with pytest.raises(TransferCanceled, match="inputs: not waiting any longer"):
+    with pytest.raises(TransferCanceled, match="inputs: no time left"):
         ask(make(client, Heart(), given_up=lambda: True))
     assert client.calls == [HURRIED_BUDGET_S]
     done = Client("page")

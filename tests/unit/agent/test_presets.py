@@ -224,7 +224,7 @@ def test_a_bug_in_here_costs_nothing_but_the_presets(
     monkeypatch.setattr(module.LossTrend, "push", broken)
     with caplog.at_level(logging.ERROR, "baton.job"):
         training.train(3, loss=lambda step: 1 / step)
-    assert len(caplog.records) == 1 and "not looked at any more" in caplog.text
+    assert len(caplog.records) == 1 and "not evaluated any more" in caplog.text
     training.train(3, loss=math.nan)
     assert training.decided == []
 

@@ -103,7 +103,7 @@ def test_what_is_no_object_is_not_passed_on(wrong: dict[str, Any], caplog: pytes
     del without["object"]
     with caplog.at_level(logging.WARNING):
         say(relay, channel, quarantined(1, **wrong), without, quarantined(2, message="m" * 5000))
-    assert "ignored what the training says" in caplog.text
+    assert "ignored a message of the training" in caplog.text
     (told,) = all_told(relay)
     assert (told.number, told.objects, told.object) == (1, 1, quarantined(2)["object"])
     assert told.message == "m" * 1024

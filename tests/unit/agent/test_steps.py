@@ -379,7 +379,7 @@ def test_what_the_training_finishes_is_uploaded_while_it_trains(stage: Stage, mo
     early, final = sent
     assert early == {"step-1.png": b"picture"}
     assert final == {"model": b"weights", "step-1.png": b"picture"}, "what is there of the optional ones, too"
-    assert "[baton] elsewhere.png is not shown before the end: does not exist" in log(stage)
+    assert "[baton] elsewhere.png is uploaded at the end only: does not exist" in log(stage)
 
 
 def test_an_optional_output_is_looked_at_where_it_is_there(stage: Stage) -> None:

@@ -350,6 +350,6 @@ class TestStores:
             raise OSError(errno.EIO, "Input/output error")
 
         with Workspace.open(tmp_path, "a") as space:
-            monkeypatch.setattr(module, "excess_stores", broken)
+            monkeypatch.setattr(module, "find_excess_caches", broken)
             assert space.prepare(JOB, 1).output.is_dir()
             assert space.purge() == ()
