@@ -30,7 +30,7 @@ $(EMULATOR)/.ready: functions/local/emulated/emulator.txt
 	@touch $@
 
 # IBM's trainer controller, for tests. Not by its own dependencies: it would bring another torch.
-$(ORIGINAL)/.ready: tests/ibm_original.txt | $(VENV)/.ready
+$(ORIGINAL)/.ready: tests/kits/ibm/trainer_controller.txt | $(VENV)/.ready
 	rm -rf $(ORIGINAL)
 	$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps --require-hashes --target $(ORIGINAL) --requirement $<
 	@touch $@
@@ -54,16 +54,16 @@ format: setup ## let the formatter decide
 	$(BIN)/ruff format .
 
 bench: setup ## measure cost and speed (about 25 minutes on a quiet machine); writes bench-report/
-	$(BIN)/python -m tests.performance
+	$(BIN)/python -m bench
 
 bench-checkpoint: setup ## measure checkpoints against the ways of others (about 30 minutes on a quiet machine)
-	$(BIN)/python -m tests.performance.checkpoints
+	$(BIN)/python -m bench.checkpoints
 
 bench-ring: setup ## measure the sample ring against raw limits and Wirehead (about 12 minutes on a quiet machine)
-	$(BIN)/python -m tests.performance.ring
+	$(BIN)/python -m bench.ring
 
 costs: setup ## count requests and units on the emulated cloud, and write docs/costs.md
-	$(BIN)/python -m tests.performance.costs --record
+	$(BIN)/python -m bench.costs.cost_page --record
 
 openapi: setup ## write functions/api/openapi.json anew
 	$(BIN)/python -m functions.api.http.openapi > functions/api/openapi.json

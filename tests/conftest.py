@@ -29,11 +29,11 @@ os.environ.update(
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-from tests.alone import turn  # noqa: E402
-from tests.downloads import cdk_command_line, kelpie_packages  # noqa: E402, F401 - fixtures
-from tests.draws import leave_out_constants_of_modules  # noqa: E402
-from tests.emulator import emulator  # noqa: E402, F401 - a fixture
-from tests.reports import without_surrogates  # noqa: E402
+from tests.kits.clouds.emulator import emulator  # noqa: E402, F401 - a fixture
+from tests.kits.runner.alone import turn  # noqa: E402
+from tests.kits.runner.downloads import cdk_command_line, kelpie_packages  # noqa: E402, F401 - fixtures
+from tests.kits.runner.draws import leave_out_constants_of_modules  # noqa: E402
+from tests.kits.runner.reports import without_surrogates  # noqa: E402
 
 leave_out_constants_of_modules()
 

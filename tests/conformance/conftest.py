@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from functions.local.emulator import Emulator
-from tests.clouds import Cloud, MinistackClients, memory_cloud, moto_cloud
-from tests.second_store import SecondStore
-from tests.served_api import ServedApi, served_api
+from tests.kits.api.served_api import ServedApi, served_api
+from tests.kits.clouds.second_store import SecondStore
+from tests.kits.clouds.store_sets import Cloud, MinistackClients, memory_cloud, moto_cloud
 
 
 @pytest.fixture(scope="session")

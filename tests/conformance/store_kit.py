@@ -18,7 +18,7 @@ from functions.domain import jobs as rules
 from functions.domain.leases import Fence
 from functions.domain.records import Attempt, CheckpointRecord, Job, Lease, Spec
 from functions.domain.transaction import Transaction
-from tests.clouds import Cloud
+from tests.kits.clouds.store_sets import Cloud
 
 NOW = 4_000_000_000
 """Far in the future: the emulator's broom sweeps whatever has a `ttl` before the real present."""

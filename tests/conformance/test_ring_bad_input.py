@@ -22,7 +22,7 @@ from gpu_client.ring.reading.batch_stream import BatchStream
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.tools.status import read_status
-from tests.ring_places import KINDS, Place, place_of
+from tests.kits.ring.places import KINDS, Place, place_of
 
 
 @pytest.fixture(params=KINDS)

@@ -11,7 +11,7 @@ from gpu_client.ring.core.ring import make_ring, open_ring
 from gpu_client.ring.errors import RingMismatch
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.tools.benchmark import StoreBenchmark, make_sample
-from tests.ring_places import KINDS, place_of
+from tests.kits.ring.places import KINDS, place_of
 
 
 @pytest.fixture(params=KINDS)

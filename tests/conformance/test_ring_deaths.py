@@ -26,9 +26,9 @@ from gpu_client.ring.store.filesystem import DirectoryStore
 from gpu_client.ring.store.memory import MemoryStore
 from gpu_client.ring.store.protocol import RingBackend
 from gpu_client.ring.store.s3 import BucketStore
-from tests.emulator import unique
-from tests.ring_bucket import RingBucket
-from tests.served_api import ServedApi
+from tests.kits.api.served_api import ServedApi
+from tests.kits.clouds.emulator import unique
+from tests.kits.ring.bucket import RingBucket
 from tests.unit.ring.ring_kit import Clock, Died, MortalStore
 
 

@@ -22,8 +22,8 @@ from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store import s3
 from gpu_client.ring.store.s3 import BucketStore
 from tests.conformance.test_ring_stores import view
-from tests.proxies import FaultyProxy, Trouble
-from tests.ring_bucket import RingBucket
+from tests.kits.network.proxies import FaultyProxy, Trouble
+from tests.kits.ring.bucket import RingBucket
 
 pytestmark = pytest.mark.emulator
 

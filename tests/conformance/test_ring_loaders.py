@@ -17,7 +17,7 @@ from gpu_client.ring.core.ring import make_ring
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.reading.loader import RingDataset, RingLoader
 from gpu_client.ring.settings import RingSettings
-from tests.ring_places import KINDS, Place, place_of
+from tests.kits.ring.places import KINDS, Place, place_of
 
 SAMPLES = 24
 

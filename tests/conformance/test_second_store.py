@@ -23,10 +23,10 @@ from functions.storage.s3.crc64 import crc64nvme
 from functions.storage.s3.objects import S3ObjectStore
 from functions.storage.s3.store_conformance import TENANT, missing_of_multipart, missing_promises
 from functions.storage.s3.store_secret import StoreSecretError, read_secret
-from tests.api_harness import Api, memory_api
-from tests.clouds import Cloud, memory_cloud
-from tests.emulator import unique
-from tests.second_store import ACCESS_KEY_ID, SECRET_ACCESS_KEY, SecondStore
+from tests.kits.api.harness import Api, memory_api
+from tests.kits.clouds.emulator import unique
+from tests.kits.clouds.second_store import ACCESS_KEY_ID, SECRET_ACCESS_KEY, SecondStore
+from tests.kits.clouds.store_sets import Cloud, memory_cloud
 from tests.twins.objects import MemoryObjectStore, _Signed
 
 CHECKSUM = "it stores other bytes than x-amz-checksum-crc64nvme says"

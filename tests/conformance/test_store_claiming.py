@@ -20,9 +20,9 @@ from functions.domain.ports import JobStore, Page
 from functions.domain.reclaiming import Watch
 from functions.domain.records import Attempt, Job, Spec
 from functions.domain.transaction import Transaction
-from tests.clouds import Cloud, memory_cloud
 from tests.conformance.store_kit import NOW, TENANT, Held, claim, failed, submit
-from tests.fakes import FakeClock, SeededRandomness
+from tests.kits.api.fakes import FakeClock, SeededRandomness
+from tests.kits.clouds.store_sets import Cloud, memory_cloud
 
 NOTICED_S = 181
 """Longer than a sweeper that runs each minute leaves out by chance."""

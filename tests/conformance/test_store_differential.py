@@ -22,9 +22,9 @@ from functions.domain.leases import Fence
 from functions.domain.records import Attempt, CheckpointRecord, Event, Job, TransferGrant
 from functions.domain.retention import LATE_AFTER_S
 from functions.domain.transaction import Transaction, forget
-from tests.clouds import Cloud, memory_cloud
 from tests.conformance.store_kit import NOW, TENANT, progress_at, submission
-from tests.fakes import FakeClock, SeededRandomness
+from tests.kits.api.fakes import FakeClock, SeededRandomness
+from tests.kits.clouds.store_sets import Cloud, memory_cloud
 
 STEPS = 350
 POLICY = Policy(

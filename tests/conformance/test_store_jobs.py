@@ -16,8 +16,8 @@ from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.records import Attempt, Branch, CheckpointRecord, Event, Job, Spec
 from functions.domain.retention import LATE_AFTER_S, look_again
 from functions.domain.transaction import CloseLease, DirectLease, Transaction, changed, forget, written
-from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW, TENANT, claim, commit, failed, record, submission, submit
+from tests.kits.clouds.store_sets import Cloud
 
 LATER = NOW + 1000
 

@@ -18,8 +18,8 @@ from functions.domain.leases import LEASE_KEPT_S, REPROOF_WINDOW_S, REVOKED, Fen
 from functions.domain.reclaiming import Watch
 from functions.domain.records import Job, Lease
 from functions.domain.transaction import CheckLease, CloseLease, OpenLease, ReopenLease, Transaction, changed
-from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW, TENANT, Held, claim, progress_at, submit
+from tests.kits.clouds.store_sets import Cloud
 
 
 def test_a_heartbeat_prolongs_the_lease_and_stores_progress(cloud: Cloud) -> None:

@@ -18,11 +18,11 @@ from functions.domain.ports import Presigned
 from functions.storage.clients import s3_client
 from functions.storage.s3.object_headers import EXPIRING_TAG
 from functions.storage.s3.objects import S3ObjectStore
-from tests.clouds import Cloud, memory_cloud, moto_cloud
 from tests.conformance.store_kit import TENANT
-from tests.emulator import CREDENTIALS
-from tests.paging import all_pages
-from tests.second_store import SecondStore
+from tests.kits.clouds.emulator import CREDENTIALS
+from tests.kits.clouds.paging import all_pages
+from tests.kits.clouds.second_store import SecondStore
+from tests.kits.clouds.store_sets import Cloud, memory_cloud, moto_cloud
 from tests.twins.objects import MemoryObjectStore
 
 DATA = "training-data"

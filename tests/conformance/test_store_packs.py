@@ -11,9 +11,9 @@ from baton.contract.manifest import Pack
 from functions.domain import packs as rules
 from functions.domain.packs import CondemnPack, PackWrite, ReleasePack, Sighting
 from functions.domain.records import PackRecord
-from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW, TENANT
-from tests.factories import CRC64, digest, make_pack
+from tests.kits.api.factories import CRC64, digest, make_pack
+from tests.kits.clouds.store_sets import Cloud
 
 OTHER_CRC = "AAAAAAAAAAA="
 

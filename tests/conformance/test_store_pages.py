@@ -15,9 +15,9 @@ from functions.domain import jobs as rules
 from functions.domain.errors import Refusal
 from functions.domain.ports import Page
 from functions.domain.records import Attempt, CheckpointRecord, Event, Job
-from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW, TENANT, claim, commit, submit
-from tests.paging import all_pages
+from tests.kits.clouds.paging import all_pages
+from tests.kits.clouds.store_sets import Cloud
 
 
 def with_history(cloud: Cloud) -> str:

@@ -10,9 +10,9 @@ import pytest
 from baton.contract.errors import ErrorCode
 from functions.domain.errors import Refusal
 from functions.domain.ports import Presigned, StoredPart
-from tests.clouds import Cloud, memory_cloud
 from tests.conformance.store_kit import TENANT
 from tests.conformance.test_store_objects import DATA, EMULATED, PART, RCLONE, checksum, on_each, request
+from tests.kits.clouds.store_sets import Cloud, memory_cloud
 
 
 @pytest.fixture(params=["memory", EMULATED, RCLONE])

@@ -7,9 +7,9 @@ import pytest
 from baton.contract.errors import ErrorCode
 from functions.domain.errors import Refusal
 from functions.domain.recipes import StoredRecipe
-from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW
-from tests.paging import all_pages
+from tests.kits.clouds.paging import all_pages
+from tests.kits.clouds.store_sets import Cloud
 
 
 def recipe(name: str = "train", version: int = 1, tenant: str = "acme", document: str = "name: train") -> StoredRecipe:

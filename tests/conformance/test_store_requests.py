@@ -20,10 +20,10 @@ from functions.storage.clients import dynamodb_client, s3_client
 from functions.storage.dynamodb.jobs import DynamoJobStore
 from functions.storage.dynamodb.leases import DynamoLeaseStore
 from functions.storage.s3.objects import S3ObjectStore
-from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW, TENANT, claim, counted_requests, progress_at, submission, submit
-from tests.emulator import CREDENTIALS
-from tests.fakes import SeededRandomness
+from tests.kits.api.fakes import SeededRandomness
+from tests.kits.clouds.emulator import CREDENTIALS
+from tests.kits.clouds.store_sets import Cloud
 
 pytestmark = pytest.mark.emulator
 

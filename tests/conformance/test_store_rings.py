@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from baton.contract.rings import MAX_RECORD_BYTES
 from functions.domain.rings import RingRecord, StoredRing
-from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW
-from tests.paging import all_pages
+from tests.kits.clouds.paging import all_pages
+from tests.kits.clouds.store_sets import Cloud
 
 A, B, C = "a" * 16, "b" * 16, "c" * 16
 

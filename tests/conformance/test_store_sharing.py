@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from functions.domain.sharing import SharedRecord
-from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW
-from tests.factories import CRC64, digest
+from tests.kits.api.factories import CRC64, digest
+from tests.kits.clouds.store_sets import Cloud
 
 KEY, OTHER = digest("key"), digest("other")
 

@@ -20,8 +20,8 @@ from functions.domain import jobs as rules
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.records import CommandRecord, ControlRecord, Event, Job, RulesRecord
 from functions.domain.transaction import Delete, NoteLease, Put, SteerLease, Transaction, changed
-from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW, Held, claim, submission, submit
+from tests.kits.clouds.store_sets import Cloud
 
 
 def revision(number: int, text: str = "rules: []") -> RulesRecord:

@@ -12,9 +12,9 @@ from functions.domain.api_keys import ApiKey
 from functions.domain.errors import Refusal, WriteConflict
 from functions.domain.records import TransferGrant
 from functions.storage.dynamodb.tokens import GRANT_KEPT_S, KEY_KEPT_S
-from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW, TENANT
-from tests.paging import all_pages
+from tests.kits.clouds.paging import all_pages
+from tests.kits.clouds.store_sets import Cloud
 
 
 def key(key_id: str = "k1", **more: Any) -> ApiKey:

@@ -12,8 +12,8 @@ from functions.domain.records import Attempt, Event, MemberRecord, MemberValue, 
 from functions.domain.scale_records import ScalingRecord
 from functions.domain.transaction import DirectLease, Put, SteerLease, changed
 from functions.storage.dynamodb.items.documents import MAX_DOCUMENT_BYTES
-from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW, TENANT, claim, submission, submit
+from tests.kits.clouds.store_sets import Cloud
 
 RULES = RulesRecord(revision=1, text="rules: []", created_at=NOW)
 

@@ -8,11 +8,11 @@ from baton.contract.errors import ErrorCode
 from baton.contract.webhooks import DeliveryState
 from functions.domain.errors import Refusal
 from functions.domain.webhooks import Delivery
-from tests.clouds import Cloud
 from tests.conformance.store_kit import NOW
-from tests.hooks import HOOK_ID, make_webhook
-from tests.paging import all_pages
-from tests.publishing import JOB_ID, OTHER_JOB
+from tests.kits.api.stream_records import JOB_ID, OTHER_JOB
+from tests.kits.api.webhooks import HOOK_ID, make_webhook
+from tests.kits.clouds.paging import all_pages
+from tests.kits.clouds.store_sets import Cloud
 
 
 def delivery(seq: int, at: int, *, job_id: str = JOB_ID, attempts: int = 1, webhook_id: str = HOOK_ID) -> Delivery:

@@ -20,7 +20,7 @@ from functions.api.http.dispatch import dispatch
 from functions.api.http.openapi import describe
 from functions.api.http.route import Route, all_routes
 from functions.local.gateway.http_gateway import GatewayRoute, build_gateway
-from tests.api_harness import ALL_SCOPES, TENANT, Held, memory_api
+from tests.kits.api.harness import ALL_SCOPES, TENANT, Held, memory_api
 
 
 class World:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from baton.contract.jobs import JobState
-from tests.stack import Stack
-from tests.workshop import Workshop
+from tests.kits.stack.stack import Stack
+from tests.kits.stack.workshop import Workshop
 
 
 @pytest.fixture(scope="session")

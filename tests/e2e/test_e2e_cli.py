@@ -14,8 +14,8 @@ import pytest
 
 from baton.contract.jobs import JobState
 from gpu_client.transport.api.client import BatonClient
-from tests.stack import ROOT, clean_environment
-from tests.waiting import until
+from tests.kits.stack.stack import ROOT, clean_environment
+from tests.kits.waiting import until
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 

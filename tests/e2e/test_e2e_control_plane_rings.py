@@ -18,10 +18,10 @@ from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.control_plane import ApiStore
 from gpu_client.ring.store.uri import Access
-from tests.control_plane import TRAINERS
-from tests.stack import Stack
-from tests.waiting import until
-from tests.workshop import Workshop
+from tests.kits.stack.control_plane import TRAINERS
+from tests.kits.stack.stack import Stack
+from tests.kits.stack.workshop import Workshop
+from tests.kits.waiting import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 

@@ -15,11 +15,11 @@ from baton.contract.webhooks import DeliveryState, WebhookCreate
 from functions.api.operations.service_probe import PROBED_PATH, answers
 from functions.local.emulator import Emulator
 from functions.storage.tables import TABLES, create_tables
-from tests.deployment import DEPLOYED_HERE, STAGE, Deployment, run_tool
-from tests.original_job import relay_to, run_out, run_whole_job
-from tests.stack import chain
-from tests.waiting import PATIENCE_S, until
-from tests.workshop import Workshop
+from tests.kits.stack.deployment import DEPLOYED_HERE, STAGE, Deployment, run_tool
+from tests.kits.stack.original_job import relay_to, run_out, run_whole_job
+from tests.kits.stack.stack import chain
+from tests.kits.stack.workshop import Workshop
+from tests.kits.waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 STEPS = 60

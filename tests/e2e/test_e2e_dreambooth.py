@@ -27,12 +27,12 @@ from baton.contract.jobs import InputRef, JobState, JobSubmit, JobView, Policy, 
 from baton.contract.names import SHARED_PARTS
 from gpu_client.training.dreambooth.model.lora import WEIGHTS_FILE
 from gpu_client.training.dreambooth.sampling.shared_images import SHARED_FILE
-from tests.control_plane import TRAINERS
-from tests.photographs import save_crops
-from tests.stack import ROOT, AgentProcess, clean_environment
-from tests.tiny_pipelines import save_tiny_sd, save_tiny_sdxl
-from tests.waiting import until
-from tests.workshop import Workshop
+from tests.kits.dreambooth.photographs import save_crops
+from tests.kits.dreambooth.tiny_pipelines import save_tiny_sd, save_tiny_sdxl
+from tests.kits.stack.control_plane import TRAINERS
+from tests.kits.stack.stack import ROOT, AgentProcess, clean_environment
+from tests.kits.stack.workshop import Workshop
+from tests.kits.waiting import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 

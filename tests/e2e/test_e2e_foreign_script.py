@@ -15,10 +15,10 @@ import pytest
 from sklearn.datasets import load_digits
 
 from baton.contract.jobs import AttemptEnd, InputRef, JobState, JobSubmit, Policy
-from tests.control_plane import TRAINERS
-from tests.stack import clean_environment
-from tests.waiting import until
-from tests.workshop import Workshop
+from tests.kits.stack.control_plane import TRAINERS
+from tests.kits.stack.stack import clean_environment
+from tests.kits.stack.workshop import Workshop
+from tests.kits.waiting import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 

@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 
 from baton.contract.jobs import AttemptEnd, JobState
-from tests.stack import chain, weights
-from tests.waiting import until
-from tests.workshop import Workshop
+from tests.kits.stack.stack import chain, weights
+from tests.kits.stack.workshop import Workshop
+from tests.kits.waiting import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 

@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager, nullcontext
 import pytest
 
 from baton.contract.jobs import AttemptEnd, JobState
-from tests.proxies import Trouble
-from tests.stack import Stack, chain, weights
-from tests.waiting import until
-from tests.workshop import Workshop
+from tests.kits.network.proxies import Trouble
+from tests.kits.stack.stack import Stack, chain, weights
+from tests.kits.stack.workshop import Workshop
+from tests.kits.waiting import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 

@@ -10,10 +10,10 @@ import pytest
 
 from baton.contract.jobs import AttemptEnd, JobState
 from functions.api.operations.service_probe import PROBED_PATH
-from tests.proxies import FaultyProxy
-from tests.stack import Stack, chain
-from tests.waiting import until
-from tests.workshop import Workshop
+from tests.kits.network.proxies import FaultyProxy
+from tests.kits.stack.stack import Stack, chain
+from tests.kits.stack.workshop import Workshop
+from tests.kits.waiting import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 

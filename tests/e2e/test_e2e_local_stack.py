@@ -22,9 +22,9 @@ from baton.contract.jobs import JobState, JobSubmit, Policy
 from baton.contract.work import Directive, HeartbeatRequest, WorkItem, WorkQuery
 from functions.domain.webhooks import signature
 from gpu_client.transport.api.client import BatonClient
-from tests.listening import Listening
-from tests.stack import ROOT, clean_environment, leashed
-from tests.waiting import until
+from tests.kits.network.http_server import Listening
+from tests.kits.stack.stack import ROOT, clean_environment, leashed
+from tests.kits.waiting import until
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 

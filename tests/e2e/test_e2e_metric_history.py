@@ -15,8 +15,8 @@ from baton.contract.jobs import JobState
 from gpu_client.cli.core.session import CliSession
 from gpu_client.cli.insight.metric_history import load_history
 from gpu_client.cli.main import main
-from tests.waiting import until
-from tests.workshop import Workshop
+from tests.kits.stack.workshop import Workshop
+from tests.kits.waiting import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 

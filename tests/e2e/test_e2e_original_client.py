@@ -16,9 +16,9 @@ import pytest
 import requests
 
 from tests.functional.api.original_client import JOB_BODY, PART_BYTES, OriginalClient
-from tests.original_job import relay_to, run_whole_job
-from tests.stack import Stack
-from tests.waiting import until
+from tests.kits.stack.original_job import relay_to, run_whole_job
+from tests.kits.stack.stack import Stack
+from tests.kits.waiting import until
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import requests
 
-from tests.waiting import until
+from tests.kits.waiting import until
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 

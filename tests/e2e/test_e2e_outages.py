@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from baton.contract.jobs import AttemptEnd, JobState
-from tests.stack import Stack, chain
-from tests.waiting import alive, until
-from tests.workshop import Workshop
+from tests.kits.stack.stack import Stack, chain
+from tests.kits.stack.workshop import Workshop
+from tests.kits.waiting import alive, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 

@@ -12,10 +12,10 @@ from PIL import Image
 
 from baton.contract.artifacts import StoredArtifact
 from baton.contract.jobs import AttemptEnd, InputRef, JobState, JobSubmit, Policy, Requirements
-from tests.photographs import save_crops
-from tests.tiny_pipelines import save_tiny_sd
-from tests.waiting import until
-from tests.workshop import Workshop
+from tests.kits.dreambooth.photographs import save_crops
+from tests.kits.dreambooth.tiny_pipelines import save_tiny_sd
+from tests.kits.stack.workshop import Workshop
+from tests.kits.waiting import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 

@@ -6,9 +6,9 @@ import pytest
 
 from baton.contract.history import AttemptView
 from baton.contract.jobs import AttemptEnd, JobState
-from tests.metadata import MetadataService
-from tests.stack import chain
-from tests.workshop import Workshop
+from tests.kits.network.instance_metadata import MetadataService
+from tests.kits.stack.stack import chain
+from tests.kits.stack.workshop import Workshop
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 

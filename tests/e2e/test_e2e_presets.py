@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from baton.contract.jobs import JobState
-from tests.stack import clean_environment
-from tests.workshop import Workshop
+from tests.kits.stack.stack import clean_environment
+from tests.kits.stack.workshop import Workshop
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 

@@ -11,9 +11,9 @@ import pytest
 
 from baton.contract.jobs import AttemptEnd, JobState, JobSubmit, Policy
 from baton.contract.work import WorkQuery
-from tests.control_plane import TRAINERS
-from tests.waiting import until
-from tests.workshop import Workshop
+from tests.kits.stack.control_plane import TRAINERS
+from tests.kits.stack.workshop import Workshop
+from tests.kits.waiting import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 

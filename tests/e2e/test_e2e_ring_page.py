@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpu_client.ring.settings import RingSettings
-from tests.stack import clean_environment
+from tests.kits.stack.stack import clean_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "ring.md").read_text(encoding="utf-8")

@@ -17,10 +17,10 @@ from gpu_client.ring.format.objects import StoredSamples
 from gpu_client.ring.format.records import SAMPLES
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
-from tests.control_plane import TRAINERS
 from tests.e2e.trainers.shapes_of_ring import make
-from tests.waiting import until
-from tests.workshop import Gate, Workshop
+from tests.kits.stack.control_plane import TRAINERS
+from tests.kits.stack.workshop import Gate, Workshop
+from tests.kits.waiting import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 

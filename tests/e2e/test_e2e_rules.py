@@ -11,8 +11,8 @@ import pytest
 
 from baton.contract.jobs import AttemptEnd, FailureClass, JobState
 from baton.contract.steering import CommandRequest
-from tests.waiting import until
-from tests.workshop import Gate, Workshop
+from tests.kits.stack.workshop import Gate, Workshop
+from tests.kits.waiting import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 

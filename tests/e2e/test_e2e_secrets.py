@@ -18,11 +18,11 @@ import pytest
 import requests
 
 from baton.contract.jobs import AttemptEnd, JobState
-from tests.emulator import CREDENTIALS
-from tests.second_store import ACCESS_KEY_ID, SECRET_ACCESS_KEY, SecondStore
-from tests.stack import Stack, chain
-from tests.waiting import until
-from tests.workshop import Workshop
+from tests.kits.clouds.emulator import CREDENTIALS
+from tests.kits.clouds.second_store import ACCESS_KEY_ID, SECRET_ACCESS_KEY, SecondStore
+from tests.kits.stack.stack import Stack, chain
+from tests.kits.stack.workshop import Workshop
+from tests.kits.waiting import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 

@@ -9,9 +9,9 @@ import time
 import pytest
 
 from baton.contract.jobs import AttemptEnd, JobState
-from tests.stack import chain
-from tests.waiting import until
-from tests.workshop import Workshop
+from tests.kits.stack.stack import chain
+from tests.kits.stack.workshop import Workshop
+from tests.kits.waiting import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-import tests.api_harness as harness
+import tests.kits.api.harness as harness
 from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET, ring_token
 from baton.contract.steering import MAX_COMMANDS
 from cdk.resources.access import ACCESS
@@ -25,13 +25,13 @@ from functions.storage.dynamodb.webhooks import DynamoWebhookStore
 from functions.webhooks.delivery import deliver
 from functions.webhooks.event_queue import SqsDeliveryQueue, Subscribers
 from functions.webhooks.http_delivery import PostOutcome
-from tests.api_harness import NOW, TENANT, Api, quoted
-from tests.clouds import MinistackClients
-from tests.emulator import unique
 from tests.functional.api.test_transfers import download, multipart, token, upload
-from tests.hooks import make_event, make_webhook
-from tests.parted import declared, large, pieces
-from tests.publishing import no_wait, stream_record
+from tests.kits.api.harness import NOW, TENANT, Api, quoted
+from tests.kits.api.stream_records import no_wait, stream_record
+from tests.kits.api.webhooks import make_event, make_webhook
+from tests.kits.clouds.emulator import unique
+from tests.kits.clouds.store_sets import MinistackClients
+from tests.kits.files.parted import declared, large, pieces
 
 pytestmark = pytest.mark.emulator
 

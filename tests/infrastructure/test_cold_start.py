@@ -8,9 +8,9 @@ from typing import get_args
 
 import pytest
 
+from bench.api.cold_start import TARGET_RATIO, TYPICAL, cpu_seconds, handlers, loading, modules_of
 from cdk.resources.access import ACCESS
 from functions.api.http.route import Function
-from tests.performance.cold_start import TARGET_RATIO, TYPICAL, cpu_seconds, handlers, loading, modules_of
 
 pytestmark = pytest.mark.processes
 

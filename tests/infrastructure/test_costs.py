@@ -6,12 +6,8 @@ from typing import Any
 
 import pytest
 
-from functions.local.emulator import Emulator
-from functions.storage.tables import HEARTBEATS, JOBS
-from tests.emulator import unique
-from tests.infrastructure.conftest import of_type
-from tests.performance import call_costs, prices
-from tests.performance.cost_model import (
+from bench.costs import call_costs, prices
+from bench.costs.cost_model import (
     ALARMS,
     BOUND_CONTROL,
     BOUND_KELPIE,
@@ -25,9 +21,13 @@ from tests.performance.cost_model import (
     original_usd,
     smallest_fleet,
 )
-from tests.performance.costs import PAGE, page, recorded
-from tests.performance.plane import Plane
-from tests.performance.units import index_units, item_bytes, write_units
+from bench.costs.cost_page import PAGE, page, recorded
+from bench.costs.units import index_units, item_bytes, write_units
+from bench.harness.plane import Plane
+from functions.local.emulator import Emulator
+from functions.storage.tables import HEARTBEATS, JOBS
+from tests.infrastructure.conftest import of_type
+from tests.kits.clouds.emulator import unique
 
 
 def test_the_page_is_what_the_script_writes() -> None:

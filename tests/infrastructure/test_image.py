@@ -25,7 +25,7 @@ from packaging.version import Version
 
 from gpu_client.agent.app.settings import AgentSettings, variable_name
 from gpu_client.requirements import requirements_of
-from tests.waiting import until
+from tests.kits.waiting import until
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "gpu_client" / "Dockerfile"
@@ -137,7 +137,7 @@ def test_every_copied_file_exists_and_reaches_the_builder() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [".env", ".baton/local/keys.json", "store.json", ".git/config", ".venv/bin/python", "tests/leash.py",
+    [".env", ".baton/local/keys.json", "store.json", ".git/config", ".venv/bin/python", "tests/kits/stack/leash.py",
      "functions/api/admin/keys.py", "gpu_client/agent/__pycache__/loop.cpython-312.pyc", "gpu_client/README.md",
      "gpu_client/agent/README.md", "gpu_client/Dockerfile", "gpu_client/cli/main.py", "cdk/stage.py"],
 )  # fmt: skip

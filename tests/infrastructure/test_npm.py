@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from cdk.tool.npm import NpmError, install_locked, reason_in
-from tests.certificates import throwaway_certificate
-from tests.listening import Listening, QuietHandler
+from tests.kits.network.certificates import throwaway_certificate
+from tests.kits.network.http_server import Listening, QuietHandler
 
 ROOT = Path(__file__).parents[2]
 
@@ -114,7 +114,7 @@ def test_each_test_that_needs_a_download_fails_at_once_with_the_reason(tmp_path:
         textwrap.dedent("""
             import pytest
             from cdk.tool import command_line
-            from tests.downloads import cdk_command_line
+            from tests.kits.runner.downloads import cdk_command_line
 
             def refuse():
                 print("asked the registry")

@@ -22,10 +22,10 @@ from cdk.tool.store_check import StoreError, require_store
 from functions.api.http.settings import Settings
 from functions.local.emulator import Emulator
 from functions.storage.s3.objects import S3ObjectStore
-from tests.emulator import unique
 from tests.infrastructure.conftest import NO_BUNDLING, of_type, template_of
 from tests.infrastructure.test_stack import allowed, functions
-from tests.second_store import ACCESS_KEY_ID, SECRET_ACCESS_KEY, SecondStore
+from tests.kits.clouds.emulator import unique
+from tests.kits.clouds.second_store import ACCESS_KEY_ID, SECRET_ACCESS_KEY, SecondStore
 
 ROOT = Path(__file__).parents[2]
 STORE = {

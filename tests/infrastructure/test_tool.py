@@ -22,7 +22,7 @@ from cdk.tool import command_line
 from cdk.tool.command_line import ToolError, require_no_fewer_shards
 from functions.local.emulator import Emulator
 from functions.storage.tables import JOBS
-from tests.emulator import unique
+from tests.kits.clouds.emulator import unique
 
 ROOT = Path(__file__).parents[2]
 ACCOUNT = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}

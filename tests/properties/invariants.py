@@ -7,7 +7,7 @@ from hypothesis.stateful import invariant
 from baton.contract.jobs import JobState
 from functions.domain import checkpoints
 from functions.domain.records import Attempt, ControlRecord, Event, Job, RulesRecord
-from tests.paging import all_pages
+from tests.kits.clouds.paging import all_pages
 from tests.properties.ledger import place_of
 from tests.properties.serving import Serving
 

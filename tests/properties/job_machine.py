@@ -26,7 +26,7 @@ from functions.domain.reclaiming import Watch, reclaimable
 from functions.domain.records import CheckpointRecord, Job
 from functions.domain.retention import expendable, look_again
 from functions.domain.transaction import CheckLease, CloseLease, Transaction, forget
-from tests.factories import make_spec
+from tests.kits.api.factories import make_spec
 from tests.properties.invariants import DAY_S, Checked
 from tests.properties.ledger import Account, Worker
 from tests.properties.serving import KEY_ID, QUEUE, Request, pick

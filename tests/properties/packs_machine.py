@@ -21,8 +21,8 @@ from baton.contract.names import CHECKPOINTS_BUCKET
 from functions.domain.packs import DEAD_AFTER_S, FUNCTION_TIMEOUT_S, SWEEPER_TIMEOUT_S
 from functions.domain.records import CheckpointRecord
 from functions.domain.retention import LATE_AFTER_S
-from tests.api_harness import TENANT, Answer, Api, Held
-from tests.paging import all_pages
+from tests.kits.api.harness import TENANT, Answer, Api, Held
+from tests.kits.clouds.paging import all_pages
 from tests.properties.serving import pick
 from tests.properties.stalling import StalledCall, stalled_sweep
 

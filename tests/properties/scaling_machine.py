@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from baton.contract.jobs import JobState
 from functions.domain.records import Job, StandingRecord
 from functions.domain.transaction import Put, Transaction
-from tests.api_harness import TENANT, Api, Held, memory_api
+from tests.kits.api.harness import TENANT, Api, Held, memory_api
 from tests.properties.watching_machine import Died
 from tests.twins.jobs import MemoryJobStore
 

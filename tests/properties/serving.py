@@ -31,8 +31,8 @@ from functions.domain.leaving import leave
 from functions.domain.ports import JobStore, LeaseStore, TokenStore
 from functions.domain.records import Attempt, CheckpointRecord, ControlRecord, Job, RulesRecord
 from functions.domain.transaction import Transaction
-from tests.factories import NOW, make_manifest, make_record
-from tests.paging import all_pages
+from tests.kits.api.factories import NOW, make_manifest, make_record
+from tests.kits.clouds.paging import all_pages
 from tests.properties.ledger import Account, Worker, check_transition, place_of
 
 T = TypeVar("T")

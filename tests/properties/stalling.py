@@ -10,7 +10,7 @@ from typing import Any
 
 from functions.api.http.context import Context
 from functions.domain.packs import FUNCTION_TIMEOUT_S, SWEEPER_TIMEOUT_S, PackWrite, Sighting
-from tests.api_harness import Answer, Api
+from tests.kits.api.harness import Answer, Api
 
 
 class Killed(BaseException):

@@ -16,9 +16,9 @@ from baton.contract.errors import ErrorCode
 from baton.contract.manifest import Pack, parse_manifest
 from functions.domain.packs import DEAD_AFTER_S, CondemnPack
 from functions.domain.records import CheckpointRecord
-from tests.api_harness import TENANT, Answer, Api, Held, memory_api
+from tests.kits.api.harness import TENANT, Answer, Api, Held, memory_api
+from tests.kits.files.stored_files import pack_of
 from tests.properties.stalling import StalledCall
-from tests.stored_files import pack_of
 
 P, Q, R, S = (f"pack {name}".encode() for name in "pqrs")
 DIGESTS = {blake3(data).hexdigest(): data for data in (P, Q, R, S)}

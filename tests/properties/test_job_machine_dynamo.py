@@ -8,7 +8,7 @@ import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
 from functions.local.emulator import Emulator
-from tests.clouds import Cloud, MinistackClients
+from tests.kits.clouds.store_sets import Cloud, MinistackClients
 from tests.properties.job_machine import JobMachine
 from tests.properties.profiles import machine_settings
 from tests.properties.tokens_machine import TokenMachine

@@ -26,8 +26,8 @@ from functions.domain.api_keys import token_digest
 from functions.domain.errors import FenceBroken, Refusal
 from functions.domain.leases import Fence
 from functions.domain.reclaiming import Watch, reclaimable, watched
-from tests.api_harness import TENANT, Api, Held, memory_api
-from tests.factories import make_lease
+from tests.kits.api.factories import make_lease
+from tests.kits.api.harness import TENANT, Api, Held, memory_api
 
 
 @dataclass

@@ -6,7 +6,7 @@ import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
 from functions.local.emulator import Emulator
-from tests.api_harness import emulated_api, memory_api
+from tests.kits.api.harness import emulated_api, memory_api
 from tests.properties.packs_machine import PackMachine
 from tests.properties.profiles import machine_settings
 

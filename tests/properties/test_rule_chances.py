@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from tests.rule_chances import run
+from tests.kits.rules.random_rules import run
 
 SEED, RULES = 2026, 3000
 

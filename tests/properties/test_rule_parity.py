@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.rule_verdicts import COUNT
+from tests.kits.rules.verdicts import COUNT
 
 
 def said(module: str, path: Path) -> list[str]:
@@ -17,8 +17,8 @@ def said(module: str, path: Path) -> list[str]:
 
 def test_ten_thousand_cases_are_decided_alike(tmp_path: Path) -> None:
     path = tmp_path / "cases"
-    here = said("tests.rule_cases", path)
-    foreign, *there = said("tests.rule_verdicts", path)
+    here = said("tests.kits.rules.cases", path)
+    foreign, *there = said("tests.kits.rules.verdicts", path)
     assert foreign == "[]", "nothing was loaded that Lambda does not have"
     cases = [line for line in there if line[0].isdigit()]
     assert len(cases) == COUNT and len(there) > COUNT + 20, "rules and refusals"
@@ -28,6 +28,8 @@ def test_ten_thousand_cases_are_decided_alike(tmp_path: Path) -> None:
 
 
 def test_what_lambda_does_not_have_cannot_be_imported_there() -> None:
-    program = "import sys; from tests.rule_verdicts import Refusal; sys.meta_path.insert(0, Refusal()); import numpy"
+    program = (
+        "import sys; from tests.kits.rules.verdicts import Refusal; sys.meta_path.insert(0, Refusal()); import numpy"
+    )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ran.returncode == 1 and "numpy is not to be had in Lambda" in ran.stderr

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from functions.domain.records import TransferGrant
-from tests.factories import NOW, TENANT
+from tests.kits.api.factories import NOW, TENANT
 from tests.properties.serving import Stores, pick
 
 

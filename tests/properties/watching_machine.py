@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from functions.domain.records import StandingRecord
 from functions.domain.transaction import Put, Transaction
 from functions.domain.watching import unpacked
-from tests.api_harness import Api, Held, memory_api
+from tests.kits.api.harness import Api, Held, memory_api
 from tests.twins.jobs import MemoryJobStore
 
 ONE = "{name: high, when: loss > 5, on: [heartbeat, timer], do: {set: {knob: lr, factor: 0.5}}}"

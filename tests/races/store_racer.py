@@ -24,8 +24,8 @@ from functions.storage.dynamodb.jobs import DynamoJobStore
 from functions.storage.dynamodb.packs import DynamoPackStore
 from functions.storage.dynamodb.tokens import DynamoTokenStore
 from tests.conformance.store_kit import NOW, TENANT
-from tests.emulator import CREDENTIALS
-from tests.fakes import SeededRandomness
+from tests.kits.api.fakes import SeededRandomness
+from tests.kits.clouds.emulator import CREDENTIALS
 
 
 class CountingJobs(DynamoJobStore):

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.ring import roles
+from bench.ring.population import CONTEXT, begun
 from gpu_client.ring.core.garbage_collector import GarbageCollector
 from gpu_client.ring.core.ring import make_ring
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from tests.performance.ring import roles
-from tests.performance.ring.population import CONTEXT, begun
 
 MOST_OPERATIONS = 30
 

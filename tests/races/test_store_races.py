@@ -20,9 +20,9 @@ from functions.domain.errors import FenceBroken, WriteConflict
 from functions.domain.packs import Sighting
 from functions.domain.records import Attempt, Event, Lease, TransferGrant
 from functions.local.emulator import Emulator
-from tests.clouds import Cloud, MinistackClients
 from tests.conformance.store_kit import NOW, TENANT, claim, submit
-from tests.factories import make_pack
+from tests.kits.api.factories import make_pack
+from tests.kits.clouds.store_sets import Cloud, MinistackClients
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 

@@ -435,10 +435,10 @@ def room_of(module: str) -> str | None:
 
 
 def edge_is_allowed(importer: str, imported: str) -> bool:
-    """True unless the edge points upward, or out of the product into tests or the demo."""
+    """True unless the edge points upward, or out of the product into tests, benches or the demo."""
     top = top_of(imported)
     if top not in PRODUCT:
-        return top not in ("tests", "demo")
+        return top not in ("bench", "demo", "tests")
     room = room_of(importer)
     if room is None:
         # `functions/__init__.py`, and rooms without a rule: they import nothing of the product.
@@ -535,7 +535,8 @@ def test_imports_point_one_way(package: str) -> None:
         ("baton", "gpu_client.training.session.session", True),
         ("baton.contract.jobs", "gpu_client.training.session.session", False),
         ("gpu_client.training.session.session", "baton.Session", False),
-        ("functions.api.worker.worker_calls", "tests.factories", False),
+        ("functions.api.worker.worker_calls", "tests.kits.api.factories", False),
+        ("functions.api.worker.worker_calls", "bench.harness.figures", False),
         ("functions.storage.dynamodb.jobs", "tests.twins.cloud", False),
         ("functions.storage.dynamodb.items.job_items", "functions.storage.paging", False),
         ("functions.storage.s3.objects", "functions.storage.dynamodb.reads", False),
@@ -624,7 +625,10 @@ def test_rooms_that_never_touch(room: str) -> None:
 @pytest.mark.parametrize("word", ["util", "utils", "utilities", "helper", "helpers", "misc", "common"])
 def test_no_junk_rooms(word: str) -> None:
     found = [
-        path for top in (*PRODUCT, "tests", "demo") for path in (ROOT / top).rglob(f"{word}*") if path.stem == word
+        path
+        for top in (*PRODUCT, "bench", "demo", "tests")
+        for path in (ROOT / top).rglob(f"{word}*")
+        if path.stem == word
     ]
     assert [str(path.relative_to(ROOT)) for path in found] == []
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import ports
+from tests.kits.network import ports
 
 
 def test_the_range_that_is_given_away_is_the_systems(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import logging
 import execnet
 import pytest
 
-from tests.reports import without_surrogates
+from tests.kits.runner.reports import without_surrogates
 
 
 def test_what_is_no_text_is_escaped_wherever_it_lies() -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests import conftest
-from tests.alone import turn
-from tests.waiting import soon
+from tests.kits.runner.alone import turn
+from tests.kits.waiting import soon
 
 
 class House:

@@ -17,7 +17,7 @@ import torch
 import training_scripts
 
 from gpu_client.training.checkpoint import checkpoint_directory
-from tests.ports import free_port
+from tests.kits.network.ports import free_port
 
 forkserver = multiprocessing.get_context("forkserver")
 # torch._dynamo: otherwise imported (for seconds) by the first optimizer of every process.

@@ -6,7 +6,7 @@ from gpu_client.agent.control.channel_messages import CheckpointNotice, Training
 from gpu_client.agent.control.channel_server import ChannelServer
 from gpu_client.training.channel import AgentChannel
 from gpu_client.training.protocol import TrainerDirective
-from tests.waiting import until
+from tests.kits.waiting import until
 
 WAIT_S = 5
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpu_client.agent.workspace.slots import Workspace
-from tests.stack import ROOT, clean_environment, leashed
-from tests.waiting import until
+from tests.kits.stack.stack import ROOT, clean_environment, leashed
+from tests.kits.waiting import until
 
 pytestmark = [pytest.mark.processes]
 

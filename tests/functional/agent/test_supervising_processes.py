@@ -15,7 +15,7 @@ from gpu_client.agent.io.log_shipper import LogSpool
 from gpu_client.agent.process.failures import classify_exit
 from gpu_client.agent.process.output import TrainerOutput
 from gpu_client.agent.process.supervisor import TrainerProcess, start_trainer
-from tests.waiting import alive, until
+from tests.kits.waiting import alive, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from functions.api.http.route import Route, all_routes
-from tests.stored_files import described
+from tests.kits.files.stored_files import described
 
 FILE = described("model.bin", b"weights")
 _STEP = {"step": "100"}

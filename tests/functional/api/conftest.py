@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.api_harness import Api, memory_api
+from tests.kits.api.harness import Api, memory_api
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from baton.contract.names import CHECKPOINTS_BUCKET, Scope
-from tests.api_harness import SOURCE_IP, TENANT, Answer, Api
+from tests.kits.api.harness import SOURCE_IP, TENANT, Answer, Api
 
 JOB = {"instance_prompt": "dog", "instance_data_prefix": "dog/"}
 

@@ -25,9 +25,9 @@ from functions.publishing.outbox import publish
 from functions.webhooks.batch_consumer import consume_batch
 from functions.webhooks.delivery import deliver
 from functions.webhooks.http_delivery import PostOutcome
-from tests.api_harness import NOW, TENANT, Api, Held, memory_api
-from tests.hooks import make_webhook
-from tests.publishing import FakeBus, FakeDeadLetters
+from tests.kits.api.harness import NOW, TENANT, Api, Held, memory_api
+from tests.kits.api.stream_records import FakeBus, FakeDeadLetters
+from tests.kits.api.webhooks import make_webhook
 
 EVENTS = Path(__file__).parents[3] / "events"
 JOB_ID = "146683a1-cb76-4702-9fef-fcccd32594f1"

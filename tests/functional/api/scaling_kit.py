@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from baton.contract.jobs import JobState
-from tests.api_harness import Api, Held
+from tests.kits.api.harness import Api, Held
 
 GROUP = {"group": "generators"}
 

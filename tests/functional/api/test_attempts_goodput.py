@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.api_harness import Api, Held
+from tests.kits.api.harness import Api, Held
 
 GOODPUT = {"productive_s": 80.5, "repeated_s": 10.0, "idle_s": 4.0, "checkpoints_committed": 2, "uploaded_bytes": 4096}
 

@@ -11,8 +11,8 @@ import pytest
 from baton.contract.errors import ErrorCode
 from functions.api.http.dispatch import MAX_BODY_BYTES, dispatch
 from functions.api.http.route import Route, all_routes
-from tests.api_harness import NO_JOB, NOW, Api
 from tests.functional.api.calls import named, valid_call
+from tests.kits.api.harness import NO_JOB, NOW, Api
 
 WITH_BODY = [route for route in all_routes() if route.body]
 MALFORMED = {

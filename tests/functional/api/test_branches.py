@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from functions.domain.records import CheckpointRecord
-from tests.api_harness import Api, Held
+from tests.kits.api.harness import Api, Held
 
 
 def resumed(held: Held) -> list[int]:

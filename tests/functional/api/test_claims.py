@@ -9,7 +9,7 @@ import pytest
 
 from functions.api.http.settings import Settings
 from functions.api.operations.sweeper import sweep
-from tests.api_harness import NOW, Api, memory_api
+from tests.kits.api.harness import NOW, Api, memory_api
 
 A100 = {"vram_gib": "80", "disk_gib": "500", "gpus": "8", "gpu_model": "NVIDIA A100-SXM4-80GB"}
 

@@ -9,7 +9,7 @@ import pytest
 from baton.contract.errors import ErrorCode
 from baton.contract.leases import LEASE_INTERVALS
 from baton.contract.steering import MAX_COMMANDS
-from tests.api_harness import NOW, Answer, Api, Held
+from tests.kits.api.harness import NOW, Answer, Api, Held
 
 
 def give(api: Api, job_id: str, kind: str = "save", **more: Any) -> Answer:

@@ -9,8 +9,8 @@ import pytest
 from blake3 import blake3
 
 from functions.local.emulator import Emulator
-from tests.api_harness import Api, Held, emulated_api
 from tests.conformance.store_kit import counted_requests
+from tests.kits.api.harness import Api, Held, emulated_api
 
 pytestmark = pytest.mark.emulator
 CALL = Counter({"BatchGetItem": 1})

@@ -10,8 +10,8 @@ from blake3 import blake3
 from baton.contract.errors import ErrorCode
 from baton.contract.names import CHECKPOINTS_BUCKET
 from functions.domain.errors import StorageUnavailable
-from tests.api_harness import NOW, TENANT, Api, Held
-from tests.stored_files import described, pack_of
+from tests.kits.api.harness import NOW, TENANT, Api, Held
+from tests.kits.files.stored_files import described, pack_of
 
 
 @pytest.fixture

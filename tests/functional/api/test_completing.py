@@ -8,8 +8,8 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from baton.contract.names import CHECKPOINTS_BUCKET
-from tests.api_harness import NOW, TENANT, Api, Held
-from tests.stored_files import described
+from tests.kits.api.harness import NOW, TENANT, Api, Held
+from tests.kits.files.stored_files import described
 
 MODEL = b"trained weights"
 

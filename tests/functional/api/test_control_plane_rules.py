@@ -8,7 +8,7 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from functions.domain.records import StandingRecord
-from tests.api_harness import NOW, Api, Held
+from tests.kits.api.harness import NOW, Api, Held
 
 
 def rule(when: str, do: str = "{alert: 'look'}", **more: str) -> str:

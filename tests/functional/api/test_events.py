@@ -15,10 +15,10 @@ import pytest
 from functions.api.http.route import routes_of
 from functions.domain.webhooks import backoff_s
 from functions.local.gateway.lambda_events import HttpRequest, authorizer_event, common_fields, function_event
-from tests.api_harness import memory_api
 from tests.functional.api.replay import DOWN_HOOK_ID, EVENTS, JOB_ID, KEY_ID, LEASE_TOKEN, prepared_api, replay
-from tests.hooks import line_record, make_event
-from tests.publishing import stream_record
+from tests.kits.api.harness import memory_api
+from tests.kits.api.stream_records import stream_record
+from tests.kits.api.webhooks import line_record, make_event
 
 CASES = sorted(path.relative_to(EVENTS).as_posix() for path in EVENTS.glob("*/*.json"))
 EXPECTED: dict[str, tuple[int, dict[str, Any]]] = {

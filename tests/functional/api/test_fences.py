@@ -9,8 +9,8 @@ import pytest
 from baton.contract.errors import ErrorCode
 from baton.contract.work import Directive
 from functions.domain.leases import REPROOF_WINDOW_S
-from tests.api_harness import NOW, Answer, Api, Held
-from tests.stored_files import described
+from tests.kits.api.harness import NOW, Answer, Api, Held
+from tests.kits.files.stored_files import described
 
 FILE = described("model.bin", b"weights")
 Write = Callable[[Held], Answer]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from functions.api.jobs.legacy_api import RECIPE
-from tests.api_harness import Api
 from tests.functional.api.original_client import JOB_BODY
+from tests.kits.api.harness import Api
 
 FLAT: dict[str, Any] = {"instance_prompt": "a timberdog", "instance_data_prefix": "timber/"}
 DEFAULTS: dict[str, Any] = {

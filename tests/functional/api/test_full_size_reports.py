@@ -8,7 +8,7 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from baton.contract.steering import MAX_DECISIONS, MAX_OPERAND_CHARS, MAX_STATUS_CHARS, MAX_STATUSES
-from tests.api_harness import Api
+from tests.kits.api.harness import Api
 
 
 def full(filler: str, longest: int) -> dict[str, Any]:

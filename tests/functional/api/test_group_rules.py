@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.api_harness import RIVAL, Api, Held
+from tests.kits.api.harness import RIVAL, Api, Held
 
 JOBS = 8
 WORST = """

@@ -7,8 +7,8 @@ import pytest
 from baton.contract.errors import ErrorCode
 from baton.contract.names import Scope
 from functions.api.http.route import Route, all_routes
-from tests.api_harness import NO_JOB, NOW, RIVAL, TENANT, Api
 from tests.functional.api.calls import GUARDED, named, valid_call
+from tests.kits.api.harness import NO_JOB, NOW, RIVAL, TENANT, Api
 
 
 @pytest.mark.parametrize("route", GUARDED, ids=named)

@@ -14,7 +14,7 @@ from functions.api.checkpoints.retention import JOBS_A_SWEEP
 from functions.domain.errors import StorageUnavailable
 from functions.domain.records import Job
 from functions.domain.retention import LATE_AFTER_S
-from tests.api_harness import NOW, TENANT, Api, Held
+from tests.kits.api.harness import NOW, TENANT, Api, Held
 
 KEPT, SURPLUS, KILLED, LATE = b"kept", b"surplus", b"uploaded by an attempt that was killed", b"uploaded after the end"
 Ending = Callable[[Api, Held], None]

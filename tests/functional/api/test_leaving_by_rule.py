@@ -8,7 +8,7 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from baton.contract.steering import MAX_ROLLBACKS
-from tests.api_harness import NOW, Answer, Api, Held
+from tests.kits.api.harness import NOW, Answer, Api, Held
 
 BY = {"rule": "spike", "revision": 2, "step": 250, "message": "zscore(loss, 100) = 7.1"}
 SHOWN = {**BY, "command": None}

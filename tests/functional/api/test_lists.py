@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
-from tests.api_harness import NOW, Api, Held
+from tests.kits.api.harness import NOW, Api, Held
 
 Filled = tuple[Api, Held]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
-from tests.api_harness import NOW, Api, Held
+from tests.kits.api.harness import NOW, Api, Held
 
 
 def ship(held: Held, first_line: int, *lines: str, **more: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
-from tests.api_harness import NOW, Api, Held
+from tests.kits.api.harness import NOW, Api, Held
 
 
 def point(step: int, **metrics: Any) -> dict[str, Any]:

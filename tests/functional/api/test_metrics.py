@@ -13,8 +13,8 @@ from baton.contract.jobs import FailureClass
 from functions.api.operations.cloudwatch_metrics import DIMENSION, NAMESPACE, UNITS, Metrics, ends_in
 from functions.domain.transaction import Transaction
 from functions.handlers.wiring import MeasuredJobStore
-from tests.api_harness import Api
-from tests.fakes import FakeClock
+from tests.kits.api.fakes import FakeClock
+from tests.kits.api.harness import Api
 
 NOW = 1_790_000_000
 

@@ -17,9 +17,9 @@ from functions.api.rules.group_scaling import AT_ONCE
 from functions.domain.records import StandingRecord
 from functions.domain.transaction import Put
 from functions.local.emulator import Emulator
-from tests.api_harness import TENANT, Api, emulated_api
 from tests.functional.api.replay import EVENTS, KEY_ID, events_key
 from tests.functional.api.test_transfers import download, multipart, token
+from tests.kits.api.harness import TENANT, Api, emulated_api
 
 pytestmark = pytest.mark.emulator
 

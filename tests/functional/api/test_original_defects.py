@@ -7,8 +7,8 @@ import pytest
 from baton.contract.errors import ErrorCode
 from baton.contract.names import CHECKPOINTS_BUCKET
 from functions.domain.records import CheckpointRecord
-from tests.api_harness import RIVAL, TENANT, Api
 from tests.functional.api.original_calls import JOB, Original
+from tests.kits.api.harness import RIVAL, TENANT, Api
 
 
 @pytest.fixture

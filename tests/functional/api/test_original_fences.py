@@ -6,8 +6,8 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from baton.contract.names import CHECKPOINTS_BUCKET
-from tests.api_harness import Answer, Api
 from tests.functional.api.original_calls import JOB, Original
+from tests.kits.api.harness import Answer, Api
 
 LEASE_S = 90
 ELSEWHERE = "198.51.100.9"

@@ -8,8 +8,8 @@ import pytest
 
 from baton.contract.names import CHECKPOINTS_BUCKET
 from functions.domain.errors import StorageUnavailable
-from tests.api_harness import Api
 from tests.functional.api.original_calls import JOB, Original
+from tests.kits.api.harness import Api
 
 LEASE_S = 90
 

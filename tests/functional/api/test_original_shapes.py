@@ -11,9 +11,9 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from baton.contract.names import Scope
-from tests.api_harness import NO_JOB, TENANT, Api
 from tests.functional.api.original_calls import JOB, Original
 from tests.functional.api.original_client import JOB_BODY
+from tests.kits.api.harness import NO_JOB, TENANT, Api
 
 README = Path(__file__).parents[3] / "functions" / "api" / "README.md"
 INSTANTS = ("created_at", "started_at", "completed_at", "canceled_at", "failed_at", "last_heartbeat")

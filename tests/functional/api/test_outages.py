@@ -12,8 +12,8 @@ from functions.api.http.route import Route
 from functions.api.jobs import job_calls
 from functions.api.operations.sweeper import sweep
 from functions.domain.errors import StorageUnavailable, WriteConflict
-from tests.api_harness import NO_JOB, NOW, Api
 from tests.functional.api.calls import GUARDED, named, valid_call
+from tests.kits.api.harness import NO_JOB, NOW, Api
 
 
 class Away:

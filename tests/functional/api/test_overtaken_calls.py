@@ -17,7 +17,7 @@ from functions.domain.packs import DEAD_AFTER_S
 from functions.domain.records import CheckpointRecord
 from functions.domain.transaction import Transaction
 from functions.storage import cursors
-from tests.api_harness import TENANT, Answer, Api, Held
+from tests.kits.api.harness import TENANT, Answer, Api, Held
 
 
 def once(before: Callable[[], None], method: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from functions.api.http.dispatch import MAX_BODY_BYTES
 from functions.domain.errors import StorageUnavailable
 from functions.domain.packs import DEAD_AFTER_S
 from gpu_client.transport.retry import RETRIED_CODES
-from tests.api_harness import TENANT, Api, Held
+from tests.kits.api.harness import TENANT, Api, Held
 
 LAMBDA_EVENT_BYTES = 6 * 1024 * 1024
 

@@ -8,7 +8,7 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from baton.contract.steering import MAX_PLACE_CHARS
-from tests.api_harness import NOW, Api
+from tests.kits.api.harness import NOW, Api
 
 KEY = "samples/w/00000001-0000000001"
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
-from tests.api_harness import Api
+from tests.kits.api.harness import Api
 
 RECIPES = ["dreambooth-lora-sdxl@2", "dreambooth-lora-sd@2"]
 TOOL = """\

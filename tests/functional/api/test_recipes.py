@@ -8,7 +8,7 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from functions.recipes import built_in_document, built_in_ids
-from tests.api_harness import NOW, Api
+from tests.kits.api.harness import NOW, Api
 
 DOCUMENT = """\
 name: pair

@@ -6,9 +6,9 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from functions.domain.errors import WriteConflict
-from tests.api_harness import NOW, Api, Held
 from tests.functional.api.original_calls import JOB, Original
 from tests.functional.api.test_overtaken_calls import once
+from tests.kits.api.harness import NOW, Api, Held
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import pytest
 
+from bench.api.request_counts import claim_requests, commit_cost, heartbeat_requests
+from bench.harness.plane import Plane
 from functions.domain.records import CheckpointRecord
 from functions.local.emulator import Emulator
-from tests.emulator import unique
-from tests.performance.plane import Plane
-from tests.performance.request_counts import claim_requests, commit_cost, heartbeat_requests
+from tests.kits.clouds.emulator import unique
 
 pytestmark = pytest.mark.emulator
 

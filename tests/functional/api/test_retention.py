@@ -13,7 +13,7 @@ from functions.domain.errors import StorageUnavailable, WriteConflict
 from functions.domain.packs import Sighting
 from functions.domain.records import CheckpointRecord
 from functions.domain.retention import MAX_TAGS
-from tests.api_harness import TENANT, Api, Held
+from tests.kits.api.harness import TENANT, Api, Held
 
 
 def held_with(api: Api, **retention: Any) -> Held:

@@ -13,7 +13,7 @@ from baton.contract.rings import MAX_RECORD_BYTES
 from functions.api.http.settings import Settings
 from functions.api.objects import rings
 from functions.storage.s3.object_headers import EXPIRING_TAGGING
-from tests.api_harness import NOW, TENANT, Answer, Api, Held, memory_api
+from tests.kits.api.harness import NOW, TENANT, Answer, Api, Held, memory_api
 
 SETTINGS = b'{"cap": 10}'
 ID = "0123456789abcdef"

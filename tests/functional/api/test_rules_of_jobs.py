@@ -9,7 +9,7 @@ import pytest
 from baton.contract.errors import ErrorCode
 from baton.contract.steering import MAX_RULES_BYTES
 from functions.api.rules.rule_calls import MAX_BATCH_RULES_BYTES
-from tests.api_harness import NOW, Api, Held
+from tests.kits.api.harness import NOW, Api, Held
 
 FIRST = "rules: [{name: nan, when: not isfinite(loss), do: {stop: failed}}]"
 SECOND = "rules: [{name: spike, when: 'zscore(loss, 100) > 6', do: rollback}]"

@@ -15,8 +15,8 @@ from functions.domain.ports import Page
 from functions.domain.records import Job, StandingRecord
 from functions.domain.scale_records import ScaleOrder, ScalingRecord
 from functions.domain.transaction import Transaction
-from tests.api_harness import Api
 from tests.functional.api.scaling_kit import GROUP, generators, live, scaling, told, training
+from tests.kits.api.harness import Api
 from tests.twins.jobs import MemoryJobStore
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from functions.api.operations.service_probe import PROBED_PATH, answers
 from functions.domain.errors import StorageUnavailable
-from tests.api_harness import Answer, Api
+from tests.kits.api.harness import Answer, Api
 
 
 @contextmanager

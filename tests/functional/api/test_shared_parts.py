@@ -9,7 +9,7 @@ from test_sharing import JOB, MODEL, PATH, PLACE, claimed, done, inputs
 
 from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from functions.api.objects import shared_outputs
-from tests.api_harness import TENANT, Api, Held
+from tests.kits.api.harness import TENANT, Api, Held
 
 PARTS = f"{PATH}.parts"
 WORKER: dict[str, Any] = {"runs_plans": "true", "vram_gib": 24, "disk_gib": 100}

@@ -11,7 +11,7 @@ from blake3 import blake3
 from baton.contract.errors import ErrorCode
 from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from functions.domain.errors import StorageUnavailable
-from tests.api_harness import TENANT, Api, Held
+from tests.kits.api.harness import TENANT, Api, Held
 
 PATH = "class_images.zip"
 PLACE = f".baton/shared/{PATH}"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from baton.contract.errors import ErrorCode
-from tests.api_harness import NOW, Api, Held
+from tests.kits.api.harness import NOW, Api, Held
 
 
 def pending(api: Api) -> str:

@@ -8,10 +8,10 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
-from tests.api_harness import NOW, Api, Held, emulated_api, memory_api
-from tests.emulator import unique
 from tests.functional.api.test_transfers import multipart, token
-from tests.stored_files import described
+from tests.kits.api.harness import NOW, Api, Held, emulated_api, memory_api
+from tests.kits.clouds.emulator import unique
+from tests.kits.files.stored_files import described
 
 
 @pytest.fixture(params=["memory", pytest.param("emulated", marks=pytest.mark.emulator)])

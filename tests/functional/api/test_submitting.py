@@ -9,7 +9,7 @@ import pytest
 from baton.contract.errors import ErrorCode
 from functions.domain.errors import StorageUnavailable
 from functions.recipes import built_in_ids
-from tests.api_harness import NOW, Api
+from tests.kits.api.harness import NOW, Api
 
 KEY = {"idempotency-key": "k-1"}
 JOB: dict[str, Any] = {"recipe": "digits@1", "parameters": {"steps": 5}, "priority": 60}

@@ -11,10 +11,10 @@ import pytest
 from functions.api.operations.cloudwatch_metrics import Metrics
 from functions.api.operations.sweeper import sweep
 from functions.handlers import sweeper
-from tests.api_harness import Api
-from tests.clouds import memory_cloud
 from tests.conformance.store_kit import NOW, claim, submit
-from tests.fakes import FakeClock
+from tests.kits.api.fakes import FakeClock
+from tests.kits.api.harness import Api
+from tests.kits.clouds.store_sets import memory_cloud
 
 
 class Invocation:

@@ -10,8 +10,8 @@ from baton.contract.datasets import DATASET_MANIFEST
 from baton.contract.errors import ErrorCode
 from baton.contract.names import Scope
 from functions.api.objects.transfers import MAX_ANSWERED_BYTES
-from tests.api_harness import NO_JOB, TENANT, Answer, Api, quoted
-from tests.stored_files import described
+from tests.kits.api.harness import NO_JOB, TENANT, Answer, Api, quoted
+from tests.kits.files.stored_files import described
 
 DATA = "training-data"
 CHECKPOINTS = "training-checkpoints"

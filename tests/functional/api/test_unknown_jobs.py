@@ -6,8 +6,8 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from functions.api.http.route import Route
-from tests.api_harness import NO_JOB, Api
 from tests.functional.api.calls import ABOUT_A_JOB, named, valid_call
+from tests.kits.api.harness import NO_JOB, Api
 
 
 @pytest.mark.parametrize("route", ABOUT_A_JOB, ids=named)

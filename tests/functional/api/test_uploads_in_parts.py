@@ -14,8 +14,8 @@ from baton.contract.parts import MAX_PARTED_BYTES, count_parts, part_bytes_of
 from functions.api.http.settings import Settings
 from functions.api.objects import multipart_uploads as parts_api
 from functions.local.emulator import Emulator
-from tests.api_harness import TENANT, Answer, Api, Held, emulated_api, memory_api
-from tests.parted import PART, checksum, declared, large, pieces
+from tests.kits.api.harness import TENANT, Answer, Api, Held, emulated_api, memory_api
+from tests.kits.files.parted import PART, checksum, declared, large, pieces
 from tests.twins import objects
 
 DATA, CHECKPOINTS = "training-data", "training-checkpoints"

@@ -15,7 +15,7 @@ from functions.domain.errors import StorageUnavailable, WriteConflict
 from functions.domain.records import Attempt, RulesRecord, StandingRecord
 from functions.domain.stored import TableRecord
 from functions.domain.transaction import Put
-from tests.api_harness import NOW, Api, Held
+from tests.kits.api.harness import NOW, Api, Held
 from tests.twins.jobs import MemoryJobStore
 
 RULES = "rules: [{name: here, when: failures >= 0 and cost > 1, do: {alert: x}}]"

@@ -11,7 +11,7 @@ import pytest
 
 from functions.domain.errors import StorageUnavailable
 from functions.domain.records import MemberRecord, MemberValue, StandingRecord
-from tests.api_harness import NOW, Api, Held
+from tests.kits.api.harness import NOW, Api, Held
 from tests.twins.jobs import MemoryJobStore
 
 COST = "rules: [{name: here, when: cost > 1, do: %s}]"

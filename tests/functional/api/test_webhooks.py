@@ -8,8 +8,8 @@ from baton.contract.errors import ErrorCode
 from baton.contract.webhooks import MAX_WEBHOOKS, DeliveryState
 from functions.api.admin import webhooks
 from functions.domain.webhooks import Delivery
-from tests.api_harness import NOW, TENANT, Api, memory_api
-from tests.fakes import FakeLine
+from tests.kits.api.fakes import FakeLine
+from tests.kits.api.harness import NOW, TENANT, Api, memory_api
 
 URL = "https://hooks.example.com/baton"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.functional.cli.people import Baton, Labour
-from tests.stack import Stack
+from tests.kits.stack.stack import Stack
 
 
 @pytest.fixture(scope="session")

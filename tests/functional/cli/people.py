@@ -23,9 +23,9 @@ from gpu_client.checkpoints.save.checkpoint_commit import commit_checkpoint
 from gpu_client.cli.core.session import CliSession
 from gpu_client.cli.main import main
 from gpu_client.transport.api.client import BatonClient
-from tests.emulator import unique
-from tests.stack import ROOT, clean_environment, leashed
-from tests.trees import write_files
+from tests.kits.clouds.emulator import unique
+from tests.kits.files.directories import write_files
+from tests.kits.stack.stack import ROOT, clean_environment, leashed
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.retry import RetryPolicy
 from tests.functional.api.original_client import OriginalClient
 from tests.functional.cli.people import Baton
-from tests.proxies import FaultyProxy
-from tests.stack import ROOT, Stack, clean_environment, leashed
+from tests.kits.network.proxies import FaultyProxy
+from tests.kits.stack.stack import ROOT, Stack, clean_environment, leashed
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 

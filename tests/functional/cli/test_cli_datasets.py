@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from tests.emulator import unique
 from tests.functional.cli.people import Baton
-from tests.stack import Stack
+from tests.kits.clouds.emulator import unique
+from tests.kits.stack.stack import Stack
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 

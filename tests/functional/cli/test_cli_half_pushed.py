@@ -10,10 +10,10 @@ import pytest
 
 from baton.contract.datasets import DATASET_MANIFEST, DatasetManifest, is_manifest
 from gpu_client.agent.io.inputs import InputsDiffer, fetch_inputs
-from tests.emulator import unique
 from tests.functional.cli.people import Baton, Labour, submit
-from tests.stack import Stack
-from tests.trees import files_below, write_files
+from tests.kits.clouds.emulator import unique
+from tests.kits.files.directories import files_below, write_files
+from tests.kits.stack.stack import Stack
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 

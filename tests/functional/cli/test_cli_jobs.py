@@ -9,8 +9,8 @@ import pytest
 
 from baton.contract.jobs import JobState
 from tests.functional.cli.people import Baton, Labour, submit
-from tests.proxies import FaultyProxy
-from tests.stack import Stack
+from tests.kits.network.proxies import FaultyProxy
+from tests.kits.stack.stack import Stack
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 

@@ -17,12 +17,12 @@ from baton.contract.datasets import DATASET_MANIFEST, DatasetManifest, is_manife
 from baton.contract.jobs import JobState
 from baton.contract.parts import PARTS_FROM_BYTES
 from baton.contract.work import DeclaredArtifact
-from tests.emulator import unique
 from tests.functional.cli import people
 from tests.functional.cli.people import Baton, Labour, finished, submit
-from tests.stack import Stack
-from tests.trees import files_below, write_files
-from tests.waiting import until
+from tests.kits.clouds.emulator import unique
+from tests.kits.files.directories import files_below, write_files
+from tests.kits.stack.stack import Stack
+from tests.kits.waiting import until
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 

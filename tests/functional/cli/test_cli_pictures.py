@@ -14,9 +14,9 @@ from gpu_client.cli.jobs import watch
 from gpu_client.transport.retry import RetryPolicy
 from tests.functional.cli.people import Baton, Labour, Said, submit
 from tests.functional.cli.test_cli_watching import steps
-from tests.proxies import FaultyProxy
-from tests.stack import Stack
-from tests.trees import files_below
+from tests.kits.files.directories import files_below
+from tests.kits.network.proxies import FaultyProxy
+from tests.kits.stack.stack import Stack
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.functional.cli.people import Baton
-from tests.stack import Stack
+from tests.kits.stack.stack import Stack
 
 pytestmark = pytest.mark.emulator
 

@@ -10,9 +10,9 @@ from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.store.control_plane import ApiStore
 from gpu_client.ring.store.uri import Access
-from tests.emulator import unique
 from tests.functional.cli.people import Baton
-from tests.stack import Stack
+from tests.kits.clouds.emulator import unique
+from tests.kits.stack.stack import Stack
 
 
 def test_a_ring_from_its_making_to_its_end(baton: Baton, stack: Stack) -> None:

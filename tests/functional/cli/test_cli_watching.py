@@ -13,8 +13,8 @@ from gpu_client.cli.core import session as session_module
 from gpu_client.cli.insight import logs as logs_module
 from gpu_client.transport.retry import RetryPolicy
 from tests.functional.cli.people import Baton, Labour, submit
-from tests.proxies import FaultyProxy
-from tests.stack import Stack
+from tests.kits.network.proxies import FaultyProxy
+from tests.kits.stack.stack import Stack
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 

@@ -10,9 +10,9 @@ import pytest
 from baton.contract.webhooks import DeliveryPage, DeliveryState, ReplayAnswer, WebhookCreate
 from gpu_client.transport.api.client import BatonClient
 from tests.functional.cli.people import Baton, Labour, submit
-from tests.proxies import FaultyProxy
-from tests.stack import Stack
-from tests.waiting import until
+from tests.kits.network.proxies import FaultyProxy
+from tests.kits.stack.stack import Stack
+from tests.kits.waiting import until
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 

@@ -13,7 +13,7 @@ from demo.ring.shapes import render
 from gpu_client.ring.core.ring import make_ring
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from tests.waiting import until
+from tests.kits.waiting import until
 
 pytestmark = pytest.mark.processes
 

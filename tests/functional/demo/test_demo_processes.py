@@ -10,7 +10,7 @@ import pytest
 from demo import processes
 from demo.failure import DemoError, Interrupts, log_tail
 from demo.processes import Child, ManagedProcesses, own_environment
-from tests.waiting import alive, until
+from tests.kits.waiting import alive, until
 
 NESTED = """
 import subprocess, sys, time

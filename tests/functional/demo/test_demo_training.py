@@ -15,7 +15,7 @@ from baton.contract.output import LogLine
 from demo import digits
 from demo.jobs import TrainedStep, printed_steps
 from demo.rules import scenario
-from tests.stack import clean_environment
+from tests.kits.stack.stack import clean_environment
 
 pytestmark = pytest.mark.processes
 

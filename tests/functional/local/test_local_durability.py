@@ -17,7 +17,7 @@ from awscrt.checksums import crc64nvme
 from botocore.exceptions import BotoCoreError, ClientError
 
 from functions.local.emulator import Emulator
-from tests.waiting import until
+from tests.kits.waiting import until
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 

@@ -14,9 +14,9 @@ import pytest
 
 from functions.local.emulator import Emulator, EmulatorError
 from functions.local.lifecycle import HOST
-from tests.emulator import unique
-from tests.ports import free_port
-from tests.waiting import alive, until
+from tests.kits.clouds.emulator import unique
+from tests.kits.network.ports import free_port
+from tests.kits.waiting import alive, until
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 

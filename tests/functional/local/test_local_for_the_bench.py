@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from baton.contract.work import WorkQuery
-from tests.performance.local_stack import running_stack
+from bench.harness.local_stack import running_stack
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 

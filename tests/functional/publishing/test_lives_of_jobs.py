@@ -10,8 +10,8 @@ from baton.contract.events import JobEvent
 from baton.contract.history import EventType
 from functions.domain.records import Event
 from functions.publishing.outbox import publish
-from tests.api_harness import NOW, Api, memory_api
-from tests.publishing import FakeBus, FakeDeadLetters, no_wait, stream_record
+from tests.kits.api.harness import NOW, Api, memory_api
+from tests.kits.api.stream_records import FakeBus, FakeDeadLetters, no_wait, stream_record
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "events.md"
 

@@ -15,10 +15,10 @@ from functions.local.triggers.stream_feed import StreamFeed
 from functions.publishing.bus import DeadLetterQueue, EventBridgeBus
 from functions.publishing.outbox import publish
 from functions.storage.tables import JOBS, STREAM, create_tables
-from tests.api_harness import Api, emulated_api
-from tests.clouds import moto_cloud
-from tests.emulator import unique
-from tests.publishing import FakeBus, FakeDeadLetters, no_wait, stream_record
+from tests.kits.api.harness import Api, emulated_api
+from tests.kits.api.stream_records import FakeBus, FakeDeadLetters, no_wait, stream_record
+from tests.kits.clouds.emulator import unique
+from tests.kits.clouds.store_sets import moto_cloud
 
 pytestmark = pytest.mark.emulator
 

@@ -16,7 +16,7 @@ from gpu_client.ring.core.ring import Ring, open_ring
 from gpu_client.ring.format.manifest import ObjectId
 from gpu_client.ring.format.objects import StoredSamples
 from gpu_client.ring.format.records import SAMPLES
-from tests.waiting import alive, until
+from tests.kits.waiting import alive, until
 
 pytestmark = pytest.mark.processes
 

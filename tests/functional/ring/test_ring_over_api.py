@@ -39,8 +39,8 @@ from gpu_client.ring.tools.status import read_status
 from gpu_client.transport.api.admin import RingCalls
 from gpu_client.transport.errors import UrlExpired
 from gpu_client.transport.net.connections import Connections
-from tests.emulator import unique
-from tests.served_api import ServedApi, served_api
+from tests.kits.api.served_api import ServedApi, served_api
+from tests.kits.clouds.emulator import unique
 
 pytestmark = pytest.mark.emulator
 

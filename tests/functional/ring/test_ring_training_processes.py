@@ -15,7 +15,7 @@ import pytest
 from gpu_client.ring.core.ring import make_ring
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
-from tests.waiting import until
+from tests.kits.waiting import until
 
 pytestmark = pytest.mark.processes
 

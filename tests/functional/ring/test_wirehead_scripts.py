@@ -16,7 +16,7 @@ import yaml
 from gpu_client.ring.core.ring import open_ring
 from gpu_client.ring.format.records import SAMPLES, WRITERS
 from gpu_client.ring.reading.reader import RingReader
-from tests.waiting import until
+from tests.kits.waiting import until
 
 pytestmark = pytest.mark.processes
 

@@ -16,9 +16,9 @@ from baton.contract.work import ReleaseRequest, WorkItem, WorkQuery
 from gpu_client.checkpoints.restore.checkpoint_restore import restore
 from gpu_client.checkpoints.save.checkpoint_commit import Committed, commit_checkpoint
 from gpu_client.transport.api.client import BatonClient
-from tests.emulator import unique
-from tests.stack import Stack
-from tests.trees import files_below, write_files
+from tests.kits.clouds.emulator import unique
+from tests.kits.files.directories import files_below, write_files
+from tests.kits.stack.stack import Stack
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 

@@ -24,8 +24,8 @@ from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import InvalidRequest, LeaseLost, NotFound, StepNotNewer, Unauthorized
 from gpu_client.transport.net.digests import hash_file
 from gpu_client.transport.transfer.manager import Download
-from tests.emulator import unique
-from tests.trees import files_below, write_files
+from tests.kits.clouds.emulator import unique
+from tests.kits.files.directories import files_below, write_files
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 

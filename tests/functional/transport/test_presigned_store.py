@@ -16,7 +16,7 @@ from gpu_client.transport.errors import ChecksumMismatch, FileChanged, ObjectMis
 from gpu_client.transport.net.digests import FileDigest, digest_bytes
 from gpu_client.transport.transfer.manager import Download, RangeDownload, Segment, Transfer, Upload
 from gpu_client.transport.transfer.parted_file import PARTS_FROM_BYTES
-from tests.emulator import unique
+from tests.kits.clouds.emulator import unique
 
 pytestmark = pytest.mark.emulator
 

@@ -27,8 +27,8 @@ from gpu_client.agent.workspace.slots import Workspace
 from gpu_client.training.channel import AgentChannel
 from gpu_client.training.protocol import TrainerDirective
 from gpu_client.transport.net.cancellation import CancelEvent, stop_if_set
+from tests.kits.waiting import until
 from tests.unit.agent.agent_kit import Heart, make_committed, make_item, make_manifest
-from tests.waiting import until
 
 SIGTERMED = ExitStatus(code=None, signal=15, oom_suspected=False, stopped_by_us=True)
 CLEAN = ExitStatus(code=0, signal=None, oom_suspected=False, stopped_by_us=False)

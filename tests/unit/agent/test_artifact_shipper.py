@@ -14,8 +14,8 @@ from gpu_client.agent.io import artifact_shipper
 from gpu_client.agent.io.artifact_shipper import ArtifactShipper
 from gpu_client.transport.errors import FileChanged, TransferCanceled, Unreachable
 from gpu_client.transport.net.cancellation import CancelEvent
+from tests.kits.waiting import until
 from tests.unit.agent.agent_kit import refusal
-from tests.waiting import until
 
 
 class Store:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gpu_client.agent.control import channel_messages, channel_server
 from gpu_client.agent.control.channel_messages import CheckpointNotice, Hello, TrainingProgress
 from gpu_client.agent.control.channel_server import ChannelServer
-from tests.waiting import soon
+from tests.kits.waiting import soon
 
 
 class Clock:

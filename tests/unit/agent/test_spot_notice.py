@@ -11,7 +11,7 @@ import requests
 
 from gpu_client.agent.app.preemption import Ec2Metadata, PreemptionMonitor, is_ec2
 from gpu_client.agent.app.shutdown import ShutdownLevel, ShutdownRequest
-from tests.metadata import MetadataService
+from tests.kits.network.instance_metadata import MetadataService
 
 NOTICE = '{"action": "terminate", "time": "2026-11-21T08:22:00Z"}'
 

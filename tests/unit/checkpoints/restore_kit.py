@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpu_client.checkpoints.restore.checkpoint_restore import Restored
-from tests.trees import files_below
+from tests.kits.files.directories import files_below
 from tests.unit.checkpoints.made_checkpoints import Maker
 
 

@@ -22,7 +22,7 @@ from gpu_client.checkpoints.restore.file_assembler import FileAssembler, RawStre
 from gpu_client.checkpoints.restore.restore_plan import PackRange, plan_ranges
 from gpu_client.transport.errors import ChecksumMismatch, TransferCanceled, UnsafePath
 from gpu_client.transport.transfer.transfer_requests import Segment
-from tests.trees import files_below
+from tests.kits.files.directories import files_below
 from tests.unit.checkpoints.made_checkpoints import Maker
 
 

@@ -14,7 +14,7 @@ from gpu_client.checkpoints.local import chunk_cache as module
 from gpu_client.checkpoints.local.chunk_cache import LocalChunkCache, find_excess_caches
 from gpu_client.transport.net.digests import digest_bytes
 from gpu_client.transport.transfer.transfer_requests import Segment
-from tests.trees import write_files
+from tests.kits.files.directories import write_files
 from tests.unit.checkpoints.fake_cloud import JOB_ID
 from tests.unit.checkpoints.made_checkpoints import Maker
 

@@ -19,7 +19,7 @@ from gpu_client.transport.errors import (
 )
 from gpu_client.transport.net.digests import digest_bytes
 from gpu_client.transport.transfer.manager import Transfer
-from tests.trees import files_below
+from tests.kits.files.directories import files_below
 from tests.unit.checkpoints.fake_cloud import EXPIRED, JOB_ID, FakeCloud
 from tests.unit.checkpoints.made_checkpoints import Maker, put
 from tests.unit.checkpoints.restore_kit import assert_restored, made

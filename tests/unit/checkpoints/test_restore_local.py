@@ -13,7 +13,7 @@ from gpu_client.checkpoints.local.chunk_cache import LocalChunkCache
 from gpu_client.checkpoints.restore.checkpoint_restore import restore
 from gpu_client.transport.net.digests import digest_bytes
 from gpu_client.transport.transfer.manager import Transfer
-from tests.trees import files_below, write_files
+from tests.kits.files.directories import files_below, write_files
 from tests.unit.checkpoints.fake_cloud import JOB_ID, FakeCloud
 from tests.unit.checkpoints.made_checkpoints import Maker, put
 from tests.unit.checkpoints.restore_kit import assert_restored, contents, made

@@ -12,7 +12,7 @@ from gpu_client.checkpoints.restore import restore_plan
 from gpu_client.checkpoints.restore.file_assembler import RawStream, can_stream
 from gpu_client.checkpoints.restore.restore_plan import PackRange
 from gpu_client.transport.errors import ChecksumMismatch, TransferCanceled
-from tests.trees import files_below
+from tests.kits.files.directories import files_below
 from tests.unit.checkpoints.made_checkpoints import Maker
 from tests.unit.checkpoints.test_assembly import Site
 

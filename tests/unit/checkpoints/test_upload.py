@@ -29,7 +29,7 @@ from gpu_client.transport.errors import (
     Unreachable,
 )
 from gpu_client.transport.transfer.manager import Transfer
-from tests.trees import write_files
+from tests.kits.files.directories import write_files
 from tests.unit.checkpoints.fake_cloud import EXPIRED, FakeCloud, refusal
 from tests.unit.transport.scripted_server import Handler, reply
 

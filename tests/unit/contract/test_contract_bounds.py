@@ -54,7 +54,7 @@ from baton.contract.work import (
     WorkQuery,
 )
 from functions.api.http.route import all_routes
-from tests.factories import CRC64, JOB_ID, digest
+from tests.kits.api.factories import CRC64, JOB_ID, digest
 
 REQUEST_MODULES = ("checkpoints", "jobs", "keys", "recipes.calls", "recipes.model", "transfers", "work")
 EXEMPT = {

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from baton.contract.manifest import MAX_MANIFEST_FILES, Manifest
-from tests.factories import JOB_ID, make_chunked, make_manifest
+from tests.kits.api.factories import JOB_ID, make_chunked, make_manifest
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from gpu_client.controller.action_executor import LoopCapabilities
 from gpu_client.controller.hardware_sampler import HardwareSampler
 from gpu_client.controller.knobs import Setting
 from gpu_client.controller.measurements import Measurements, TrainingClock
-from tests.waiting import soon
+from tests.kits.waiting import soon
 
 ALL = frozenset({"step.time", "data.wait", "ckpt.age", "wall", "lr"})
 

@@ -16,7 +16,7 @@ from gpu_client.datasets import folder_check as check_module
 from gpu_client.datasets.contact_sheet import MAX_SHOWN, draw_sheet, shown_of
 from gpu_client.datasets.folder_check import ALIKE_BITS, DatasetFinding, DatasetReport, aspect_ratio, check_folder
 from gpu_client.datasets.images import MAX_PIXELS, BadImageError, InspectedImage, inspect_image
-from tests.photographs import ODD_EXIF
+from tests.kits.dreambooth.photographs import ODD_EXIF
 
 PHOTOS: list[Image.Image] = [Image.fromarray(pixels) for pixels in load_sample_images().images]
 

@@ -18,7 +18,7 @@ from functions.domain.jobs import claim, complete, release
 from functions.domain.records import CheckpointRecord, Job
 from functions.domain.retention import expendable
 from functions.domain.transaction import CheckLease
-from tests.factories import (
+from tests.kits.api.factories import (
     JOB_ID,
     NOW,
     Held,

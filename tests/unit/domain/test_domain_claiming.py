@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from functions.domain.claiming import LARGEST_WINDOW, SMALLEST_WINDOW, ClaimWindow, suitable
-from tests.factories import NOW, make_job, make_spec, make_worker
+from tests.kits.api.factories import NOW, make_job, make_spec, make_worker
 
 
 class Always:

@@ -12,7 +12,7 @@ from functions.domain.api_keys import token_digest
 from functions.domain.leases import REPROOF_WINDOW_S, Fence, directive_for
 from functions.domain.reclaiming import Watch, reclaimable, watched
 from functions.domain.records import Lease
-from tests.factories import CLAIMANT, JOB_ID, NOW, TENANT, TOKEN, make_fence, make_held, make_job, make_lease
+from tests.kits.api.factories import CLAIMANT, JOB_ID, NOW, TENANT, TOKEN, make_fence, make_held, make_job, make_lease
 
 LIVE = make_lease()
 ORIGINAL = make_lease(token=None)

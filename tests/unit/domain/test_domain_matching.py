@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from functions.domain.matching import equals, mismatch
-from tests.factories import NOW, make_job, make_spec, make_worker
+from tests.kits.api.factories import NOW, make_job, make_spec, make_worker
 
 
 def job_that_needs(**requirements: Any) -> Any:

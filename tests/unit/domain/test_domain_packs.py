@@ -12,7 +12,7 @@ from functions.domain.errors import Refusal
 from functions.domain.packs import DEAD_AFTER_S, FUNCTION_TIMEOUT_S, CondemnPack, ReleasePack, Sighting
 from functions.domain.records import PackRecord
 from functions.domain.transaction import forget
-from tests.factories import JOB_ID, NOW, TENANT, make_job, make_pack, make_record
+from tests.kits.api.factories import JOB_ID, NOW, TENANT, make_job, make_pack, make_record
 
 PACK = make_pack()
 

@@ -17,7 +17,7 @@ from functions.domain.packs import let_go_of as after
 from functions.domain.records import Attempt, Job
 from functions.domain.retention import LATE_AFTER_S, after_failure, look_again
 from functions.domain.transaction import Transaction
-from tests.factories import (
+from tests.kits.api.factories import (
     JOB_ID,
     NOW,
     make_attempt,

@@ -17,7 +17,7 @@ from functions.domain.errors import Refusal
 from functions.domain.records import Job
 from functions.domain.retry import MAX_AVOIDED_MACHINES, avoided, backoff_s
 from functions.domain.transaction import Transaction
-from tests.factories import (
+from tests.kits.api.factories import (
     JOB_ID,
     NOW,
     Held,

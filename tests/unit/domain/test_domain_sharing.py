@@ -12,7 +12,7 @@ from baton.contract.recipes.plan import RunPlan, SharedFile, StepOrder
 from functions.domain.checkpoints import artifact_key
 from functions.domain.records import Job
 from functions.domain.sharing import SharedRecord, offered, replaces
-from tests.factories import CRC64, JOB_ID, NOW, TENANT, digest, make_ended, make_job, make_spec
+from tests.kits.api.factories import CRC64, JOB_ID, NOW, TENANT, digest, make_ended, make_job, make_spec
 
 KEY = digest("key")
 PLAN = RunPlan(steps=[StepOrder(name="train", command=["train"])], shared=[SharedFile(path="set.zip", key=KEY)])

@@ -15,7 +15,7 @@ from functions.domain import jobs as rules
 from functions.domain.errors import Refusal
 from functions.domain.records import Attempt, Job
 from functions.domain.transaction import Transaction
-from tests.factories import (
+from tests.kits.api.factories import (
     JOB_ID,
     NOW,
     make_attempt,

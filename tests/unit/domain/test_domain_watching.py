@@ -23,7 +23,7 @@ from functions.domain.watching import (
     rules_of,
     statuses,
 )
-from tests.factories import NOW, make_attempt, make_job, make_lease
+from tests.kits.api.factories import NOW, make_attempt, make_job, make_lease
 
 HERE = "rules: [{name: here, when: failures > 0, do: %s}]"
 

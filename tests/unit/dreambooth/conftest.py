@@ -13,8 +13,8 @@ from dreambooth_runs import Run, short_training, train_in
 from PIL import Image
 
 from gpu_client.training.dreambooth.sampling import class_images
-from tests.photographs import save_crops
-from tests.tiny_pipelines import save_tiny_sd, save_tiny_sdxl
+from tests.kits.dreambooth.photographs import save_crops
+from tests.kits.dreambooth.tiny_pipelines import save_tiny_sd, save_tiny_sdxl
 
 
 @pytest.fixture(autouse=True)

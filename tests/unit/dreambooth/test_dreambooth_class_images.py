@@ -21,7 +21,7 @@ from gpu_client.training.dreambooth.model.base_model import _fingerprint
 from gpu_client.training.dreambooth.model.lora import WEIGHTS_FILE
 from gpu_client.training.dreambooth.sampling import class_images
 from gpu_client.training.dreambooth.sampling.class_images import KEPT_SETS, class_images_key
-from tests.photographs import save_crops
+from tests.kits.dreambooth.photographs import save_crops
 
 PRIOR = {
     "with_prior_preservation": True,

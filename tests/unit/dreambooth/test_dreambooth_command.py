@@ -15,7 +15,7 @@ from dreambooth_runs import Run, outputs
 
 from gpu_client.training import dreambooth_lora
 from gpu_client.training.dreambooth.model.lora import WEIGHTS_FILE
-from tests.waiting import until
+from tests.kits.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 START_LIMIT_S = 120

@@ -23,7 +23,7 @@ from gpu_client.training.dreambooth.data.pictures import (
 )
 from gpu_client.training.dreambooth.errors import DataError
 from gpu_client.training.errors import CheckpointMismatchError
-from tests.photographs import ODD_EXIF, save_crops, subject
+from tests.kits.dreambooth.photographs import ODD_EXIF, save_crops, subject
 
 
 def config_with(**changed: Any) -> DreamboothConfig:

@@ -19,7 +19,7 @@ from gpu_client.training import dreambooth_lora
 from gpu_client.training.dreambooth.model.lora import WEIGHTS_FILE
 from gpu_client.training.dreambooth.model.optimization import Optimization
 from gpu_client.training.dreambooth.sampling import class_images
-from tests.photographs import save_crops
+from tests.kits.dreambooth.photographs import save_crops
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from gpu_client.training import dreambooth_lora
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.model.lora import WEIGHTS_FILE
 from gpu_client.training.dreambooth.settings import FREE, LearningSettings
-from tests.photographs import save_crops
+from tests.kits.dreambooth.photographs import save_crops
 
 EVERYTHING_STEPS = 6
 OTHERS = {

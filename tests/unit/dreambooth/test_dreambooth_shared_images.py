@@ -18,7 +18,7 @@ from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.model.lora import WEIGHTS_FILE
 from gpu_client.training.dreambooth.sampling.class_images import class_images_key
 from gpu_client.training.dreambooth.sampling.shared_images import SHARED_FILE, of_other_jobs, write_shared
-from tests.photographs import save_crops
+from tests.kits.dreambooth.photographs import save_crops
 
 PRIOR = {
     "with_prior_preservation": True,

@@ -19,8 +19,8 @@ from baton import Session
 from gpu_client.training import dreambooth_lora
 from gpu_client.training.dreambooth.model.lora import WEIGHTS_FILE
 from gpu_client.training.dreambooth.sampling.validation import GRID_FILE
-from tests.photographs import save_crops, subject
-from tests.tiny_pipelines import tiny_vae
+from tests.kits.dreambooth.photographs import save_crops, subject
+from tests.kits.dreambooth.tiny_pipelines import tiny_vae
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import ibm_original
+from tests.kits.ibm import trainer_controller
 
 
 @pytest.fixture(scope="session")
-def original() -> Iterator[ibm_original.Original]:
+def original() -> Iterator[trainer_controller.Original]:
     """Starting it takes seconds: it imports torch and transformers."""
-    with ibm_original.running() as process:
+    with trainer_controller.running() as process:
         yield process

@@ -15,9 +15,9 @@ from baton.contract.rules.engine.evaluator import Evaluator
 from baton.contract.rules.engine.verdicts import State
 from baton.contract.rules.language.faults import Code
 from gpu_client.importers.ibm.trainer_controller import _LINE, import_ibm
-from tests.ibm_cases import METRICS, Cases, line_of
-from tests.ibm_original import Decided, Original
-from tests.ibm_streams import RECORDED, Moment, observation_of, stream
+from tests.kits.ibm.cases import METRICS, Cases, line_of
+from tests.kits.ibm.streams import RECORDED, Moment, observation_of, stream
+from tests.kits.ibm.trainer_controller import Decided, Original
 from tests.properties.profiles import DEEP
 
 pytestmark = pytest.mark.processes

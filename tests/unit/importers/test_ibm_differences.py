@@ -10,9 +10,9 @@ import pytest
 from baton.contract.rules.engine.evaluator import Evaluator
 from baton.contract.rules.metrics import name_in_rules
 from gpu_client.importers.ibm.trainer_controller import import_ibm
-from tests.ibm_cases import line_of
-from tests.ibm_original import Original
-from tests.ibm_streams import Moment, stream
+from tests.kits.ibm.cases import line_of
+from tests.kits.ibm.streams import Moment, stream
+from tests.kits.ibm.trainer_controller import Original
 from tests.unit.importers.test_ibm_decisions import Told, by_the_import, config_of, told_by
 
 pytestmark = pytest.mark.processes

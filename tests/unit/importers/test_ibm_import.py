@@ -13,7 +13,7 @@ from baton.contract.rules.document.loader import load
 from baton.contract.rules.language.faults import Code
 from baton.contract.rules.limits import LIMITS
 from gpu_client.importers.ibm.trainer_controller import Imported, import_ibm
-from tests.ibm_cases import Cases
+from tests.kits.ibm.cases import Cases
 from tests.properties.profiles import machine_settings
 from tests.unit.importers.test_ibm_decisions import LINE, config_of
 

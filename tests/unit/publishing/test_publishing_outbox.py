@@ -14,7 +14,7 @@ from functions.domain.errors import StorageUnavailable
 from functions.publishing.entries import MAX_REQUEST_BYTES, Entry
 from functions.publishing.outbox import PERMANENT_REFUSALS, WAITS_S, publish
 from functions.storage.stream import is_transition
-from tests.publishing import (
+from tests.kits.api.stream_records import (
     JOB_ID,
     OTHER_JOB,
     OTHER_WRITES,

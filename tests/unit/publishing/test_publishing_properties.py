@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from baton.contract.events import JobEvent
 from functions.publishing.entries import Entry
 from functions.publishing.outbox import publish
-from tests.publishing import FakeBus, FakeDeadLetters, stream_record
+from tests.kits.api.stream_records import FakeBus, FakeDeadLetters, stream_record
 
 JOBS = [f"{index:08x}-cb76-4702-9fef-fcccd32594f1" for index in range(1, 5)]
 MAX_CALLS = 500

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tests.listening import Listening, QuietHandler
+from tests.kits.network.http_server import Listening, QuietHandler
 
 
 @dataclass

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from gpu_client.ring.reading.loader import POLL_S, Ahead
-from tests.waiting import soon
+from tests.kits.waiting import soon
 
 
 def test_one_batch_is_taken_before_it_is_asked_for_and_no_more() -> None:

@@ -22,7 +22,7 @@ from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.reading.loader import RingLoader
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from tests.waiting import soon
+from tests.kits.waiting import soon
 
 NOBODY: dict[str, str] = {}
 

@@ -22,7 +22,7 @@ from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.s3 import BucketStore
 from gpu_client.ring.store.s3_client import Bucket, Endpoint, Signer, region_of
 from gpu_client.ring.store.uri import store_at
-from tests.second_store import ACCESS_KEY_ID, SECRET_ACCESS_KEY, SecondStore
+from tests.kits.clouds.second_store import ACCESS_KEY_ID, SECRET_ACCESS_KEY, SecondStore
 from tests.unit.ring.scripted_store import Scripted, ScriptedStore, refusal
 
 NOW = datetime(2026, 11, 22, 12, 30, tzinfo=UTC)

@@ -10,8 +10,8 @@ from functions.domain.webhooks import Delivery
 from functions.storage.dynamodb.webhooks import DynamoWebhookStore
 from functions.storage.tables import WEBHOOKS
 from functions.webhooks.event_queue import QueuedEvent, SqsDeliveryQueue
-from tests.hooks import HOOK_ID, SECRET, make_event, make_webhook
-from tests.publishing import AT, JOB_ID, OTHER_JOB
+from tests.kits.api.stream_records import AT, JOB_ID, OTHER_JOB
+from tests.kits.api.webhooks import HOOK_ID, SECRET, make_event, make_webhook
 
 
 class Recorder:

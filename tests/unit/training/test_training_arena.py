@@ -20,7 +20,7 @@ from torch import nn
 
 from baton import CheckpointWriteError, Session
 from gpu_client.training.checkpoint import checkpoint_directory, shared_memory
-from tests.waiting import soon
+from tests.kits.waiting import soon
 
 
 class Scene:

@@ -17,7 +17,7 @@ from listening_agent import ListeningAgent
 from gpu_client.training import channel as channel_module
 from gpu_client.training.channel import AgentChannel
 from gpu_client.training.protocol import MAX_LINE_BYTES, MAX_RULES_LINE_BYTES, TrainerDirective, parse_directive
-from tests.waiting import soon
+from tests.kits.waiting import soon
 
 # Newer Pythons warn about forking a process that has threads; nothing is done in the child that needs them.
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")

@@ -13,7 +13,7 @@ from listening_agent import ListeningAgent
 from session_helpers import Counter, names
 
 from baton import Session, SessionError
-from tests.waiting import soon
+from tests.kits.waiting import soon
 
 # Newer Pythons warn about forking a process that has threads; nothing is done in the child that needs them.
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")

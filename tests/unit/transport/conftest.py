@@ -7,7 +7,7 @@ import pytest
 
 from gpu_client.transport.net.connections import Connections
 from gpu_client.transport.transfer.manager import Transfer
-from tests.certificates import throwaway_certificate
+from tests.kits.network.certificates import throwaway_certificate
 from tests.unit.transport.relay_kit import part_of, relay, store, time, worker  # noqa: F401 - fixtures
 from tests.unit.transport.scripted_server import ScriptedServer
 

@@ -15,7 +15,7 @@ from gpu_client.transport.api.objects import Wanted
 from gpu_client.transport.errors import ChecksumMismatch, FalseDigest, NotFound, TransferCanceled, UnsafePath
 from gpu_client.transport.net.digests import digest_bytes
 from gpu_client.transport.transfer.manager import Transfer
-from tests.trees import files_below
+from tests.kits.files.directories import files_below
 from tests.unit.transport.scripted_server import ScriptedServer, reply
 
 BUCKET = "training-checkpoints"

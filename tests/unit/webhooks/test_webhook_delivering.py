@@ -22,9 +22,9 @@ from functions.webhooks.batch_consumer import consume_batch
 from functions.webhooks.delivery import deliver
 from functions.webhooks.event_queue import MAX_MESSAGE_BYTES, WEBHOOK_CACHE_S, QueuedEvent, Subscribers
 from functions.webhooks.http_delivery import PostOutcome
-from tests.fakes import FakeLine
-from tests.hooks import HOOK_ID, SECRET, line_record, make_event, make_webhook
-from tests.publishing import AT, OTHER_JOB, TENANT, stream_record
+from tests.kits.api.fakes import FakeLine
+from tests.kits.api.stream_records import AT, OTHER_JOB, TENANT, stream_record
+from tests.kits.api.webhooks import HOOK_ID, SECRET, line_record, make_event, make_webhook
 from tests.twins.cloud import MemoryCloud
 
 NOW = AT + 60

@@ -18,7 +18,7 @@ from baton.contract.rules.metrics import Metric, MetricCatalog
 from baton.contract.rules.windows.series import SCALE_STEP, ObservationClock
 from baton.contract.rules.windows.sliding_windows import Moments
 from baton.contract.rules.windows.window_fast_paths import MOMENT_READERS, Reader
-from tests.naive_rules import World
+from tests.kits.rules.naive_evaluator import World
 from tests.properties.profiles import machine_settings
 
 METRICS = MetricCatalog([Metric("x"), Metric("y")])

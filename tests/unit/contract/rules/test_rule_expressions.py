@@ -9,7 +9,7 @@ import pytest
 from baton.contract.rules.language.checker import check_condition
 from baton.contract.rules.language.faults import Code
 from baton.contract.rules.metrics import MetricCatalog, canonical_name, is_name
-from tests.rule_expressions import METRICS, fault_of, value_of
+from tests.kits.rules.expressions import METRICS, fault_of, value_of
 
 
 @pytest.mark.parametrize(

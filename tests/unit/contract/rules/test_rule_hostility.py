@@ -20,8 +20,8 @@ from baton.contract.rules.language.parser import _Parser
 from baton.contract.rules.language.syntax_tree import Node
 from baton.contract.rules.limits import LIMITS, Limits
 from baton.contract.rules.metrics import MetricCatalog
-from tests.rule_corpora import HEAVIEST, HOSTILE, HOSTILE_TEXTS, KNOWN, wrong_conditions
-from tests.rule_expressions import METRICS, fault_of, value_of
+from tests.kits.rules.corpora import HEAVIEST, HOSTILE, HOSTILE_TEXTS, KNOWN, wrong_conditions
+from tests.kits.rules.expressions import METRICS, fault_of, value_of
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -185,7 +185,7 @@ def test_wrong_names_types_and_units_are_refused_to_the_last() -> None:
 
 
 SLOW_S = 0.02
-"""Twenty times the target that the bench measures (tests/performance/README.md): processors of others differ."""
+"""Twenty times the target that the bench measures (bench/README.md): processors of others differ."""
 
 
 def cpu_s(work: Callable[[], object]) -> float:

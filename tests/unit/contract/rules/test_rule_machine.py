@@ -13,7 +13,7 @@ from baton.contract.rules.document.loader import load_values
 from baton.contract.rules.document.rule import Rule
 from baton.contract.rules.engine.evaluator import Evaluator
 from baton.contract.rules.engine.verdicts import Operand, State, Verdict
-from tests.naive_rules import NaiveRule, World
+from tests.kits.rules.naive_evaluator import NaiveRule, World
 from tests.properties.profiles import machine_settings
 
 

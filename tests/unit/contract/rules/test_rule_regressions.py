@@ -9,7 +9,7 @@ from baton.contract.rules.engine.evaluator import Evaluator
 from baton.contract.rules.engine.verdicts import State
 from baton.contract.rules.language.checker import check_condition
 from baton.contract.rules.language.faults import Code
-from tests.rule_expressions import METRICS, value_of
+from tests.kits.rules.expressions import METRICS, value_of
 
 
 def evaluator_of(when: str, **more: object) -> Evaluator:

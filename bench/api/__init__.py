@@ -1,0 +1,1 @@
+"""Calls of the API: requests, units, latency, claims, cold starts."""

@@ -1,0 +1,1 @@
+"""Costs of the control plane from counted calls and list prices."""

@@ -1,0 +1,208 @@
+"""What each call is billed as, recorded in a run on the emulated cloud: units, not money.
+
+.venv/bin/python -m bench.costs.call_costs > bench/costs/call_costs.json
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import requests
+
+from baton.contract.manifest import Chunk, ChunkedFile, Manifest, Pack
+from baton.contract.names import Scope
+from baton.contract.output import MAX_POINTS, LogChunk, ReportedPoint
+from baton.contract.work import HeartbeatRequest, ReleaseRequest, WorkItem
+from bench.api.request_counts import FILES
+from bench.costs.units import Meter
+from bench.harness.plane import TENANT, Plane
+from functions.api.admin.keys import new_key
+from functions.api.checkpoints.retention import run_due_retentions
+from functions.api.http.authorizer import authorize
+from functions.api.operations.sweeper import sweep
+from functions.api.rules.rule_evaluation_runs import look_at_all
+from functions.domain.keys import DUE_BUCKET_S
+from functions.storage.clients import dynamodb_client
+from functions.webhooks.delivery import deliver
+from functions.webhooks.event_queue import QueuedEvent
+from functions.webhooks.http_delivery import PostOutcome
+from gpu_client.checkpoints.save.checkpoint_commit import commit_checkpoint
+from gpu_client.transport.transfer.manager import Transfer
+from tests.kits.api.webhooks import make_event, make_webhook
+from tests.kits.clouds.emulator import CREDENTIALS
+from tests.kits.files.stored_files import pack_of
+
+RECORDED = Path(__file__).with_suffix(".json")
+WAITING = 20
+"""Jobs in the queue while one is claimed: more than a claim looks at."""
+EARLIER_COMMITS = 4
+"""From then on each commit lets an old checkpoint go: the usual case."""
+FURTHER_PACKS = 4
+WATCHED = "rules: [{name: dear, when: cost > 40, do: stop}, {name: silent, when: heartbeat.age > 1h, do: {alert: x}}]"
+LOG_LINE = "{'loss': 0.0421, 'grad_norm': 0.913, 'learning_rate': 9.2e-05, 'epoch': 3.1}"
+LOG_LINES = 200
+LOG_POINT = ReportedPoint(step=1200, at=1_790_000_000.25, metrics={"loss": 0.0421, "grad_norm": "nan"})
+
+Billed = dict[str, float]
+
+
+def record(plane: Plane) -> dict[str, Billed]:
+    """Each call's `api` and `lambda` calls, read and write units, S3 requests."""
+    return _Recording(plane).run()
+
+
+class _Recording:
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+        self._meter = Meter(plane.dynamodb, plane.s3, dynamodb_client(plane.endpoint_url, **CREDENTIALS), plane.prefix)
+
+    def run(self) -> dict[str, Billed]:
+        plane = self._plane
+        asked_in_vain = self._billed(lambda: plane.claim(queue="empty"))
+        idle_sweep = self._billed(self._sweep, api=0)
+        plane.fill(WAITING, queue="busy")
+        claimed = self._billed(lambda: plane.claim(queue="busy"))
+        item, ending = plane.claimed(), plane.claimed()
+        watched_heartbeat, watched_look = self._watched()
+        return {
+            "authorizer": self._billed(self._authorizer(), api=0),
+            "claim": claimed,
+            "asked in vain": asked_in_vain,
+            "heartbeat": self._billed(lambda: self._heartbeat(item)),
+            "heartbeat in a new bucket": self._billed(lambda: self._heartbeat(item, later_s=DUE_BUCKET_S)),
+            "watched heartbeat": watched_heartbeat,
+            "watched look": watched_look,
+            "log chunk": self._billed(lambda: self._log(item)),
+            "checkpoint": self._checkpoint(item),
+            "pack": self._further_pack(),
+            "end": self._billed(lambda: self._release(ending)),
+            "idle sweep": idle_sweep,
+            # The authorizer looks up a key that is not known, and the function of heartbeats answers so.
+            "probe": self._billed(self._authorizer(known=False), functions=2),
+            "delivery": self._billed(self._delivery(), api=0),
+        }
+
+    def _billed(self, call: Callable[[], object], *, api: int = 1, functions: int = 1) -> Billed:
+        with self._meter.billed() as billed:
+            call()
+        return _sorted(billed, api=api, functions=functions)
+
+    def _authorizer(self, *, known: bool = True) -> Callable[[], object]:
+        context = self._plane.context
+        key, whole = new_key(
+            context.random, tenant=TENANT, name="bench", scopes=[Scope.WORKER], now=context.clock.now(), expires_at=None
+        )
+        if known:
+            context.tokens.put_key(key)
+        return lambda: authorize({"headers": {"x-api-key": whole}}, context.tokens, context.clock.now(), context.leases)
+
+    def _delivery(self) -> Callable[[], object]:
+        """To a webhook that takes what it is told."""
+        webhooks, webhook = self._plane.context.webhooks, make_webhook(tenant=TENANT)
+        webhooks.put(webhook)
+        body = QueuedEvent(TENANT, webhook.id, make_event(1)).as_json()
+        now = self._plane.context.clock.now()
+        record = {"body": body, "attributes": {"ApproximateReceiveCount": "1", "SentTimestamp": str(now * 1000)}}
+        return lambda: deliver(record, webhooks, lambda *_: PostOutcome(200), now)
+
+    def _heartbeat(self, item: WorkItem, *, later_s: int = 0) -> None:
+        metrics = {"loss": 0.0421, "grad_norm": 0.913, "learning_rate": 9.2e-05, "samples_per_s": 41.5}
+        self._plane.worker_call(
+            "POST /heartbeat/{id}",
+            path={"id": item.id},
+            body=HeartbeatRequest(step=1200, total_steps=5000, metrics=metrics, phase="training"),
+            headers={"x-lease-token": item.lease_token},
+            context=dataclasses.replace(self._plane.context, clock=_Ahead(later_s)),
+        )
+
+    def _watched(self) -> tuple[Billed, Billed]:
+        """A heartbeat, and a turn of the sweeper, for a job whose rules the control plane evaluates."""
+        plane = self._plane
+        plane.submit_watched(WATCHED, queue="watched")
+        item = WorkItem.model_validate(plane.claim(queue="watched")[0])
+        heartbeat = self._billed(lambda: self._heartbeat(item))
+        jobs, leases, later = plane.context.jobs, plane.context.leases, plane.context.clock.now() + 120
+        before = self._billed(lambda: jobs.due_rules(0, limit=1), api=0)
+        look = self._billed(lambda: look_at_all(jobs, leases, later), api=0)
+        beside = {unit: look[unit] - before.get(unit, 0) for unit in look if unit != "lambda"}
+        self._release(item)
+        return heartbeat, {unit: beside[unit] for unit in sorted(beside) if beside[unit]}
+
+    def _log(self, item: WorkItem) -> None:
+        self._plane.worker_call(
+            "POST /job/{id}/logs",
+            path={"id": item.id},
+            body=LogChunk(first_line=0, lines=[LOG_LINE] * LOG_LINES, points=[LOG_POINT] * MAX_POINTS),
+            headers={"x-lease-token": item.lease_token},
+        )
+
+    def _release(self, item: WorkItem) -> None:
+        self._plane.worker_call(
+            "POST /release", body=ReleaseRequest(job_id=item.id), headers={"x-lease-token": item.lease_token}
+        )
+
+    def _checkpoint(self, item: WorkItem) -> Billed:
+        """By the agent's own code, with the PUTs of its packs."""
+        with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder, closing(Transfer()) as transfer:
+            for step in range(1, EARLIER_COMMITS + 2):
+                directory = Path(folder, f"checkpoint-{step}")
+                directory.mkdir()
+                for name in FILES:
+                    (directory / name).write_bytes(f"{name} of step {step}".encode())
+                with self._meter.billed() as billed:
+                    done = commit_checkpoint(self._plane, transfer, item, directory, step)
+        billed["s3_put"] += done.uploaded_packs
+        return _sorted(billed, api=done.api_calls, functions=done.api_calls)
+
+    def _further_pack(self) -> Billed:
+        """What each pack of a checkpoint but the first adds, from its PUT to its end."""
+        few, many = self._commit_of_packs(1), self._commit_of_packs(1 + FURTHER_PACKS)
+        return {unit: (many[unit] - few[unit]) / FURTHER_PACKS for unit in sorted(many) if many[unit] != few[unit]}
+
+    def _commit_of_packs(self, packs: int) -> Counter[str]:
+        """A commit that lets as many packs go as it brings. Small ones: their size costs nothing."""
+        item = self._plane.claimed()
+        for step in range(1, EARLIER_COMMITS + 2):
+            contents = [f"pack {number} of step {step} of {item.id}".encode() for number in range(packs)]
+            manifest = _manifest(item, step, contents)
+            with self._meter.billed() as billed:
+                missing = self._plane.commit(item.lease_token, manifest).missing
+                stored = {pack.blake3: content for pack, content in zip(manifest.packs, contents, strict=True)}
+                for blob in missing:
+                    requests.put(blob.url, stored[blob.blake3], headers=blob.headers, timeout=10).raise_for_status()
+                if not self._plane.commit(item.lease_token, manifest).committed:
+                    raise RuntimeError("the checkpoint was not committed")
+        billed["s3_put"] += len(missing)
+        return billed
+
+    def _sweep(self) -> None:
+        context = self._plane.context
+        sweep(context.jobs, context.leases, context.clock)
+        run_due_retentions(context, context.clock.now())
+
+
+def _manifest(item: WorkItem, step: int, contents: list[bytes]) -> Manifest:
+    """Each content is a pack, a chunk and a file."""
+    packs = [Pack.model_validate(pack_of(content)) for content in contents]
+    chunks = [Chunk(blake3=pack.blake3, size_bytes=pack.size_bytes, pack=at) for at, pack in enumerate(packs)]
+    files = [ChunkedFile(path=f"shard-{at}", size_bytes=pack.size_bytes, chunks=[at]) for at, pack in enumerate(packs)]
+    return Manifest(version=2, job_id=item.id, step=step, epoch=item.epoch, packs=packs, chunks=chunks, files=files)
+
+
+class _Ahead:
+    def __init__(self, by_s: int) -> None:
+        self._by_s = by_s
+
+    def now(self) -> int:
+        return int(time.time()) + self._by_s
+
+
+def _sorted(billed: Counter[str], *, api: int, functions: int) -> Billed:
+    counted: dict[str, float] = {"api": api, "lambda": functions, **billed}
+    return {name: counted[name] for name in sorted(counted) if counted[name]}

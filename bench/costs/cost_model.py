@@ -1,0 +1,258 @@
+"""Money: what an hour of a GPU costs, from list prices and from what calls are billed as. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from baton.contract.output import LONGEST_LOG_WAIT_S
+from bench.costs import prices
+from bench.costs.call_costs import Billed
+from cdk.resources.api import AUTHORIZER_CACHE_S
+from cdk.resources.functions import MEMORY_MIB
+from functions.domain.keys import DUE_BUCKET_S
+from gpu_client.checkpoints.format.packing import PackCutter
+
+HOUR_S = 3600
+MONTH_H = 730
+K = 1000
+"""GPU-hours that the tables are for."""
+
+HEARTBEAT_S = 30
+CHECKPOINT_S = 600
+CHECKPOINT_BYTES = 10**9
+PACK_BYTES = PackCutter(CHECKPOINT_BYTES).min_bytes * 46 // 32
+"""Mean bytes of a pack: a content-defined cut follows 32 MiB after about 14 MiB more (`format/packing.py`)."""
+ALL_NEW_PACKS = -(-CHECKPOINT_BYTES // PACK_BYTES)
+"""Of a checkpoint of which nothing was stored before, and which no codec makes smaller: the worst case."""
+ATTEMPT_H = 4
+"""How long a machine keeps a job: a claim and an end in that time."""
+FLEET = 100
+"""GPUs that share a key and a sweeper."""
+POLL_S = 15
+"""Mean of the agent's pause while there is no work, 0 to 30 s."""
+SWEPT_SHARE = 1 - 90 / DUE_BUCKET_S
+"""Of the live leases, how many the index `due` shows to a sweep, with leases of 90 s."""
+SWEPT_READS = 0.5
+"""Of each: eventually consistent."""
+ALARMS = 49
+"""About: two for each function, table and index, and some more."""
+POLLS_AT_ONCE, POLL_LASTS_S = 5, 20
+"""How Lambda asks an empty queue, all the time. Assumed."""
+LOOKED_UP_S = 60
+"""How often the publisher asks again who wants to be told (functions/webhooks/event_queue.py)."""
+DURATION_MS = {
+    "heartbeat": 10,
+    "watched heartbeat": 25,
+    "watched look": 15,
+    "authorizer": 8,
+    "claim": 30,
+    "end": 30,
+    "asked in vain": 20,
+    "checkpoint": 60,
+    "log chunk": 25,
+    "sweep": 60,
+    "probe": 7,
+    "publish": 20,
+    "delivery": 200,
+}
+"""Billed per call. Assumed: nothing measured here is AWS's. A heartbeat takes 1.5 ms of CPU on the bench's machine; a
+function of 512 MiB has 0.29 of a processor, and DynamoDB answers in some 4 ms."""
+PLATFORM_LOG_BYTES, OWN_LOG_BYTES, ACCESS_LOG_BYTES = 400, 350, 300
+"""Lambda's three lines of a call, our own (none for a heartbeat), the API's."""
+
+CHECKPOINTS, FURTHER_PACKS = "checkpoints, of one new pack", "their further packs"
+SWEEPING = "sweeper, the fleet's share"
+PROBING = "its probe of the API, the fleet's share"
+QUEUE_REQUESTS = 3
+"""Of a message: sent, received, deleted."""
+
+PEER_PART_BYTES = 10 * 2**20
+"""Kelpie and the original upload in parts of 10 MiB, with two more requests an upload."""
+BOUND_CONTROL, BOUND_KELPIE, BOUND_ORIGINAL = 0.35, 0.35, 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """USD per hour of one GPU, by service."""
+
+    what: str
+    per_hour: float
+    api: float = 0
+    functions: float = 0
+    dynamodb: float = 0
+    s3: float = 0
+    events: float = 0
+    logs: float = 0
+
+    @property
+    def control(self) -> float:
+        """API, Lambda and DynamoDB together."""
+        return self.api + self.functions + self.dynamodb
+
+    @property
+    def total(self) -> float:
+        """Everything."""
+        return self.control + self.s3 + self.events + self.logs
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Of one hour of one GPU that trains, and of what is beside it."""
+
+    billed: Mapping[str, Billed]
+    fleet: int = FLEET
+    new_packs: int = ALL_NEW_PACKS
+    """What each checkpoint brings."""
+    rows: list[Row] = field(init=False)
+
+    def __post_init__(self) -> None:
+        heartbeats, moves = HOUR_S / HEARTBEAT_S, HOUR_S / DUE_BUCKET_S
+        checkpoints, attempts = HOUR_S / CHECKPOINT_S, 1 / ATTEMPT_H
+        rows = [
+            self._row("heartbeats", "heartbeat", heartbeats - moves),
+            self._row("heartbeats that move the lease's index", "heartbeat in a new bucket", moves),
+            self._row("authorizer", "authorizer", HOUR_S / AUTHORIZER_CACHE_S / self.fleet),
+            self._row(CHECKPOINTS, "checkpoint", checkpoints),
+            self._row(FURTHER_PACKS, "pack", checkpoints * (self.new_packs - 1)),
+            self._row("log chunks", "log chunk", HOUR_S / LONGEST_LOG_WAIT_S),
+            self._row("claims", "claim", attempts),
+            self._row("ends of attempts", "end", attempts),
+            self._row(SWEEPING, "idle sweep", 60 / self.fleet),
+            self._row(PROBING, "probe", 60 / self.fleet),
+            Row(
+                what="sweeper, reading this lease",
+                per_hour=60,
+                dynamodb=60 * SWEPT_SHARE * SWEPT_READS * prices.READ.usd,
+            ),
+            self._published(_events_per_hour()),
+        ]
+        object.__setattr__(self, "rows", rows)
+
+    def sum(self, of: Callable[[Row], float]) -> float:
+        """USD per hour over all rows."""
+        return sum(of(row) for row in self.rows)
+
+    @property
+    def control(self) -> float:
+        """API, Lambda, DynamoDB: USD per GPU-hour."""
+        return self.sum(lambda row: row.control)
+
+    @property
+    def control_besides_checkpoints(self) -> float:
+        """The same of everything but checkpoints."""
+        return self.sum(lambda row: 0 if row.what in (CHECKPOINTS, FURTHER_PACKS) else row.control)
+
+    @property
+    def with_s3(self) -> float:
+        """The same with S3's requests."""
+        return self.control + self.sum(lambda row: row.s3)
+
+    @property
+    def within_bounds(self) -> bool:
+        """True if the control plane's bound holds, and those with S3's requests."""
+        bound = min(BOUND_KELPIE * kelpie_usd(), BOUND_ORIGINAL * original_usd())
+        return self.control * K <= BOUND_CONTROL and self.with_s3 <= bound
+
+    @property
+    def webhook(self) -> Row:
+        """An hour's events, each told to one webhook: put in line, taken out, delivered, noted."""
+        row = self._row("a webhook", "delivery", _events_per_hour())
+        return replace(row, events=row.per_hour * QUEUE_REQUESTS * prices.QUEUE.usd)
+
+    @property
+    def watching(self) -> float:
+        """USD per hour of a job with rules of the control plane, besides: dearer heartbeats, and a look each minute."""
+        plain, watched, look = (self.billed[call] for call in ("heartbeat", "watched heartbeat", "watched look"))
+        heartbeat = billed_usd(watched) - billed_usd(plain) + call_usd("watched heartbeat") - call_usd("heartbeat")
+        of_sweeper = billed_usd(look) + call_usd("watched look") - prices.LAMBDA_REQUEST.usd
+        return HOUR_S / HEARTBEAT_S * heartbeat + 60 * of_sweeper
+
+    @property
+    def polling(self) -> Row:
+        """An hour of a worker that asks and gets nothing."""
+        return self._row("asking for work", "asked in vain", HOUR_S / POLL_S)
+
+    @property
+    def idle_month(self) -> dict[str, float]:
+        """USD a month of a deployment that nobody uses."""
+        sweeps = self._row("sweeper", "idle sweep", 60)
+        return {
+            "the sweeper, once a minute": (sweeps.control + sweeps.logs) * MONTH_H,
+            "Lambda's asking the webhooks' queue": MONTH_H * HOUR_S / POLL_LASTS_S * POLLS_AT_ONCE * prices.QUEUE.usd,
+            f"some {ALARMS} alarms": ALARMS * prices.ALARM_MONTH.usd,
+            "dashboard, if three others exist": prices.DASHBOARD_MONTH.usd,
+            "our own metrics: none is written while nothing happens": 0.0,
+        }
+
+    def _row(self, what: str, call: str, per_hour: float) -> Row:
+        billed = self.billed[call]
+        function = {"heartbeat in a new bucket": "heartbeat", "idle sweep": "sweep"}.get(call, call)
+        calls, api = billed.get("lambda", 0), billed.get("api", 0)
+        log_bytes = calls * PLATFORM_LOG_BYTES + api * ACCESS_LOG_BYTES
+        if function not in ("heartbeat", "authorizer", "sweep", "probe"):
+            log_bytes += calls * OWN_LOG_BYTES
+        return Row(
+            what=what,
+            per_hour=per_hour,
+            api=per_hour * api * prices.API.usd,
+            functions=per_hour * calls * call_usd(function) if calls else 0,
+            dynamodb=per_hour * (billed.get("read", 0) * prices.READ.usd + billed.get("write", 0) * prices.WRITE.usd),
+            s3=per_hour * (billed.get("s3_put", 0) * prices.S3_PUT.usd + billed.get("s3_get", 0) * prices.S3_GET.usd),
+            logs=per_hour * log_bytes / 1e9 * prices.LOG_GB.usd,
+        )
+
+    def _published(self, per_hour: float) -> Row:
+        return Row(
+            what="events on the bus",
+            per_hour=per_hour,
+            functions=per_hour * call_usd("publish"),
+            dynamodb=min(per_hour, HOUR_S / LOOKED_UP_S / self.fleet) * prices.READ.usd,
+            events=per_hour * prices.EVENT.usd,
+            logs=per_hour * PLATFORM_LOG_BYTES / 1e9 * prices.LOG_GB.usd,
+        )
+
+
+def _events_per_hour() -> float:
+    return HOUR_S / CHECKPOINT_S + 2 / ATTEMPT_H
+
+
+def smallest_fleet(billed: Mapping[str, Billed]) -> int:
+    """How many GPUs must share a key and a sweeper for the bound of the control plane to hold, besides checkpoints."""
+    return next(
+        fleet for fleet in count(1) if Costs(billed, fleet=fleet).control_besides_checkpoints * K <= BOUND_CONTROL
+    )
+
+
+def most_packs(billed: Mapping[str, Billed]) -> int:
+    """How many packs each checkpoint may bring for all bounds to hold."""
+    return next(packs for packs in count(1) if not Costs(billed, new_packs=packs + 1).within_bounds)
+
+
+def billed_usd(billed: Billed) -> float:
+    """DynamoDB's and S3's part of a call."""
+    unit_prices = {"read": prices.READ, "write": prices.WRITE, "s3_put": prices.S3_PUT, "s3_get": prices.S3_GET}
+    return sum(billed.get(unit, 0) * price.usd for unit, price in unit_prices.items())
+
+
+def call_usd(function: str) -> float:
+    gb_s = MEMORY_MIB / 1024 * DURATION_MS[function] / 1000
+    return prices.LAMBDA_REQUEST.usd + gb_s * prices.LAMBDA_GB_S.usd
+
+
+def kelpie_usd() -> float:
+    """Kelpie's GPU-hour: per heartbeat a request, a KV read, two rows; R2 for checkpoints."""
+    heartbeat = prices.WORKERS_REQUEST.usd + prices.KV_READ.usd + 2 * prices.D1_ROW.usd
+    return HOUR_S / HEARTBEAT_S * heartbeat + _peer_puts() * prices.R2_PUT.usd
+
+
+def original_usd() -> float:
+    """The original's: per heartbeat a request, a KV read, five rows; every part is a request and a KV read too."""
+    beat = prices.WORKERS_REQUEST.usd + prices.KV_READ.usd + 5 * prices.D1_ROW.usd
+    part = prices.R2_PUT.usd + prices.WORKERS_REQUEST.usd + prices.KV_READ.usd
+    return HOUR_S / HEARTBEAT_S * beat + _peer_puts() * part
+
+
+def _peer_puts() -> float:
+    return HOUR_S / CHECKPOINT_S * (-(-CHECKPOINT_BYTES // PEER_PART_BYTES) + 2)

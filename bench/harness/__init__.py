@@ -1,0 +1,1 @@
+"""Figures, reports, turns, and the control planes that benches measure."""

@@ -1,0 +1,78 @@
+"""Processes of a ring's bench, forked from one that has loaded everything, so that many start in a moment."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from ctypes import c_int64
+from multiprocessing.context import ForkServerProcess
+from typing import Any
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["bench.ring.roles"])
+_POLL_S = 0.02
+
+
+class Counters:
+    """Whole numbers that processes count up, each its own; they outlive whoever is killed."""
+
+    def __init__(self, names: Sequence[str], processes: int) -> None:
+        self._places = {name: place for place, name in enumerate(names)}
+        self._width = len(names)
+        self._values = CONTEXT.RawArray(c_int64, len(names) * processes)
+
+    def add(self, name: str, process: int, number: int = 1) -> None:
+        """Only the process itself does this."""
+        self._values[process * self._width + self._places[name]] += number
+
+    def put(self, name: str, process: int, number: int) -> None:
+        """Only the process itself does this."""
+        self._values[process * self._width + self._places[name]] = number
+
+    def of(self, name: str, process: int) -> int:
+        """As it is now."""
+        return int(self._values[process * self._width + self._places[name]])
+
+    def total(self, name: str) -> int:
+        """Of all processes."""
+        return sum(self._values[self._places[name] :: self._width])
+
+
+def begun(role: Callable[..., None], *arguments: Any) -> ForkServerProcess:
+    """A process that runs a function of `roles`."""
+    process = CONTEXT.Process(target=role, args=arguments)
+    process.start()
+    return process
+
+
+@contextlib.contextmanager
+def population(role: Callable[..., None], arguments: Sequence[Sequence[Any]]) -> Iterator[list[ForkServerProcess]]:
+    """One process for each; what still runs at the end is killed. The list may be changed meanwhile."""
+    processes = [begun(role, *one) for one in arguments]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def ended_well(processes: Sequence[ForkServerProcess], timeout_s: float) -> None:
+    """Wait for all. Raises RuntimeError for one that failed or goes on."""
+    deadline = time.monotonic() + timeout_s
+    for process in processes:
+        process.join(max(deadline - time.monotonic(), 0.01))
+        if process.exitcode != 0:
+            raise RuntimeError(f"a process of the bench ended with {process.exitcode} instead of 0")
+
+
+def wait_for(ready: Callable[[], bool], what: str, timeout_s: float) -> float:
+    """Seconds that it took. Raises TimeoutError."""
+    began_at = time.monotonic()
+    while not ready():
+        if time.monotonic() - began_at > timeout_s:
+            raise TimeoutError(f"{what}: not after {timeout_s:g} s")
+        time.sleep(_POLL_S)
+    return time.monotonic() - began_at

@@ -1,0 +1,1 @@
+"""Rules in a training, at several ranks, under edits, and in the back-test."""

@@ -1,0 +1,155 @@
+"""How long it takes until an edited rule is in force in a running training, with a real agent and the local stack."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import quantiles
+from typing import TypeVar
+
+from baton.contract.jobs import JobState, JobSubmit, Policy
+from bench.harness.figures import Figure
+from bench.harness.local_stack import RunningStack, clean_environment
+from bench.training.contenders import ROOT
+
+HEARTBEAT_S = 1
+STEP_S = 0.05
+EDITS = 20
+TIMEOUT_S = 60.0
+POLL_S = 0.01
+QUEUE = "edits"
+
+T = TypeVar("T")
+
+
+def measure(stack: RunningStack, scratch: Path, *, rounds: int, edits: int = EDITS) -> list[Figure]:
+    """In each round so many edits of one training's rules, at any moment between two heartbeats."""
+    chance = random.Random(1)
+    applied_s: list[list[float]] = []
+    told_s: list[list[float]] = []
+    with _agent(stack, scratch):
+        for number in range(rounds):
+            applied, told = _edited(stack, scratch / f"trace-{number}.jsonl", edits, chance)
+            applied_s.append(applied)
+            told_s.append(told)
+    details = {
+        "edits in a round": edits,
+        "heartbeat_interval_s": HEARTBEAT_S,
+        "step_s": STEP_S,
+        "all, s": [[round(one, 3) for one in each] for each in applied_s],
+    }
+    return [
+        Figure(
+            name="rules edited: in force in the training (p95)",
+            unit="s",
+            rounds=[_p95(each) for each in applied_s],
+            baseline_name="heartbeat + 2 steps",
+            baseline=[HEARTBEAT_S + 2 * STEP_S] * rounds,
+            at_most=1.0,
+            details=details,
+        ),
+        Figure(
+            name="rules edited: acknowledged (p95)",
+            unit="s",
+            rounds=[_p95(each) for each in told_s],
+            baseline_name="2 heartbeats + 2 steps",
+            baseline=[2 * HEARTBEAT_S + 2 * STEP_S] * rounds,
+        ),
+    ]
+
+
+def _edited(stack: RunningStack, trace: Path, edits: int, chance: random.Random) -> tuple[list[float], list[float]]:
+    """Seconds from each edit until it was in force, and until the control plane could say so."""
+    with stack.client("submit") as client:
+        job = JobSubmit(
+            command=[sys.executable, "-m", "bench.rules.edited_process"],
+            queue=QUEUE,
+            parameters={"steps": 1_000_000, "step_s": STEP_S, "trace": str(trace)},
+            outputs=["end.json"],
+            environment={"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])},
+            policy=Policy(heartbeat_interval_s=HEARTBEAT_S, max_failures=1),
+            rules=_rules(0),
+        )
+        job_id = client.submit(job).id
+        _when(lambda: _in_force(trace).get(1), "the training with its first rules")
+        applied, told = [], []
+        for number in range(1, edits + 1):
+            time.sleep(chance.uniform(0, HEARTBEAT_S))
+            began = time.time()
+            revision = client.put_rules(job_id, _rules(number)).newest
+            if revision is None:
+                raise RuntimeError("the job has no rules after it was given some")
+            wanted = revision.revision
+
+            def acknowledged(wanted: int = wanted) -> float | None:
+                said = client.rules(job_id).acknowledged
+                return time.time() if said is not None and said.revision == wanted and said.step is not None else None
+
+            applied.append(_when(lambda wanted=wanted: _in_force(trace).get(wanted), "the edit in force") - began)
+            told.append(_when(acknowledged, "the acknowledgement") - began)
+        client.put_rules(job_id, '{"rules": [{"name": "end", "when": "step >= 1", "do": "stop"}]}')
+        _when(lambda: client.get_job(job_id).state is JobState.COMPLETE or None, "the end of the training")
+    return applied, told
+
+
+def _rules(number: int) -> str:
+    return json.dumps({"rules": [{"name": f"edit-{number}", "when": f"loss > {number + 10}", "do": "save"}]})
+
+
+def _in_force(trace: Path) -> dict[int, float]:
+    """When each revision came into force."""
+    if not trace.exists():
+        return {}
+    lines = [line for line in trace.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+    return {told["revision"]: told["at"] for told in map(json.loads, lines)}
+
+
+def _when(found: Callable[[], T | None], what: str) -> T:
+    deadline = time.monotonic() + TIMEOUT_S
+    while (it := found()) is None:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{what} did not come within {TIMEOUT_S:.0f} s")
+        time.sleep(POLL_S)
+    return it
+
+
+def _p95(values: list[float]) -> float:
+    return quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]
+
+
+@contextmanager
+def _agent(stack: RunningStack, scratch: Path) -> Iterator[None]:
+    """One that takes these jobs, one after the other."""
+    variables = {
+        "BATON_API_URL": stack.url,
+        "BATON_API_KEY": stack.keys["worker"],
+        "BATON_QUEUE": QUEUE,
+        "BATON_WORKSPACE": str(scratch / "workspace"),
+        "BATON_GPUS": "0",
+        "BATON_VRAM_GIB": "0",
+        "BATON_POLL_MAX_S": "0.5",
+        "BATON_POLL_MIN_S": "0.1",
+    }
+    with (scratch / "agent.log").open("wb") as output:
+        agent = subprocess.Popen(
+            [sys.executable, "-m", "gpu_client.agent"],
+            env=clean_environment() | variables,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield
+    finally:
+        agent.terminate()
+        try:
+            agent.wait(30)
+        except subprocess.TimeoutExpired:
+            agent.kill()
+            agent.wait()

@@ -1,0 +1,1 @@
+"""Overhead of agent and session on real trainings."""

@@ -1,0 +1,154 @@
+"""Sets of stores: the twins in memory, and the real ones on moto and on the emulated cloud."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from moto import mock_aws
+
+from baton.contract.names import BUCKETS
+from functions.domain.keys import job_id_of
+from functions.domain.ports import (
+    JobStore,
+    LeaseStore,
+    ObjectStore,
+    PackStore,
+    RecipeStore,
+    SharedStore,
+    TokenStore,
+    WebhookStore,
+)
+from functions.domain.rings import RingStore
+from functions.local.emulator import Emulator
+from functions.storage.clients import dynamodb_client, s3_client
+from functions.storage.dynamodb.jobs import DynamoJobStore
+from functions.storage.dynamodb.leases import DynamoLeaseStore
+from functions.storage.dynamodb.packs import DynamoPackStore
+from functions.storage.dynamodb.recipes import DynamoRecipeStore
+from functions.storage.dynamodb.rings import DynamoRings
+from functions.storage.dynamodb.sharing import DynamoSharedStore
+from functions.storage.dynamodb.tokens import DynamoTokenStore
+from functions.storage.dynamodb.webhooks import DynamoWebhookStore
+from functions.storage.s3.objects import S3ObjectStore
+from functions.storage.tables import HEARTBEATS, JOBS, create_tables
+from tests.kits.clouds.emulator import CREDENTIALS
+from tests.twins.cloud import MemoryCloud
+
+
+@dataclass
+class Cloud:
+    """One set of stores. `dynamodb` and `s3` are the clients beneath, None for the twins in memory."""
+
+    kind: str
+    jobs: JobStore
+    leases: LeaseStore
+    packs: PackStore
+    tokens: TokenStore
+    objects: ObjectStore
+    webhooks: WebhookStore
+    recipes: RecipeStore
+    shared: SharedStore
+    rings: RingStore
+    prefix: str = ""
+    dynamodb: Any = None
+    s3: Any = None
+    buckets: dict[str, str] = field(default_factory=dict)
+    memory: MemoryCloud | None = None
+
+    def members(self, index: str) -> set[str]:
+        """Ids of the jobs that a sparse index holds."""
+        if self.memory is not None:
+            state = self.memory.state
+            return set(getattr(state if index == "due" else state.jobs, index).members())
+        table = HEARTBEATS if index == "due" else JOBS
+        found: set[str] = set()
+        pages = self.dynamodb.get_paginator("scan").paginate(TableName=table.name(self.prefix), IndexName=index)
+        for page in pages:
+            found |= {job_id_of(item["pk"]["S"]) for item in page["Items"]}
+        return found
+
+    def raw(self, table: str, **key: str) -> dict[str, Any]:
+        """A stored item as it is; {} if there is none. Not for the twins in memory."""
+        answer = self.dynamodb.get_item(
+            TableName=f"{self.prefix}{table}", Key={name: {"S": value} for name, value in key.items()}
+        )
+        found: dict[str, Any] = answer.get("Item", {})
+        return found
+
+
+def memory_cloud() -> Cloud:
+    """The twins."""
+    memory = MemoryCloud()
+    return Cloud(
+        "memory",
+        memory.jobs,
+        memory.leases,
+        memory.packs,
+        memory.tokens,
+        memory.objects,
+        memory.webhooks,
+        memory.recipes,
+        memory.shared,
+        memory.rings,
+        memory=memory,
+    )
+
+
+def aws_cloud(kind: str, dynamodb: Any, s3: Any, prefix: str) -> Cloud:
+    """The real stores over these clients, on tables and buckets of their own."""
+    create_tables(dynamodb, prefix)
+    buckets = {name: f"{prefix}{name}" for name in BUCKETS}
+    for bucket in buckets.values():
+        s3.create_bucket(Bucket=bucket)
+    return Cloud(
+        kind,
+        DynamoJobStore(dynamodb, prefix),
+        DynamoLeaseStore(dynamodb, prefix),
+        DynamoPackStore(dynamodb, prefix),
+        DynamoTokenStore(dynamodb, prefix),
+        S3ObjectStore(s3, s3, buckets),
+        DynamoWebhookStore(dynamodb, prefix),
+        DynamoRecipeStore(dynamodb, prefix),
+        DynamoSharedStore(dynamodb, prefix),
+        DynamoRings(dynamodb, prefix),
+        prefix=prefix,
+        dynamodb=dynamodb,
+        s3=s3,
+        buckets=buckets,
+    )
+
+
+@contextmanager
+def moto_cloud() -> Iterator[Cloud]:
+    """On moto: for single-threaded use, since its conditional writes race."""
+    with mock_aws():
+        yield aws_cloud("moto", *_moto_clients(), "moto-")
+
+
+@cache
+def _moto_clients() -> tuple[Any, Any]:
+    # Once: making clients takes longer than most tests.
+    return dynamodb_client(**CREDENTIALS), s3_client(**CREDENTIALS)
+
+
+@dataclass(frozen=True)
+class MinistackClients:
+    """Clients for one running emulator, made once: making them takes longer than most tests."""
+
+    dynamodb: Any
+    s3: Any
+
+    @classmethod
+    def of(cls, emulator: Emulator) -> MinistackClients:
+        """Clients as a deployment has them."""
+        url = emulator.endpoint_url
+        return cls(dynamodb_client(url, **CREDENTIALS), s3_client(url, **CREDENTIALS))
+
+    def cloud(self) -> Cloud:
+        """Fresh tables and buckets."""
+        return aws_cloud("ministack", self.dynamodb, self.s3, f"t{uuid.uuid4().hex[:10]}-")

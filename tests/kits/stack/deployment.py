@@ -1,0 +1,145 @@
+"""The very stack that goes to AWS, deployed to the emulated cloud by the same command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import boto3
+import requests
+
+from baton.contract.events import JobEvent
+from baton.contract.names import BUCKETS, Scope
+from baton.contract.webhooks import DeliveryPage, DeliveryView
+from functions.local.emulator import Emulator
+from tests.kits.stack.control_plane import ControlPlane
+
+ROOT = Path(__file__).resolve().parents[3]
+STAGE = "e2e"
+DEPLOY_TIMEOUT_S = 240
+DEPLOYED_HERE = ("-c", "target=host", "-c", "disposable=true", "--require-approval=never")
+"""For functions that run on this machine."""
+
+
+class Deployment(ControlPlane):
+    """Deployed from construction; with keys for an admin and a worker, made as an operator would make them."""
+
+    def __init__(self, emulator: Emulator) -> None:
+        self.emulator = emulator
+        tool(emulator, "bootstrap", "aws://000000000000/us-east-1")
+        self.deploy_output = self.deploy()
+        self.outputs = outputs = json.loads((ROOT / ".cdk" / f"{STAGE}.json").read_text())[f"baton-{STAGE}"]
+        # The emulator's own name for the API's host needs a resolver that knows *.localhost; this one needs none.
+        api_id = str(urlsplit(outputs["Url"]).hostname).split(".")[0]
+        url = f"{emulator.endpoint_url}/_aws/execute-api/{api_id}"
+        first = tool(emulator, "admin-key").stdout.strip()
+        keys = {
+            "admin": issue(url, first, Scope.ADMIN, Scope.SUBMIT, Scope.WORKER),
+            "worker": issue(url, first, Scope.WORKER),
+        }
+        # Before any event: a publisher that has looked for webhooks looks again after a minute.
+        self.webhook_id = webhook(url, keys["admin"])
+        objects = boto3.client("s3", endpoint_url=emulator.endpoint_url)
+        names = {name: outputs["".join(word.capitalize() for word in name.split("-"))] for name in BUCKETS}
+        super().__init__(url, keys, objects, names)
+
+    def deploy(self) -> str:
+        """Deploy, again if it is deployed; what the command said."""
+        done = tool(self.emulator, "deploy", *DEPLOYED_HERE)
+        return done.stdout + done.stderr
+
+    def listen(self, name: str, event_type: object) -> Ear:
+        """Make a rule on the bus, as a user makes one, for events of such a type, and listen at its target."""
+        events, sqs = self.emulator.client("events"), self.emulator.client("sqs")
+        queue = sqs.create_queue(QueueName=name)["QueueUrl"]
+        target = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+        bus = self.outputs["EventBus"]
+        pattern = json.dumps({"source": ["baton"], "detail-type": [event_type]})
+        events.put_rule(Name=name, EventBusName=bus, EventPattern=pattern)
+        events.put_targets(Rule=name, EventBusName=bus, Targets=[{"Id": name, "Arn": target}])
+        return Ear(sqs, queue)
+
+    def deliveries(self) -> list[DeliveryView]:
+        """What the webhook's log says, newest event first."""
+        answer = requests.get(
+            f"{self.url}/webhooks/{self.webhook_id}/deliveries", headers={"x-api-key": self.keys["admin"]}, timeout=30
+        )
+        answer.raise_for_status()
+        return DeliveryPage.model_validate(answer.json()).deliveries
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.client.close()
+
+
+class Ear:
+    """The target of a rule: `told` is what has arrived, in that order."""
+
+    def __init__(self, sqs: Any, queue: str) -> None:
+        self._sqs = sqs
+        self._queue = queue
+        self.told: list[dict[str, Any]] = []
+
+    def more(self) -> bool:
+        """Take what has arrived since; whether that was anything."""
+        answer = self._sqs.receive_message(QueueUrl=self._queue, MaxNumberOfMessages=10, WaitTimeSeconds=1)
+        messages = answer.get("Messages", [])
+        for message in messages:
+            self._sqs.delete_message(QueueUrl=self._queue, ReceiptHandle=message["ReceiptHandle"])
+            self.told.append(json.loads(message["Body"]))
+        return bool(messages)
+
+    def of_job(self, job_id: str) -> list[JobEvent]:
+        """What was told of a job."""
+        return [JobEvent.model_validate(event["detail"]) for event in self.told if event["detail"]["job_id"] == job_id]
+
+
+def issue(url: str, admin_key: str, *scopes: Scope) -> str:
+    """A new key, made through the API."""
+    body = {"name": "e2e", "scopes": list(scopes)}
+    answer = requests.post(f"{url}/keys", json=body, headers={"x-api-key": admin_key}, timeout=30)
+    answer.raise_for_status()
+    key: str = answer.json()["key"]
+    return key
+
+
+def webhook(url: str, admin_key: str) -> str:
+    """A new webhook, for the jobs that name it, at a host that no resolver may know; its id."""
+    body = {"url": "https://hooks.invalid/baton", "every_job": False}
+    answer = requests.post(f"{url}/webhooks", json=body, headers={"x-api-key": admin_key}, timeout=30)
+    answer.raise_for_status()
+    made: str = answer.json()["id"]
+    return made
+
+
+def tool(emulator: Emulator, command: str, *more: str) -> subprocess.CompletedProcess[str]:
+    """`run_tool` on our stage; it must succeed."""
+    done = run_tool(emulator, command, *more, stage=STAGE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def run_tool(emulator: Emulator, command: str, *more: str, stage: str) -> subprocess.CompletedProcess[str]:
+    """`python -m cdk` with the emulator as its cloud."""
+    return subprocess.run(
+        [sys.executable, "-m", "cdk", command, "--stage", stage, *more],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "AWS_ENDPOINT_URL": emulator.endpoint_url,
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+        },
+        capture_output=True,
+        text=True,
+        timeout=DEPLOY_TIMEOUT_S,
+        check=False,
+    )

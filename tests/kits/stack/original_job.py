@@ -1,0 +1,149 @@
+"""A whole job of the original orchestrator's worker: images, checkpoints beyond one part, SIGKILL, resume, model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from baton.contract.jobs import AttemptEnd, JobState
+from tests.functional.api.original_client import PART_BYTES, OriginalClient
+from tests.kits.stack.control_plane import ControlPlane
+from tests.kits.stack.stack import ROOT, clean_environment, leashed
+from tests.kits.stack.workshop import Gate
+from tests.kits.waiting import until
+
+KIT = Path(__file__).resolve().parents[2] / "e2e" / "trainers" / "original"
+STEPS = 30
+NAMES = (*("IMG 0001 (copy).jpg", "ü+é:1.jpg", "100% dog~2.jpg", "sub dir/a&b=c;d.jpg", "日本.jpg", "'quote'!@$,.jpg"),)
+
+
+class OriginalWorker:
+    """The worker's process, with `accelerate` of its own."""
+
+    def __init__(self, url: str, key: str, directory: Path, gate: Gate, machine_id: str) -> None:
+        directory.mkdir()
+        self._log = directory / "log"
+        environment = {
+            **clean_environment(),
+            **gate.environment,
+            "PATH": f"{KIT}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "API_URL": url,
+            "API_KEY": key,
+            "INSTANCE_DIR": str(directory / "instance"),
+            "OUTPUT_DIR": str(directory / "output"),
+            "HEARTBEAT_INTERVAL": "2",
+            "SALAD_MACHINE_ID": machine_id,
+        }
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*leashed(signal.SIGKILL), str(KIT / "worker.py")],
+                cwd=ROOT,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def log(self) -> str:
+        """What the worker printed."""
+        return self._log.read_text(errors="replace")
+
+    def kill(self) -> None:
+        """End the container: the worker and its training."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(10)
+
+
+@contextmanager
+def relay_to(url: str) -> Iterator[str]:
+    """The address of a relay in a process of its own, for workers."""
+    command = [*leashed(signal.SIGKILL), "gpu_client.original_relay", "--port", "0"]
+    environment = {**clean_environment(), "BATON_API_URL": url}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            yield process.stderr.readline().rpartition("API_URL=")[2].strip()
+        finally:
+            process.kill()
+
+
+def run_whole_job(plane: ControlPlane, url: str, dynamodb: Any, heartbeats: str, tmp_path: Path) -> None:
+    """Run the job by workers that reach the API at `url`, the first of which is killed after its second checkpoint.
+
+    `heartbeats`: the table of leases; the time until the killed worker's lease has run out is not waited for.
+    """
+    training = _training()
+    key = plane.keys["admin"]
+    client = OriginalClient(url, key)
+    prefix = f"{tmp_path.name}/"
+    images = {f"{prefix}{name}": f"image of {name}".encode() * 100 for name in NAMES}
+    for name, data in images.items():
+        assert client.upload("training-data", name, data) == 200
+    job = client.submit(
+        {"instance_prompt": "dog", "instance_data_prefix": prefix, "max_train_steps": STEPS, "checkpointing_steps": 10}
+    )
+    gate = Gate(tmp_path / "gate", 10)
+    first = second = OriginalWorker(url, key, tmp_path / "w1", gate, "machine-1")
+    try:
+        for step in (10, 20):
+            gate.set(step)
+            _until_committed(plane, job["id"], step, first)
+        first.kill()
+        run_out(dynamodb, heartbeats, job["id"])
+        # The worker stops to watch when the training ends, therefore the training waits for the commit of step 30.
+        gate.set(STEPS)
+        second = OriginalWorker(url, key, tmp_path / "w2", gate, "machine-2")
+        _until_committed(plane, job["id"], STEPS, second)
+        gate.open()
+        done = plane.wait_for(job["id"], JobState.COMPLETE, JobState.FAILED)
+        assert done.state is JobState.COMPLETE, second.log()
+    finally:
+        first.kill()
+        second.kill()
+    lost, finished = plane.attempts(job["id"])
+    assert (lost.end, finished.end) == (AttemptEnd.INTERRUPTED, AttemptEnd.COMPLETE)
+    assert finished.resumed_step == 20
+    assert plane.steps(job["id"]) == [10, 20, 30]
+    stored = client.job(job["id"])
+    state, digest = "", training.images_digest({name.rpartition("/")[2]: data for name, data in images.items()})
+    for step in range(1, STEPS + 1):
+        state = training.next_state(state, step, digest)
+    assert client.download(stored["model_bucket"], stored["model_key"]) == training.model(state)
+    zipped = client.download("training-checkpoints", f"jobs/{job['id']}/attempt-2/checkpoint-30.zip")
+    assert len(zipped) > PART_BYTES and training.model(state) in zipped
+
+
+def _until_committed(plane: ControlPlane, job_id: str, step: int, worker: OriginalWorker) -> None:
+    until(lambda: plane.steps(job_id)[-1:] == [step], what=f"the commit of step {step}: {worker.log()}")
+
+
+def _training() -> ModuleType:
+    """The training that the workers run, as a module."""
+    loader = SourceFileLoader("accelerate_of_the_original", str(KIT / "accelerate"))
+    spec = spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def run_out(dynamodb: Any, table: str, job_id: str) -> None:
+    """Have the time pass until the job's lease has run out."""
+    long_ago = {"N": str(int(time.time()) - 600)}
+    dynamodb.update_item(
+        TableName=table,
+        Key={"pk": {"S": job_id}},
+        UpdateExpression="SET expires_at = :then, due_at = :then",
+        ExpressionAttributeValues={":then": long_ago},
+    )

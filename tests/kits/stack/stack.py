@@ -1,0 +1,183 @@
+"""The local stack and agents as real processes, and what tests ask of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, Self
+from urllib.parse import urlsplit
+
+import boto3
+import psutil
+
+from tests.kits.network.proxies import FaultyProxy
+from tests.kits.stack.control_plane import ControlPlane
+from tests.kits.waiting import PATIENCE_S
+
+ROOT = Path(__file__).resolve().parents[3]
+MARK = "E2E_MARK"
+"""An environment variable that a test's processes pass on to all that they start."""
+START_TIMEOUT_S = 90.0
+
+
+def clean_environment() -> dict[str, str]:
+    """Ours without settings of anything that is tested."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("BATON_", "SALAD_"))}
+
+
+def leashed(number: signal.Signals) -> list[str]:
+    """The beginning of a command line; what follows is a module or a script that must not outlive the test run."""
+    return [sys.executable, str(Path(__file__).with_name("leash.py")), str(int(number))]
+
+
+class Stack(ControlPlane):
+    """`python -m functions.local` with nothing kept, its presigned URLs leading through the proxy `s3`."""
+
+    def __init__(
+        self,
+        *,
+        sweep_interval_s: float = 1,
+        program: str = "functions.local",
+        settings: Mapping[str, str] | None = None,
+        log: BinaryIO | None = None,
+    ) -> None:
+        """`program`: a module or script with the same command line. `log`: where its standard error goes."""
+        self.s3 = FaultyProxy()
+        command = [*leashed(signal.SIGTERM), program, "--forget", "--port", "0", "--json"]
+        self._process = subprocess.Popen(
+            [*command, "--sweep-interval-s", str(sweep_interval_s)],
+            cwd=ROOT,
+            env={**clean_environment(), "BATON_S3_PUBLIC_ENDPOINT": self.s3.url, **(settings or {})},
+            stdout=subprocess.PIPE,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the local stack did not start"
+        said = json.loads(line)
+        self.s3.upstream = ("127.0.0.1", self._emulator_port())
+        self.cloud_url = f"http://127.0.0.1:{self.s3.upstream[1]}"
+        objects = boto3.client("s3", endpoint_url=self.cloud_url)
+        super().__init__(said["url"], said["keys"], objects)
+        place = urlsplit(self.url)
+        self.front = (str(place.hostname), int(place.port or 0))
+
+    def _emulator_port(self) -> int:
+        for child in psutil.Process(self._process.pid).children(recursive=True):
+            for connection in child.net_connections("tcp4"):
+                if connection.status == psutil.CONN_LISTEN:
+                    return int(connection.laddr.port)
+        raise AssertionError("no child of the stack listens")
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """While inside, the API and the sweeper stand still; the stores do not."""
+        process = psutil.Process(self._process.pid)
+        process.suspend()
+        try:
+            yield
+        finally:
+            process.resume()
+
+    def close(self) -> None:
+        """End it; nothing of it is left."""
+        self.client.close()
+        family = psutil.Process(self._process.pid).children(recursive=True)
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(30)
+        finally:
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait(10)
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+            self.s3.close()
+        psutil.wait_procs(family, timeout=20)
+        assert not [process for process in family if process.is_running()]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+
+class AgentProcess:
+    """`python -m gpu_client.agent` as the leader of a session of its own."""
+
+    def __init__(self, environment: Mapping[str, str], log_path: Path, *, wrapper: Path | None = None) -> None:
+        self.log_path = log_path
+        program = str(wrapper) if wrapper else "gpu_client.agent"
+        with log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*leashed(signal.SIGKILL), program],
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The agent's process, session and process group."""
+        return self.process.pid
+
+    def last_step(self) -> int:
+        """Return the number of the last step that the trainer has printed."""
+        said = (line for line in self.log().splitlines() if "| step " in line)
+        return max((int(line.rpartition(" ")[2]) for line in said), default=0)
+
+    def log(self) -> str:
+        """What it has logged so far."""
+        return self.log_path.read_text(errors="replace")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self.process.send_signal(number)
+
+    def kill_group(self) -> None:
+        """SIGKILL to the whole process group, as when a container is removed."""
+        os.killpg(self.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+    def wait(self, timeout_s: float = PATIENCE_S) -> int:
+        """Wait for its end; the exit code."""
+        return self.process.wait(timeout_s)
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Living processes that carry the mark in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def chain(steps: int) -> bytes:
+    """What `trainers/chain.py` computes in so many steps."""
+    digest = hashlib.sha256(b"seed").hexdigest()
+    for step in range(1, steps + 1):
+        digest = hashlib.sha256(f"{digest}{step}".encode()).hexdigest()
+    return digest.encode()
+
+
+def weights(job_id: str, state: bytes) -> bytes:
+    """What `trainers/chain.py` stores besides its state: no other job has the same."""
+    return hashlib.shake_128(job_id.encode() + state).digest(32_000)

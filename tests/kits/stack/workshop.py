@@ -1,0 +1,131 @@
+"""What one end-to-end test works with: a queue and a workspace of its own, agents, proxies, an eye on what is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import psutil
+
+from tests.kits.network.proxies import FaultyProxy
+from tests.kits.stack.control_plane import TRAINERS, ControlPlane
+from tests.kits.stack.stack import MARK, ROOT, AgentProcess, clean_environment, marked
+from tests.kits.waiting import until
+
+
+class Gate:
+    """Has a trainer wait behind a step, so that a test may be as late as it likes.
+
+    `environment` is for a job whose trainer looks at it, `of_sessions` for any that reports to a session.
+    """
+
+    def __init__(self, file: Path, step: int) -> None:
+        self._file = file
+        self.environment = {"GATE": str(file)}
+        held = (TRAINERS / "gated_sessions", TRAINERS, ROOT)
+        self.of_sessions = {**self.environment, "PYTHONPATH": os.pathsep.join(map(str, held))}
+        self.set(step)
+
+    def set(self, step: int) -> None:
+        """Wait behind this step instead."""
+        self.step = step
+        new = self._file.with_suffix(".new")
+        new.write_text(str(step), encoding="utf-8")
+        new.replace(self._file)
+
+    def open(self) -> None:
+        """Wait nowhere any more."""
+        self._file.unlink(missing_ok=True)
+
+
+class Workshop:
+    """A test's own queue, workspace and agents."""
+
+    def __init__(self, stack: ControlPlane, tmp_path: Path) -> None:
+        self.stack = stack
+        self.queue = f"q-{uuid.uuid4().hex[:12]}"
+        self.mark = uuid.uuid4().hex
+        self.tmp_path = tmp_path
+        self.agents: list[AgentProcess] = []
+        self._proxies: list[FaultyProxy] = []
+
+    def submit(self, script: str, parameters: dict[str, Any] | None = None, **more: Any) -> str:
+        """Submit a job to this test's queue."""
+        return self.stack.submit(script, parameters, queue=self.queue, **more)
+
+    def agent(
+        self,
+        name: str = "w1",
+        *,
+        url: str | None = None,
+        wrapper: Path | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        **settings: object,
+    ) -> AgentProcess:
+        """Start an agent. The same name again is the same container started again."""
+        variables = {
+            **clean_environment(),
+            **environment,
+            MARK: self.mark,
+            "BATON_API_URL": url or self.stack.url,
+            "BATON_API_KEY": self.stack.keys["worker"],
+            "BATON_QUEUE": self.queue,
+            "BATON_WORKSPACE": str(self.tmp_path / "workspace"),
+            "BATON_WORKER_ID": name,
+            "BATON_MACHINE_ID": f"machine-of-{name}",
+            "BATON_GPUS": "0",
+            "BATON_VRAM_GIB": "0",
+            "BATON_POLL_MIN_S": "0.1",
+            "BATON_POLL_MAX_S": "0.4",
+            "BATON_STABLE_S": "1",
+            "BATON_LOG_LEVEL": "DEBUG",
+            **{f"BATON_{key.upper()}": str(value) for key, value in settings.items()},
+        }
+        agent = AgentProcess(variables, self.tmp_path / f"{name}-{len(self.agents)}.log", wrapper=wrapper)
+        self.agents.append(agent)
+        return agent
+
+    def gate(self, step: int) -> Gate:
+        """Where a job's trainer waits behind this step (tests/e2e/trainers/gate.py)."""
+        return Gate(self.tmp_path / f"gate-{uuid.uuid4().hex[:8]}", step)
+
+    def front(self) -> FaultyProxy:
+        """A proxy in front of the control plane, for agents that are to see it fail."""
+        proxy = FaultyProxy(self.stack.front)
+        self._proxies.append(proxy)
+        return proxy
+
+    def trainers(self) -> list[psutil.Process]:
+        """What runs besides the agents."""
+        own = {agent.pid for agent in self.agents}
+        return [process for process in marked(self.mark) if process.pid not in own]
+
+    def training(self, script: str = "chain.py") -> list[psutil.Process]:
+        """Of what runs besides the agents: the training scripts themselves, not what watches over them."""
+        found = []
+        for process in self.trainers():
+            try:
+                if any(part.endswith(script) for part in process.cmdline()[:2]):
+                    found.append(process)
+            except psutil.NoSuchProcess:  # it ended just now
+                continue
+        return found
+
+    def close(self) -> None:
+        """End all agents; raises if anything of them is left."""
+        for agent in self.agents:
+            if agent.process.poll() is None:
+                os.kill(agent.pid, signal.SIGCONT)
+                agent.kill_group()
+        for proxy in self._proxies:
+            proxy.close()
+        try:
+            until(lambda: not marked(self.mark), 20, what="the end of all processes")
+        finally:
+            for process in marked(self.mark):
+                process.kill()
