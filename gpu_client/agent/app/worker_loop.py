@@ -176,7 +176,7 @@ class WorkerLoop:
         try:
             self._claims.release(previous.lease_token, request)
         except BatonError as error:
-            logger.info("the job of the crashed agent could not be handed back: %s", error)
+            logger.info("the job of the crashed agent could not be released: %s", error)
 
     def _write_stats(self) -> None:
         """Write the counts of calls and bytes to `BATON_STATS_FILE`, with each heartbeat."""

@@ -172,7 +172,7 @@ class CheckpointScheduler:
             needed_s = self._times.last_checkpoint_s()
         if needed_s is None or needed_s <= left_s:
             return ""
-        return f"it takes about {needed_s:.0f} s, and {left_s:.0f} s are left"
+        return f"a checkpoint takes about {needed_s:.0f} s, and {left_s:.0f} s are left"
 
     def trainer_time_s(self, left_s: float) -> float:
         """Return how many of `left_s` seconds the trainer may use if its last checkpoint is to be stored."""

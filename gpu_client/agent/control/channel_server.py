@@ -227,7 +227,7 @@ class ChannelServer:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
-    # Inside
+    # Event loop
 
     def _broadcast(self, message: dict[str, object], replayed: bool) -> int:
         line = json.dumps(message).encode() + b"\n"

@@ -1,4 +1,4 @@
-"""A process that supervises ``family_trainer.py`` and does nothing else: tests kill it. Argument: a directory."""
+"""Supervise ``family_trainer.py`` and nothing else, until a test kills this process. Argument: a directory."""
 
 import os
 import sys

@@ -1,7 +1,7 @@
-"""A trainer with relatives, all deaf to polite signals: a child, its child, and a daemon in a session of its own.
+"""Run a trainer with a child, a grandchild and a daemon in its own session; all ignore SIGTERM, SIGINT and SIGHUP.
 
-Arguments: a directory, where each member writes its pid under its name; and ``stays``, or ``leaves`` if the trainer
-itself shall exit 0 once they all are there.
+Arguments: a directory, in which each process writes its pid under its name; and ``stays``, or ``leaves`` if the trainer
+itself exits with 0 once all have started.
 """
 
 import os
@@ -20,7 +20,7 @@ def tell(directory: Path, name: str) -> None:
 
 
 def stay(directory: Path, name: str) -> None:
-    """Be there until killed."""
+    """Sleep until killed."""
     tell(directory, name)
     while True:
         time.sleep(60)

@@ -1,4 +1,4 @@
-"""The trainer's end and the agent's end of the channel speak the same language."""
+"""Connect the trainer's end of the channel to the agent's end."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Two agents, one root: with real processes, real locks and without root's rights."""
+"""Run two agents on one workspace: with real processes, real locks and without root's rights."""
 
 import os
 import signal
@@ -49,7 +49,7 @@ def holder(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
 
 @contextmanager
 def program(name: str, root: Path, memory: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The agent's own program, whose control plane is away."""
+    """Run the agent's own program against an unreachable control plane."""
     settings = {
         "BATON_API_URL": "http://127.0.0.1:9",
         "BATON_API_KEY": "bk_0123456789abcdef_secret",

@@ -1,4 +1,4 @@
-"""The supervisor with real processes."""
+"""Test the supervisor with real processes."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A claimed job, a clock, and a control plane that does what a test says."""
+"""Provide a claimed job, a clock, and a scripted control plane."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOKEN = "the-lease-token-of-this-attempt"
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """Clock that a test moves."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self.now = now
@@ -28,7 +28,7 @@ class Clock:
 
 
 def make_item(**fields: Any) -> WorkItem:
-    """A claim's answer; a test names only what it is about."""
+    """Make a claim's answer; a test names only the fields that it is about."""
     return WorkItem(
         **{
             "id": JOB_ID,
@@ -53,7 +53,7 @@ def make_item(**fields: Any) -> WorkItem:
 
 
 def make_manifest(job_id: str, step: int, epoch: int, directory: Path) -> Manifest:
-    """Of the files in `directory`, each a chunk in a pack of its own."""
+    """Make a manifest of the files in `directory`, each a chunk in a pack of its own."""
     packs, chunks, files = [], [], []
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
         found = digest_bytes(path.read_bytes())
@@ -67,7 +67,7 @@ def make_manifest(job_id: str, step: int, epoch: int, directory: Path) -> Manife
 
 
 def make_committed(step: int, manifest: Manifest, *, epoch: int = 3, seconds: float = 0.0) -> Committed:
-    """A commit that was accepted: of 100 bytes 40 were stored already, and 30 had to be sent."""
+    """Make an accepted commit: of 100 bytes 40 were stored already, and 30 had to be sent."""
     return Committed(
         step=step,
         epoch=epoch,
@@ -86,7 +86,7 @@ def make_committed(step: int, manifest: Manifest, *, epoch: int = 3, seconds: fl
 
 
 def make_answer(directive: Directive = Directive.CONTINUE, **fields: Any) -> HeartbeatAnswer:
-    """A heartbeat's answer."""
+    """Make a heartbeat's answer."""
     return HeartbeatAnswer(
         **{
             "directive": directive,
@@ -101,17 +101,17 @@ def make_answer(directive: Directive = Directive.CONTINUE, **fields: Any) -> Hea
 
 
 def refusal(code: str, status: int = 409) -> ApiError:
-    """The control plane's refusal with this code."""
+    """Make the control plane's refusal with this code."""
     return api_error_class(code, status)(code=code, status=status, message=f"refused: {code}")
 
 
 def foreign(status: int) -> ApiError:
-    """A refusal by something between us and the control plane: a proxy, a firewall, a gateway being deployed."""
+    """Make a refusal by a proxy, a firewall or a gateway in deployment."""
     return parse_error(status, b"<html>no</html>")
 
 
 class Heart:
-    """Answers heartbeats with what is next in `answers`, the last one for ever; remembers them."""
+    """Answers heartbeats with the next of `answers`, the last one forever; records the requests."""
 
     def __init__(self, *answers: HeartbeatAnswer | BaseException) -> None:
         self.answers: list[HeartbeatAnswer | BaseException] = list(answers) or [make_answer()]

@@ -1,4 +1,4 @@
-"""One attempt with everything around it played by the test: control plane, trainer, transfers."""
+"""Run one attempt in a scripted world: control plane, trainer, transfers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def exited(code: int) -> ExitStatus:
 
 
 def checkpoint(trainer: Trainer, step: int) -> None:
-    """A complete one appears in the trainer's output directory."""
+    """Make a complete checkpoint in the trainer's output directory."""
     directory = trainer.directory / f"checkpoint-{step}"
     directory.mkdir()
     (directory / "weights").write_text(str(step))
@@ -47,7 +47,7 @@ def checkpoint(trainer: Trainer, step: int) -> None:
 
 
 class Client:
-    """The control plane. `trouble` maps a call to what it raises, in turn; then it succeeds."""
+    """Scripted control plane. `trouble` maps a call to the errors that it raises in turn; then it succeeds."""
 
     def __init__(self) -> None:
         self.heart = Heart()
@@ -89,7 +89,7 @@ class Client:
 
 
 class Transfer:
-    """Moves nothing, and knows no speed."""
+    """Transfer that moves nothing and knows no speed."""
 
     speed = SimpleNamespace(upload_bytes_per_s=lambda: None)
 
@@ -99,7 +99,7 @@ class Transfer:
 
 
 class Trainer:
-    """A training process. `act` is called at each look at it, with how often it was looked at; it may end it."""
+    """Scripted training process. `act` is called at each poll with the number of polls; it may end the process."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Trainer:
         output: TrainerOutput,
         greeted: Callable[[], bool],
     ) -> None:
-        """`greeted`: whether the agent has heard that somebody is connected."""
+        """`greeted` returns True once the agent knows of a connected process."""
         self._greeted = greeted
         self.env = env
         self.output = output
@@ -124,7 +124,7 @@ class Trainer:
     def connect(self) -> AgentChannel:
         if self._channel is None:
             self._channel = AgentChannel(self.env["BATON_CHANNEL"], self.directives.append)
-            # Whom it has not heard of yet the agent asks for nothing: it is sent a SIGTERM.
+            # The agent asks only known processes for anything; an unknown one gets SIGTERM.
             until(self._greeted, what="the agent's hearing of the trainer", every_s=0.001)
         return self._channel
 
@@ -155,7 +155,7 @@ class Trainer:
 
 
 class Stage:
-    """Runs attempts. `act` plays the trainer; by default it ends well at once."""
+    """Runs attempts. `act` scripts the trainer, which by default succeeds at once."""
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.client = Client()
@@ -167,7 +167,7 @@ class Stage:
         self.trainers: list[Trainer] = []
         self.committed: list[int] = []
         self.commit_s = 0.0
-        """What a commit is said to have taken."""
+        """Reported duration of a commit."""
         self.phases: list[str] = []
         self.restored: Any = None
         self.uploads: list[Exception | None] = []
@@ -242,6 +242,6 @@ class Stage:
         return trainer
 
     def last_report(self) -> Any:
-        """The one report of the attempt's end."""
+        """Return the one report of the attempt's end."""
         ((_, request),) = [said for said in self.client.said if said[0] in ("complete", "fail", "release")]
         return request

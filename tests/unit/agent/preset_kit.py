@@ -1,4 +1,4 @@
-"""A training process as presets see it, on a clock of the test."""
+"""Provide a training process as presets see it, on a test's clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOUR_S = 3600.0
 
 
 class Probe:
-    """GPUs that are as busy as a test says; None: the driver says nothing."""
+    """GPUs with a scripted utilization; None: the driver reports nothing."""
 
     def __init__(self) -> None:
         self.util: float | None = None
@@ -34,7 +34,7 @@ class Probe:
 
 
 class Training:
-    """A training process, its channel, the watch over it, and what that told."""
+    """Training process with its channel, its preset monitor, and the decisions."""
 
     def __init__(self, attempt: int = 1, base: int = 0) -> None:
         self.clock = Clock()
@@ -75,7 +75,7 @@ class Training:
         self.say(TrainingProgress(step, self.total, fine, nonfinite=odd, points=points, **more))
 
     def train(self, steps: int, *, step_s: float = 0.4, **metrics: Any) -> None:
-        """Each metric may be a function of the step; `wait` is how long each waits for data."""
+        """Report steps. Each metric may be a function of the step; `wait` is each step's wait for data."""
         wait = metrics.pop("wait", None)
         for step in range(self.step + 1, self.step + 1 + steps):
             self.clock.now += step_s

@@ -1,4 +1,4 @@
-"""Losses of trainings that went well and of some that did not, as the agent hears of them. Seeded: always the same."""
+"""Generate losses of good and bad trainings, seeded, as the agent receives them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def random_walk(chance: random.Random) -> list[float]:
 
 
 def wandering(chance: random.Random) -> list[float]:
-    """It is drawn back to its mean: a reward, say."""
+    """Generate a value that returns to its mean, such as a reward."""
     value, found = 0.0, []
     for _ in range(5000):
         value = 0.97 * value + chance.gauss(0, 0.1)
@@ -33,7 +33,7 @@ def wandering(chance: random.Random) -> list[float]:
 def language_model(
     chance: random.Random, *, points: int = 5000, spikes: float = 0.004, tallest: float = 6
 ) -> list[float]:
-    """From 10.8 down to 2.2 with spikes of up to `tallest` that take up to 100 steps to be over."""
+    """Generate 10.8 down to 2.2 with spikes of up to `tallest` that last up to 100 steps."""
     found = [2.2 + 8.6 * math.exp(-at / 400) + 1.2 * math.exp(-at / 3000) for at in range(points)]
     found = [value + off for value, off in zip(found, noise(chance, points, 0.08), strict=True)]
     at = 0
@@ -48,7 +48,7 @@ def language_model(
 
 
 def cosine_restarts(chance: random.Random) -> list[float]:
-    """Each restart, every 800 steps, lifts the loss by up to 0.9, for 300 steps."""
+    """Generate a loss that each restart, every 800 steps, lifts by up to 0.9 for 300 steps."""
     found = []
     for at in range(5000):
         lifted = 0.9 * math.exp(-at / 3000 - (at % 800) / 150) if at >= 800 else 0.0
@@ -57,7 +57,7 @@ def cosine_restarts(chance: random.Random) -> list[float]:
 
 
 def adversarial(chance: random.Random) -> list[float]:
-    """Of two networks against each other: it swings, drifts and has a tail."""
+    """Generate the loss of two adversarial networks: it swings, drifts and has a tail."""
     drift, found = 0.0, []
     for at in range(5000):
         drift += chance.gauss(0, 0.006)
@@ -66,17 +66,17 @@ def adversarial(chance: random.Random) -> list[float]:
 
 
 def diffusion(chance: random.Random) -> list[float]:
-    """One image a step at a random time step: all noise, no trend."""
+    """Generate one image a step at a random time step: noise without a trend."""
     return [chance.gammavariate(1.2, 0.1) for _ in range(5000)]
 
 
 def harder_data(chance: random.Random) -> list[float]:
-    """Every 500 steps the data become harder or easier."""
+    """Generate a loss whose data become harder or easier every 500 steps."""
     return [2 * math.exp(-at / 300) + 0.3 + 0.4 * (at // 500 % 2) + chance.gauss(0, 0.05) for at in range(4000)]
 
 
 def whole_batch(chance: random.Random) -> list[float]:
-    """No noise at all, and constant in the end."""
+    """Generate a loss without noise, constant in the end."""
     return [round(2.3 * math.exp(-at / 200) + 0.01, 6) for at in range(4000)]
 
 
@@ -94,7 +94,7 @@ HEALTHY: Mapping[str, Stream] = {
 
 
 def collapse(chance: random.Random) -> list[float]:
-    """A language model: from 2.8 up to 7.3 within 50 steps of the 2000th, and there it stays."""
+    """Generate a language model's loss that rises from 2.8 to 7.3 within 50 steps of step 2000 and stays."""
     found = language_model(chance, points=2600)
     for at in range(2000, 2600):
         found[at] += (7.3 - 2.8) * (1 - math.exp(-(at - 2000) / 15))
@@ -102,19 +102,19 @@ def collapse(chance: random.Random) -> list[float]:
 
 
 def forgotten(chance: random.Random) -> list[float]:
-    """A classifier that knows nothing any more after step 600: ln 10."""
+    """Generate the loss of a classifier that knows nothing after step 600: ln 10."""
     found = [(2.3 * math.exp(-at / 60) + 0.03) * math.exp(chance.gauss(0, 0.4)) for at in range(600)]
     return found + [2.303 + chance.gauss(0, 0.02) for _ in range(400)]
 
 
 def explosion(chance: random.Random) -> list[float]:
-    """Five per cent more at each step."""
+    """Generate a loss that grows by five per cent at each step."""
     found = language_model(chance, points=2300)
     return [value * math.exp(0.05 * max(0, at - 2000)) for at, value in enumerate(found)]
 
 
 def quick_explosion(chance: random.Random) -> list[float]:
-    """Until it is infinite."""
+    """Generate a loss that becomes infinite."""
     found = language_model(chance, points=2600)
     return [value * 1.3 ** max(0, at - 2000) if at < 4700 else math.inf for at, value in enumerate(found)]
 
@@ -125,7 +125,7 @@ def slow_explosion(chance: random.Random) -> list[float]:
 
 
 def broken_fine_tuning(chance: random.Random) -> list[float]:
-    """Diffusion: 0.12 in the mean, and from step 800 on what noise is predicted from nothing."""
+    """Generate a diffusion loss with mean 0.12, and from step 800 on the loss of predicting from nothing."""
     return diffusion(chance)[:800] + [1 + chance.gauss(0, 0.1) for _ in range(400)]
 
 

@@ -1,4 +1,4 @@
-"""The agent's side of the shared memory: made and removed, whatever died, and whose turn it is."""
+"""Test the agent's side of the shared memory: creation, removal after any death, turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the training has finished goes up behind it: retried, bounded, and never in anybody's way."""
+"""Test the upload of artifacts in the background: retried, bounded, never blocking the training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.agent.agent_kit import refusal
 
 
 class Store:
-    """Takes files; `trouble` is raised by the next uploads, in turn."""
+    """Takes files; `trouble` lists the errors of the next uploads."""
 
     def __init__(self) -> None:
         self.trouble: list[Exception] = []

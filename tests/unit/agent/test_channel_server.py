@@ -1,4 +1,4 @@
-"""The agent's end of the channel against well-behaved, broken and hostile trainers."""
+"""Test the agent's end of the channel against good, broken and hostile trainers."""
 
 import contextlib
 import json
@@ -61,12 +61,12 @@ def read_line(connection: socket.socket) -> dict[str, object]:
 
 
 def expects(server: ChannelServer, progress: TrainingProgress) -> None:
-    """The server comes to know this progress."""
+    """Assert that the server receives this progress."""
     soon(lambda: server.progress() == progress)
 
 
 def works(server: ChannelServer, step: int) -> None:
-    """A new trainer is served."""
+    """Assert that the server serves a new trainer."""
     with trainer(server) as connection:
         connection.sendall(line(type="progress", step=step, total=None, metrics={}))
         soon(lambda: server.progress() == TrainingProgress(step, None, {}))

@@ -1,4 +1,4 @@
-"""Rules and commands over the real channel: who gets them, and what a broken or hostile trainer can do."""
+"""Test rules and commands over the real channel: receivers, and broken or hostile trainers."""
 
 from __future__ import annotations
 

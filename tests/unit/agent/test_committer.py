@@ -1,4 +1,4 @@
-"""The committer: newest wins, nothing counts too early, and no error silences it."""
+"""Test the committer: the newest wins, nothing counts too early, no error stops the thread."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PATIENCE_S = 20
 
 
 class Bench:
-    """A committer whose commits do what `outcomes` says, in turn; the last one for ever."""
+    """Committer whose commits follow `outcomes` in turn, the last one forever."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.tmp_path = tmp_path

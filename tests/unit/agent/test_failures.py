@@ -1,4 +1,4 @@
-"""Failure classes from real-looking ends of logs."""
+"""Test failure classes on realistic ends of logs."""
 
 import signal
 

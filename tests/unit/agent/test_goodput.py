@@ -1,4 +1,4 @@
-"""Where an attempt's time goes, by a clock that the test moves."""
+"""Test the division of an attempt's time, on a clock that the test moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pulse: an agent that lives is never taken for a stuck one, whatever it waits for; a stuck one is found."""
+"""Test the liveness file: a living agent never counts as stuck, whatever it waits for; a stuck one does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpu_client.agent.app.worker_loop import CLAIM_BUDGET_S, EXIT_DONE
 from gpu_client.agent.attempt.lease import MAX_INTERVAL_S, LeaseKeeper
 from gpu_client.agent.health import SLACK_S, VARIABLE, LivenessFile, problem_of
 from tests.unit.agent.agent_kit import Clock, Heart, make_answer, make_item
-from tests.unit.agent.test_loop import Client, Desk, Stop
+from tests.unit.agent.test_worker_loop import Client, Desk, Stop
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_without_a_file_nothing_is_kept() -> None:
 
 
 class Watched(Stop):
-    """Looks at the pulse at the end of every pause, as a health check might."""
+    """Reads the liveness file at the end of every pause, as a health check might."""
 
     def __init__(self, clock: Clock, path: Path) -> None:
         super().__init__(clock)

@@ -1,4 +1,4 @@
-"""Fetching inputs: pages, URLs that run out, paths that clash, disks that are full."""
+"""Test the download of inputs: pages, expired URLs, conflicting paths, full disks."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Api:
 
 
 class Transfer:
-    """Stores files; `expire` says after how many of a batch the URLs run out, batch by batch."""
+    """Stores files; `expire` lists, batch by batch, the number of files after which the URLs expire."""
 
     def __init__(self, *expire: int | None) -> None:
         self.expire = list(expire)
@@ -159,7 +159,7 @@ def test_a_full_disk_is_noticed_before_the_download(tmp_path: Path) -> None:
 
 
 class Sharing(Api):
-    """The last page has what another job shared."""
+    """The last page has files that another job shared."""
 
     def __init__(self, *paths: str, shared: str = ".baton/shared/set.zip", content: bytes = b"jobs/1/set") -> None:
         super().__init__(*paths)
@@ -180,7 +180,7 @@ class Sharing(Api):
 
 
 class TestShared:
-    """What another job has left for this one."""
+    """Files that another job has shared with this one."""
 
     def test_it_is_fetched_beside_the_inputs_and_not_counted(self, tmp_path: Path) -> None:
         (tmp_path / ".baton/shared").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What becomes of an attempt, for all that can happen in it."""
+"""Test the outcome of an attempt for every event."""
 
 from __future__ import annotations
 

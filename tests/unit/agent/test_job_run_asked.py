@@ -1,4 +1,4 @@
-"""What others ask of an attempt: a lost lease, a cancel, a pause, a SIGTERM, a checkpoint."""
+"""Test requests to an attempt: a lost lease, a cancel, a pause, a SIGTERM, a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Presets in a whole attempt: over the real channel, beside rules, in each step, and never in the training's way."""
+"""Test presets in a whole attempt: over the real channel, beside rules, in each step, never delaying the training."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gpu_client.agent.control import preset_monitor
 from gpu_client.agent.control.control_relay import UNSTEERED_AFTER_S, ControlRelay
 from tests.unit.agent.agent_kit import Clock, make_answer
 from tests.unit.agent.job_kit import CLEAN, Stage, Trainer
-from tests.unit.agent.test_steering_relay import Channel as Quiet
-from tests.unit.agent.test_steering_relay import Plane, decision, say
+from tests.unit.agent.test_control_relay import Channel as Quiet
+from tests.unit.agent.test_control_relay import Plane, decision, say
 
 NOTHING: dict[str, Any] = {"commands": []}
 
 
 def reports(*losses: float, decides: int = 0) -> Any:
-    """A trainer that reports each, decides something itself, and ends."""
+    """Make a trainer that reports each value, makes a decision of its own, and ends."""
 
     def act(trainer: Trainer, looks: int) -> None:
         channel = trainer.connect()

@@ -1,4 +1,4 @@
-"""How an attempt ends that a rule or command ends: what is reported, and who wins if others end it too."""
+"""Test the end of an attempt by a rule or command: the report, and the precedence of other ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def decision(step: int) -> dict[str, Any]:
 
 
 def says(*messages: dict[str, Any], status: Any = CLEAN, save: int | None = None) -> Any:
-    """A trainer that says so with its last breath: nothing waits until it has been read."""
+    """Make a trainer that sends messages and ends at once, before any is read."""
 
     def act(trainer: Trainer, looks: int) -> None:
         channel = trainer.connect()
@@ -96,7 +96,7 @@ HANDED_BACK = ["rollback", "pause", "requeue"]
 
 
 def announces(stage: Stage, message: dict[str, Any], *, before: bool, then: Any) -> Any:
-    """A trainer that says how it ends just before, or just after the machine is asked for; `then` is what it does."""
+    """Make a trainer that announces its end just before or just after a stop request; `then` is its behavior."""
 
     def act(trainer: Trainer, looks: int) -> None:
         channel = trainer.connect()
@@ -126,14 +126,14 @@ def broken(trainer: Trainer) -> None:
 
 
 def hangs(trainer: Trainer) -> None:
-    """The agent ends it when its time is over."""
+    """Wait until the agent ends the trainer at its deadline."""
 
 
 ENDS = pytest.mark.parametrize("then", [well, broken, hangs])
 
 
 def grace_s(then: Any) -> int:
-    """Real seconds: who leaves has more than enough of them."""
+    """Return a grace in real seconds: more than enough for a trainer that leaves."""
     return 1 if then is hangs else 60
 
 
@@ -152,7 +152,7 @@ def test_a_stop_as_failed_wins_over_a_machine_that_leaves(stage: Stage, before: 
 
 
 def hangs_at_the_end(stage: Stage, message: dict[str, Any]) -> Any:
-    """It says so when it has been asked to leave, or is made to, and does not leave."""
+    """Announce the end after the stop request, and do not leave."""
     said: list[Trainer] = []
 
     def say(trainer: Trainer) -> None:

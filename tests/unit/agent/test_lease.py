@@ -1,4 +1,4 @@
-"""The lease keeper: what counts as proof, what ends a lease, and that nothing ends or spins the keeper itself."""
+"""Test the lease keeper: proof, loss, and that nothing ends or spins its thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.agent.agent_kit import Clock, Heart, foreign, make_answer, make_
 
 
 class Notes:
-    """What the keeper said."""
+    """Records the keeper's callbacks."""
 
     def __init__(self) -> None:
         self.lost: list[LeaseLoss] = []

@@ -1,4 +1,4 @@
-"""Calls that must arrive: on a proven lease only, as often as it takes, and not for ever."""
+"""Test calls that must arrive: on a proven lease only, repeated, and not forever."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.agent.agent_kit import Clock, Heart, foreign, make_item, refusal
 
 
 class Client:
-    """Does what `outcomes` says, in turn; the last one for ever."""
+    """Follows `outcomes` in turn, the last one forever."""
 
     def __init__(self, *outcomes: object, budget_s: float = 0) -> None:
         self.outcomes = list(outcomes)

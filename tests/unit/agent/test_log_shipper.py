@@ -1,4 +1,4 @@
-"""The log shipper: every line once, in order, numbered; trouble costs patience, not lines."""
+"""Test the log shipper: every line once, in order, numbered; errors cost time, not lines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEVER_S = 3600.0
 
 
 class Api:
-    """Takes chunks; `trouble` is raised by the next sends, in turn."""
+    """Takes chunks; `trouble` lists the errors of the next sends."""
 
     def __init__(self, *trouble: Exception) -> None:
         self.trouble = list(trouble)
@@ -49,7 +49,7 @@ class Api:
 
 
 def lines(*texts: str) -> Callable[[LogSpool], object]:
-    """Fill a spool with these."""
+    """Make a function that fills a spool with these lines."""
 
     def fill(spool: LogSpool) -> None:
         for text in texts:
@@ -229,7 +229,7 @@ def metered(*steps: int) -> MetricBuffer:
 
 
 def numbered(api: Api) -> dict[int, int]:
-    """Steps by the numbers of their points."""
+    """Return steps by the numbers of their points."""
     found: dict[int, int] = {}
     for chunk in api.sent:
         for offset, point in enumerate(chunk.points):

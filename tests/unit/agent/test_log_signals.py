@@ -1,4 +1,4 @@
-"""Texts counted in what the training prints: how often, since when; the control plane hears of the last one, too."""
+"""Test the counts of texts in the output: number, start, and the report of the last line."""
 
 from __future__ import annotations
 

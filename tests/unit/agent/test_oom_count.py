@@ -1,4 +1,4 @@
-"""Where the kernel's count of memory kills is found."""
+"""Test the places of the kernel's count of OOM kills."""
 
 from pathlib import Path
 

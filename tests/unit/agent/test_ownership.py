@@ -1,4 +1,4 @@
-"""For whom the things in a workspace were made: another tenant's jobs find none of them."""
+"""Test that jobs of another tenant find no files in a workspace."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def work(space: Workspace) -> Path:
-    """An attempt that has committed a checkpoint, and is killed; where the chunk's bytes lie."""
+    """Kill an attempt that has committed a checkpoint. Returns the path of the chunk's bytes."""
     job = space.prepare(JOB, 1)
     staged = job.staging / "checkpoint"
     staged.mkdir()

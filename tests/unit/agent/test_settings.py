@@ -1,4 +1,4 @@
-"""Settings: the table is the truth, values are checked at the start, problems name the variable."""
+"""Test the settings: the table is complete, values are checked at the start, problems name the variable."""
 
 from __future__ import annotations
 

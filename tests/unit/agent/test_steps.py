@@ -1,4 +1,4 @@
-"""The steps of an attempt: their order, tries, timeouts, checks, and what is recorded between them."""
+"""Test the steps of an attempt: order, retries, timeouts, checks, and the records between them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def plan(*steps: dict[str, Any], **more: Any) -> RunPlan:
 
 
 def acts(stage: Stage, *in_turn: Act) -> None:
-    """The trainers, one after the other."""
+    """Script the trainers, one after the other."""
 
     def act(trainer: Trainer, looks: int) -> None:
         in_turn[stage.trainers.index(trainer)](trainer, looks)
@@ -54,7 +54,7 @@ def log(stage: Stage) -> list[str]:
 
 
 def in_prepared(stage: Stage, fill: Callable[[Any], object]) -> None:
-    """Put something into the attempt's directories when they are made."""
+    """Put files into the attempt's directories when they are made."""
     prepare = stage.workspace.prepare
 
     def prepared(job_id: str, epoch: int) -> Any:

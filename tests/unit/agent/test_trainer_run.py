@@ -1,4 +1,4 @@
-"""How a training is told to leave, with a trainer and a channel that only take notes."""
+"""Test how a trainer is asked to leave, with a recording trainer and channel."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gpu_client.agent.control.channel_messages import CheckpointNotice, Training
 from gpu_client.agent.control.channel_server import StopReason
 from gpu_client.agent.process.failures import ExitStatus
 from tests.unit.agent.agent_kit import Clock, make_item
-from tests.unit.agent.test_pace import committed
+from tests.unit.agent.test_checkpoint_scheduler import committed
 
 CLEAN = ExitStatus(code=0, signal=None, oom_suspected=False, stopped_by_us=False)
 
 
 class Trainer:
-    """Ends when it is told to, or when a test says so."""
+    """Ends when told to, or when a test demands it."""
 
     def __init__(self) -> None:
         self.status: ExitStatus | None = None
@@ -36,7 +36,7 @@ class Trainer:
 
 
 class Channel:
-    """A session that ends as soon as it is asked to leave."""
+    """Session that ends as soon as it is asked to leave."""
 
     def __init__(self, trainer: Trainer, connected: int = 1) -> None:
         self._trainer = trainer
@@ -70,7 +70,7 @@ class Channel:
 
 
 class Scene:
-    """Everything around one run."""
+    """World of one run."""
 
     def __init__(self, *, connected: int = 1, **fields: Any) -> None:
         self.clock = Clock()
@@ -113,7 +113,7 @@ def test_there_is_none() -> None:
     scene.stop.announce("spot notice", 119)
     scene.run.run()
     assert scene.channel.asked == [("release", False)]
-    assert scene.run.last_checkpoint_skipped == "it takes about 130 s, and 119 s are left"
+    assert scene.run.last_checkpoint_skipped == "a checkpoint takes about 130 s, and 119 s are left"
 
 
 def test_without_a_known_end_a_last_checkpoint_is_always_tried() -> None:

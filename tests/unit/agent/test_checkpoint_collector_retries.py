@@ -1,4 +1,4 @@
-"""A checkpoint that could not be taken over or committed is looked at again, or its loss is told."""
+"""Test that a checkpoint that could not be staged or committed is tried again, or its loss is reported."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from gpu_client.agent.io.step_ledger import StepLedger
 from gpu_client.checkpoints.local.directory_files import BadDirectory, resolve_files
 from gpu_client.transport.errors import FileChanged
 from gpu_client.transport.transfer.manager import Transfer
-from tests.unit.agent.test_harvest import Scene as PlainScene
+from tests.unit.agent.test_checkpoint_collector import Scene as PlainScene
 from tests.unit.checkpoints.fake_cloud import FakeCloud
 from tests.unit.transport.scripted_server import ScriptedServer
 
 
 class Scene(PlainScene):
-    """A harvest whose words to the job are kept, and a cloud that its checkpoints are committed to."""
+    """Collector with its log lines, and a cloud that takes its commits."""
 
     def __init__(self, root: Path, cloud: FakeCloud, transfer: Transfer) -> None:
         self.said: list[str] = []
@@ -43,7 +43,7 @@ class Scene(PlainScene):
         return self.committer.staged[-1]
 
     def hold(self, how: str, step: int = 20) -> Path:
-        """Write a checkpoint, and make the watcher hold it by its links: the script removes it, or goes on."""
+        """Write a checkpoint that the watcher keeps by its links while the script removes it or goes on."""
         directory = self.write(step)
         self.collect()
         self.collect()
@@ -63,7 +63,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 def attach_to_a_full_disk(*_: object) -> bool:
-    """Stand for `StepLedger.attach` where no record of finished steps can be written."""
+    """Replace `StepLedger.attach` on a disk that cannot take the record of finished steps."""
     raise OSError(errno.ENOSPC, "No space left on device")
 
 

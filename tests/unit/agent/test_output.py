@@ -1,4 +1,4 @@
-"""Lines, the ring, the spool."""
+"""Test lines, last lines and the spool."""
 
 import random
 import threading

@@ -1,5 +1,4 @@
-"""Damaged objects of a ring on their way through the agent: each once, never too many, and whoever says it is not
-trusted."""
+"""Test reports of damaged ring objects through the agent: each once, bounded, untrusted."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from baton.contract.steering import MAX_PLACE_CHARS, Decision
 from gpu_client.agent.control import control_relay
 from gpu_client.agent.control.control_relay import MAX_QUARANTINED_REPORTED, ControlRelay
 from tests.unit.agent.agent_kit import make_answer
-from tests.unit.agent.test_steering_relay import decision, relay_of, say
+from tests.unit.agent.test_control_relay import decision, relay_of, say
 
 
 def quarantined(number: int, **more: Any) -> dict[str, Any]:
@@ -21,7 +20,7 @@ def quarantined(number: int, **more: Any) -> dict[str, Any]:
 
 
 def all_told(relay: ControlRelay) -> list[Decision]:
-    """Everything that heartbeats take."""
+    """Return every decision that heartbeats take."""
     found = []
     while decisions := (report := relay.report()).decisions:
         found += decisions

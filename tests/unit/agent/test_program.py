@@ -1,4 +1,4 @@
-"""How the agent's process begins and ends: exit codes, and what it says on standard error."""
+"""Test the start and the end of the agent's process: exit codes and standard error."""
 
 from __future__ import annotations
 

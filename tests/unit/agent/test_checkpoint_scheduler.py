@@ -1,4 +1,4 @@
-"""When a checkpoint is asked for, and whether a last one is."""
+"""Test the requests for checkpoints, and for the last one."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_last_checkpoint_is_only_begun_if_it_can_be_stored() -> None:
     at.record_commit(committed(10, 9.0))
     needed_s = SAFETY * 10
     assert at.last_checkpoint_problem(needed_s) == ""
-    assert at.last_checkpoint_problem(needed_s - 1) == "it takes about 13 s, and 12 s are left"
+    assert at.last_checkpoint_problem(needed_s - 1) == "a checkpoint takes about 13 s, and 12 s are left"
 
 
 def test_the_trainer_leaves_time_for_storing() -> None:

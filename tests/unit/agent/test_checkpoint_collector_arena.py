@@ -1,4 +1,4 @@
-"""From shared memory to the committer: committed where it lies, told once, and given back when nobody reads it."""
+"""Test the way from shared memory to the committer: committed in place, offered once, released after the last read."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gpu_client.agent.io.committer import Committer, StagedCheckpoint
 from gpu_client.agent.workspace.arena import find_checkpoint
 from gpu_client.checkpoints.local.directory_files import BadDirectory
 from gpu_client.transport.net.cancellation import CancelEvent
-from tests.unit.agent.test_harvest import Scene
+from tests.unit.agent.test_checkpoint_collector import Scene
 
 
 class MemoryScene(Scene):
-    """An attempt with an arena, and a trainer that stages checkpoints in it."""
+    """Attempt with an arena and a trainer that stages checkpoints there."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)

@@ -1,4 +1,4 @@
-"""Stop requests: two levels, no real signals."""
+"""Test stop requests of two levels, without real signals."""
 
 import signal
 from types import FrameType

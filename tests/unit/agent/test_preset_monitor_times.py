@@ -1,4 +1,4 @@
-"""What the presets tell of a training that stands still, waits for its data or leaves its GPUs idle."""
+"""Test the presets' decisions on a training that does not move, waits for data or leaves its GPUs idle."""
 
 from __future__ import annotations
 

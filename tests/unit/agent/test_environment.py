@@ -1,4 +1,4 @@
-"""What the training command sees: its own environment, ours without our secrets, no shell."""
+"""Test the training command's environment: its own variables, Baton's without secrets, no shell."""
 
 from __future__ import annotations
 

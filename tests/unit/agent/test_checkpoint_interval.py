@@ -1,4 +1,4 @@
-"""How often a checkpoint pays, and whether a last one fits."""
+"""Test the interval between checkpoints and the time for a last one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpu_client.agent.attempt.checkpoint_scheduler import (
 
 
 def lost_share(interval_s: float, cost_s: float, mtbf_s: float) -> float:
-    """What checkpoints and repeated steps cost together, first order: what Daly's interval makes smallest."""
+    """Return the first-order cost of checkpoints and repeated steps, which Daly's interval minimizes."""
     return cost_s / (interval_s + cost_s) + (interval_s / 2 + cost_s) / mtbf_s
 
 

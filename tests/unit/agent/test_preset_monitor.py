@@ -1,4 +1,4 @@
-"""What the presets tell of a training's numbers, how often, and what they leave untold."""
+"""Test the presets' decisions on reported values: which, how often, and which are not made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent's life between jobs: polling, backing off, ending, and what a crash left behind."""
+"""Test the agent between jobs: claims, backoff, end, and the state after a crash."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.unit.agent.agent_kit import JOB_ID, Clock, make_item, refusal
 
 
 class Stop(ShutdownRequest):
-    """Waiting costs no time: the clock goes on instead."""
+    """Stop request whose waits move the clock instead of sleeping."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Stop(ShutdownRequest):
 
 
 class Client:
-    """Answers claims with what is next, then with nothing for ever."""
+    """Answers claims with the next answer, then with no job forever."""
 
     def __init__(self, *answers: WorkItem | Exception | None) -> None:
         self.answers = list(answers)
@@ -76,7 +76,7 @@ class Transfer:
 
 
 class Desk:
-    """An agent with its surroundings."""
+    """Agent in a scripted world."""
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.tmp_path = tmp_path

@@ -1,4 +1,4 @@
-"""Outputs that are looked at, and inputs that must not have changed."""
+"""Test the checks of outputs and of unchanged inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules and commands on their way through the agent: none is lost or doubled, and nothing stops a heartbeat."""
+"""Test the relay of rules and commands: none is lost or doubled, and no message stops a heartbeat."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.agent.agent_kit import Clock, make_answer
 
 
 class Channel:
-    """The agent's end, without a trainer."""
+    """The agent's end of the channel, without a trainer."""
 
     def __init__(self) -> None:
         self.said: list[dict[str, Any]] = []
@@ -80,7 +80,7 @@ def say(relay: ControlRelay, channel: Channel, *messages: Any) -> None:
 
 
 class Plane:
-    """Writes down each decision once, by its number, as the control plane does."""
+    """Records each decision once, by its number, as the control plane does."""
 
     def __init__(self) -> None:
         self.decided = 0
@@ -230,7 +230,7 @@ def test_the_first_end_of_a_process_counts_and_the_next_step_of_the_job_may_end_
 
 
 def attached_at(base: int, control: Control | None = None) -> tuple[ControlRelay, Channel]:
-    """At a later step of a recipe, whose training counts from 0 again."""
+    """Attach at a later step of a recipe, whose training counts from 0 again."""
     relay, channel = relay_of(control)
     relay.attach(channel, base=base)  # type: ignore[arg-type]
     return relay, channel

@@ -1,4 +1,4 @@
-"""From the output directory to the committer: what was found complete is not lost on the way."""
+"""Test the way from the output directory to the committer: no complete checkpoint is lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.unit.transport.scripted_server import ScriptedServer
 
 
 class Committer:
-    """Takes what it is offered."""
+    """Records the offered checkpoints."""
 
     def __init__(self) -> None:
         self.offered: list[int] = []
@@ -49,7 +49,7 @@ class Trainer:
 
 
 class Scene:
-    """A clock, an output directory, and a harvest of it."""
+    """Clock, output directory, and their collector."""
 
     def __init__(self, root: Path, **more: Any) -> None:
         data, output, staging = (root / name for name in ("data", "output", "staging"))
@@ -177,7 +177,7 @@ def test_the_trainer_s_state_tells_the_last_step(tmp_path: Path, state: str, tol
 
 
 class TestCommitting:
-    """What was taken over becomes a checkpoint, or does not: never a mixture."""
+    """A staged checkpoint is committed whole or not at all, never as a mixture."""
 
     @pytest.fixture
     def cloud(self) -> Iterator[FakeCloud]:

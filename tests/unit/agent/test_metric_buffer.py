@@ -1,4 +1,4 @@
-"""Points that wait: bounded, thinned evenly, the newest always there."""
+"""Test waiting points: bounded, thinned evenly, the newest always kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attempt says of its time at its end, and whether there is time for a last checkpoint."""
+"""Test the goodput at the end of an attempt, and the time for a last checkpoint."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_last_word_says_where_the_time_went(stage: Stage, end: str) -> None:
 
 
 class Noticed:
-    """A trainer whose first checkpoint took `commit_s` to store; then the machine has 50 seconds left."""
+    """Trainer whose first checkpoint took `commit_s` to store, on a machine that then has 50 seconds left."""
 
     def __init__(self, stage: Stage, commit_s: float) -> None:
         stage.commit_s = commit_s
@@ -59,7 +59,7 @@ def test_a_last_checkpoint_that_would_not_be_stored_in_time_is_not_asked_for_and
     assert [(wish.kind, wish.checkpoint) for wish in stage.trainer.directives] == [("stop", False)]
     request = stage.last_report()
     assert request.reason == "sigterm"
-    assert request.message.startswith("spot notice; no last checkpoint: it takes about 130 s, and ")
+    assert request.message.startswith("spot notice; no last checkpoint: a checkpoint takes about 130 s, and ")
     assert request.message.endswith(" s are left")
 
 

@@ -1,4 +1,4 @@
-"""What is recorded of finished steps, and read again by the next attempt."""
+"""Test the record of finished steps, and its reader in the next attempt."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def files_in(directory: Path) -> dict[str, str]:
 
 
 def as_restored(place: JobDirectories, directory: Path, step: int) -> Restored:
-    """A committed checkpoint on another machine."""
+    """Return a committed checkpoint as another machine restores it."""
     return restored(place, step, files_in(directory))
 
 

@@ -1,4 +1,4 @@
-"""Slots, purging, the state file, a full disk."""
+"""Test slots, purging, the state file, a full disk."""
 
 import errno
 import json
@@ -250,10 +250,10 @@ def test_no_depth_of_directories_is_too_deep_to_remove(tmp_path: Path) -> None:
 
 
 class TestStores:
-    """What outlives an attempt, and what does not."""
+    """Files that outlive an attempt, and files that do not."""
 
     def keep(self, space: Workspace, job_id: str = JOB, *, step: int = 10) -> Path:
-        """A committed checkpoint in the job's store."""
+        """Make a committed checkpoint in the job's store."""
         staged = space.prepare(job_id, 1).staging / "checkpoint"
         staged.mkdir()
         (staged / "model").write_bytes(b"weights" * 10_000)

@@ -1,4 +1,4 @@
-"""The notice before the end, against a metadata service that speaks as EC2's does."""
+"""Test the preemption notice against a metadata service that behaves like EC2's."""
 
 from __future__ import annotations
 
