@@ -1,9 +1,9 @@
-"""Bringing back the newest checkpoint whose bytes verify.
+"""Restore the newest checkpoint whose bytes verify.
 
-Damage (a missing or altered pack, a manifest that is none) is reported, so that nobody is sent there again and steps go
-on from the next older checkpoint, which is tried then. Trouble on the way there (network, disk, a refused request, a
-manifest of another version) is not damage: it is raised, and nothing is thrown away. A checkpoint appears under its
-name complete and verified or not at all. What this machine has in its local store is not fetched.
+Damage (a missing or altered pack, an unreadable manifest) is reported to the control plane, so that no later claim
+lists the checkpoint; then the next older checkpoint is tried. Trouble (network, disk, a refused request, a manifest of
+another version) is not damage: it is raised, and no checkpoint is lost. A checkpoint appears under its name complete
+and verified or not at all. Chunks in the local cache are not fetched.
 """
 
 from __future__ import annotations
@@ -49,43 +49,43 @@ from gpu_client.transport.transfer.transfer_requests import Segment
 logger = logging.getLogger(__name__)
 
 MAX_EXPIRED_ROUNDS = 5
-"""Times in a row that fresh URLs may run out without one more range having arrived."""
+"""Rounds in a row in which fresh URLs may expire before one more range arrives."""
 
 RESERVE_BYTES = 64 * 1024 * 1024
-"""Space that must be left on the disk beside the checkpoint."""
+"""Disk space that must stay free beside the checkpoint."""
 
 
 class RestoreFailed(BatonError):  # noqa: N818
-    """Committed checkpoints exist but none could be fetched; starting from step 0 would throw them away."""
+    """Committed checkpoints exist, but none could be fetched; a start from step 0 would lose them."""
 
 
 class RestoreApi(Protocol):
-    """The calls that a restore needs; BatonClient has them."""
+    """The API calls of a restore; BatonClient implements them."""
 
     def blob_urls(self, job_id: str, step: int, blake3: Sequence[str], *, lease_token: str | None = None) -> BlobUrls:
-        """Where to fetch packs."""
+        """Return presigned URLs of packs."""
         ...
 
     def report_damaged(self, job_id: str, step: int, lease_token: str, *, epoch: int, message: str) -> None:
-        """Say that a checkpoint does not verify."""
+        """Report that a checkpoint does not verify."""
         ...
 
 
 @dataclass(frozen=True)
 class Restored:
-    """A checkpoint on this machine: `path` is its directory, `checkpoint-<step>`."""
+    """A restored checkpoint: `path` is its directory, `checkpoint-<step>`."""
 
     step: int
     epoch: int
     path: Path
     total_bytes: int
     fetched_bytes: int = 0
-    """Stored bytes that were asked for; encoded ones are fewer than what they stand for."""
+    """Fetched stored bytes; encoded chunks have fewer bytes than their files."""
     local_bytes: int = 0
-    """What this machine had in its store."""
+    """Bytes from the local cache."""
 
 
-class _Damaged(Exception):  # noqa: N818 - a finding, reported
+class _Damaged(Exception):  # noqa: N818 - caught here and reported
     """The checkpoint's bytes do not verify."""
 
 
@@ -99,13 +99,13 @@ def restore(
     cancel: CancelEvent | None = None,
     progress: Progress | None = None,
 ) -> Restored | None:
-    """Restore the newest sound checkpoint of the claim to `directory`/checkpoint-<step>, replacing what is there.
+    """Restore the newest intact checkpoint of the claim to `directory`/checkpoint-<step>, replacing that path.
 
-    Chunks are taken from `store` where it has them; afterwards it has the checkpoint, and nothing that is not its past.
+    Chunks are copied from `store` where possible; afterwards `store` has the restored checkpoint alone.
 
-    None if the job has no checkpoint, or if all of them were found and reported damaged: then it starts from step 0.
-    Raises RestoreFailed if there are checkpoints that could be neither fetched nor reported damaged, Unreachable,
-    DiskFull, TransferError, TransferCanceled, ApiError (LeaseLost above all).
+    Returns None if the job has no checkpoint, or if all were reported as damaged: the job starts from step 0. Raises
+    RestoreFailed if a checkpoint could be neither fetched nor reported as damaged, Unreachable, DiskFull,
+    TransferError, TransferCanceled, ApiError (such as LeaseLost).
     """
     unexplained: list[str] = []
     for ref in item.resume:
@@ -121,7 +121,7 @@ def restore(
             except NotFound:
                 unexplained.append(f"step {ref.step} cannot be reported as damaged: unknown to the control plane")
         except (UnknownVersion, UrlExpired) as error:
-            # no older one instead: the control plane would refuse its next steps, which this one has already
+            # An older checkpoint does not help, because the control plane refuses steps that this one has already.
             raise RestoreFailed(f"checkpoint of step {ref.step}: {error}") from error
     if unexplained:
         raise RestoreFailed("no checkpoint could be fetched: " + "; ".join(unexplained))
@@ -133,7 +133,7 @@ def restore(
 
 
 class _CheckpointRestore:
-    """One checkpoint, fetched aside and then given its name."""
+    """The restore of one checkpoint into a temporary directory, which is renamed at the end."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class _CheckpointRestore:
         self._progress = progress
 
     def run(self) -> Restored:
-        """Raises _Damaged, and everything that is no finding about the checkpoint."""
+        """Fetch and place the checkpoint. Raises _Damaged for damage, other errors for trouble."""
         try:
             with local_errors(f"preparing {self._aside}"):
                 self._directory.mkdir(parents=True, exist_ok=True)
@@ -200,7 +200,7 @@ class _CheckpointRestore:
         try:
             return read_manifest(data, job_id=self._item.id, ref=self._ref)
         except BadManifest as error:
-            # altered on the way? The store is asked once more before it is blamed
+            # Bytes can be altered in transit, therefore the manifest is fetched twice before it counts as damaged.
             logger.warning("%s; fetching it once more", error)
             data = self._transfer.read(
                 self._ref.manifest_url, name=name, max_bytes=MAX_MANIFEST_BYTES, cancel=self._cancel
@@ -221,7 +221,7 @@ class _CheckpointRestore:
         return unpack(archive, content, cancel=self._cancel, available_bytes=self._free_bytes() - RESERVE_BYTES)
 
     def _assemble(self, manifest: Manifest, content: Path) -> tuple[int, int]:
-        """The files of a checkpoint, complete. Returns the bytes that were fetched, and those that were here."""
+        """Assemble all files of the checkpoint; return the fetched bytes and the locally copied bytes."""
         self._require_space(count_written_bytes(manifest) + count_scratch_bytes(manifest))
         assembly = FileAssembler(manifest, content, self._aside / "scratch", cancel=self._cancel)
         try:
@@ -240,7 +240,7 @@ class _CheckpointRestore:
         return fetched_bytes, local_bytes
 
     def _copy(self, manifest: Manifest, assembly: FileAssembler, chunks: set[int]) -> int:
-        """Bring those of the chunks that the local store has. Returns their bytes."""
+        """Copy the chunks that the local cache has; return their bytes."""
         if self._store is None:
             return 0
         known = [(index, self._store.find(manifest.chunks[index].blake3)) for index in sorted(chunks)]
@@ -251,13 +251,13 @@ class _CheckpointRestore:
             if assembly.copy(*item):
                 copied.append(manifest.chunks[item[0]].size_bytes)
             else:
-                logger.warning("%s in the local store has changed, and is fetched", item[1].path)
+                logger.warning("%s in the local cache has changed; fetching the chunk", item[1].path)
 
         run_batch(here, work, workers=WORKERS, cancel=self._cancel)
         return sum(copied)
 
     def _fetch_ranges(self, manifest: Manifest, ranges: Sequence[PackRange], assembly: FileAssembler) -> None:
-        """All of them, in groups of as many packs as one call gives URLs for."""
+        """Fetch all ranges, in groups of as many packs as one call returns URLs for."""
         packs = list(dict.fromkeys(found.pack for found in ranges))
         for start in range(0, len(packs), MAX_MISSING_PER_ANSWER):
             group = set(packs[start : start + MAX_MISSING_PER_ANSWER])
@@ -277,7 +277,7 @@ class _CheckpointRestore:
                 self._transfer.fetch_ranges(downloads, cancel=self._cancel, progress=self._progress)
                 return
             except UrlExpired:
-                # what has arrived is in its place, verified
+                # Ranges that arrived are verified and in place.
                 fruitless = fruitless + 1 if len(waiting) == before else 0
                 if fruitless >= MAX_EXPIRED_ROUNDS:
                     raise
@@ -320,19 +320,19 @@ class _CheckpointRestore:
         except NotFound as error:
             if error.code != ErrorCode.CHECKPOINT_NOT_FOUND:
                 raise
-            # its own copy of the manifest is damaged or gone
+            # The control plane's own copy of the manifest is damaged or missing.
             raise _Damaged(error.message) from error
         absent = [digest for digest in digests if digest not in answer.urls]
         if absent:
-            raise _Damaged(f"pack {absent[0]} is not to be had")
+            raise _Damaged(f"pack {absent[0]} is missing from the store")
         return answer.urls
 
     def _free_bytes(self) -> int:
-        with local_errors(f"looking at the disk of {self._directory}"):
+        with local_errors(f"reading the free space of {self._directory}"):
             return shutil.disk_usage(self._directory).free
 
     def _require_space(self, needed_bytes: int) -> None:
-        """Better before an hour of download than after it. The local store gives way."""
+        """Raise DiskFull before the download if the checkpoint does not fit; the local cache is emptied first."""
 
         def is_enough() -> bool:
             return self._free_bytes() >= needed_bytes + RESERVE_BYTES
@@ -348,7 +348,7 @@ class _CheckpointRestore:
 
 
 def _remove(path: Path) -> None:
-    """Remove a directory tree, or a file or link in its place."""
+    """Remove a directory tree, a file or a link."""
     with local_errors(f"removing {path}"):
         if path.is_symlink() or path.is_file():
             path.unlink()

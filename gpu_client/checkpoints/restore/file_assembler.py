@@ -1,4 +1,7 @@
-"""A checkpoint's files, put together from chunks that come in any order, each verified before it counts."""
+"""Assemble a checkpoint's files from chunks that arrive in any order, each verified before it counts.
+
+Ranges of raw chunks only are streamed: their bytes go to their places as they arrive.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +34,10 @@ _ZEROS = bytes(PIECE_BYTES)
 
 
 class FileAssembler:
-    """The files of `manifest` below `content`, which is made, as they grow; `scratch` is a file beside it.
+    """Writes the files of `manifest` below the new directory `content`; `scratch` is a file beside the directory.
 
-    Made with their final sizes at first: what is never written stays a hole. Several threads may bring chunks.
-    A `delta` that comes before its base is put by until `decode_waiting`.
+    The files have their final sizes from the start, so that unwritten bytes stay holes. Several threads may deliver
+    chunks. A `delta` that arrives before its base waits in the scratch file until `decode_waiting`.
     """
 
     def __init__(self, manifest: Manifest, content: Path, scratch: Path, *, cancel: CancelEvent | None) -> None:
@@ -48,9 +51,9 @@ class FileAssembler:
         self._scratch_bytes = 0
         self._done: set[int] = set()
         self._arrived: dict[int, dict[int, int]] = {}
-        """Of `raw` chunks in several parts: those that are written, by where they begin, and their sizes."""
+        """Sizes of the written parts by their starts, for each `raw` chunk in several parts."""
         self._waiting: dict[int, int] = {}
-        """Of `delta`s whose base is not there yet: where in the scratch file their stored bytes lie."""
+        """Offset of the stored bytes in the scratch file, for each `delta` whose base is missing."""
         self._mismatched: set[int] = set()
         self._given_up: set[int] = set()
         _require_zeros(manifest.chunks, cancel)
@@ -72,12 +75,12 @@ class FileAssembler:
         }
 
     def missing(self) -> set[int]:
-        """The chunks of the files that are not there yet."""
+        """Return the chunks of the files that have not arrived."""
         with self._lock:
             return self._places.keys() - self._done
 
     def missing_bases(self) -> set[int]:
-        """The chunks that are not there yet and that deltas among `missing` need; they get a place too."""
+        """Return the missing bases of the deltas among `missing`, and reserve places for them."""
         bases = find_bases(self._chunks, self.missing())
         for base in bases - self._places.keys():
             self._places[base] = [(self._scratch, self._reserve(self._chunks[base].size_bytes))]
@@ -85,7 +88,7 @@ class FileAssembler:
             return bases - self._done
 
     def deliver(self, found: PackRange, data: memoryview) -> None:
-        """Bytes of a pack. Raises ChecksumMismatch if what is in them does not verify."""
+        """Take the bytes of a range. Raises ChecksumMismatch if a chunk in them does not verify."""
         for part in found.parts:
             self._check()
             if not self.has(part.chunk):
@@ -93,26 +96,25 @@ class FileAssembler:
                 self._take(part, stored)
 
     def has(self, index: int) -> bool:
-        """Whether all stored bytes of a chunk have come."""
+        """Return True if all stored bytes of a chunk have arrived."""
         with self._lock:
             return index in self._done or index in self._waiting
 
     def write(self, index: int, start: int, raw: memoryview) -> None:
-        """Bytes of a chunk, to all its places. They count when `finish_chunk` or `finish_part` has found them right."""
+        """Write bytes of a chunk to all its places; `finish_chunk` or `finish_part` verifies them."""
         self._check()
         for path, offset in self._places[index]:
             self._files.write(path, offset + start, raw)
 
     def finish_chunk(self, index: int, digest: str) -> None:
-        """A chunk that was not there is, and what was written has this BLAKE3. Raises ChecksumMismatch if it should
-        have another."""
+        """Finish a chunk whose written bytes have this BLAKE3. Raises ChecksumMismatch for another digest."""
         if digest == self._chunks[index].blake3:
             self._finished(index)
         else:
             self._altered(index)
 
     def finish_part(self, part: ChunkPart) -> None:
-        """A part of a large chunk is: all of it can be verified only when all parts are there."""
+        """Finish a part of a large chunk, which is verified once all its parts are written."""
         chunk = self._chunks[part.chunk]
         with self._lock:
             arrived = self._arrived.setdefault(part.chunk, {})
@@ -133,7 +135,7 @@ class FileAssembler:
             self._mark_mismatched(part.chunk)
 
     def copy(self, index: int, source: Segment) -> bool:
-        """Bring a chunk from a local file; False if its bytes there are not (or no longer) the chunk's."""
+        """Copy a chunk from a local file; return False if the bytes there are not the chunk's."""
         digest = blake3()
         try:
             descriptor = os.open(source.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -155,9 +157,9 @@ class FileAssembler:
         return True
 
     def decode_waiting(self) -> None:
-        """Decode what was put by and whose base has come since."""
+        """Decode the waiting deltas whose bases have arrived."""
         with self._lock:
-            ready = [(index, offset) for index, offset in self._waiting.items() if self._base_is_there(index)]
+            ready = [(index, offset) for index, offset in self._waiting.items() if self._has_base(index)]
 
         def work(item: tuple[int, int], flight: Flight) -> None:
             index, offset = item
@@ -172,8 +174,10 @@ class FileAssembler:
         run_batch(ready, work, workers=WORKERS, cancel=self._cancel)
 
     def take_mismatched(self) -> set[int]:
-        """The chunks that were complete but did not verify: to be fetched once more. Raises ChecksumMismatch if one
-        was taken already."""
+        """Return the complete chunks that did not verify, to fetch them once more.
+
+        Raises ChecksumMismatch if a chunk was returned before.
+        """
         with self._lock:
             mismatched, self._mismatched = self._mismatched, set()
         for index in sorted(mismatched & self._given_up):
@@ -182,9 +186,9 @@ class FileAssembler:
         return mismatched
 
     def finish(self) -> None:
-        """Bring everything to the disk. Raises ChecksumMismatch if a chunk is lacking."""
+        """Sync all files to the disk. Raises ChecksumMismatch if a chunk is missing."""
         for index in sorted(self.missing()):
-            raise ChecksumMismatch(f"chunk {self._chunks[index].blake3} never came")
+            raise ChecksumMismatch(f"chunk {self._chunks[index].blake3} is missing after all ranges were fetched")
         run_batch(self._paths, lambda path, _: self._files.sync(path), workers=WORKERS, cancel=self._cancel)
         self.close()
 
@@ -197,7 +201,7 @@ class FileAssembler:
         if part.size_bytes < chunk.stored_bytes:
             self.write(part.chunk, part.start, stored)
             self.finish_part(part)
-        elif chunk.codec == "delta" and not self._base_is_there(part.chunk):
+        elif chunk.codec == "delta" and not self._has_base(part.chunk):
             offset = self._reserve(part.size_bytes)
             self._files.write(self._scratch, offset, stored)
             with self._lock:
@@ -227,8 +231,10 @@ class FileAssembler:
         self._finished(index)
 
     def _altered(self, index: int, cause: BadChunk | None = None) -> None:
-        """Raises ChecksumMismatch, whereupon its range is fetched once more. What was fetched again already because it
-        was found out later is not fetched a third time: `take_mismatched` has the last word on it."""
+        """Raise ChecksumMismatch, so that the range is fetched once more.
+
+        A chunk that was fetched twice already is only marked; `take_mismatched` raises for it.
+        """
         with self._lock:
             again = index in self._given_up
         if not again:
@@ -242,7 +248,7 @@ class FileAssembler:
         path, offset = self._places[index][0]
         return self._files.read(path, offset, chunk.size_bytes)
 
-    def _base_is_there(self, index: int) -> bool:
+    def _has_base(self, index: int) -> bool:
         base = self._chunks[index].base
         return base is None or base in self._done or self._chunks[base].codec == "zeros"
 
@@ -255,7 +261,7 @@ class FileAssembler:
             self._mismatched.add(index)
 
     def _reserve(self, size_bytes: int) -> int:
-        """Room in the scratch file."""
+        """Reserve bytes in the scratch file; return their offset."""
         with self._lock:
             offset = self._scratch_bytes
             self._scratch_bytes += size_bytes
@@ -264,7 +270,7 @@ class FileAssembler:
     def _mismatch(self, index: int) -> ChecksumMismatch:
         chunk = self._chunks[index]
         place = "" if chunk.pack is None else f" in pack {self._packs[chunk.pack].blake3}"
-        return ChecksumMismatch(f"chunk {chunk.blake3}{place} has other bytes than its digest says")
+        return ChecksumMismatch(f"chunk {chunk.blake3}{place} has bytes that do not match its digest")
 
     def _check(self) -> None:
         if self._cancel is not None:
@@ -272,7 +278,7 @@ class FileAssembler:
 
 
 class _OpenFiles:
-    """Files that are read and written in many places by several threads; some of them are kept open."""
+    """Reads and writes at offsets of files by several threads; keeps at most `max_open` files open."""
 
     def __init__(self, max_open: int) -> None:
         self._max_open = max_open
@@ -286,14 +292,14 @@ class _OpenFiles:
                 raw, offset = raw[written:], offset + written
 
     def read(self, path: Path, offset: int, size_bytes: int) -> bytes:
-        """Raises ChecksumMismatch if there are fewer bytes."""
+        """Read bytes at an offset. Raises ChecksumMismatch if the file is shorter."""
         pieces: list[bytes] = []
         with self._opened(path) as opened, local_errors(f"reading {path}"):
             while size_bytes and (piece := os.pread(opened.descriptor, size_bytes, offset)):
                 pieces.append(piece)
                 size_bytes, offset = size_bytes - len(piece), offset + len(piece)
         if size_bytes:
-            raise ChecksumMismatch(f"{path} is shorter than what was written to it")
+            raise ChecksumMismatch(f"{path} is shorter than the bytes written to it")
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def sync(self, path: Path) -> None:
@@ -318,20 +324,20 @@ class _OpenFiles:
 
 
 class _OpenFile:
-    """A descriptor that is closed when nobody uses it any more: a thread that was left behind must not find its number
-    taken by another file."""
+    """A descriptor that closes with its last reference, because a number closed earlier could name another file in a
+    thread that outlives a batch."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self.writing = threading.Lock()
-        """The kernel lets only one write into a file at a time, and those who wait for it spin: this costs half."""
+        """Lock for one write at a time: the kernel serializes writes to a file by spinning, which costs CPU time."""
 
     def __del__(self) -> None:
         os.close(self.descriptor)
 
 
 def _require_zeros(chunks: Iterable[Chunk], cancel: CancelEvent | None) -> None:
-    """Raises ChecksumMismatch if a chunk that is said to be zeros has the digest of other bytes."""
+    """Raise ChecksumMismatch if the digest of a `zeros` chunk is not that of zeros."""
     for chunk in chunks:
         if chunk.codec != "zeros":
             continue
@@ -341,18 +347,20 @@ def _require_zeros(chunks: Iterable[Chunk], cancel: CancelEvent | None) -> None:
                 stop_if_set(cancel)
             digest.update(_ZEROS[: min(PIECE_BYTES, chunk.size_bytes - start)])
         if digest.hexdigest() != chunk.blake3:
-            raise ChecksumMismatch(f"chunk {chunk.blake3} is said to be {chunk.size_bytes} zeros and is not")
+            raise ChecksumMismatch(
+                f"chunk {chunk.blake3} is declared as {chunk.size_bytes} zeros and has another digest"
+            )
 
 
 def can_stream(found: PackRange, chunks: Sequence[Chunk]) -> bool:
-    """Whether a RawStream can take the range: no part is encoded, and none has bytes of another."""
+    """Return True if the range has raw parts only, without overlap, as RawStream requires."""
     return all(chunks[part.chunk].codec == "raw" for part in found.parts) and all(
         one.offset + one.size_bytes <= other.offset for one, other in pairwise(found.parts)
     )
 
 
 class RawStream:
-    """Takes the bytes of such a range in order. A chunk counts when all of it is written and verifies."""
+    """Takes the bytes of a raw range in order. A chunk counts once all its bytes are written and verified."""
 
     def __init__(self, found: PackRange, chunks: Sequence[Chunk], assembly: FileAssembler) -> None:
         self._found = found
@@ -361,18 +369,18 @@ class RawStream:
         self.begin()
 
     def begin(self) -> None:
-        """From the first byte on, perhaps once more: what was verified is left as it is."""
+        """Start at the first byte, possibly again; verified chunks stay."""
         self._at = self._found.offset
         self._number = 0
         self._begin_part()
 
     @property
     def complete(self) -> bool:
-        """All that is wanted has come."""
+        """Return True once all parts have arrived."""
         return self._number == len(self._found.parts)
 
     def take(self, piece: memoryview) -> None:
-        """The next bytes. Raises ChecksumMismatch at the end of a chunk that does not verify."""
+        """Take the next bytes. Raises ChecksumMismatch at the end of a chunk that does not verify."""
         end = self._at + len(piece)
         while not self.complete:
             part = self._found.parts[self._number]
@@ -387,20 +395,20 @@ class RawStream:
 
     def _begin_part(self) -> None:
         self._hasher = blake3()
-        self._there = not self.complete and self._assembly.has(self._found.parts[self._number].chunk)
+        self._has_chunk = not self.complete and self._assembly.has(self._found.parts[self._number].chunk)
 
     def _take_some(self, part: ChunkPart, start: int, raw: memoryview) -> None:
-        if self._there:
+        if self._has_chunk:
             return
         self._assembly.write(part.chunk, part.start + start, raw)
         if part.size_bytes == self._chunks[part.chunk].size_bytes:
             self._hasher.update(raw)
 
     def _end_part(self, part: ChunkPart) -> None:
-        there, digest = self._there, self._hasher.hexdigest()
+        has_chunk, digest = self._has_chunk, self._hasher.hexdigest()
         self._number += 1
         self._begin_part()
-        if there:
+        if has_chunk:
             return
         if part.size_bytes == self._chunks[part.chunk].size_bytes:
             self._assembly.finish_chunk(part.chunk, digest)

@@ -1,4 +1,4 @@
-"""What has to be fetched to have a checkpoint's files: its chunks, their places, the ranges of its packs. Pure."""
+"""Plan the ranges of packs to fetch for the chunks of a checkpoint. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from dataclasses import dataclass
 from baton.contract.manifest import Chunk, Manifest
 
 MAX_RANGE_BYTES = 16 * 1024 * 1024
-"""Bytes of one request. Only a single encoded chunk, which is decoded as a whole, may have more."""
+"""Most bytes of one request. Only a single encoded chunk, which is decoded whole, may exceed the bound."""
 
 MAX_GAP_BYTES = 1024 * 1024
-"""Bytes that nobody wants and that are fetched all the same, because another request would cost more."""
+"""Unneeded bytes that are fetched, because another request would cost more."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkPart:
-    """Stored bytes of a chunk: all of them, or some of a `raw` one that is longer than a range."""
+    """Stored bytes of a chunk: all, or a part of a `raw` chunk that is longer than a range."""
 
     chunk: int
     start: int
-    """Where in the stored bytes of the chunk it begins."""
+    """Offset in the stored bytes of the chunk."""
     offset: int
-    """Where in the pack it begins."""
+    """Offset in the pack."""
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class PackRange:
-    """Bytes of a pack that are fetched by one request, and what in them is wanted."""
+    """Bytes of a pack that one request fetches, and the needed parts in them."""
 
     pack: int
     offset: int
@@ -37,19 +37,19 @@ class PackRange:
 
 
 def count_scratch_bytes(manifest: Manifest) -> int:
-    """Bytes of the bases that no file has: room that is needed beside the files."""
+    """Return the bytes of the bases that no file contains, which need disk space beside the files."""
     used = {index for file in manifest.files for index in file.chunks}
     return sum(manifest.chunks[index].size_bytes for index in find_bases(manifest.chunks, used) - used)
 
 
 def find_bases(chunks: Sequence[Chunk], wanted: Iterable[int]) -> set[int]:
-    """The chunks without which the `delta`s among `wanted` cannot be decoded, `zeros` left out."""
+    """Return the bases of the `delta` chunks among `wanted`, without `zeros`."""
     bases = {chunks[index].base for index in wanted}
     return {base for base in bases if base is not None and chunks[base].codec != "zeros"}
 
 
 def plan_ranges(manifest: Manifest, wanted: Collection[int]) -> list[PackRange]:
-    """The requests that bring the `wanted` chunks, each once. Packs that hold bases of others come first."""
+    """Return the ranges that contain the `wanted` chunks, each once. Packs with bases come first."""
     parts: dict[int, list[ChunkPart]] = {}
     for index in wanted:
         chunk = manifest.chunks[index]
@@ -73,7 +73,7 @@ def _parts(index: int, chunk: Chunk) -> list[ChunkPart]:
 
 def _ranges_of(pack: int, pack_bytes: int, parts: list[ChunkPart]) -> list[PackRange]:
     parts.sort(key=lambda part: (part.offset, part.size_bytes))
-    # Of a pack that is mostly wanted the rest is taken along.
+    # A pack that is mostly needed is fetched whole.
     max_gap_bytes = pack_bytes if 2 * sum(part.size_bytes for part in parts) > pack_bytes else MAX_GAP_BYTES
     ranges: list[PackRange] = []
     together: list[ChunkPart] = []

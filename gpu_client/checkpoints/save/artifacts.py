@@ -1,4 +1,4 @@
-"""The outputs of a finished training: found, hashed, declared, uploaded. Only then may the job be called complete."""
+"""Collect, hash, declare and upload the outputs of a finished training, before the job may be `complete`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpu_client.transport.transfer.upload_rounds import LocalFile, Missing, Targ
 
 
 class MissingOutput(BatonError):  # noqa: N818
-    """Declared outputs do not exist. `paths` are those, as declared."""
+    """Declared outputs do not exist. `paths`: the missing ones, as declared."""
 
     def __init__(self, paths: Sequence[str], output_dir: str) -> None:
         self.paths = tuple(paths)
@@ -28,12 +28,12 @@ class MissingOutput(BatonError):  # noqa: N818
 
 
 class ArtifactsApi(Protocol):
-    """The one call that is needed; BatonClient has it."""
+    """The API call of an artifact upload; BatonClient implements it."""
 
     def declare_artifacts(
         self, job_id: str, lease_token: str, artifacts: Sequence[DeclaredArtifact]
     ) -> ArtifactsAnswer:
-        """Say what will be uploaded."""
+        """Declare the artifacts; return the upload targets of the missing ones."""
         ...
 
 
@@ -44,13 +44,13 @@ def collect_outputs(
     *,
     on_left_out: Callable[[str], object] = lambda reason: None,
 ) -> dict[str, Path]:
-    """The files of the declared outputs by path below `output_dir`; an output that is a directory stands for its files.
+    """Return the files of the declared outputs, by path below `output_dir`. A directory stands for its files.
 
-    `optional` ones may be missing, and are left out, each as a whole, where a job can declare no more files:
-    `on_left_out` hears why.
+    `optional` outputs may be missing. An optional output that exceeds the number of files or the sizes that a job may
+    declare is left out as a whole; `on_left_out` gets the reason.
 
-    Raises MissingOutput naming all that do not exist (an empty directory counts as missing), BadDirectory for links
-    that lead outside, and for more or larger files or longer paths than a job may declare.
+    Raises MissingOutput with all missing outputs (an empty directory counts as missing), BadDirectory for links that
+    lead outside, and for more or larger files or longer paths than a job may declare.
     """
     root = output_dir.resolve()
     files: dict[str, Path] = {}
@@ -64,18 +64,18 @@ def collect_outputs(
         raise MissingOutput(missing, str(output_dir))
     _require_declarable(files)
     for output in optional:
-        with_it = files | _files_of_output(root, output)
+        extended = files | _files_of_output(root, output)
         try:
-            _require_declarable(with_it)
+            _require_declarable(extended)
         except BadDirectory as error:
             on_left_out(f"{output} is left out: {error}")
         else:
-            files = with_it
+            files = extended
     return dict(sorted(files.items()))
 
 
 def _files_of_output(root: Path, output: str) -> dict[str, Path]:
-    """None if it does not exist, or is an empty directory."""
+    """Return the files of one output; {} if the output does not exist or is an empty directory."""
     place = root / output
     if not place.exists():
         return {}
@@ -107,10 +107,10 @@ def upload_artifacts(
     cancel: CancelEvent | None = None,
     progress: Progress | None = None,
 ) -> list[DeclaredArtifact]:
-    """Upload the files (from `collect_outputs`) and return what `complete` has to declare; none are fine too.
+    """Upload the files from `collect_outputs`, possibly none; return the artifacts that `complete` declares.
 
-    One API call for small files, one more for those that go up in parts, and more if URLs run out. Raises what hashing
-    and the transfer raise, and ApiError, above all LeaseLost.
+    Makes one API call for small files, one more for files in parts, and one for each time the URLs expire. Raises the
+    errors of hashing and the transfer, and ApiError, such as LeaseLost.
     """
     if not files:
         return []
@@ -143,12 +143,12 @@ def upload_artifacts(
 
 
 def _with_parts(artifact: DeclaredArtifact, digest: FileDigest) -> DeclaredArtifact:
-    # only where there are any: an older control plane refuses fields that it does not know
+    # A field that is not set is not sent.
     return artifact if digest.parts is None else artifact.model_copy(update={"parts": digest.parts})
 
 
 def hash_files(files: Mapping[str, Path], *, cancel: CancelEvent | None = None) -> dict[str, FileDigest]:
-    """The digest of each file under its name, in the order of `files`. Raises what `hash_file` raises."""
+    """Return the digest of each file by name, in the order of `files`. Raises the errors of `hash_file`."""
     digests: dict[str, FileDigest] = {}
 
     def work(entry: tuple[str, Path], flight: Flight) -> None:

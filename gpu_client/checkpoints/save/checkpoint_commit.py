@@ -1,7 +1,7 @@
-"""The commit of a checkpoint: manifest, missing packs, the same manifest again.
+"""Commit a checkpoint: post the manifest, upload the missing packs, post the same manifest again.
 
-Nothing counts as committed before the control plane has answered so: it has then seen every pack with its size and
-checksum. Every failure is raised; repeating the commit is always safe and sends only what is still missing.
+A checkpoint is committed once the control plane answers so, after it has verified size and checksum of every pack.
+Every failure is raised. A repeated commit is safe and sends only the packs that are still missing.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from gpu_client.transport.transfer.manager import Progress, Transfer, Upload
 logger = logging.getLogger(__name__)
 
 MAX_FRUITLESS_ROUNDS = 3
-"""Rounds that brought the commit no further before it is given up."""
+"""Rounds without progress before the commit fails."""
 
 _PAUSE_S = 1.0
 
 
 class CommitFailed(BatonError):  # noqa: N818
-    """The blobs were uploaded, yet the control plane does not see them."""
+    """The packs were uploaded, but the control plane still reports them as missing."""
 
 
 class CommitApi(Protocol):
-    """The one call that a commit needs; BatonClient has it."""
+    """The API call of a commit; BatonClient implements it."""
 
     def commit(self, lease_token: str, manifest: Manifest) -> CommitAnswer:
         """Post the manifest."""
@@ -46,41 +46,40 @@ class CommitApi(Protocol):
 
 @dataclass(frozen=True)
 class Committed:
-    """A commit that was accepted, and what it took."""
+    """An accepted commit with its sizes and times."""
 
     step: int
     epoch: int
     manifest: Manifest = field(repr=False)
     api_calls: int
     raw_bytes: int
-    """Of all files."""
+    """Bytes of all files."""
     reused_bytes: int
-    """Of these, what is not stored anew: an earlier checkpoint has it, this one has it twice, or it is zeros."""
+    """Bytes of the files that are not stored anew: an earlier checkpoint has them, they repeat, or they are zeros."""
     encoded_bytes: int
-    """What the rest has become: the size of the new packs."""
+    """Bytes of the new packs."""
     uploaded_bytes: int
-    """Of these, what was not stored already: somebody else may have written an equal pack."""
+    """Bytes of the uploaded packs; another job may have stored an equal new pack already."""
     uploaded_packs: int
     hash_s: float
-    """Until there was a manifest, encoding included."""
+    """Time to build the manifest, with encoding."""
     encode_s: float
-    """In all threads together."""
+    """Encoding time, summed over the threads."""
     upload_s: float
     seconds: float
 
 
 @contextmanager
 def log_failures(what: str) -> Iterator[None]:
-    """For everything behind an accepted commit. The checkpoint exists: whatever fails now is logged and not raised, for
-    it would be taken for the commit's failure."""
+    """Log errors after an accepted commit and do not raise them, because callers would assume a failed commit."""
     try:
         yield
     except Exception:
-        logger.exception("%s failed, behind the commit of a checkpoint", what)
+        logger.exception("%s failed after the commit of a checkpoint", what)
 
 
-class _PacksGone(Exception):  # noqa: N818 - their chunks are written anew
-    """Packs of earlier checkpoints are not stored any more."""
+class _PacksGone(Exception):  # noqa: N818 - caught here: their chunks are written anew
+    """Packs of earlier checkpoints are no longer stored."""
 
     def __init__(self, packs: Collection[str]) -> None:
         self.packs = frozenset(packs)
@@ -104,12 +103,12 @@ def commit_checkpoint(
     progress: Progress | None = None,
     sleep: Callable[[float], object] | None = None,
 ) -> Committed:
-    """Commit the checkpoint in `directory` (complete, and left alone meanwhile) as `step` of the claimed job.
+    """Commit the checkpoint in `directory`, which is complete and unchanged meanwhile, as `step` of the claimed job.
 
-    What is in `known` is not sent again; `known` learns what was committed. `upload_bytes_per_s` and `spool` are for
-    the codecs, as in build_manifest: when a commit is repeated, they have to be the same. Two API calls when nothing
-    unusual happens, one when every pack is stored already. Raises BadDirectory, FileChanged, CommitFailed, what the
-    transfer raises, and of ApiError above all LeaseLost, LeaseExpired, StepNotNewer.
+    Chunks in `known` are not sent again; `known` learns the committed manifest. `upload_bytes_per_s` and `spool`
+    control the codecs as in build_manifest; a repeated commit passes the same values. A commit makes two API calls, one
+    if every pack is stored already. Raises BadDirectory, FileChanged, CommitFailed, the errors of the transfer, and
+    ApiError, such as LeaseLost, LeaseExpired, StepNotNewer.
     """
     started = time.monotonic()
     known = known if known is not None else ChunkIndex()
@@ -134,14 +133,14 @@ def commit_checkpoint(
             rounds.run()
             break
         except _PacksGone as error:
-            # all that the checkpoint consists of is in its files: it only has to be sent after all
+            # The files have all bytes, therefore the chunks can be sent after all.
             logger.warning("commit of step %d: %s; their chunks are written anew", step, error)
             known.forget(error.packs)
         finally:
-            with log_failures("removing what was encoded"):
+            with log_failures("removing the spool"):
                 local.close()
             api_calls += rounds.api_calls
-    with log_failures("noting what is stored"):
+    with log_failures("indexing the stored chunks"):
         known.learn(local.manifest)
     sizes = local.sizes
     return Committed(
@@ -162,7 +161,7 @@ def commit_checkpoint(
 
 
 class _CommitRounds:
-    """Post, upload what is missing, post again, until committed."""
+    """Post the manifest and upload missing packs, until committed."""
 
     def __init__(
         self,
@@ -189,13 +188,13 @@ class _CommitRounds:
         self.asked: set[str] = set()
 
     def run(self) -> None:
-        """Raises CommitFailed when rounds stop bringing the commit any further, _PacksGone."""
+        """Run the rounds. Raises CommitFailed after rounds without progress, _PacksGone."""
         reason: str | None = "nothing was uploaded yet"
         while reason is not None:
             reason = self._round(reason)
 
     def _round(self, reason: str) -> str | None:
-        """One post with the uploads it asks for. None if committed, else why not yet; `reason` is the last one's."""
+        """Post once and upload the missing packs; return None if committed, else the reason. `reason`: the last one."""
         if self._cancel is not None:
             stop_if_set(self._cancel)
         self.api_calls += 1
@@ -204,18 +203,18 @@ class _CommitRounds:
         except (NotStoredYet, Conflict) as error:
             if isinstance(error, Conflict) and error.code != ErrorCode.CONFLICT:
                 raise
-            self._no_nearer(error.message)
+            self._count_fruitless(error.message)
             return error.message
         if answer.committed:
             return None
         if not answer.missing:
-            raise UnexpectedAnswer("commit: neither committed nor is anything missing")
+            raise UnexpectedAnswer("commit: the answer is neither committed nor names missing packs")
         uploads = self._uploads(answer)
         asked = {blob.blake3 for blob in answer.missing}
         if asked - self.asked:
             self._fruitless = 0
         elif len(asked) >= self._last_asked:
-            self._no_nearer(reason)
+            self._count_fruitless(reason)
         self._last_asked = len(asked)
         self.asked |= asked
         started = time.monotonic()
@@ -225,10 +224,10 @@ class _CommitRounds:
             return str(error)
         finally:
             self.upload_s += time.monotonic() - started
-        return "uploaded packs are still said to be missing"
+        return "the control plane still reports uploaded packs as missing"
 
-    def _no_nearer(self, reason: str) -> None:
-        """A round in vain: nothing new was asked for, and no less than before."""
+    def _count_fruitless(self, reason: str) -> None:
+        """Count a round that neither asked for new packs nor for fewer packs; raise CommitFailed after too many."""
         step = self._local.manifest.step
         self._fruitless += 1
         if self._fruitless > MAX_FRUITLESS_ROUNDS:
@@ -241,7 +240,9 @@ class _CommitRounds:
         asked = [blob.blake3 for blob in answer.missing]
         unknown = [digest for digest in asked if digest not in sizes]
         if unknown:
-            raise UnexpectedAnswer(f"commit: pack {unknown[0]} is asked for, which the manifest does not name")
+            raise UnexpectedAnswer(
+                f"commit: pack {unknown[0]} is reported as missing, but the manifest does not name it"
+            )
         gone = [digest for digest in asked if digest not in self._local.packs]
         if gone:
             raise _PacksGone(gone)

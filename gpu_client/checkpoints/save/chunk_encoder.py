@@ -1,4 +1,4 @@
-"""What becomes of one span: read once, recognised, or encoded in the way that pays. Runs in several threads."""
+"""Read one span once; recognize or encode its chunk. Runs in several threads."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from gpu_client.transport.transfer.transfer_requests import Segment
 logger = logging.getLogger(__name__)
 
 MIN_ENCODED_BYTES = 4096
-"""Smaller chunks are stored as they are."""
+"""Smaller chunks are stored raw."""
 
 _READ_BYTES = 512 * 1024
-"""Read, and hashed while they are still in the processor's cache."""
+"""Bytes of one read, hashed while they are in the processor's cache."""
 
 RAW = CodecChoice("raw")
 ZEROS = CodecChoice("zeros")
@@ -42,8 +42,11 @@ class SourceSpan:
 
 @dataclass(slots=True)
 class EncodedChunk:
-    """What was found. `stored` is of `encoded`, else of the bytes as they are; None for what needs no storing. `raw` is
-    kept only where something may be encoded."""
+    """The result for one span.
+
+    stored: digests of `encoded`, or of the raw bytes if nothing was encoded; None if nothing needs storing. raw: the
+    bytes, only if they may be encoded.
+    """
 
     blake3: str
     choice: CodecChoice = RAW
@@ -55,7 +58,7 @@ class EncodedChunk:
 
 
 class ChunkEncoder:
-    """`is_stored` says whether a chunk (by BLAKE3) needs no storing: it is stored, or this checkpoint had it before."""
+    """Encode spans. `is_stored`: returns True for a chunk (by BLAKE3) that is stored or occurred earlier."""
 
     def __init__(
         self,
@@ -71,39 +74,39 @@ class ChunkEncoder:
         self._deltas = deltas
         self._is_stored = is_stored
         self.rates = rates
-        """None: nothing is encoded (any more)."""
+        """None: encode nothing from now on."""
 
     def encode_span(self, piece: SourceSpan, raw: memoryview) -> EncodedChunk:
-        """Read the piece, unless it is a hole, into `raw`, which has its size. Raises FileChanged, TransferError.
+        """Read the span into `raw`, which has its size, and encode its chunk. Raises FileChanged, TransferError.
 
-        Where nothing is encoded only the first bytes of `raw` are used, and what is in them afterwards means nothing.
+        If nothing is encoded, only the first bytes of `raw` serve as a buffer, and their content is arbitrary.
         """
         rates = self.rates
         pays = rates is not None and (rates.may_pay("planes") or rates.may_pay("delta"))
-        whole = pays and len(raw) >= MIN_ENCODED_BYTES
+        encodes = pays and len(raw) >= MIN_ENCODED_BYTES
         hasher, crc64nvme, zero = blake3(), 0, True
-        for view in piece.file.pieces(piece.span.offset, len(raw), raw if whole else raw[:_READ_BYTES]):
+        for view in piece.file.pieces(piece.span.offset, len(raw), raw if encodes else raw[:_READ_BYTES]):
             zero = zero and is_all_zero(view)
             hasher.update(view)
-            if not whole:
+            if not encodes:
                 crc64nvme = checksums.crc64nvme(view, crc64nvme)
         if zero:
             return EncodedChunk(hash_zeros(len(raw)), ZEROS)
         digest = hasher.digest()
-        looked = EncodedChunk(digest.hex())
-        if self._is_stored(looked.blake3):
-            return looked
-        if not whole or rates is None:
-            looked.stored = StoredDigest(len(raw), digest, crc64nvme)
-            return looked
-        looked.raw = raw
+        result = EncodedChunk(digest.hex())
+        if self._is_stored(result.blake3):
+            return result
+        if not encodes or rates is None:
+            result.stored = StoredDigest(len(raw), digest, crc64nvme)
+            return result
+        result.raw = raw
         started = time.monotonic()
-        self._encode(piece, looked, raw, rates)
-        looked.encode_s = time.monotonic() - started
-        looked.stored = StoredDigest.of(raw, digest) if looked.encoded is None else StoredDigest.of(looked.encoded)
-        return looked
+        self._encode(piece, result, raw, rates)
+        result.encode_s = time.monotonic() - started
+        result.stored = StoredDigest.of(raw, digest) if result.encoded is None else StoredDigest.of(result.encoded)
+        return result
 
-    def _encode(self, piece: SourceSpan, looked: EncodedChunk, raw: memoryview, rates: CodecRates) -> None:
+    def _encode(self, piece: SourceSpan, result: EncodedChunk, raw: memoryview, rates: CodecRates) -> None:
         places = select_samples(len(raw))
         sample = b"".join(raw[offset : offset + size] for offset, size in places)
         base, segment = self._base(piece)
@@ -117,22 +120,24 @@ class ChunkEncoder:
         if choice.codec == "planes":
             base, encoded = None, encode("planes", raw, width=choice.width)
         if encoded is not None and len(encoded) < len(raw):
-            looked.choice, looked.encoded, looked.base = choice, encoded, base
+            result.choice, result.encoded, result.base = choice, encoded, base
 
     def _base(self, piece: SourceSpan) -> tuple[StoredChunk | None, Segment | None]:
-        """The chunk to take the difference to, and where its bytes lie here."""
+        """Return the base of a delta and the local segment of its bytes."""
         if not self._deltas or self._known.raw is None:
             return None, None
         base = self._known.base_for(piece.path, piece.span.offset, piece.span.size_bytes)
         return base, self._known.raw.find(base.chunk.blake3) if base else None
 
     def _delta(self, raw: memoryview, width: int, segment: Segment, digest: str) -> bytes | None:
-        """None if the bytes there are not those of the base (any more)."""
+        """Encode a delta; return None if the local bytes are not those of the base."""
         buffer = self._buffers.take()
         try:
             base = memoryview(buffer)[: segment.size_bytes]
             if not _fill(segment, base) or blake3(base).hexdigest() != digest:
-                logger.warning("%s has other bytes than the chunk that is to be the base of a delta", segment.path)
+                logger.warning(
+                    "%s no longer has the bytes of the chunk that would be the base of a delta", segment.path
+                )
                 return None
             return encode("delta", raw, width=width, base=base)
         finally:
@@ -140,7 +145,7 @@ class ChunkEncoder:
 
 
 def _fill(segment: Segment, view: memoryview) -> bool:
-    """False if the segment has not so many bytes: nothing that is only good to save time may stop a commit."""
+    """Read the segment into `view`; return False if it is shorter: a missing base stops no commit."""
     try:
         with segment.path.open("rb", buffering=0) as file:
             file.seek(segment.offset)
@@ -150,7 +155,7 @@ def _fill(segment: Segment, view: memoryview) -> bool:
 
 
 def _sample(segment: Segment, places: Sequence[tuple[int, int]]) -> bytes | None:
-    """The bytes at these places of the segment; None if it has not so many."""
+    """Return the bytes at these places of the segment; None if the segment is shorter."""
     try:
         with segment.path.open("rb", buffering=0) as file:
             sample = b"".join(os.pread(file.fileno(), size, segment.offset + offset) for offset, size in places)

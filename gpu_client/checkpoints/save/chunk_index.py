@@ -1,4 +1,4 @@
-"""What is stored already, as far as this worker knows: the chunks of the checkpoint that it resumed or wrote last."""
+"""Index the chunks that are stored already: those of the checkpoint that the worker resumed from or committed last."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from gpu_client.transport.transfer.transfer_requests import Segment
 
 
 class LocalChunks(Protocol):
-    """Where raw bytes of chunks lie on this machine; LocalStore is one."""
+    """A source of raw chunks on this machine; LocalChunkCache implements it."""
 
     def find(self, blake3: str) -> Segment | None:
-        """The bytes of that chunk, not verified; None if they are not here."""
+        """Return the unverified bytes of a chunk; None if the machine has none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StoredChunk:
-    """A chunk in a pack. `base`: that of a delta."""
+    """A chunk in a stored pack. `base`: the base of a delta."""
 
     chunk: Chunk
     pack: Pack
@@ -29,9 +29,9 @@ class StoredChunk:
 
 
 class ChunkIndex:
-    """Chunks that need not be sent again. One thread changes it.
+    """Chunks that need not be sent again. One thread changes the index.
 
-    The control plane has the last word: what it says is not stored (any more) is forgotten.
+    The control plane decides: the index forgets packs that the control plane reports as missing.
     """
 
     def __init__(self, raw: LocalChunks | None = None) -> None:
@@ -42,19 +42,19 @@ class ChunkIndex:
 
     @classmethod
     def from_manifests(cls, manifests: Iterable[Manifest], raw: LocalChunks | None = None) -> ChunkIndex:
-        """The chunks of committed manifests, the newest last. `raw`: for bases of deltas."""
+        """Index the chunks of committed manifests, newest last. `raw`: source of the bases of deltas."""
         known = cls(raw)
         for manifest in manifests:
             known._take(manifest)
         return known
 
     def learn(self, manifest: Manifest) -> None:
-        """This one was committed: from now on it alone counts, for retention may take away what others name."""
+        """Index a committed manifest instead of the former ones, whose packs retention may delete."""
         self._stored = {}
         self._take(manifest)
 
     def forget(self, packs: Collection[str]) -> None:
-        """These packs (by BLAKE3) are not stored any more, or not worth keeping alive."""
+        """Remove the chunks of packs (by BLAKE3) that are no longer stored or not worth keeping."""
         self._stored = {
             blake3: stored
             for blake3, stored in self._stored.items()
@@ -62,13 +62,13 @@ class ChunkIndex:
         }
 
     def find(self, blake3: str) -> StoredChunk | None:
-        """The chunk of that digest."""
+        """Return the stored chunk with a digest, or None."""
         return self._stored.get(blake3)
 
     def base_for(self, path: str, offset: int, size_bytes: int) -> StoredChunk | None:
-        """The chunk to take the difference to: the one at this place in the newest checkpoint, or that one's own base.
+        """Return the base for a delta: the chunk at this place in the newest checkpoint, or that chunk's own base.
 
-        Never a delta, so that a chunk can be read with one other.
+        The base is never a delta, so that a reader needs one other chunk at most.
         """
         chunk = self._places.get((path, offset))
         if chunk is None or chunk.size_bytes != size_bytes:
@@ -77,7 +77,7 @@ class ChunkIndex:
 
     def _take(self, manifest: Manifest) -> None:
         self._bases = {}
-        # bases first; and what is stored whole is not given up for a delta
+        # Bases first. A chunk that is stored whole is never replaced by a delta.
         for chunk in sorted(manifest.chunks, key=lambda chunk: chunk.base is not None):
             if chunk.pack is None:
                 continue
@@ -87,7 +87,7 @@ class ChunkIndex:
                 continue
             base = manifest.chunks[chunk.base].blake3
             self._bases[chunk.blake3] = base
-            # a base of zeros lies in no pack, and is not worth the trouble
+            # A base of zeros lies in no pack and is not indexed.
             if base in self._stored:
                 self._stored.setdefault(chunk.blake3, StoredChunk(chunk, pack, self._stored[base]))
         self._places = {}

@@ -1,4 +1,8 @@
-"""The making of one manifest: several threads look at spans, one puts them in their places, in order."""
+"""Build a manifest and its new packs from a directory.
+
+Every byte is read once: several threads read, hash and encode spans; one thread adds the chunks in order. A raw chunk
+stays in its file; only encoded chunks are written, to a spool.
+"""
 
 from __future__ import annotations
 
@@ -41,23 +45,23 @@ from gpu_client.transport.transfer.transfer_requests import Segment
 logger = logging.getLogger(__name__)
 
 MAX_CHUNKS = 20_000
-"""Of one checkpoint: so many, with the paths of the files, can be told in one request."""
+"""Most chunks of a checkpoint. One request holds them with the paths of the files."""
 
 _AHEAD = HASH_WORKERS + 1
-"""Buffers of bytes in memory at one time, besides the one whose spans are being put in their places."""
+"""Buffers in memory, besides the buffer whose chunks are being added."""
 _BUFFER_BYTES = 1024 * 1024
-"""At least; as large as the largest span if that is more."""
+"""Smallest buffer; a larger span enlarges all buffers."""
 _SPANS_PER_BUFFER = 256
-"""Going from thread to thread costs more than reading a small file."""
+"""Spans of one batch, because a change of thread costs more than reading a small file."""
 
 
 _Batch = list[tuple[str, int]]
-"""Paths, and numbers of spans."""
+"""Paths and span numbers."""
 
 
 @dataclass(slots=True)
 class _Draft:
-    """A chunk of the manifest to be. `pack`: one that is stored, or the number of a new one."""
+    """A future chunk of the manifest. `pack`: a stored pack, or the number of a new one."""
 
     blake3: str
     size_bytes: int
@@ -70,7 +74,7 @@ class _Draft:
 
 
 class ManifestBuilder:
-    """Made for one run. `rates` is None if nothing shall be encoded."""
+    """Builds one manifest. `rates`: None to encode nothing."""
 
     def __init__(
         self,
@@ -86,28 +90,28 @@ class ManifestBuilder:
         self._files = {path: SourceFile(place) for path, place in paths.items()}
         self._pieces = _cut(self._files)
         spans = [piece.span for pieces in self._pieces.values() for piece in pieces]
-        # a delta brings its base along
+        # A delta adds its base to the chunks.
         self._deltas = 2 * len(spans) <= MAX_CHUNKS
         self._buffer_bytes = max([_BUFFER_BYTES, *(span.size_bytes for span in spans)])
         self._buffers = SpanBuffers(self._buffer_bytes)
         self._encoder = ChunkEncoder(known, self._buffers, rates, deltas=self._deltas, is_stored=self._is_stored)
         self._drafts: list[_Draft] = []
         self._index: dict[str, int] = {}
-        """In `_drafts`, by BLAKE3."""
+        """Index in `_drafts`, by BLAKE3."""
         self._chunks_of = {path: [-1] * len(pieces) for path, pieces in self._pieces.items()}
         self._writer = PackWriter(sum(span.size_bytes for span in spans))
         self.new_bytes = 0
         self.encode_s = 0.0
 
     def close(self) -> None:
-        """Remove what was encoded."""
+        """Remove the spool."""
         try:
             self._spool.close()
         except (DiskFull, TransferError) as error:
             logger.warning("%s", error)
 
     def run(self) -> None:
-        """Look at every span once. Raises FileChanged, TransferError, TransferCanceled."""
+        """Read every span once. Raises FileChanged, TransferError, TransferCanceled."""
         with ThreadPoolExecutor(HASH_WORKERS, thread_name_prefix="hash") as threads:
             waiting: deque[tuple[_Batch, Future[tuple[bytearray, list[EncodedChunk]]]]] = deque()
             try:
@@ -125,10 +129,10 @@ class ManifestBuilder:
             file.require_unchanged()
 
     def _batches(self) -> Iterator[_Batch]:
-        """All spans, as many together as one buffer holds."""
+        """Yield all spans in batches that fit one buffer."""
         batch: _Batch = []
         size_bytes = 0
-        # large chunks first: they are what other jobs may have too, and small ones between them would shift the packs
+        # Large chunks first: other jobs may have the same, and small chunks between them would shift the cuts of packs.
         for large in (True, False):
             for path, pieces in self._pieces.items():
                 for number, piece in enumerate(pieces):
@@ -144,27 +148,27 @@ class ManifestBuilder:
 
     @property
     def segments(self) -> dict[str, tuple[Segment, ...]]:
-        """Where the bytes of the new packs lie, by BLAKE3."""
+        """Return the local segments of the new packs, by BLAKE3."""
         return {new.pack.blake3: new.segments for new in self._writer.packs}
 
     def packs(self) -> list[Pack]:
-        """For the manifest."""
+        """Return the manifest's packs."""
         return list(self._packs().values())
 
     def chunks(self) -> list[Chunk]:
-        """For the manifest."""
+        """Return the manifest's chunks."""
         index = {blake3: number for number, blake3 in enumerate(self._packs())}
         return [self._chunk(draft, index) for draft in self._drafts]
 
     def files(self) -> list[ChunkedFile]:
-        """For the manifest."""
+        """Return the manifest's files."""
         return [
             ChunkedFile(path=path, size_bytes=file.size_bytes, chunks=self._chunks_of[path])
             for path, file in self._files.items()
         ]
 
     def _encode_batch(self, batch: _Batch) -> tuple[bytearray, list[EncodedChunk]]:
-        """In one of the threads."""
+        """Read and encode a batch, in one of the threads."""
         buffer = self._buffers.take()
         free = memoryview(buffer)
         found = []
@@ -173,7 +177,7 @@ class ManifestBuilder:
                 stop_if_set(self._cancel)
             piece = self._pieces[path][number]
             found.append(self._encoder.encode_span(piece, free[: piece.span.size_bytes]))
-            if found[-1].raw is not None:  # else nobody looks at these bytes any more, and their memory is still warm
+            if found[-1].raw is not None:  # else the next span reuses the memory, which is still in the cache
                 free = free[piece.span.size_bytes :]
         return buffer, found
 
@@ -188,20 +192,20 @@ class ManifestBuilder:
         self._buffers.give(buffer)
 
     def _chunk(self, draft: _Draft, packs: Mapping[str, int]) -> Chunk:
-        """Nothing is said that need not be: there are thousands of them in one request."""
-        said: dict[str, Any] = {"blake3": draft.blake3, "size_bytes": draft.size_bytes}
+        """Build a chunk without default fields, because one request has thousands of chunks."""
+        fields: dict[str, Any] = {"blake3": draft.blake3, "size_bytes": draft.size_bytes}
         if draft.pack is not None:
-            said |= {"pack": packs[self._pack_of(draft.pack).blake3], "offset": draft.offset}
+            fields |= {"pack": packs[self._pack_of(draft.pack).blake3], "offset": draft.offset}
         if draft.codec != "raw":
-            said["codec"] = draft.codec
+            fields["codec"] = draft.codec
         if draft.codec in ("planes", "delta"):
-            said |= {"length_bytes": draft.stored_bytes, "width": draft.width}
+            fields |= {"length_bytes": draft.stored_bytes, "width": draft.width}
         if draft.base is not None:
-            said["base"] = draft.base
-        return Chunk(**said)
+            fields["base"] = draft.base
+        return Chunk(**fields)
 
     def _add(self, piece: SourceSpan, encoded: EncodedChunk) -> int:
-        """A chunk that this checkpoint has not had so far."""
+        """Add the first occurrence of a chunk; return its index."""
         stored = self._stored(encoded.blake3)
         if stored is not None:
             return self._add_stored(stored)
@@ -248,18 +252,18 @@ class ManifestBuilder:
         return len(self._drafts) - 1
 
     def _spool_if_possible(self, encoded: EncodedChunk) -> Segment | None:
-        """A full disk costs the encoding, not the checkpoint."""
+        """Spool an encoded chunk; on a full disk return None and encode nothing more, so that the commit goes on."""
         if encoded.encoded is None:
             return None
         try:
             return self._spool.append(encoded.encoded)
         except (DiskFull, TransferError) as error:
-            logger.warning("nothing more is encoded for this checkpoint: %s", error)
+            logger.warning("no more chunks of this checkpoint are encoded: %s", error)
             self._encoder.rates = None
             return None
 
     def _is_stored(self, blake3: str) -> bool:
-        """Called from all threads."""
+        """Return True if a chunk needs no storing. Called from all threads."""
         return blake3 in self._index or self._stored(blake3) is not None
 
     def _stored(self, blake3: str) -> StoredChunk | None:
@@ -267,7 +271,7 @@ class ManifestBuilder:
         return None if stored is not None and stored.base is not None and not self._deltas else stored
 
     def _packs(self) -> dict[str, Pack]:
-        """Those that the chunks lie in, by BLAKE3, in the order of the chunks."""
+        """Return the packs of the chunks by BLAKE3, in the order of the chunks."""
         packs = (self._pack_of(draft.pack) for draft in self._drafts if draft.pack is not None)
         return {pack.blake3: pack for pack in packs}
 
@@ -276,7 +280,7 @@ class ManifestBuilder:
 
 
 def _cut(files: Mapping[str, SourceFile]) -> dict[str, list[SourceSpan]]:
-    """The spans of all files; fewer and larger ones if a manifest could not hold them all."""
+    """Cut all files, more coarsely while a manifest could not hold all spans."""
     for coarseness in range(MAX_COARSENESS + 1):
         pieces: dict[str, list[SourceSpan]] = {}
         for path, file in files.items():
@@ -290,27 +294,27 @@ def _cut(files: Mapping[str, SourceFile]) -> dict[str, list[SourceSpan]]:
 
 @dataclass
 class LocalManifest:
-    """A manifest, and where the bytes of its new packs lie. `close` removes what was encoded for it."""
+    """A manifest and the local bytes of its new packs. `close` removes the spool."""
 
     manifest: Manifest
     packs: Mapping[str, tuple[Segment, ...]]
-    """By BLAKE3. The other packs of the manifest are stored already, as far as is known."""
+    """Segments of the new packs, by BLAKE3. The other packs of the manifest are probably stored."""
     new_bytes: int
-    """Of the files, in chunks that lie in new packs."""
+    """Bytes of the files in chunks of new packs."""
     hash_s: float
-    """Wall-clock time of the whole."""
+    """Wall-clock time of the build."""
     encode_s: float
-    """Of all threads together."""
+    """Encoding time, summed over the threads."""
     close: Callable[[], None]
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Bytes of each pack, new or not, by BLAKE3."""
+        """Return the bytes of each pack, new or stored, by BLAKE3."""
         return {pack.blake3: pack.size_bytes for pack in self.manifest.packs}
 
 
 def digest_manifest(manifest: Manifest) -> str:
-    """BLAKE3 of the manifest's one JSON text: what the control plane stores and names it by."""
+    """Return the BLAKE3 of the manifest's canonical JSON, under which the control plane stores the manifest."""
     return digest_bytes(manifest.canonical_bytes()).blake3
 
 
@@ -328,10 +332,10 @@ def build_manifest(
     spool: Path | None = None,
     cancel: CancelEvent | None = None,
 ) -> LocalManifest:
-    """Cut, hash, encode and pack the files of a checkpoint directory. The same arguments give the same manifest.
+    """Cut, hash, encode and pack the files of a checkpoint directory. Equal arguments give equal manifests.
 
-    `spool` is a directory for encoded chunks; without one nothing is encoded. Metrics that the contract does not admit
-    (NaN, odd names) are left out. Raises BadDirectory, FileChanged, TransferError (unreadable), TransferCanceled.
+    spool: a directory for encoded chunks; without a spool nothing is encoded. Metrics that the contract refuses (NaN,
+    invalid names) are left out. Raises BadDirectory, FileChanged, TransferError (unreadable), TransferCanceled.
     """
     started = time.monotonic()
     paths = resolve_files(directory)

@@ -1,4 +1,4 @@
-"""Local bytes that become a checkpoint: files that must not change meanwhile, and what was encoded of them."""
+"""Read local files that must not change meanwhile, and spool the chunks encoded from them."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ HASH_WORKERS = 2
 T = TypeVar("T")
 
 _TRUSTED_WITH_HOLES = frozenset({0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630})
-"""File systems by their number (statfs): ext4, XFS, Btrfs, tmpfs, overlay. Files of others are read: bytes taken for a
-hole are lost, and ZFS has told of holes where bytes were not on the disk yet (OpenZFS before 2.2.2), while a network
-file system answers what its server knows."""
+"""File systems that report holes reliably, by statfs number: ext4, XFS, Btrfs, tmpfs, overlay. Files of other file
+systems are read in full, because a false hole loses bytes: OpenZFS before 2.2.2 reported holes for bytes that were not
+on the disk yet, and a network file system reports the state of its server."""
 _STATFS_BYTES = 256
-"""More than the structure has anywhere on Linux; its first field, a long, is the file system's number."""
+"""Upper bound of the statfs structure on Linux; its first field, a long, is the file system's number."""
 
 
 class SourceFile:
-    """A file as it was when this was made. Raises FileChanged as soon as it is another; TransferError (unreadable)."""
+    """A file in its state at construction. Raises FileChanged once the file differs, TransferError if unreadable."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        found = self._look(path.stat)
+        found = self._call(path.stat)
         if not stat.S_ISREG(found.st_mode):
             raise TransferError(f"{path} is not a regular file")
         self._version = _version_of(found)
@@ -43,12 +43,14 @@ class SourceFile:
         self._is_sparse = found.st_blocks * 512 < found.st_size
 
     def pieces(self, offset: int, size_bytes: int, scratch: memoryview) -> Iterator[memoryview]:
-        """The bytes from `offset` on, as many at a time as fit into `scratch`, which they are read into; none if they
-        are a hole: all zero, and known to be without being read."""
-        # non-blocking: opening a FIFO would otherwise wait for a writer
-        descriptor = self._look(lambda: os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+        """Yield `size_bytes` bytes from `offset` on, read into `scratch`, as many at a time as fit.
+
+        Yields nothing for a hole, whose bytes are zero without a read.
+        """
+        # O_NONBLOCK, because opening a FIFO would wait for a writer.
+        descriptor = self._call(lambda: os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
         try:
-            self._require(self._look(lambda: os.fstat(descriptor)))
+            self._require(self._call(lambda: os.fstat(descriptor)))
             if self._is_sparse and _is_hole(descriptor, offset, size_bytes):
                 return
             end = offset + size_bytes
@@ -62,15 +64,15 @@ class SourceFile:
 
     def _fill(self, descriptor: int, offset: int, view: memoryview) -> None:
         while view:
-            size_bytes = self._look(lambda: os.preadv(descriptor, [view], offset))  # noqa: B023 - called at once
+            size_bytes = self._call(lambda: os.preadv(descriptor, [view], offset))  # noqa: B023 - called at once
             if not size_bytes:
                 raise self._changed()
             view = view[size_bytes:]
             offset += size_bytes
 
     def require_unchanged(self) -> None:
-        """Once everything was read."""
-        self._require(self._look(self.path.stat))
+        """Raise FileChanged if the file has changed since its construction; call it after the last read."""
+        self._require(self._call(self.path.stat))
 
     def _require(self, found: os.stat_result) -> None:
         if _version_of(found) != self._version:
@@ -79,17 +81,17 @@ class SourceFile:
     def _changed(self) -> FileChanged:
         return FileChanged(f"{self.path} changed while it was hashed")
 
-    def _look(self, call: Callable[[], T]) -> T:
+    def _call(self, call: Callable[[], T]) -> T:
         try:
             return call()
         except FileNotFoundError as error:
-            raise FileChanged(f"{self.path} does not exist (any more)") from error
+            raise FileChanged(f"{self.path} does not exist") from error
         except OSError as error:
             raise TransferError(f"cannot read {self.path}: {error.strerror}") from error
 
 
 class Spool:
-    """A file of encoded chunks in `directory`, made when the first one comes; `close` removes it."""
+    """A file of encoded chunks in `directory`, created with the first chunk; `close` removes the file."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / f".spool-{uuid.uuid4().hex}"
@@ -97,7 +99,7 @@ class Spool:
         self._size_bytes = 0
 
     def append(self, data: bytes) -> Segment:
-        """Raises DiskFull, TransferError."""
+        """Append an encoded chunk; return its segment. Raises DiskFull, TransferError."""
         offset, view = self._size_bytes, memoryview(data)
         with local_errors(f"{self._path}"):
             if self._descriptor < 0:
@@ -111,7 +113,7 @@ class Spool:
         return Segment(self._path, offset, len(data))
 
     def close(self) -> None:
-        """Remove what was written."""
+        """Remove the file."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             with local_errors(f"removing {self._path}"):
@@ -120,7 +122,7 @@ class Spool:
 
 
 class SpanBuffers:
-    """Memory that is used again: fresh pages cost as much as copying into them. Any thread may take and give."""
+    """Reused buffers of one size, because fresh pages cost as much as copying into them. Thread-safe."""
 
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
@@ -128,27 +130,29 @@ class SpanBuffers:
         self._lock = threading.Lock()
 
     def take(self) -> bytearray:
-        """Of the size that was asked for; its content is whatever it was."""
+        """Return a buffer with arbitrary content."""
         with self._lock:
             return self._free.pop() if self._free else bytearray(self._size_bytes)
 
     def give(self, buffer: bytearray) -> None:
-        """Back, when nobody looks at it any more."""
+        """Return a buffer to the pool after its last use."""
         with self._lock:
             self._free.append(buffer)
 
 
 def _is_hole(descriptor: int, offset: int, size_bytes: int) -> bool:
-    """True if the open file has no data in these bytes, which it has; False also where that cannot be told."""
-    if not _tells_of_holes(descriptor):
+    """Return True if the file system reports a hole for these bytes; False if it has data or reports unreliably."""
+    if not _reports_holes(descriptor):
         return False
     try:
         return os.lseek(descriptor, offset, os.SEEK_DATA) >= offset + size_bytes
     except OSError as error:
-        return error.errno == errno.ENXIO  # no data from there to the end; what cannot be asked is read
+        return (
+            error.errno == errno.ENXIO
+        )  # ENXIO: no data from the offset to the end; other errors mean that the bytes are read
 
 
-def _tells_of_holes(descriptor: int) -> bool:
+def _reports_holes(descriptor: int) -> bool:
     if sys.platform != "linux":
         return False
     found = ctypes.create_string_buffer(_STATFS_BYTES)

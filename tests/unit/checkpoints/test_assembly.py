@@ -186,7 +186,7 @@ def test_what_never_verifies_is_said_to_be_damaged(tmp_path: Path, codec: Codec)
         ):
             site.bring(found, bytes(data))
     assert site.assembly.missing() == {index}
-    with pytest.raises(ChecksumMismatch, match="never came"):
+    with pytest.raises(ChecksumMismatch, match="is missing after all ranges"):
         site.assembly.finish()
 
 

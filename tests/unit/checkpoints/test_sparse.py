@@ -68,7 +68,7 @@ def sparse(path: Path, size_bytes: int, extents: list[tuple[int, bytes]], first:
 def require_holes(path: Path) -> None:
     """Skip where the tests' directory lies on a file system that makes no holes, or that is not asked about them."""
     with path.open("rb") as file:
-        if path.stat().st_blocks * 512 >= path.stat().st_size or not source_files._tells_of_holes(file.fileno()):
+        if path.stat().st_blocks * 512 >= path.stat().st_size or not source_files._reports_holes(file.fileno()):
             pytest.skip("no holes here")
 
 

@@ -214,7 +214,7 @@ def test_packs_that_are_never_seen_end_the_commit(
     cloud: FakeCloud, transfer: Transfer, directory: Path, pauses: list[float]
 ) -> None:
     cloud.blind = True
-    with pytest.raises(CommitFailed, match="still said to be missing"):
+    with pytest.raises(CommitFailed, match="still reports uploaded packs as missing"):
         commit(cloud, transfer, directory, pauses)
     assert cloud.committed == []
 
@@ -366,8 +366,8 @@ def test_what_fails_behind_the_commit_does_not_undo_it(
     assert [manifest.step for manifest in cloud.committed] == [done.step] == [5]
     failed = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert failed == [
-        "removing what was encoded failed, behind the commit of a checkpoint",
-        "noting what is stored failed, behind the commit of a checkpoint",
+        "removing the spool failed after the commit of a checkpoint",
+        "indexing the stored chunks failed after the commit of a checkpoint",
     ]
 
 
