@@ -51,8 +51,8 @@ class Profiler(Protocol):
     @property
     def active(self) -> bool: ...
 
-    def begin(self, steps: int, step: int, told: Callable[[bool, str], object]) -> str:
-        """Begin after `step`. Raises UnsupportedActionError or the profiler's error. `told` receives the outcome."""
+    def begin(self, steps: int, step: int, on_done: Callable[[bool, str], object]) -> str:
+        """Begin after `step`. Raises UnsupportedActionError or the profiler's error. `on_done` receives the outcome."""
 
     def stepped(self, step: int) -> None: ...
 
@@ -92,8 +92,8 @@ class ActionExecutor:
         self._leave = leave
         self._on_outcome = on_outcome
         self.capabilities = capabilities
-        self.evaluation_wanted = False
-        self.batch_unwanted = False
+        self.evaluation_requested = False
+        self.skip_requested = False
         self.finishing = False
         self._ended = ""
         """Action that ends the training; only the first one counts."""
@@ -146,13 +146,13 @@ class ActionExecutor:
             raise UnsupportedActionError(
                 "this training does not evaluate when asked: session.steering.offer(evaluate=True)"
             )
-        self.evaluation_wanted = True
+        self.evaluation_requested = True
         return "an evaluation is due"
 
     def _skip_batch(self, arguments: Mapping[str, Any], order: Order) -> str:
         if not self.capabilities.skips_batches:
             raise UnsupportedActionError("this training does not skip batches: session.steering.offer(skip_batch=True)")
-        self.batch_unwanted = True
+        self.skip_requested = True
         return "the batch is skipped"
 
     def _log(self, arguments: Mapping[str, Any], order: Order) -> str:
@@ -197,7 +197,7 @@ class ActionExecutor:
         return self.capabilities.profiler.begin(
             int(arguments["steps"]),
             order.step,
-            lambda well, said: self._on_outcome(order, "applied" if well else "failed", said),
+            lambda succeeded, text: self._on_outcome(order, "applied" if succeeded else "failed", text),
         )
 
     def _elsewhere(self, arguments: Mapping[str, Any], order: Order) -> str:

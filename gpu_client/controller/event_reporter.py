@@ -123,9 +123,9 @@ def _short(text: str, room: int) -> str:
 
 def _line(decision: Mapping[str, Any]) -> str:
     """Format a decision for the log, as `[rules] step 120: rule.fired spike: loss = 7.25 -> rollback`."""
-    who = decision.get("rule") or (f"command {decision['command']}" if decision.get("command") else "")
+    origin = decision.get("rule") or (f"command {decision['command']}" if decision.get("command") else "")
     operands = ", ".join(f"{text} = {value}" for text, value in decision["operands"].items())
-    parts = [f"[rules] step {decision['step']}: {decision['type']} {who}".rstrip(), operands, decision["message"]]
+    parts = [f"[rules] step {decision['step']}: {decision['type']} {origin}".rstrip(), operands, decision["message"]]
     line = ": ".join(part for part in parts if part)
     actions = ", ".join(decision.get("actions", ()))
     return f"{line} -> {actions}" if actions and decision["type"] == "rule.fired" else line

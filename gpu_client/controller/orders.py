@@ -103,7 +103,7 @@ class OrderQueue:
         """Append orders; orders beyond the limit are dropped with a warning."""
         for order in orders:
             if len(self._orders) >= MAX_WAITING_ORDERS:
-                log.warning("%s of %s is left out: checkpoint_due is never asked", order.action, order.rule)
+                log.warning("%s of %s is dropped: checkpoint_due is never called", order.action, order.rule)
                 return
             self._orders.append(order)
 
@@ -182,15 +182,15 @@ class PendingExit:
         """Return the exit as plain JSON; None without one."""
         return {"order": self._order.as_values(), "ends": self._ends or 0} if self._order is not None else None
 
-    def unreported(self, state: Mapping[str, Any] | None, wants: Callable[[str, str], bool]) -> Order | None:
+    def unreported(self, state: Mapping[str, Any] | None, is_in_force: Callable[[str, str], bool]) -> Order | None:
         """Return the exit that the saving process announced and the control plane has not recorded, or None.
 
-        `wants`: tells if a rule (name, action) is unchanged and still has the action.
+        `is_in_force`: tells if a rule (name, action) is unchanged and still has the action.
         """
         if not state or self._ends is None or self._ends > state["ends"]:
             return None
         order = Order.of_values(state["order"])
-        return order if order.command or wants(order.rule, order.action) else None
+        return order if order.command or is_in_force(order.rule, order.action) else None
 
 
 OnNotDone = Callable[[int, Literal["applied", "rejected", "expired"], str], object]
@@ -242,7 +242,7 @@ class CommandQueue:
         self._last_seq = order.command
         if order.action == "set" and order.command <= self.sets_seq:
             # An earlier process applied the command and saved, but its answer was lost.
-            self._on_not_done(order.command, "applied", "before the checkpoint that the training goes on from")
+            self._on_not_done(order.command, "applied", "before the checkpoint that the training resumed from")
             return None
         until = message.get("until")
         if until is not None and self._clock() > until:

@@ -60,7 +60,7 @@ def apply_rollback(one: Mapping[str, Any], knobs: Mapping[str, Knob], states: It
         for state in data:
             _try(state.skip, skip, f"{skip} batches skipped", done, lacks)  # type: ignore[attr-defined]
     kind = "action.failed" if lacks else "action.applied"
-    return RollbackResult(kind, "; ".join((*done, *lacks)) or "goes on as it was")
+    return RollbackResult(kind, "; ".join((*done, *lacks)) or "no change")
 
 
 def _try(do: Any, value: float, text: str, done: list[str], lacks: list[str]) -> None:

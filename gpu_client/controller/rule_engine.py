@@ -38,7 +38,7 @@ class EvaluationBudget:
         self.clock = clock
         self.every = 1
         """Interval of the checks, in steps."""
-        self._seen = 0
+        self._observations = 0
         self._spent_s = 0.0
         self._samples = 0
         self.checked_steps: dict[frozenset[str], int] = {}
@@ -66,8 +66,8 @@ class EvaluationBudget:
 
         With an interval above 1 every observation is measured.
         """
-        self._seen += 1
-        return self.every > 1 or self._seen % MEASURE_EVERY == 0
+        self._observations += 1
+        return self.every > 1 or self._observations % MEASURE_EVERY == 0
 
     def spent(self, seconds: float) -> str:
         """Add a measurement in seconds; return a text about the changed interval, or ""."""
@@ -76,12 +76,12 @@ class EvaluationBudget:
         if self._samples < SAMPLES:
             return ""
         mean_s, self._spent_s, self._samples = self._spent_s / SAMPLES, 0.0, 0
-        wanted = min(MAX_EVERY, max(1, math.ceil(mean_s / BUDGET_S)))
+        interval = min(MAX_EVERY, max(1, math.ceil(mean_s / BUDGET_S)))
         # The interval shrinks only with a wide margin, so that it does not oscillate.
-        if wanted == self.every or (wanted < self.every and mean_s > self.every * BUDGET_S / 4):
+        if interval == self.every or (interval < self.every and mean_s > self.every * BUDGET_S / 4):
             return ""
-        self.every = wanted
-        at = "every step" if wanted == 1 else f"every {wanted} steps"
+        self.every = interval
+        at = "every step" if interval == 1 else f"every {interval} steps"
         return f"rules take {mean_s * 1e6:.0f} us (budget {BUDGET_S * 1e6:.0f}): checked at {at} from now on"
 
 
@@ -119,7 +119,7 @@ class RuleEngine:
         """Combinations of names that equal their names in rules."""
         self._usual: tuple[str, ...] = ()
         """The combination of the last observation."""
-        self._seen = 0
+        self._observations = 0
         self._awaited: set[str] = set()
         """Metrics that rules read and that no observation had so far."""
         self._reported_missing: set[str] = set()
@@ -165,7 +165,7 @@ class RuleEngine:
         self.reads = frozenset(name for rule in here for name in (*rule.metrics, *rule.text_metrics))
         known = evaluator.rules.metrics() if evaluator is not None else BUILT_IN
         self.reducers = {name: known[name].reduced_by for name in self.reads if name in known}
-        self._seen = 0
+        self._observations = 0
         self._awaited, self._reported_missing = self._not_come(), set()
         self._decide("rule.updated", step=step, severity="info", message=text)
         return ""
@@ -261,14 +261,14 @@ class RuleEngine:
         return {
             "version": STATE_VERSION,
             "rules": self._evaluator.state_dict() if self._evaluator else None,
-            "seen": self._seen,
+            "seen": self._observations,
             "every": self._budget.every,
-            "looked": [[sorted(names), looked] for names, looked in self._budget.checked_steps.items()],
+            "looked": [[sorted(names), step] for names, step in self._budget.checked_steps.items()],
             "unseen_told": sorted(self._reported_missing),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, step: int) -> None:
-        """Restore saved counters; report the rules whose counters restart. Never raises."""
+        """Restore saved counters; report the rules whose counters begin anew. Never raises."""
         saved = state.get("rules")
         if self._evaluator is None or saved is None:
             return
@@ -276,8 +276,8 @@ class RuleEngine:
         if state.get("version") == STATE_VERSION:
             self._anew, text = _carried(self._evaluator, saved)
             self._budget.every = int(state.get("every", 1))
-            self._budget.checked_steps = {frozenset(names): int(looked) for names, looked in state.get("looked", ())}
-            self._seen, self._reported_missing = int(state.get("seen", 0)), set(state.get("unseen_told", ()))
+            self._budget.checked_steps = {frozenset(names): int(step) for names, step in state.get("looked", ())}
+            self._observations, self._reported_missing = int(state.get("seen", 0)), set(state.get("unseen_told", ()))
             self._awaited = self._not_come()
         else:
             text = "; all counters begin anew: their version is not known"
@@ -301,8 +301,8 @@ class RuleEngine:
         """
         if not self._awaited.isdisjoint(found):
             self._awaited.difference_update([name for name, value in found.items() if value is not None])
-        self._seen += 1
-        if self._seen % MISSING_AFTER:
+        self._observations += 1
+        if self._observations % MISSING_AFTER:
             return
         unknown = evaluator.unknown() - self._reported_missing
         reported = ", ".join(sorted(set(self._names.values()))[:MAX_REPORTED]) or "nothing"
@@ -310,7 +310,9 @@ class RuleEngine:
             missing = sorted(self._awaited.intersection(rule.metrics))
             if missing and rule.name in unknown:
                 self._reported_missing.add(rule.name)
-                text = f"not known after {self._seen} steps: {', '.join(missing)}; the training reports {reported}"
+                text = (
+                    f"not known after {self._observations} steps: {', '.join(missing)}; the training reports {reported}"
+                )
                 self._decide("rule.unevaluable", rule=rule.name, step=step, message=text)
 
     def _record(self, verdict: Verdict) -> None:

@@ -37,7 +37,7 @@ from gpu_client.controller.rule_engine import RuleEngine
 log = logging.getLogger("baton.rules")
 
 T = TypeVar("T")
-Note = Callable[[int, Mapping[str, object]], None]
+AddMetrics = Callable[[int, Mapping[str, object]], None]
 
 
 class Steering:
@@ -59,7 +59,7 @@ class Steering:
         self._commands = CommandQueue(clock, self._result)
         self._first_has_agent = False  # if not, an exit that an agent must carry out is impossible
         self._orders = OrderQueue()
-        self._unseen: list[Observation] = []
+        self._unevaluated: list[Observation] = []
         """Reports of several ranks from the checkpoint, if this run has a single rank."""
         self._shared_rules: Mapping[str, Any] | None = None
         self._rollbacks = RollbackTracker()
@@ -67,18 +67,20 @@ class Steering:
         self._restored = False
         self.engine = RuleEngine(self._reporter.report_decision)
         self._capabilities = LoopCapabilities()
-        self._add_metrics: Note | None = None
+        self._add_metrics: AddMetrics | None = None
         self._executor = ActionExecutor(
             loop,
             self._capabilities,
             self._leave,
-            lambda *came_of: self._reporter.report_outcome(*came_of, step=self._step),
+            lambda *outcome: self._reporter.report_outcome(*outcome, step=self._step),
         )
         self._aggregator = RankAggregator() if peers.size > 1 else None
         self.signals = Measurements(clock)
         self.live = False  # True if a step has anything to do; read at every step
 
-    def begin(self, start: Mapping[str, Any], send: Send | None, note: Note | None = None, *, step: int = 0) -> None:
+    def begin(
+        self, start: Mapping[str, Any], send: Send | None, note: AddMetrics | None = None, *, step: int = 0
+    ) -> None:
         """Take over the start state; `send` sends a message to the agent, None without one.
 
         note: receives the metrics of evaluations, for the job's history.
@@ -130,14 +132,14 @@ class Steering:
     @property
     def evaluation_due(self) -> bool:
         """True once after each request for an evaluation."""
-        wanted, self._executor.evaluation_wanted = self._executor.evaluation_wanted, False
-        return wanted
+        requested, self._executor.evaluation_requested = self._executor.evaluation_requested, False
+        return requested
 
     @property
     def batch_unwanted(self) -> bool:
         """True once after each request to skip the gradients of this batch."""
-        unwanted, self._executor.batch_unwanted = self._executor.batch_unwanted, False
-        return unwanted
+        requested, self._executor.skip_requested = self._executor.skip_requested, False
+        return requested
 
     @property
     def finishing(self) -> bool:
@@ -298,11 +300,11 @@ class Steering:
             if (left := self._ending.unreported(state.get("ending"), self.engine.is_in_force)) is not None:
                 self._commands.restored_seq = left.command
                 self._orders.add_first(left)
-            unseen = state.get("unseen", ())
+            saved = state.get("unseen", ())
             if self._aggregator is not None:
-                self._aggregator.load_state(unseen)
+                self._aggregator.load_state(saved)
             else:
-                self._unseen = [Observation.of_values(one) for one in unseen]
+                self._unevaluated = [Observation.of_values(one) for one in saved]
         self._restored = True
 
     def resume(self, step: int, states: Iterable[object], *, timed: bool = False) -> None:
@@ -314,7 +316,7 @@ class Steering:
             self._reporter.report_decision({**decision, "revision": self.engine.revision, "step": step})
         if self._aggregator is None:
             # Several ranks wrote the checkpoint: process the reports that they had not evaluated.
-            orders, self._unseen = [*self._orders.take_all(), *self._observe(self._unseen)], []
+            orders, self._unevaluated = [*self._orders.take_all(), *self._observe(self._unevaluated)], []
             self._carry_out(orders)
         if self._restored:
             # The state was saved before rules could see the save, therefore the event follows now.
@@ -336,7 +338,7 @@ class Steering:
                 in_time, too_late = ([], []) if leaves else self._orders.take_last()
                 for order in too_late:
                     self._reporter.report_outcome(
-                        order, "rejected", "the training was over before all did it", step=self._step
+                        order, "rejected", "the training ended before all ranks acted", step=self._step
                     )
                 self._carry_out([*in_time, *self._observe(self._aggregator.take_rest())])
             self._report_statuses(at_once=True)
@@ -390,20 +392,20 @@ class Steering:
             if order.action in ONCE_PER_TRAINING and not self._peers.first:
                 continue
             # Several ranks act some steps after the decision.
-            outcome, said = self._executor.execute(replace(order, step=self._step) if order.takes_steps else order)
+            outcome, text = self._executor.execute(replace(order, step=self._step) if order.takes_steps else order)
             if order.command:
                 if outcome == "applied":
                     self._commands.applied(order)
-                self._result(order.command, "applied" if outcome == "applied" else "rejected", said)
-            self._reporter.report_outcome(order, outcome, said, step=self._step)
+                self._result(order.command, "applied" if outcome == "applied" else "rejected", text)
+            self._reporter.report_outcome(order, outcome, text, step=self._step)
 
     def _leave(self, order: Order) -> bool:
         """Send the exit to the agent; False without an agent."""
         self._reporter.report_exit(order)
-        heard = self._first_has_agent or self._reporter.connected
-        if heard:
+        reached = self._first_has_agent or self._reporter.connected
+        if reached:
             self._ending.announce(order)
-        return heard
+        return reached
 
     def _result(self, seq: int, status: str, message: str) -> None:
         self._reporter.report_command(seq, status, message, step=self._step)

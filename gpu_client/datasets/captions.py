@@ -1,4 +1,4 @@
-"""What images are said to show: `<image>.txt` beside them, or lines of `captions.jsonl` or `metadata.jsonl`."""
+"""Captions of images: `<image>.txt` beside them, or lines of `captions.jsonl` or `metadata.jsonl`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 LISTS = ("captions.jsonl", "metadata.jsonl")
-"""One JSON object a line: `file_name`, relative to the list's folder, and `text` (or `caption`). Null is as absent."""
+"""Lists with one JSON object a line: `file_name`, relative to the list's folder, and `text` (or `caption`). Null counts
+as absent.
+"""
 
 _TEXTS = ("text", "caption")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionFault:
-    """Something is wrong in a file of captions. `line` counts from 1."""
+    """A fault in a file of captions. `line` counts from 1."""
 
     path: str
     line: int | None = None
@@ -26,14 +28,14 @@ class CaptionFault:
 
 @dataclass(frozen=True)
 class Captions:
-    """By the path of the image below the folder."""
+    """Captions by the image's path below the folder, and faults."""
 
     texts: Mapping[str, str]
     faults: tuple[CaptionFault, ...]
 
 
 def read_captions(directory: Path, images: frozenset[str]) -> Captions:
-    """All captions below `directory`, whose images have these paths (relative, '/'-separated)."""
+    """Read all captions below `directory`; `images` are the paths of its images (relative, '/'-separated)."""
     texts: dict[str, str] = {}
     faults: list[CaptionFault] = []
     for found in _all(directory, images):
@@ -53,7 +55,7 @@ def read_captions(directory: Path, images: frozenset[str]) -> Captions:
 
 
 _Found = tuple[str, str, str] | CaptionFault
-"""An image, its caption and where that stands."""
+"""An image, its caption and the file of the caption; or a fault."""
 
 
 def _all(directory: Path, images: frozenset[str]) -> Iterator[_Found]:
@@ -63,7 +65,7 @@ def _all(directory: Path, images: frozenset[str]) -> Iterator[_Found]:
     for place in sorted(directory.rglob("*")):
         below = place.relative_to(directory)
         if any(part.startswith(".") for part in below.parts):
-            continue  # no training looks there, nor at hidden images
+            continue  # trainings ignore hidden folders and files
         path = below.as_posix()
         if place.name in LISTS:
             yield from _listed(place, path, images)
@@ -76,7 +78,7 @@ def _beside(place: Path, path: str, stems: Mapping[str, list[str]]) -> Iterator[
     try:
         text = " ".join(_text_of(place).split())
     except (OSError, UnicodeDecodeError) as error:
-        yield CaptionFault(path=path, message=f"cannot be read as UTF-8: {error}", remedy="Save it as UTF-8.")
+        yield CaptionFault(path=path, message=f"cannot be read as UTF-8: {error}", remedy="Save the file as UTF-8.")
         return
     if of and not text:
         yield CaptionFault(path=path, message="is empty", remedy="Write the caption, or remove the file.")
@@ -86,10 +88,10 @@ def _beside(place: Path, path: str, stems: Mapping[str, list[str]]) -> Iterator[
 
 def _listed(place: Path, path: str, images: frozenset[str]) -> Iterator[_Found]:
     try:
-        # Not `splitlines`: JSON may have what else Unicode calls a line's end in its texts.
+        # `splitlines` would also split at Unicode line ends, which JSON texts may contain.
         lines = _text_of(place).split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        yield CaptionFault(path=path, message=f"cannot be read as UTF-8: {error}", remedy="Save it as UTF-8.")
+        yield CaptionFault(path=path, message=f"cannot be read as UTF-8: {error}", remedy="Save the file as UTF-8.")
         return
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -106,7 +108,7 @@ def _listed(place: Path, path: str, images: frozenset[str]) -> Iterator[_Found]:
 
 
 def _text_of(place: Path) -> str:
-    """What is in the file, without the mark that some editors begin UTF-8 with."""
+    """Read a text without the byte order mark of some editors."""
     return place.read_text("utf-8-sig")
 
 
@@ -118,7 +120,7 @@ def _parsed(line: str) -> Any:
 
 
 def _entry(entry: Any, path: str, images: frozenset[str]) -> tuple[str, str, str]:
-    """Raises ValueError with what is wrong."""
+    """Parse an entry of a list. Raises ValueError with the fault."""
     if not isinstance(entry, dict) or not isinstance(entry.get("file_name"), str):
         raise ValueError("has no 'file_name'")
     text = next((entry[name] for name in _TEXTS if entry.get(name) is not None), None)

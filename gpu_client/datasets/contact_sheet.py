@@ -1,4 +1,4 @@
-"""The contact sheet: all images small, side by side, with what is wrong about them in colour."""
+"""The contact sheet: all images of a folder as thumbnails, with findings as colored frames."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _COLOURS: Mapping[Severity | None, str] = {"fault": "#d03030", "warning": "#e090
 
 
 def shown_of(images: Sequence[T]) -> Sequence[T]:
-    """Those of all images, in the order of their paths, that a sheet has room for: some from everywhere."""
+    """Select the images that fit onto a sheet, evenly over their paths."""
     return images[:: max(1, -(-len(images) // MAX_SHOWN))]
 
 
 def draw_sheet(report: DatasetReport, target: Path) -> int:
-    """Write a PNG; how many images it shows: of more than MAX_SHOWN, some from everywhere. Raises OSError.
+    """Write the sheet as PNG; return the number of images on it, at most about MAX_SHOWN. Raises OSError.
 
     The check must have kept the thumbnails of `shown_of`.
     """
@@ -68,7 +68,7 @@ def _draw_one(
 
 
 def _cells(report: DatasetReport) -> list[tuple[str, InspectedImage | None]]:
-    """All images by path; None for those that do not decode."""
+    """List all images by path; None for an image that does not decode."""
     cells: dict[str, InspectedImage | None] = {one.path: None for one in report.findings if one.code == "undecodable"}
     cells |= {image.path: image for image in report.images}
     return sorted(cells.items())
@@ -93,7 +93,7 @@ def _worst(report: DatasetReport) -> dict[str, Severity]:
 
 
 def _cut(draw: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
-    """The end of a path, which tells images apart, as long as there is room for it."""
+    """Cut the beginning of a path, because its end distinguishes images."""
     if draw.textlength(text, font=font) <= THUMBNAIL:
         return text
     while text and draw.textlength("..." + text, font=font) > THUMBNAIL:

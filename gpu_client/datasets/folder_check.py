@@ -1,4 +1,4 @@
-"""A folder of images as training would find it: faults, warnings, and what is there."""
+"""Check of a folder of images before a training: faults, warnings and counts."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Severity = Literal["fault", "warning"]
 CaptionsWanted = Literal["required", "optional"]
 
 USUAL_SIDE = 512
-"""What no recipe's smallest resolution is below; an image that is smaller is enlarged."""
+"""Smallest resolution of the recipes in pixels; smaller images would be enlarged."""
 ALIKE_BITS = 4
-"""Of 64: images whose looks differ in no more look the same to a person."""
+"""Of 64 bits: images whose hashes differ in at most this many look the same to a person."""
 WORKERS = 8
 _ROWS = 256
-"""Of so many images at a time the looks are compared with all others: 100 MB for 100,000."""
+"""Hashes that are compared with all others at a time; 100 MB for 100,000 images."""
 
 _RATIOS = {
     "1:2": 1 / 2, "9:16": 9 / 16, "2:3": 2 / 3, "3:4": 3 / 4, "4:5": 4 / 5, "1:1": 1.0,
@@ -42,7 +42,7 @@ _RATIOS = {
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetFinding:
-    """Something to mend, or to look at. `code` is stable."""
+    """A fault or a warning. `code` is stable."""
 
     severity: Severity
     code: str
@@ -54,7 +54,7 @@ class DatasetFinding:
 
 @dataclass(frozen=True)
 class DatasetReport:
-    """What a folder is worth."""
+    """The images, captions and findings of a folder."""
 
     images: Sequence[InspectedImage]
     captions: Mapping[str, str]
@@ -62,24 +62,24 @@ class DatasetReport:
 
     @property
     def faults(self) -> int:
-        """How many there are; with one of them training should not be begun."""
+        """Number of faults; with a fault the training should not begin."""
         return sum(finding.severity == "fault" for finding in self.findings)
 
     @property
     def resolutions(self) -> dict[str, int]:
-        """How many images have which, the most frequent first."""
+        """Number of images by resolution, the most frequent first."""
         counted = Counter(f"{image.width}x{image.height}" for image in self.images)
         return dict(sorted(counted.items(), key=lambda item: (-item[1], item[0])))
 
     @property
     def aspect_ratios(self) -> dict[str, int]:
-        """How many images are about so wide for their height, from tall to wide."""
+        """Number of images by aspect ratio, from tall to wide."""
         counted = Counter(aspect_ratio(image.width, image.height) for image in self.images)
         return {name: counted[name] for name in _RATIOS if counted[name]}
 
 
 def aspect_ratio(width: int, height: int) -> str:
-    """The usual ratio that is nearest, as a photographer calls it."""
+    """Name the nearest usual ratio, as photographers write it."""
     found = np.log(width / height)
     return min(_RATIOS, key=lambda name: abs(float(np.log(_RATIOS[name]) - found)))
 
@@ -93,11 +93,11 @@ def check_folder(
     thumbnails: Callable[[Sequence[str]], Iterable[str]] = lambda _: (),
     progress: Callable[[int], None] = lambda _: None,
 ) -> DatasetReport:
-    """Look at every image below `directory`. `min_side`: shorter sides are faults; None warns below USUAL_SIDE.
+    """Check every image below `directory`. `min_side`: shorter sides are faults; None warns below USUAL_SIDE.
 
-    `only`: at these images and masks alone (paths below it), each with the mask or image beside it; captions are read
-    all the same. `thumbnails`: of which of these paths one is kept. `progress` is told of images as they are done.
-    Raises OSError if the folder cannot be listed.
+    `only`: check these images and masks alone (paths below the folder), each with the mask or image beside it; all
+    captions are read. `thumbnails`: selects the paths whose thumbnails are kept. `progress` receives the number of
+    newly finished images. Raises OSError if the folder cannot be listed.
     """
     files = sorted(files_of(directory))
     everything = sorted(place.relative_to(directory).as_posix() for place in files if is_image(place))
@@ -110,7 +110,7 @@ def check_folder(
     shown = frozenset(thumbnails(paths))
     images: list[InspectedImage] = []
     findings: list[DatasetFinding] = []
-    with ThreadPoolExecutor(min(WORKERS, os.cpu_count() or 1), thread_name_prefix="look") as pool:
+    with ThreadPoolExecutor(min(WORKERS, os.cpu_count() or 1), thread_name_prefix="inspect") as pool:
         for path, found in zip(
             paths, pool.map(lambda path: _inspect(directory, path, path in shown), paths), strict=True
         ):
@@ -133,24 +133,24 @@ def check_folder(
                 remedy="Put images (JPEG, PNG, WebP, ...) into the folder.",
             )
         )
-    said = read_captions(directory, frozenset(everything))
+    captioned = read_captions(directory, frozenset(everything))
     findings += [
         DatasetFinding(
             severity="fault", code="bad_caption", path=one.path, line=one.line, message=one.message, remedy=one.remedy
         )
-        for one in said.faults
+        for one in captioned.faults
     ]
     findings += _small(images, min_side)
     findings += _same(images)
-    findings += _uncaptioned(images, said.texts, captions)
+    findings += _uncaptioned(images, captioned.texts, captions)
     findings += _masks(directory, masks, images)
     order = {"fault": 0, "warning": 1}
     findings.sort(key=lambda finding: (order[finding.severity], finding.code, finding.path, finding.line or 0))
-    return DatasetReport(images, said.texts, findings)
+    return DatasetReport(images, captioned.texts, findings)
 
 
 def files_of(directory: Path) -> Iterable[Path]:
-    """All regular files below it, but for hidden ones."""
+    """List all regular files below the folder, except hidden ones."""
     for folder, folders, names in os.walk(directory):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
@@ -182,40 +182,40 @@ def _small(images: Sequence[InspectedImage], min_side: int | None) -> list[Datas
 
 
 def _same(images: Sequence[InspectedImage]) -> list[DatasetFinding]:
-    """Copies, and images that look the same: each is told of the first that it is like."""
+    """Find copies and images that look the same; a finding names the first such image."""
     findings: list[DatasetFinding] = []
     first: dict[str, InspectedImage] = {}
     for image in images:
         known = first.setdefault(image.blake3, image)
         if known is not image:
             findings.append(_like(image, "duplicate", f"has the same bytes as {known.path}"))
-    unique = [(image, image.looks) for image in first.values() if image.looks is not None]
+    unique = [(image, image.perceptual_hash) for image in first.values() if image.perceptual_hash is not None]
     having: dict[int, InspectedImage] = {}
-    for image, looks in unique:
-        having.setdefault(looks, image)
+    for image, image_hash in unique:
+        having.setdefault(image_hash, image)
     alike = dict(zip(having, _first_alike(list(having)), strict=True))
-    for image, looks in unique:
-        known = having[alike[looks]]
+    for image, image_hash in unique:
+        known = having[alike[image_hash]]
         if known is not image:
             findings.append(_like(image, "near_duplicate", f"looks like {known.path}"))
     return findings
 
 
-def _first_alike(looks: Sequence[int]) -> list[int]:
-    """For each of these, all different, the first that it is like: itself, if it is like none before it."""
-    bits = np.unpackbits(np.array(looks, dtype=">u8").view(np.uint8).reshape(-1, HASH_BITS // 8), axis=1)
-    # Of vectors of 1 and -1 the product tells how many places differ, exactly, and is fast for many at once.
+def _first_alike(hashes: Sequence[int]) -> list[int]:
+    """For each of these different hashes, return the first similar one: itself if none before it is similar."""
+    bits = np.unpackbits(np.array(hashes, dtype=">u8").view(np.uint8).reshape(-1, HASH_BITS // 8), axis=1)
+    # The product of vectors of 1 and -1 gives the number of different bits exactly, and is fast for many.
     signs = bits.astype(np.float32) * 2 - 1
     found: list[int] = []
-    for start in range(0, len(looks), _ROWS):
+    for start in range(0, len(hashes), _ROWS):
         rows = signs[start : start + _ROWS]
         alike = rows @ signs[: start + len(rows)].T >= HASH_BITS - 2 * ALIKE_BITS
-        found += [looks[index] for index in alike.argmax(axis=1).tolist()]
+        found += [hashes[index] for index in alike.argmax(axis=1).tolist()]
     return found
 
 
 def _like(image: InspectedImage, code: str, message: str) -> DatasetFinding:
-    remedy = "Remove one of them: what is there twice is learned twice as strongly."
+    remedy = "Remove one of them: a repeated image is learned twice as strongly."
     return DatasetFinding(severity="warning", code=code, path=image.path, message=message, remedy=remedy)
 
 
@@ -224,7 +224,7 @@ def _stem(path: str) -> str:
 
 
 def _masks(directory: Path, paths: Iterable[str], images: Sequence[InspectedImage]) -> Iterable[DatasetFinding]:
-    """What is wrong with masks: each must be one to train with for the image beside it."""
+    """Find the faults of masks for the images beside them."""
     masked = {_stem(image.path): image for image in images}
     for path in paths:
         image = masked.get(path.removesuffix(MASK_SUFFIX))
@@ -234,17 +234,17 @@ def _masks(directory: Path, paths: Iterable[str], images: Sequence[InspectedImag
             why: str | None = str(error)
         else:
             size = mask.width, mask.height
-            # Beside no image it is none's mask, but may be meant for one that is still to come.
+            # A mask without an image may be meant for an image that comes later.
             why = mask_fault(size, size if image is None else (image.width, image.height), black=mask.black)
         if why is not None:
-            remedy = "Make it anew, or remove it."
+            remedy = "Make a new mask, or remove the file."
             yield DatasetFinding(severity="fault", code="bad_mask", path=path, message=why, remedy=remedy)
 
 
 def _uncaptioned(
     images: Sequence[InspectedImage], captions: Mapping[str, str], wanted: CaptionsWanted
 ) -> list[DatasetFinding]:
-    """Where captions are required, or some images have one and others do not."""
+    """Find images without caption, if captions are required or other images have one."""
     lacking = [image for image in images if image.path not in captions]
     if not lacking or (wanted == "optional" and not captions):
         return []

@@ -1,4 +1,4 @@
-"""One image file: does it decode, how large is it, what does it look like."""
+"""Inspection of one image file: decoding, size, perceptual hash."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ from blake3 import blake3
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
-"""Files that are meant to be images."""
+"""Suffixes of image files."""
 
 MASK_SUFFIX = ".mask.png"
-"""Of the file that says which parts of the image beside it count."""
+"""Suffix of the mask that weighs the parts of the image beside it."""
 
 MAX_PIXELS = 100_000_000
-"""More is no photograph but a mistake, or meant to fill a machine's memory."""
+"""Limit of an image's pixels; a larger one is a mistake, or an attack on a machine's memory."""
 
 THUMBNAIL = 128
 _HASH = 8
 HASH_BITS = _HASH * _HASH
 _FLAT = 4
-"""Of grey levels: what differs by less has no gradients to compare."""
+"""Gray levels; an image with a smaller range has no gradients to compare."""
 
 
 class BadImageError(Exception):
-    """The file is no image that training could use; the message says why."""
+    """The file is no image that a training could use; the message has the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InspectedImage:
-    """What was found. `width` and `height` are as it is shown, after its EXIF orientation."""
+    """Facts about an image. `width` and `height` are those after its EXIF orientation."""
 
     path: str
     size_bytes: int
     width: int
     height: int
     blake3: str
-    looks: int | None
-    """64 bits that hardly differ between images that look alike; None for one of a single colour."""
+    perceptual_hash: int | None
+    """64 bits that hardly differ between similar images; None for an image of a single color."""
     thumbnail: Image.Image | None
-    """Where one is wanted: 50 kB of memory."""
+    """Thumbnail if requested: 50 kB of memory."""
     black: bool
-    """Everywhere."""
+    """True if every pixel is black."""
 
     @property
     def short_side(self) -> int:
-        """Pixels."""
+        """Shorter side in pixels."""
         return min(self.width, self.height)
 
 
 def is_image(path: Path) -> bool:
-    """Whether its name says so, and that it is no mask of another."""
+    """Tell by the name if a file is an image and no mask."""
     return path.suffix.lower() in SUFFIXES and not path.name.endswith(MASK_SUFFIX)
 
 
@@ -67,17 +67,18 @@ def inspect_image(file: Path, path: str, *, thumbnail: bool = False) -> Inspecte
         raise BadImageError("is empty")
     try:
         with warnings.catch_warnings():
-            # Of sizes Pillow warns by itself; what else it has to say is about metadata that nobody reads.
+            # Sizes are checked below; Pillow's other warnings are about unused metadata.
             warnings.simplefilter("ignore")
             with Image.open(file) as opened:
                 if opened.width * opened.height > MAX_PIXELS:
                     raise BadImageError(f"has {opened.width} x {opened.height} pixels, more than {MAX_PIXELS:,}")
                 if opened.mode.startswith(("I", "F")):
-                    # Pillow would make everything white that is above 255.
+                    # Pillow would turn every value above 255 white.
                     raise BadImageError("has more than 8 bits a pixel and channel: save it with 8")
                 opened.load()
                 opened.getexif()
-                # Turning it writes these anew, which fails for what some cameras note; what was read is enough.
+                # Transposing writes these entries again, and fails for the notes of some cameras; reading them is
+                # enough.
                 for name in ("exif", "Raw profile type exif"):
                     opened.info.pop(name, None)
                 image = ImageOps.exif_transpose(opened)
@@ -85,11 +86,11 @@ def inspect_image(file: Path, path: str, *, thumbnail: bool = False) -> Inspecte
                 coloured = image.convert("RGB")
                 small = _thumbnail(coloured) if thumbnail else None
     except UnidentifiedImageError as error:
-        raise BadImageError("is no image, whatever its name says") from error
+        raise BadImageError("is no image, despite its name") from error
     except Image.DecompressionBombError as error:
         raise BadImageError(f"has more than {MAX_PIXELS:,} pixels") from error
     except (OSError, SyntaxError, ValueError, EOFError) as error:
-        # These are what Pillow's decoders raise for files that are cut short or damaged.
+        # Errors of Pillow's decoders for truncated or damaged files.
         raise BadImageError(f"does not decode: {error}") from error
     return InspectedImage(
         path=path,
@@ -97,19 +98,19 @@ def inspect_image(file: Path, path: str, *, thumbnail: bool = False) -> Inspecte
         width=image.width,
         height=image.height,
         blake3=blake3(data).hexdigest(),
-        looks=_looks(grey),
+        perceptual_hash=_difference_hash(grey),
         thumbnail=small,
         black=is_black(coloured),
     )
 
 
 def is_black(image: Image.Image) -> bool:
-    """Whether no pixel of an image in RGB, read as a mask, counts."""
+    """Tell if no pixel of an RGB image counts as a mask."""
     return image.convert("L").getextrema()[1] == 0
 
 
 def mask_fault(size: tuple[int, int], of: tuple[int, int], *, black: bool) -> str | None:
-    """What is wrong with a mask of this width and height for an image of that; None for one to train with."""
+    """Describe the fault of a mask of this size for an image of that size; None for a usable mask."""
     if size != of:
         return f"has {size[0]} x {size[1]} pixels, its image {of[0]} x {of[1]}"
     return "is black everywhere: nothing of its image would count" if black else None
@@ -121,8 +122,8 @@ def _thumbnail(coloured: Image.Image) -> Image.Image:
     return small
 
 
-def _looks(grey: Image.Image) -> int | None:
-    """The difference hash: for each pixel of 8 x 8, whether the one to its right is brighter.
+def _difference_hash(grey: Image.Image) -> int | None:
+    """Compute the difference hash: for each of 8 x 8 pixels, whether its right neighbor is brighter.
 
     Source: Neal Krawetz, "Kind of Like That", hackerfactor.com, 2013.
     """

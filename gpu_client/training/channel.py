@@ -180,7 +180,7 @@ class AgentChannel:
             connection.connect(path)
         except OSError as error:
             connection.close()
-            log.warning("no connection to the agent at %s (%s): training goes on without it", path, error)
+            log.warning("no connection to the agent at %s (%s): training continues without the agent", path, error)
             return
         connection.setblocking(False)
         self._socket = connection
@@ -278,7 +278,7 @@ class AgentChannel:
         if not self.connected:
             return
         if len(self._queue) >= MAX_QUEUED_ARTIFACTS:
-            self._warn_once("the agent does not read: artifacts are shown at the end only")
+            self._warn_once("the agent does not read: artifacts are published at the end only")
             return
         line = encode({"type": "artifact", "path": path})
         if len(line) <= MAX_LINE_BYTES:
@@ -290,17 +290,17 @@ class AgentChannel:
             return
         # The exit decides the fate of the job and is sent once, therefore the limit does not apply.
         if len(self._queue) >= MAX_QUEUED_STEERING and message["type"] != "leaving":
-            self._warn_once("the agent does not read: what rules decide is only in this log")
+            self._warn_once("the agent does not read: decisions of rules are in this log only")
             return
         try:
             line = encode(message)
         except (TypeError, ValueError) as error:
-            self._warn_once(f"a message about rules cannot be said ({error}): it is left out")
+            self._warn_once(f"a message about rules cannot be encoded ({error}): dropped")
             return
         if len(line) <= MAX_LINE_BYTES:
             self._enqueue(_Message(line))
         else:
-            self._warn_once(f"a message about rules of more than {MAX_LINE_BYTES} bytes is left out")
+            self._warn_once(f"a message about rules of more than {MAX_LINE_BYTES} bytes is dropped")
 
     def is_delivered(self, step: int) -> bool:
         """True if no message about checkpoint `step` still waits for a living agent."""
@@ -438,7 +438,7 @@ class AgentChannel:
         """Read the available bytes, act on complete lines, return the rest."""
         data = connection.recv(MAX_LINE_BYTES)
         if not data:
-            self._break("the agent hung up")
+            self._break("the agent disconnected")
             return b""
         *lines, rest = (received + data).split(b"\n")
         if any(len(line) > MAX_RULES_LINE_BYTES for line in (*lines, rest)):
@@ -472,4 +472,4 @@ class AgentChannel:
             message.done.set()
         self._wake()
         if was_connected and not (closing and not abandoned):
-            log.warning("the channel to the agent is broken (%s): training goes on without it", why)
+            log.warning("the channel to the agent is broken (%s): training continues without the agent", why)

@@ -1,13 +1,13 @@
 """Dreambooth with LoRA for Stable Diffusion 1.x, 2.x and SDXL: teach a model one subject from a few pictures.
 
-Under Baton the job's parameters are the fields of `DreamboothConfig`. Alone it runs with a file of the same fields,
-takes the images from `instance/` here, and writes to `output/`, unless --data-dir and --output-dir say otherwise:
+Under Baton the job's parameters are the fields of `DreamboothConfig`. Without Baton, a file has the same fields, the
+images are in `instance/` here, and results go to `output/`, unless --data-dir and --output-dir name other folders:
 
     accelerate launch -m gpu_client.training.dreambooth_lora --config job.yaml
 
-Kill it at any moment, start it again, and it goes on where it was: on a CPU in float32 the weights are bit for bit
-those of an uninterrupted run. It writes `pytorch_lora_weights.safetensors` for `pipeline.load_lora_weights`, validation
-pictures with one grid of them all, and the class images that it had to generate.
+After a kill at any moment and a restart, the training continues: on a CPU in float32 the weights are bit for bit those
+of an uninterrupted run. The outputs are `pytorch_lora_weights.safetensors` for `pipeline.load_lora_weights`, validation
+pictures with a grid of all, and the generated class images.
 """
 
 from __future__ import annotations
@@ -42,26 +42,25 @@ from gpu_client.training.protocol import BAD_INPUT_EXIT_CODE, UNAVAILABLE_EXIT_C
 from gpu_client.training.session.session import Session
 
 EVERY_S = 30.0
-"""Between two lines. Each reads the loss, for which a GPU is waited for."""
+"""Interval of progress lines in seconds; each line reads the loss, which waits for the GPU."""
 
 
 class ProgressLines:
-    """Says step, loss and time left after the first step of this run, then now and then, and after the last; and
-    where no step is left, that it is so."""
+    """Logs step, loss and remaining time after the first step of this run, at intervals, and after the last."""
 
     def __init__(self, done: int, total: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._done, self._total, self._clock = done, total, clock
         self._began_at = clock()
-        self._said_at: float | None = None
+        self._logged_at: float | None = None
         if done >= total:
             log.info("all %d steps are trained already: the training is complete, its files are written again", done)
 
     def after(self, step: int, loss: torch.Tensor) -> None:
-        """To be called after every step."""
+        """Record the end of a step; call after every step."""
         now = self._clock()
-        if self._said_at is not None and now - self._said_at < EVERY_S and step < self._total:
+        if self._logged_at is not None and now - self._logged_at < EVERY_S and step < self._total:
             return
-        self._said_at = now
+        self._logged_at = now
         left_s = (now - self._began_at) / (step - self._done) * (self._total - step)
         left = f", about {left_s / 60:.0f} min left" if left_s >= 60 else ""
         log.info("step %d of %d, loss %.4f%s", step, self._total, loss.item(), left)
@@ -70,13 +69,13 @@ class ProgressLines:
 log = logging.getLogger("baton.training")
 
 OUTPUT_DIR = Path("output")
-"""Where a run without Baton writes, unless it is told otherwise."""
+"""Output directory of a run without Baton, by default."""
 
 
 def train(session: Session, config: DreamboothConfig) -> bool:
-    """Train from the newest checkpoint to the end; False if the job was told to stop before that.
+    """Train from the newest checkpoint to the end; False if the job was told to stop earlier.
 
-    Raises SessionError, before anything is trained, for a job that cannot be trained here.
+    Raises SessionError before the first step if the job cannot be trained here.
     """
     device = training_device()
     check_machine(config, device)
@@ -122,15 +121,16 @@ def train(session: Session, config: DreamboothConfig) -> bool:
         session.report(step, total, loss=loss, learning_rate=learning_rate, epoch=instance.epoch, grad_norm=norm)
         if lines is not None:
             lines.after(step, loss)
-        # What was cached just now is kept with the first step: that of step 0, if any, was committed before.
+        # The first step's checkpoint keeps what was cached just now, because a checkpoint of step 0 was committed
+        # earlier.
         newly_cached = step == done + 1 and encoder.cache.made > 0
         if session.checkpoint_due(step, every=1 if newly_cached else config.checkpointing_steps) or step == total:
-            # Pictures of the average put other weights into the parameters for a while: no copy may go on meanwhile.
+            # Pictures of the average put other weights into the parameters for a while, so no copy may overlap.
             session.checkpoint(step, overlap=not config.use_ema, **state)
         if session.should_stop and step < total:
             if session.finishing:
-                break  # a rule says that this is the end
-            return False  # asked to leave: the checkpoint, if wanted, is written
+                break  # a rule ended the training
+            return False  # asked to leave; a requested checkpoint is written
 
     shown.make(step, instance.epoch, session)
     optimization.use_average()
@@ -148,7 +148,7 @@ def accumulate(
     optimization: Optimization,
     config: DreamboothConfig,
 ) -> torch.Tensor:
-    """Add up the gradients of one step's batches; the mean of their losses."""
+    """Add up the gradients of one step's batches; return the mean of their losses."""
     losses = []
     for _ in range(config.gradient_accumulation_steps):
         loss = loss_of(next(instance))
@@ -160,10 +160,10 @@ def accumulate(
 
 
 def denoising_loss(models: Models, encoder: Encoder, config: DreamboothConfig, chosen: PictureBatch) -> torch.Tensor:
-    """How far the model is from telling the noise in these pictures, the mean over the batch."""
+    """Compute the mean error of the noise prediction over a batch."""
     schedule, generator = models.noise_schedule, chosen.generator
     latents = models.draw_latents(encoder.moments(chosen.items), generator)
-    # Drawn on the CPU: the same noise on every machine.
+    # Drawn on the CPU, so that every machine draws the same noise.
     noise = torch.randn(latents.shape, generator=generator).to(latents.device)
     timesteps = torch.randint(len(schedule), (len(latents),), generator=generator).to(latents.device)
     noisy = schedule.add_noise(latents, noise, timesteps)
@@ -185,15 +185,15 @@ def denoising_loss(models: Models, encoder: Encoder, config: DreamboothConfig, c
 
 
 def min_snr_weights(models: Models, timesteps: torch.Tensor, gamma: float) -> torch.Tensor:
-    """Min-SNR weighting (arXiv 2303.09556): what is easy to tell because there is little noise counts less."""
+    """Compute Min-SNR weights (arXiv 2303.09556), which reduce the weight of timesteps with little noise."""
     snr = compute_snr(models.noise_schedule, timesteps)
     velocity = models.noise_schedule.config.prediction_type == "v_prediction"
-    # The last timestep of some schedules is all noise: its ratio is 0.
+    # The last timestep of some schedules is all noise, with a ratio of 0.
     return snr.clamp(max=gamma) / (snr + 1 if velocity else snr.clamp(min=1e-8))
 
 
 def _prompts(config: DreamboothConfig, instance: PictureBatches, prior: ClassImages | None) -> list[str]:
-    """Every prompt that will be needed, once."""
+    """List every prompt of the training once."""
     prompts = [picture.prompt for picture in instance.pictures]
     if prior is not None:
         prompts += [picture.prompt for picture in prior.batches.pictures]
@@ -203,7 +203,7 @@ def _prompts(config: DreamboothConfig, instance: PictureBatches, prior: ClassIma
 
 
 def _metadata(session: Session, config: DreamboothConfig, models: Models, step: int) -> dict[str, str]:
-    """What the file says of its origin."""
+    """Collect facts about the origin of the weights for the file's header."""
     facts = {
         "job": session.job_id,
         "recipe": os.environ.get("BATON_RECIPE", ""),
@@ -221,7 +221,9 @@ def _metadata(session: Session, config: DreamboothConfig, models: Models, step: 
 
 
 def _check_images_are_named(config: DreamboothConfig) -> None:
-    """Without a data directory it is not guessed that all images below this one are meant. Raises DataError."""
+    """Require the images' folder in a run without data directory, where all images below would be meant otherwise.
+    Raises DataError.
+    """
     if not Path(config.instance_data_dir).is_dir():
         raise DataError(
             f"instance_data_dir: {config.instance_data_dir} is no directory here",
@@ -236,16 +238,20 @@ def _exit_code(error: SessionError) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line. For a job that cannot be trained it ends before training, with one line that says why.
+    """Run the command line. A job that cannot be trained ends before training with one line of explanation.
 
-    The exit code is BAD_INPUT_EXIT_CODE where the parameters, the data or the checkpoint do not fit,
-    UNAVAILABLE_EXIT_CODE where the hub cannot be reached, else 1.
+    The exit code is BAD_INPUT_EXIT_CODE if the parameters, the data or the checkpoint do not fit, UNAVAILABLE_EXIT_CODE
+    if the hub is unreachable, else 1.
     """
     parser = argparse.ArgumentParser(prog="dreambooth_lora", description=__doc__.partition("\n")[0])
-    parser.add_argument("--config", type=Path, help="YAML or JSON file with parameters; under Baton they are the job's")
-    parser.add_argument("--data-dir", type=Path, help="what the images' folders lie in; else they lie here")
     parser.add_argument(
-        "--output-dir", type=Path, default=OUTPUT_DIR, help="where everything is written, and found when started again"
+        "--config", type=Path, help="YAML or JSON file with parameters; by default the job's parameters"
+    )
+    parser.add_argument(
+        "--data-dir", type=Path, help="directory of the images' folders; by default the current directory"
+    )
+    parser.add_argument(
+        "--output-dir", type=Path, default=OUTPUT_DIR, help="directory of the results, from which a restart continues"
     )
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")

@@ -1,4 +1,4 @@
-"""What trainer and agent say to each other: JSON lines over a Unix stream socket (protocol 1), and an exit code.
+"""Messages between trainer and agent: JSON lines over a Unix stream socket (protocol 1), and exit codes.
 
 Needs the standard library only.
 
@@ -14,7 +14,7 @@ trainer -> agent::
     {"type": "checkpoint", "step": 100, "path": "/abs/output/checkpoint-100", "metrics": {"loss": 0.5}}
     {"type": "checkpoint", "step": 120, "path": "/abs/arena/checkpoint", "metrics": {"loss": 0.4}, "stall_s": 0.15}
     {"type": "artifact", "path": "/abs/output/validation/step-000100-0.png"}
-    {"type": "rules_in_force", "revision": 2, "step": 120}      (with "rejected" and "reason" where one was not taken)
+    {"type": "rules_in_force", "revision": 2, "step": 120}      (with "rejected" and "reason" after a rejection)
     {"type": "rule_statuses", "statuses": [{"rule": "spike", "state": "armed", "said": "armed", "fires": 0}]}
     {"type": "decision", "decision": "rule.fired", "rule": "spike", "step": 120, "operands": {}, "actions": ["stop"]}
     {"type": "command_result", "seq": 3, "status": "applied", "step": 120, "message": "lr: 0.1 -> 0.05"}
@@ -28,26 +28,25 @@ agent -> trainer::
     {"type": "rules", "revision": 2, "text": "rules: []"}
     {"type": "command", "seq": 3, "kind": "set", "arguments": {"knob": "lr", "factor": 0.5}, "expires_in_s": 600}
 
-A checkpoint's path is a directory of the output directory, or of the arena (BATON_ARENA: shared memory that the agent
-has made). The one in the arena is the agent's until it removes the marker `baton.json` from it: no message says so, for
-a message can be lost, and then the arena would never be free again. `stall_s`: how long the training stood still.
-An artifact is a finished file of the output directory that somebody may want to see before the end. `phase`: how far
-something between two steps is; its numbers are among the metrics too, as `<name>` and `<name>_total`. `total` is null
-before it is known. `leaving`: how the
-training, which is about to end, is to be reported; what rules and commands are is told in `gpu_client/controller`.
-`quarantined`: an object of a ring is damaged, and is done without; any process of the job may say so, each object as
-often as it likes, on a connection of its own, and without a hello (`gpu_client/ring/core/damage_report.py`).
+The path of a checkpoint is a directory of the output directory, or of the arena (BATON_ARENA: shared memory that the
+agent makes). The agent owns a checkpoint in the arena until it removes the marker `baton.json`; no message reports the
+removal, because a lost message would block the arena for ever. `stall_s`: seconds for which the training stood still.
+An artifact is a finished file of the output directory for display before the end. `phase`: the progress of work between
+two steps; its numbers are among the metrics too, as `<name>` and `<name>_total`. `total` is null if unknown. `leaving`:
+the report of a training that is about to end; `gpu_client/controller` describes rules and commands. `quarantined`: an
+object of a ring is damaged and excluded; any process of the job may send the message, repeatedly, on a connection of
+its own, and without a hello (`gpu_client/ring/core/damage_report.py`).
 
-Lines are UTF-8 and at most `MAX_LINE_BYTES` long, those with rules `MAX_RULES_LINE_BYTES`: they are sent only to a
-trainer whose hello says "steering". Metrics are finite JSON numbers: a metric that is not a number is left out and
-named once in the log; one that is NaN or infinite stands in `nonfinite`, as "nan", "inf" or "-inf". `points` are what
-is new, each under its step, where that is not just the message's metrics: some of these are of earlier steps, or a
-report that was passed over alone had others. `signals`: what the session has measured by itself, the mean of the steps
-since the message before, in seconds. Unknown message types are ignored, so that either side may learn new words first.
+Lines are UTF-8 and at most `MAX_LINE_BYTES` long; lines with rules have at most `MAX_RULES_LINE_BYTES`, and go only to
+a trainer whose hello has "steering". Metrics are finite JSON numbers: a metric that is no number is dropped and logged
+once; a metric that is NaN or infinite is in `nonfinite`, as "nan", "inf" or "-inf". `points` are the new metrics by
+step, if they differ from the message's metrics: some belong to earlier steps, or a dropped report had others.
+`signals`: measurements of the session, the mean of the steps since the last message, in seconds. Both sides ignore
+unknown message types, so that either may learn new ones first.
 
-A trainer that cannot train with what the job gives it prints one line that says why, and exits with
-`BAD_INPUT_EXIT_CODE`: the attempt fails as `bad_input` with that line. One that needs something from elsewhere which
-cannot be had now, though the job is right, exits with `UNAVAILABLE_EXIT_CODE`: it fails as `transfer_failed`.
+A trainer that cannot train with its job's parameters or data prints one line of explanation and exits with
+`BAD_INPUT_EXIT_CODE`: the attempt fails as `bad_input` with that line. A trainer that lacks something from elsewhere,
+though the job is correct, exits with `UNAVAILABLE_EXIT_CODE`: the attempt fails as `transfer_failed`.
 """
 
 from __future__ import annotations

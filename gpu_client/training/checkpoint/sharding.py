@@ -169,6 +169,6 @@ def counterpart(holder: Any, live: Any, path: tuple[Any, ...], shape: list[int])
     if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
         return None
     raise CheckpointMismatchError(
-        f"{'.'.join(map(str, path))} was stored in pieces, and nothing says which piece belongs to this process",
-        "Shard the model (fully_shard) and make its optimizer before session.resume, as the script did that wrote it",
+        f"{'.'.join(map(str, path))} was stored in pieces, and no live tensor determines the piece of this process",
+        "Shard the model (fully_shard) and make its optimizer before session.resume, as the checkpoint's script did",
     )

@@ -199,7 +199,7 @@ def _save_directory(path: Path, name: str, holder: Any) -> None:
     holder.save_state(str(path))
     if not path.is_dir() or not any(path.iterdir()):
         raise CheckpointWriteError(
-            f"{name!r}.save_state() has written nothing into the directory it was given",
+            f"{name!r}.save_state() wrote nothing into its directory",
             "For accelerate: leave ProjectConfiguration(automatic_checkpoint_naming=False), the default",
         )
 

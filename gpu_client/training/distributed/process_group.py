@@ -118,7 +118,7 @@ class Ranks:
         if self._group is None:
             if not (dist.is_available() and dist.is_initialized()):
                 raise SessionError(
-                    f"this is one of {self.size} processes, but torch.distributed is not initialised",
+                    f"this is one of {self.size} processes, but torch.distributed is not initialized",
                     "Create the Accelerator (or call torch.distributed.init_process_group) before the first step",
                 )
             # A group on the CPU does not wait for the GPU's queue, as NCCL would.

@@ -142,7 +142,7 @@ class RankConsensus:
         try:
             self.settle(LAST_WAIT_S)
         except RuntimeError as error:
-            log.warning("another process ended before this one had heard its last report: %s", error)
+            log.warning("another process ended before its last report arrived: %s", error)
 
     def _agree(self, mine: Vote) -> Vote:
         """Vote now, and wait for all ranks."""

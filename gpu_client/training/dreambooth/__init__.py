@@ -1,11 +1,10 @@
-"""Dreambooth with LoRA: what `gpu_client.training.dreambooth_lora` is made of."""
+"""Parts of the Dreambooth LoRA training `gpu_client.training.dreambooth_lora`."""
 
 import logging
 
-# The hub's library prints its lines itself; by the root logger each would stand in the log twice.
+# The hub's library prints its own lines; propagation to the root logger would print each line twice.
 logging.getLogger("huggingface_hub").propagate = False
-# Before anything imports transformers: every start would begin with two lines about
-# image processors that nothing here uses.
+# The filter precedes the first import of transformers, which otherwise logs two lines about unused image processors.
 logging.getLogger("transformers.utils.import_utils").addFilter(
     lambda record: "requires torchvision" not in record.getMessage()
 )

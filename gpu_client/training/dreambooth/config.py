@@ -156,8 +156,10 @@ class DreamboothConfig(BaseModel):
         """Drop nulls: the original's job has a column for each field. Read false as "no": YAML reads `no` as false."""
         if not isinstance(given, dict):
             return given
-        said = {name: value for name, value in given.items() if value is not None}
-        return said | {"mixed_precision": "no"} if said.get("mixed_precision") is False else said
+        given_values = {name: value for name, value in given.items() if value is not None}
+        return (
+            given_values | {"mixed_precision": "no"} if given_values.get("mixed_precision") is False else given_values
+        )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

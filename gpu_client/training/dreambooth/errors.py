@@ -1,4 +1,4 @@
-"""What can be wrong with a Dreambooth job before it trains."""
+"""Faults of a Dreambooth job that are found before training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpu_client.training.errors import SessionError
 
 
 class DreamboothError(SessionError):
-    """The job cannot be trained as it is; nothing has been trained yet."""
+    """The job cannot be trained as submitted; nothing has been trained yet."""
 
 
 class ConfigError(DreamboothError):
@@ -28,4 +28,4 @@ class ModelError(DreamboothError):
 
 
 class HubError(SessionError):
-    """The hub that has the base model cannot be reached now. No fault of the job's: elsewhere or later it can be."""
+    """The hub with the base model is unreachable; the job is correct, and another attempt may succeed."""

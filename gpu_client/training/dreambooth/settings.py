@@ -1,4 +1,4 @@
-"""The settings that decide what is learned, noted in every checkpoint: nobody goes on with others by accident."""
+"""Settings that decide the result, stored in every checkpoint, so that no attempt continues with others by accident."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from gpu_client.training.errors import CheckpointMismatchError
 
 FREE = frozenset(
     {
-        # Where things lie. That the images are the same is known by their bytes.
+        # Places. The bytes of the images identify them.
         *("instance_data_dir", "class_data_dir", "cache_dir"),
-        # What is asked of a base model, not which one.
+        # A requirement for the base model, not its identity.
         "model_type",
-        # How often something is kept or shown. Class images that are made already stay as they are.
+        # Intervals and display. Existing class images stay unchanged.
         *("checkpointing_steps", "sample_batch_size", "num_inference_steps", "guidance_scale"),
         *("validation_prompt", "validation_epochs", "num_validation_images"),
         # Time and memory.
         *("gradient_checkpointing", "cache_latents", "cache_text_embeddings", "deterministic", "cpu_threads"),
     }
 )
-"""Fields that may change between two attempts. The others decide what is learned."""
+"""Fields that may change between two attempts. The others decide the result."""
 
 _LENGTH = ("max_train_steps", "num_train_epochs")
 _OF_NO_LENGTH = frozenset({"constant", "constant_with_warmup"})
-"""Schedulers whose learning rate does not depend on how many steps there will be."""
+"""Schedulers whose learning rate does not depend on the number of steps."""
 _SWITCHES = {
     "text_encoder_lr": "train_text_encoder",
     "bucket_step": "aspect_ratio_buckets",
@@ -39,11 +39,11 @@ _SWITCHES = {
     "prior_loss_weight": "with_prior_preservation",
     "num_class_images": "with_prior_preservation",
 }
-"""Fields that mean nothing while another one is off."""
+"""Fields without effect while another field is off."""
 
 
 class LearningSettings:
-    """What this run would learn by. total: its steps."""
+    """The settings of this run. total: its number of steps."""
 
     def __init__(self, config: DreamboothConfig, total: int) -> None:
         self._values: dict[str, Any] = {
@@ -51,43 +51,43 @@ class LearningSettings:
         } | {"lora_alpha": config.lora_alpha if config.lora_alpha is not None else float(config.lora_rank)}
         self._total = total
 
-    def noted(self) -> dict[str, Any]:
-        """As it stands in a checkpoint: plain data."""
+    def as_values(self) -> dict[str, Any]:
+        """Return the settings as plain data, for a checkpoint."""
         return {"values": dict(self._values), "total": self._total}
 
     def require_same(self, checkpoint: Path | None) -> None:
-        """Raises CheckpointMismatchError naming every field in which the run that wrote the checkpoint differs.
+        """Compare with the settings of a checkpoint. Raises CheckpointMismatchError with every differing field.
 
         A checkpoint that cannot be read passes here: the restore reports the damage.
         """
         if checkpoint is None:
             return
         state = stored_structure(checkpoint, "instance")
-        noted = state.get("settings") if isinstance(state, Mapping) else None
-        if noted is None:
+        stored = state.get("settings") if isinstance(state, Mapping) else None
+        if stored is None:
             return
-        before: Mapping[str, Any] = noted["values"]
+        before: Mapping[str, Any] = stored["values"]
         changes = [_change(name, before, self._values) for name in self._changed(before)]
-        why_not = self._why_of_no_other_length(noted["total"], step_of(checkpoint))
+        why_not = self._why_of_no_other_length(stored["total"], step_of(checkpoint))
         if why_not:
             lengths = [name for name in _LENGTH if before.get(name) != self._values[name]]
-            # None differs where there are other images: those are compared when the order is restored.
+            # None differs if the images differ; the restored order compares the images.
             changes += [f"{_change(name, before, self._values)} ({why_not})" for name in lengths]
         if changes:
             raise CheckpointMismatchError(
                 f"{checkpoint} was written with other settings: {'; '.join(changes)}",
-                "Put the old values back to go on with it, or train with the new ones from the start: in another "
+                "Restore the old values to continue, or train with the new ones from the start: in another "
                 "--output-dir, or as a new job",
             )
 
     def _changed(self, before: Mapping[str, Any]) -> list[str]:
-        """The fields that both know, that differ, and that mean something in either run."""
+        """List the fields that both runs have, that differ, and that have an effect in either run."""
         same_rank = before.get("lora_rank") == self._values["lora_rank"]
         return [
             name
             for name, value in self._values.items()
             if name not in _LENGTH
-            and (name != "lora_alpha" or same_rank)  # it follows from the rank where nobody says it
+            and (name != "lora_alpha" or same_rank)  # by default alpha follows from the rank
             and name in before
             and before[name] != value
             and (name not in _SWITCHES or (before.get(_SWITCHES[name]) and self._values[_SWITCHES[name]]))
@@ -105,23 +105,20 @@ class LearningSettings:
 
 
 class OrderWithSettings:
-    """The order of the instance's batches as one of the session's states, with the settings noted in it.
-
-    They are no state of their own: an older version on another machine would refuse a state that it does not know.
-    """
+    """The order of the instance's batches as a state of the session, together with the settings."""
 
     def __init__(self, batches: PictureBatches, settings: LearningSettings, checkpoint: Path | None) -> None:
-        """Raises CheckpointMismatchError for a checkpoint, the one to continue from, that was written with others."""
+        """Raises CheckpointMismatchError if `checkpoint`, the one to resume, was written with other settings."""
         settings.require_same(checkpoint)
         self._batches = batches
         self._settings = settings
 
     def state_dict(self) -> dict[str, Any]:
-        """The batches' state, and the settings."""
-        return {**self._batches.state_dict(), "settings": self._settings.noted()}
+        """Return the batches' state and the settings."""
+        return {**self._batches.state_dict(), "settings": self._settings.as_values()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The batches' part of it; see `LearningSettings.require_same` for the other."""
+        """Restore the batches; `LearningSettings.require_same` checks the settings."""
         self._batches.load_state_dict(state)
 
 

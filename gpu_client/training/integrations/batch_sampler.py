@@ -170,7 +170,7 @@ class ResumableLoader:
             )
         taken = options.keys() & {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "generator"}
         if taken:
-            raise SessionError(f"{', '.join(sorted(taken))} is the BatchSampler's business", "Set it there")
+            raise SessionError(f"{', '.join(sorted(taken))} conflicts with the BatchSampler", "Set the option there")
         self.sampler = sampler
         self._workers = int(options.get("num_workers", 0))
         self._dataset = _SeededDataset(dataset) if self._workers else dataset

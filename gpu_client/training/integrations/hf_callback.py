@@ -130,9 +130,9 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         new = {} if state.epoch is None else {"epoch": state.epoch}
         if control.should_log and self._session.alone:
             self._losses.clear()  # the Trainer logs the loss next; it must count once
-        elif (odd := self._losses.take_nonfinite()) is not None:
-            new["loss"] = odd
-            self._logged = self._logged | {"loss": odd}
+        elif (nonfinite := self._losses.take_nonfinite()) is not None:
+            new["loss"] = nonfinite
+            self._logged = self._logged | {"loss": nonfinite}
         self._session.report_new(state.global_step, state.max_steps, new, shown=self._logged, event="step")
         self._watch_losses(args, more.get("model"))
         self._apply_requests(state, control)
@@ -226,13 +226,13 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         if directory is not None:
             if not args.ignore_data_skip:
                 raise SessionError(
-                    f"the Trainer would pass over batches of a {type(loader).__name__}, which goes on by itself",
+                    f"the Trainer would skip batches of a {type(loader).__name__}, which restores its own position",
                     "Use TrainingArguments(ignore_data_skip=True)",
                 )
             if (directory / state_files.BUNDLE).exists():
                 state_files.load_states(directory, {LOADER: "tensors"}, {LOADER: loader})
             else:
-                log.warning("%s does not say where the loader was: it begins anew", directory)
+                log.warning("%s has no position of the loader: the loader starts over", directory)
         self._loaders = {LOADER: loader}
         self._session.sources.follow(self._loaders)
 
@@ -245,13 +245,13 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         the cost.
         """
         engine = self._session.steering.engine
-        told = bool(self._session.job_id) and PRESET not in engine.presets_off
+        preset_reads = bool(self._session.job_id) and PRESET not in engine.presets_off
         read = "loss" in engine.reads
-        if args.logging_nan_inf_filter and (told or read):
+        if args.logging_nan_inf_filter and (preset_reads or read):
             args.logging_nan_inf_filter = False
             self._filtered = True
             log.info("logging_nan_inf_filter is off: rules or presets read the loss, also when it is no number")
-        if model is not None and (read or (told and self._filtered)):
+        if model is not None and (read or (preset_reads and self._filtered)):
             self._losses.watch(model)
         else:
             self._losses.unwatch()
@@ -312,9 +312,9 @@ class NonfiniteLosses:
 
     def take_nonfinite(self) -> float | None:
         """Return the sum of the losses that are not finite since the last call, or None. Waits for the GPU."""
-        odd = [value for value in map(_value, self._trained) if not math.isfinite(value)]
+        nonfinite = [value for value in map(_value, self._trained) if not math.isfinite(value)]
         self._trained.clear()
-        return sum(odd) if odd else None
+        return sum(nonfinite) if nonfinite else None
 
     def __reduce__(self) -> tuple[type[NonfiniteLosses], tuple[()]]:
         """Reduce to an empty recorder, so that a copied or pickled model records nothing."""

@@ -118,7 +118,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not fol
                 loader.load_state_dict(state)
         self._sources = {str(number): loader for number, loader in enumerate(loaders) if has_source(loader)}
         if self._sources and math.isinf(trainer.num_training_batches):
-            log.warning("Lightning takes a batch ahead: to be resumed exactly, give the Trainer limit_train_batches")
+            log.warning("Lightning prefetches a batch: for an exact resume, set limit_train_batches of the Trainer")
         self._session.sources.follow(self._sources)
         if self._step and self._loaded.get("steering"):
             steering.load_state_dict(self._loaded["steering"])

@@ -66,11 +66,11 @@ def read_control(environment: Mapping[str, str], rules: str | Path | None) -> di
         raise SessionError(f"the rules in {rules} cannot be read ({error})", "Name a file of rules") from error
     found, faults, _ = load(text)
     if faults:
-        told = "; ".join(f"line {one.line}: {one.field}: {one.reason}" for one in faults[:5])
-        raise SessionError(f"the rules in {rules} cannot be used: {told}", faults[0].remedy)
+        listed = "; ".join(f"line {one.line}: {one.field}: {one.reason}" for one in faults[:5])
+        raise SessionError(f"the rules in {rules} cannot be used: {listed}", faults[0].remedy)
     elsewhere = [rule.name for rule in split(found).control_plane.rules] if found else []
     if elsewhere:
-        log.warning("not evaluated here: %s; only the control plane can, and there is none", ", ".join(elsewhere))
+        log.warning("not evaluated: %s; only a control plane can, and this run has none", ", ".join(elsewhere))
     return {"rules": {"revision": 1, "text": text}}
 
 
@@ -80,7 +80,7 @@ def read_epoch(environment: Mapping[str, str]) -> int:
     try:
         return int(text)
     except ValueError as error:
-        raise SessionError(f"BATON_EPOCH is {text!r}", "It is a whole number, set by the agent") from error
+        raise SessionError(f"BATON_EPOCH is {text!r}", "Pass a whole number, as the agent does") from error
 
 
 def find_resume(environment: Mapping[str, str], output: Path, resume: bool) -> Path | None:

@@ -18,7 +18,7 @@ FOLDER = "profile"
 
 log = logging.getLogger("baton.training")
 
-Told = Callable[[bool, str], object]
+OnDone = Callable[[bool, str], object]
 
 
 class StepProfiler:
@@ -30,7 +30,7 @@ class StepProfiler:
         self._show = show
         self._first = first
         self._profile: Any = None
-        self._told: Told | None = None
+        self._on_done: OnDone | None = None
         self._began_at = 0
         self._at = 0
         self._until = 0
@@ -40,8 +40,8 @@ class StepProfiler:
         """True while steps are being profiled."""
         return self._profile is not None
 
-    def begin(self, steps: int, step: int, told: Told) -> str:
-        """Profile the next `steps` after `step`; `told` receives success and a text at the end.
+    def begin(self, steps: int, step: int, on_done: OnDone) -> str:
+        """Profile the next `steps` after `step`; `on_done` receives success and a text at the end.
 
         Raises UnsupportedActionError, and the errors of the profiler.
         """
@@ -58,7 +58,7 @@ class StepProfiler:
         self._folder.mkdir(parents=True, exist_ok=True)
         profile = profiler.profile(activities=sorted(profiler.supported_activities(), key=str))
         profile.start()
-        self._profile, self._told = profile, told
+        self._profile, self._on_done = profile, on_done
         self._began_at, self._at, self._until = step + 1, step, step + steps
         return f"steps {step + 1} to {step + steps} are profiled"
 
@@ -71,22 +71,22 @@ class StepProfiler:
             if step < self._until:
                 self._profile.step()
                 return
-            well, said = True, self._finish(step)
+            succeeded, text = True, self._finish(step)
         except Exception as error:  # noqa: BLE001 - a profiler that fails must not end the training
-            well, said = False, f"the profile is lost: {error_text(error)}"
+            succeeded, text = False, f"the profile is lost: {error_text(error)}"
             if step < self._until:
                 self._stop()
-        self._profile, told = None, self._told
-        if told is not None:
-            told(well, said)
+        self._profile, on_done = None, self._on_done
+        if on_done is not None:
+            on_done(succeeded, text)
 
     def close(self) -> None:
         """Drop an incomplete profile at the end of the training, and report the loss."""
         if self._profile is None:
             return
         self._stop()
-        if self._told is not None:
-            self._told(False, f"the training ended before step {self._until}: the profile is dropped")
+        if self._on_done is not None:
+            self._on_done(False, f"the training ended before step {self._until}: the profile is dropped")
 
     def _stop(self) -> None:
         profile, self._profile = self._profile, None

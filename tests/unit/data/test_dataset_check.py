@@ -139,8 +139,12 @@ def test_looks_are_compared_as_counting_bits_would(tmp_path: Path, monkeypatch: 
     images = sorted(report.images, key=lambda image: image.path)
     expected = {}
     for number, image in enumerate(images):
-        alike = [one for one in images[:number] if ((one.looks or 0) ^ (image.looks or 0)).bit_count() <= ALIKE_BITS]
-        if alike and image.looks is not None:
+        alike = [
+            one
+            for one in images[:number]
+            if ((one.perceptual_hash or 0) ^ (image.perceptual_hash or 0)).bit_count() <= ALIKE_BITS
+        ]
+        if alike and image.perceptual_hash is not None:
             expected[image.path] = f"looks like {alike[0].path}"
     told = {one.path: one.message for one in report.findings if one.code == "near_duplicate"}
     assert told == expected
@@ -157,7 +161,7 @@ def test_very_many_images_are_compared(tmp_path: Path) -> None:
             width=1,
             height=1,
             blake3=str(number),
-            looks=value,
+            perceptual_hash=value,
             thumbnail=None,
             black=False,
         )

@@ -42,7 +42,7 @@ def test_a_home_that_nobody_has(
     field: str, parameters: dict[str, Any], data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reason = refusal(tmp_path / "out", data_dir, parameters | {field: "~no-such-user/model"}, capsys)
-    assert f"{field}: ~no-such-user/model leads nowhere" in reason
+    assert f"{field}: ~no-such-user/model cannot be resolved" in reason
 
 
 def test_a_directory_that_is_no_pipeline(run: Run, tmp_path: Path, tiny_sd: Path) -> None:

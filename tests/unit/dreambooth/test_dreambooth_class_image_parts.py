@@ -87,7 +87,7 @@ def test_each_image_is_made_once_though_two_attempts_are_cut_off(
     [
         ("cut off", "00000.zip cannot be read"),
         ("no archive", "00000.zip cannot be read"),
-        ("another key", "00000.zip were made otherwise"),
+        ("another key", "00000.zip have another key"),
         ("no image", "is damaged"),
         ("a directory", "00000.zip cannot be read"),
         ("foreign", ""),
@@ -182,7 +182,7 @@ def test_a_part_that_cannot_be_written_costs_nothing_but_itself(
     (tmp_path / "out" / PARTS).write_text("a file where a directory should be")
     output = run(**PRIOR, variables=AGENT)
     assert len(list((output / "class_images").iterdir())) == 5
-    assert "cannot be shown before all are made" in caplog.text
+    assert "cannot be published before all are generated" in caplog.text
 
 
 def test_it_is_told_how_far_everything_is_that_comes_between_steps(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

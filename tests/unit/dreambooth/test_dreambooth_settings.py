@@ -156,7 +156,7 @@ def test_every_change_is_told_with_both_values_and_what_to_do(
         "instance_prompt was 'a photo of sks cat', is 'a photo of zwx dog'",
         "learning_rate was 0.001, is 1e-05",
         "lr_scheduler was 'constant', is 'cosine'",
-        "Put the old values back",
+        "Restore the old values",
         "--output-dir",
     ):
         assert told in reason

@@ -297,7 +297,7 @@ def test_a_deaf_agent_is_not_told_of_files_for_ever(
             channel.artifact_written(f"/out/{'x' * 1000}-{number}.png")
         assert len(channel._queue) <= 5
         channel.close(timeout_s=0.05)
-    assert caplog.text.count("artifacts are shown at the end only") == 1
+    assert caplog.text.count("artifacts are published at the end only") == 1
 
 
 def test_a_file_whose_name_is_longer_than_a_line_is_not_told_of() -> None:

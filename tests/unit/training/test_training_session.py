@@ -315,7 +315,7 @@ def test_a_failed_write_leaves_nothing_and_keeps_the_older_one(
 
 def test_several_processes_need_torch_distributed(start: Callable[..., Session]) -> None:
     session = start(RANK="0", WORLD_SIZE="2")
-    with pytest.raises(SessionError, match="not initialised"):
+    with pytest.raises(SessionError, match="not initialized"):
         session.checkpoint_due(1)
 
 

@@ -1,7 +1,7 @@
 """The order of batches: pictures of one shape together, exactly resumable, every random choice a pure function.
 
-The order and the seed of each batch follow from (pictures, batch size, seed, epoch, position): the state is a few
-numbers, and what is drawn for a batch does not depend on anything that was drawn before.
+The order and the seed of each batch follow from (pictures, batch size, seed, epoch, position). Therefore the state is a
+few numbers, and the draws for a batch do not depend on earlier draws.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _WIDEST_RATIO = 2.0
 
 
 def derived_seed(*parts: object) -> int:
-    """A seed that belongs to these parts and no others (63 bits)."""
+    """Derive a seed from these parts (63 bits)."""
     text = ":".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
 def bucket_shapes(resolution: int, step: int) -> list[Size]:
-    """Shapes of at most resolution x resolution pixels, sides multiples of `step`, none longer than twice its width."""
+    """List the shapes of at most resolution x resolution pixels with sides divisible by `step` and ratios up to 2."""
     shapes = set()
     for width in range(step, 2 * resolution + 1, step):
         height = resolution * resolution // width // step * step
@@ -38,14 +38,14 @@ def bucket_shapes(resolution: int, step: int) -> list[Size]:
 
 
 def nearest_shape(size: Size, shapes: Sequence[Size]) -> Size:
-    """The shape that loses least of an image of `size`; the larger of two alike."""
+    """Return the shape that crops least of an image of `size`; of two equal ones the larger."""
     ratio = math.log(size[0] / size[1])
     return min(shapes, key=lambda shape: (abs(ratio - math.log(shape[0] / shape[1])), -shape[0] * shape[1], shape))
 
 
 @dataclass(frozen=True)
 class PictureBatch:
-    """One batch: pictures, how each is cut, and the generator for all that is still to be drawn for it."""
+    """One batch: pictures, their crops, and the generator for all further draws."""
 
     items: list[tuple[Picture, Placement]]
     generator: torch.Generator
@@ -54,12 +54,12 @@ class PictureBatch:
 class PictureBatches:
     """An endless iterator over batches; each epoch takes every picture once, in a new order.
 
-    The last batch of a shape may be smaller than the others. The state is the position after the last batch handed
-    out: store it after the step that used the batch.
+    The last batch of a shape may be smaller. The state is the position after the last returned batch: store it after
+    the step that used the batch.
     """
 
     def __init__(self, pictures: Sequence[Picture], config: DreamboothConfig, *, purpose: str) -> None:
-        """`purpose` tells the random choices of several iterators apart."""
+        """`purpose` separates the random choices of several iterators."""
         square = (config.resolution, config.resolution)
         shapes = bucket_shapes(config.resolution, config.bucket_step) if config.aspect_ratio_buckets else [square]
         self.pictures = list(pictures)
@@ -76,7 +76,7 @@ class PictureBatches:
         self._order: tuple[int, list[list[int]]] | None = None  # (epoch, its batches)
 
     def placements(self, number: int) -> list[Placement]:
-        """Every way in which picture `number` can be cut, where that is not left to chance."""
+        """List every possible crop of picture `number`, if crops are not random."""
         flips = (False, True) if self._config.random_flip else (False,)
         return [self._placed(number, 0.5, 0.5, flip) for flip in flips]
 
@@ -92,7 +92,7 @@ class PictureBatches:
         return PictureBatch(items, generator)
 
     def skip(self, batches: int) -> None:
-        """Pass over so many batches."""
+        """Skip `batches` batches."""
         for _ in range(batches):
             self._advance()
 
@@ -102,11 +102,11 @@ class PictureBatches:
             self.epoch, self.position = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, and what it is a position in."""
+        """Return the position, and the facts that identify the order."""
         return {"epoch": self.epoch, "position": self.position, "order": self._order_facts(self.epoch)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken. Raises CheckpointMismatchError when the pictures or settings are others."""
+        """Continue from `state`. Raises CheckpointMismatchError if pictures or settings differ."""
         epoch, stored = int(state["epoch"]), dict(state["order"])
         here = self._order_facts(epoch)
         different = [
@@ -120,7 +120,7 @@ class PictureBatches:
         self.epoch, self.position = epoch, int(state["position"])
 
     def _draw_placement(self, number: int, generator: torch.Generator) -> Placement:
-        # Always three draws: the noise that follows is the same whatever is switched on.
+        # Always three draws, so that the following noise does not depend on the options.
         down, right, coin = torch.rand(3, generator=generator).tolist()
         if self._config.center_crop or self._config.aspect_ratio_buckets:
             down = right = 0.5
@@ -151,6 +151,6 @@ class PictureBatches:
             "content": f"{derived_seed(content):016x}",
             **({"captions": f"{derived_seed(captions):016x}"} if self._config.use_captions else {}),
             "batch_size": self._config.train_batch_size,
-            # Also notices a torch whose permutations differ, which would silently repeat and skip pictures.
+            # The value also detects a torch with other permutations, which would silently repeat and skip pictures.
             "order": f"{derived_seed(self._batches(epoch)):016x}",
         }

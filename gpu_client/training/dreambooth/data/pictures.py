@@ -1,4 +1,4 @@
-"""The pictures to learn from: found, checked, captioned, and cut to size."""
+"""The pictures of a job: found, checked, captioned, cropped and resized."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class Picture:
-    """One image that is known to decode."""
+    """An image that decodes."""
 
     name: str
     source: Path | bytes
     prompt: str
     size: Size
     digest: str
-    """Of its bytes and its mask's: equal pictures have equal latents."""
+    """Digest of the image's and its mask's bytes; equal pictures have equal latents."""
     mask: Path | None = None
 
     def open(self) -> Image.Image:
-        """The image upright and in RGB."""
+        """Decode the image upright in RGB."""
         return _decode(self.source)
 
 
 @dataclass(frozen=True)
 class Placement:
-    """How a picture becomes a training image: resized, perhaps mirrored, and the window that is cut out of it."""
+    """Transformation of a picture into a training image: resize, crop, perhaps mirror."""
 
     resized: Size
     top: int
@@ -56,7 +56,7 @@ class Placement:
 
     @classmethod
     def of(cls, original: Size, shape: Size, *, down: float, right: float, flip: bool) -> Placement:
-        """Cover `shape` with as little loss as possible; `down` and `right` say where the window lies, from 0 to 1."""
+        """Cover `shape` with the least loss; `down` and `right` place the crop, from 0 to 1."""
         scale = max(shape[0] / original[0], shape[1] / original[1])
         height = max(shape[0], round(original[0] * scale))
         width = max(shape[1], round(original[1] * scale))
@@ -64,12 +64,12 @@ class Placement:
         return cls((height, width), top, left, shape, flip)
 
     def pixels(self, picture: Picture) -> torch.Tensor:
-        """The training image: (3, height, width) from -1 to 1."""
+        """Return the training image (3, height, width) from -1 to 1."""
         image = self._cut(_resized_images.get(picture, self.resized))
         return torch.from_numpy(np.asarray(image, dtype=np.float32) / 127.5 - 1).permute(2, 0, 1).contiguous()
 
     def weights(self, picture: Picture, outside: float) -> torch.Tensor:
-        """How much each latent pixel counts, (1, height, width): 1 where the mask is white, `outside` where black."""
+        """Return the weights of latent pixels (1, height, width): 1 for a white mask, `outside` for a black one."""
         size = self.shape[0] // PIXELS_PER_LATENT, self.shape[1] // PIXELS_PER_LATENT
         if picture.mask is None:
             return torch.ones(1, *size)
@@ -86,7 +86,7 @@ class Placement:
 
 
 class _ResizedImages:
-    """The images that were used last, decoded and resized: of a large photograph that takes longer than a step."""
+    """Cache of recently used images, decoded and resized, which for a large photograph takes longer than a step."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -94,7 +94,7 @@ class _ResizedImages:
         self._images: OrderedDict[tuple[str, Size], Image.Image] = OrderedDict()
 
     def get(self, picture: Picture, size: Size) -> Image.Image:
-        """The picture in this size; not to be changed."""
+        """Return the picture in this size; do not modify it."""
         key = (picture.digest, size)
         if key in self._images:
             self._images.move_to_end(key)
@@ -115,7 +115,7 @@ _resized_images = _ResizedImages(limit_bytes=2**30)
 
 
 def read_instance_pictures(config: DreamboothConfig, data_dir: Path) -> list[Picture]:
-    """The pictures of the subject, in the order of their names. Raises DataError."""
+    """Read the subject's pictures in the order of their names. Raises DataError."""
     folder = data_dir / config.instance_data_dir
     others: Path | None = None
     if not folder.is_dir():
@@ -131,7 +131,7 @@ def read_instance_pictures(config: DreamboothConfig, data_dir: Path) -> list[Pic
 
 
 def read_class_pictures(config: DreamboothConfig, data_dir: Path) -> list[Picture]:
-    """The pictures of the class that came with the job and are wanted; none are fine. Raises DataError."""
+    """Read the provided class pictures, up to the configured number, possibly none. Raises DataError."""
     folder = data_dir / config.class_data_dir
     if not config.with_prior_preservation or config.class_prompt is None or not folder.is_dir():
         return []
@@ -140,7 +140,7 @@ def read_class_pictures(config: DreamboothConfig, data_dir: Path) -> list[Pictur
 
 
 def picture_of(name: str, encoded: bytes, prompt: str) -> Picture:
-    """A picture from the bytes of an image file."""
+    """Make a picture of an image file's bytes."""
     image = _decode(encoded)
     return Picture(name, encoded, prompt, (image.height, image.width), _digest(encoded, None))
 
@@ -185,10 +185,10 @@ _REPLACE = "Replace or remove them; `baton data validate` finds such files befor
 def _decode(source: Path | bytes) -> Image.Image:
     with Image.open(source if isinstance(source, Path) else io.BytesIO(source)) as image:
         if image.mode.startswith(("I", "F")):
-            # Pillow would make everything white that is above 255.
+            # Pillow would turn every value above 255 white.
             raise ValueError("has more than 8 bits a pixel and channel: save it with 8")
         image.getexif()
-        # Turning it writes these anew, which fails for what some cameras note; what was read just now is enough.
+        # Transposing writes these entries again, and fails for the notes of some cameras; reading them is enough.
         for name in ("exif", "Raw profile type exif"):
             image.info.pop(name, None)
         upright = ImageOps.exif_transpose(image)
@@ -206,7 +206,7 @@ def _digest(content: bytes, mask: bytes | None) -> str:
 
 
 def _captions(folder: Path, paths: Sequence[Path]) -> dict[Path, str]:
-    """The caption of every image. Raises DataError naming those without one."""
+    """Read the caption of every image. Raises DataError with the images that have none."""
     listed = dict(_listed_captions(folder))
     captions = {}
     for path in paths:
@@ -225,21 +225,21 @@ def _captions(folder: Path, paths: Sequence[Path]) -> dict[Path, str]:
 
 def _text_of(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8-sig")  # some editors begin UTF-8 with a mark
+        return file.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read ({error})", "Write captions as text in UTF-8") from error
 
 
 def _listed_captions(folder: Path) -> Iterator[tuple[Path, str]]:
     for file in (path for name in CAPTION_FILES for path in sorted(folder.rglob(name)) if _is_visible(path, folder)):
-        # Not `splitlines`: JSON may have what else Unicode calls a line's end in its texts.
+        # `splitlines` would also split at Unicode line ends, which JSON texts may contain.
         for number, line in enumerate(_text_of(file).split("\n"), 1):
             if not line.strip():
                 continue
             try:
                 entry = json.loads(line)
-                name, said = entry["file_name"], entry.get("text")
-                text = said if said is not None else entry.get("caption")  # null is as if it were absent
+                name, entry_text = entry["file_name"], entry.get("text")
+                text = entry_text if entry_text is not None else entry.get("caption")  # null counts as absent
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise DataError(f"{file}, line {number}: {error!r}", _CAPTION_LINE) from error
             if not isinstance(name, str) or not isinstance(text, str):
@@ -251,7 +251,7 @@ _CAPTION_LINE = 'Each line is an object: {"file_name": "1.jpg", "text": "a photo
 
 
 def _masks(folder: Path, paths: Sequence[Path]) -> dict[Path, Path]:
-    """The mask of every image. Raises DataError naming those without one."""
+    """Find the mask of every image. Raises DataError with the images that have none."""
     masks = {path: path.with_name(path.stem + MASK_SUFFIX) for path in paths}
     missing = [path.relative_to(folder).as_posix() for path, mask in masks.items() if not mask.is_file()]
     if missing:

@@ -1,4 +1,4 @@
-"""The base model, taken apart: Stable Diffusion 1.x, 2.x and SDXL behind one face."""
+"""The base model: Stable Diffusion 1.x, 2.x and SDXL behind one interface; loading from a directory or the hub."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ _LOGVAR_RANGE = (-30.0, 20.0)
 
 @dataclass(frozen=True)
 class Conditioning:
-    """What a UNet is told of the prompts, on the CPU or the model's device."""
+    """Embeddings of prompts for the UNet, on the CPU or the model's device."""
 
     tokens: torch.Tensor
-    """(prompts, tokens, width)"""
+    """Shape (prompts, tokens, width)."""
     pooled: torch.Tensor | None
-    """(prompts, width), SDXL only."""
+    """Shape (prompts, width), SDXL only."""
 
 
 class Models:
-    """The parts of one base model on one device. Nothing in it is trained but what `Lora` adds."""
+    """The parts of one base model on one device. Only the matrices of `Lora` are trained."""
 
     def __init__(
         self, kind: str, pipeline: Any, device: torch.device, dtype: torch.dtype, fingerprint: Callable[[], str]
@@ -73,27 +73,27 @@ class Models:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells base models (with their VAE) apart. Reads every byte of them: ask only where it is needed."""
+        """Digest of the base model with its VAE. Reads every byte of them, so read it only if needed."""
         return self._fingerprint()
 
     def modules(self) -> dict[str, nn.Module]:
-        """All of them by the names that pipelines use."""
+        """Return all parts by their names in pipelines."""
         return {"unet": self.unet, "vae": self.vae, **self.text_encoders}
 
     def autocast(self) -> torch.autocast:
-        """Mixed precision, where it is asked for."""
+        """Return a context for mixed precision, if configured."""
         return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)
 
     # --- pictures ----------------------------------------------------------------------------------------------------
 
     def encode_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
-        """The distributions of latents for images from -1 to 1: means and log variances in float32, along dim 1."""
+        """Encode images from -1 to 1 into latent distributions: means and log variances in float32, along dim 1."""
         with torch.no_grad():
             moments = self.vae.encode(pixels.to(self.device, self.vae.dtype)).latent_dist.parameters
         return torch.as_tensor(moments).float()
 
     def draw_latents(self, moments: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Latents drawn from such distributions, scaled as the UNet expects them."""
+        """Draw latents from such distributions, scaled for the UNet."""
         mean, log_variance = moments.to(self.device).chunk(2, dim=1)
         deviation = torch.exp(0.5 * log_variance.clamp(*_LOGVAR_RANGE))
         noise = torch.randn(mean.shape, generator=generator).to(self.device)
@@ -101,7 +101,7 @@ class Models:
         return latents
 
     def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:
-        """Images from 0 to 1 on the CPU, in float32."""
+        """Decode latents into images from 0 to 1 on the CPU, in float32."""
         scaled = latents.to(self.device, self.vae.dtype) / self.vae.config.scaling_factor
         with torch.no_grad():
             images = self.vae.decode(scaled).sample
@@ -110,7 +110,7 @@ class Models:
     # --- prompts -----------------------------------------------------------------------------------------------------
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
-        """With gradients where text encoders are trained."""
+        """Embed prompts, with gradients if text encoders are trained."""
         parts: list[torch.Tensor] = []
         pooled: torch.Tensor | None = None
         for tokenizer, encoder in zip(self.tokenizers, self.text_encoders.values(), strict=True):
@@ -127,11 +127,11 @@ class Models:
                 return Conditioning(encoder(ids, attention_mask=mask)[0], None)
             output = encoder(ids, output_hidden_states=True)
             parts.append(output.hidden_states[-2])
-            pooled = output[0]  # of the last encoder: its projection
+            pooled = output[0]  # the projection of the last encoder
         return Conditioning(torch.cat(parts, dim=-1), pooled)
 
     def negative_conditioning(self) -> Conditioning:
-        """What the empty prompt stands for in guidance."""
+        """Return the negative embedding of guidance: the empty prompt, or zeros."""
         empty = self.encode_prompts([""])
         if not self.zero_negative or empty.pooled is None:
             return empty
@@ -146,7 +146,7 @@ class Models:
         conditioning: Conditioning,
         items: Sequence[tuple[Picture, Placement]],
     ) -> torch.Tensor:
-        """What the UNet makes of noisy latents. SDXL is told each image's size and crop."""
+        """Predict with the UNet from noisy latents. SDXL also receives each image's size and crop."""
         added = None
         if conditioning.pooled is not None:
             sizes = [[*picture.size, place.top, place.left, *place.shape] for picture, place in items]
@@ -158,7 +158,7 @@ class Models:
 
 
 def load_models(config: DreamboothConfig, device: torch.device, data_dir: Path) -> Models:
-    """The base model on `device`, in the precision that `config` asks for. Raises ModelError, HubError."""
+    """Load the base model onto `device` in the configured precision. Raises ModelError, HubError."""
     diffusers_logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()
     dtype = WEIGHT_DTYPES[config.mixed_precision]
@@ -188,18 +188,18 @@ def load_models(config: DreamboothConfig, device: torch.device, data_dir: Path) 
 
 
 def check_base_model(config: DreamboothConfig, data_dir: Path) -> None:
-    """The cheap part of `load_models`: it is there, and of the right kind. Raises ModelError, HubError."""
+    """Check that the base model exists and has the right kind, without loading it. Raises ModelError, HubError."""
     _kind_of(_place("pretrained_model_name_or_path", config.pretrained_model_name_or_path, data_dir), config)
     if config.pretrained_vae_model_name_or_path is not None:
         _place("pretrained_vae_model_name_or_path", config.pretrained_vae_model_name_or_path, data_dir)
 
 
 def _place(field: str, name: str, data_dir: Path) -> Path | str:
-    """A directory, or a name on the hub. Raises ModelError for a path that leads nowhere."""
+    """Resolve a directory or a name on the hub. Raises ModelError for a path that does not exist."""
     try:
         here = Path(name).expanduser()
-    except RuntimeError as error:  # nobody of that name, or a user without a home
-        raise ModelError(f"{field}: {name} leads nowhere ({error})", _NAME_A_MODEL) from error
+    except RuntimeError as error:  # an unknown user, or a user without a home directory
+        raise ModelError(f"{field}: {name} cannot be resolved ({error})", _NAME_A_MODEL) from error
     for path in (here, data_dir / name):
         if path.is_dir():
             return path.absolute()
@@ -228,7 +228,7 @@ def _load_vae(vae: Path | str, dtype: torch.dtype, **options: str | None) -> Any
     where = {name: value for name, value in options.items() if value is not None}
     try:
         config = AutoencoderKL.load_config(str(vae), **{k: v for k, v in where.items() if k != "variant"})
-        # SDXL's own VAE overflows in fp16 and says so; one that was mended does not.
+        # SDXL's own VAE overflows in fp16 and its config says so; a mended VAE does not.
         upcast = bool(config.get("force_upcast", True)) and dtype == torch.float16
         return AutoencoderKL.from_pretrained(str(vae), dtype=torch.float32 if upcast else dtype, **where)
     except LOADING_ERRORS as error:
@@ -248,7 +248,7 @@ def _check_trainable(models: Models, base: Path | str) -> None:
             "Use a VAE that belongs to this kind of model",
         )
     if "beta_schedule" not in models.sampling_config:
-        # DDPM's noise would be made with defaults of its own, and what is learned be of no use.
+        # With DDPM's defaults the noise would be wrong, and the result useless.
         raise ModelError(
             f"the noise of {base} is that of an {models.sampling_config.get('_class_name')}",
             "Models whose noise is made as Stable Diffusion's, by betas, can be trained",
@@ -258,17 +258,17 @@ def _check_trainable(models: Models, base: Path | str) -> None:
         raise ModelError(f"{base} predicts {prediction!r}", "Models that predict epsilon or v can be trained")
 
 
-def _unloadable(what: str, place: Path | str, error: Exception) -> ModelError | HubError:
+def _unloadable(part: str, place: Path | str, error: Exception) -> ModelError | HubError:
     if isinstance(place, str) and is_unreachable(error):
-        # diffusers says that the model lacks the file
+        # the text of diffusers would blame the model
         return HubError(
-            f"the {what} {place} cannot be fetched: the hub cannot be reached, this machine's cache has not got it, "
+            f"the {part} {place} cannot be fetched: the hub cannot be reached, this machine's cache does not have it, "
             "and there is no directory of that name, here or among the inputs",
             "Wait, or name a directory in the format of diffusers that the machine has, or that is among the inputs",
         )
     reason = " ".join(str(error).split())
     return ModelError(
-        f"the {what} {place} cannot be loaded ({reason})",
+        f"the {part} {place} cannot be loaded ({reason})",
         "Name a complete directory in the format of diffusers, or a model on the hub that this machine can fetch",
     )
 
@@ -278,9 +278,10 @@ def _uses_mask(encoder: Any) -> bool:
 
 
 def _fingerprint(place: Path | str, revision: str | None) -> str:
-    """Of a model on the hub its commit, once some of it was fetched: a branch moves on.
+    """Compute the fingerprint of a model.
 
-    Of a directory all bytes: weights that a LoRA was added to differ in the middle of their file only.
+    Of a model on the hub: its commit, because a branch moves. Of a directory: all bytes, because merged LoRA weights
+    differ only in the middle of a file.
     """
     hasher = hashlib.blake2b(digest_size=16)
     if isinstance(place, str):
@@ -293,7 +294,7 @@ def _fingerprint(place: Path | str, revision: str | None) -> str:
 
 
 def _commit_of(name: str, revision: str | None) -> str | None:
-    """The commit that the hub's cache has of a model: its files lie in snapshots/<commit>."""
+    """Return the commit in the hub's cache, whose files are in snapshots/<commit>."""
     for file in ("model_index.json", "config.json"):
         found = try_to_load_from_cache(name, file, revision=revision)
         if isinstance(found, str):
@@ -302,16 +303,16 @@ def _commit_of(name: str, revision: str | None) -> str | None:
 
 
 _BUSY = frozenset((408, 425, 429))
-"""Refusals that are none: the same request is answered later."""
+"""Temporary refusals, after which the same request can succeed."""
 
 LOADING_ERRORS = (OSError, ValueError, TypeError, RuntimeError, httpx.HTTPError)
-"""What loading a model raises: from files that are not as they should be, and from the hub."""
+"""Errors of loading a model, from files and from the hub."""
 
 
 def is_unreachable(error: BaseException) -> bool:
-    """True if the hub could not be reached or could not answer, which says nothing of the model.
+    """Tell if the hub was unreachable or unable to answer, which means nothing about the model.
 
-    diffusers wraps what the hub's library raised; of the errors in the chain the outermost that can tell counts.
+    diffusers wraps the errors of the hub's library; the outermost conclusive error of the chain counts.
     """
     found = False
     for one in _chain(error):
@@ -320,13 +321,13 @@ def is_unreachable(error: BaseException) -> bool:
             return status >= 500 or status in _BUSY
         if isinstance(one, (httpx.HTTPError, ConnectionError, TimeoutError)):
             return True
-        # Raised where the hub could not be asked and the cache has nothing; and over some refusals, which follow.
+        # Raised without an answer of the hub and an empty cache, and also above refusals, which follow in the chain.
         found = found or isinstance(one, LocalEntryNotFoundError)
     return found
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it was raised from or while handling, and so on."""
+    """Yield the error and its causes and contexts."""
     seen: set[int] = set()
     one: BaseException | None = error
     while one is not None and id(one) not in seen:

@@ -1,4 +1,4 @@
-"""What the UNet learns from: latents of pictures and embeddings of prompts, made anew or taken from the cache."""
+"""Inputs of the UNet: latents of pictures and embeddings of prompts, computed or cached."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from gpu_client.training.dreambooth.model.base_model import Conditioning, Models
 
 
 class TensorCache:
-    """Tensors by key, on the CPU. One of the session's states: an attempt finds what the one before it has made."""
+    """Tensors by key, on the CPU. A state of the session, so that later attempts find the tensors."""
 
     def __init__(self) -> None:
         self._tensors: dict[str, torch.Tensor] = {}
         self.made = 0
-        """How many were made, not found."""
+        """Number of tensors computed by this attempt."""
 
     def get(self, key: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The tensor of this key, made now if it is new."""
+        """Return the tensor of this key, computed if it is new."""
         if key not in self._tensors:
             self._tensors[key] = make().detach().cpu().contiguous()
             self.made += 1
         return self._tensors[key]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """All tensors, in the order of their keys."""
+        """Return all tensors, sorted by key."""
         return dict(sorted(self._tensors.items()))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what another attempt has made."""
+        """Restore the tensors of an earlier attempt."""
         self._tensors = dict(state)
 
 
 class Encoder:
-    """The frozen ends of the model, with what they have made so far."""
+    """The frozen encoders of the model, with a cache."""
 
     def __init__(self, models: Models, config: DreamboothConfig) -> None:
         self.cache = TensorCache()
@@ -48,11 +48,11 @@ class Encoder:
         self._config = config
 
     def fill(
-        self, batches: Iterable[PictureBatches], prompts: Sequence[str], told: Callable[[str, int, int], object]
+        self, batches: Iterable[PictureBatches], prompts: Sequence[str], report_phase: Callable[[str, int, int], object]
     ) -> None:
-        """Make everything that is to be cached, and give the text encoders' memory back if they are not needed more.
+        """Compute everything to cache; move the text encoders to the CPU if they are not needed any more.
 
-        `told` is called with what is being made, how many are, and of how many.
+        `report_phase` receives the name of the phase, the finished and the total number.
         """
         if self._config.cache_latents:
             items = [
@@ -63,23 +63,23 @@ class Encoder:
             ]
             for number, item in enumerate(items, 1):
                 self.moments([item])
-                told("cached_latents", number, len(items))
+                report_phase("cached_latents", number, len(items))
         if self._config.cache_text_embeddings:
             for number, prompt in enumerate(prompts, 1):
                 self.conditioning([prompt])
-                told("cached_prompts", number, len(prompts))
+                report_phase("cached_prompts", number, len(prompts))
             self.negative()
             for encoder in self._models.text_encoders.values():
                 encoder.to("cpu")
 
     def moments(self, items: Sequence[tuple[Picture, Placement]]) -> torch.Tensor:
-        """The distributions of the pictures' latents; see `Models.encode_pixels`."""
+        """Return the latent distributions of pictures; see `Models.encode_pixels`."""
         if not self._config.cache_latents:
             return self._encode(items)
         return torch.cat([self.cache.get(_latent_key(*item), partial(self._encode, [item])) for item in items])
 
     def conditioning(self, prompts: Sequence[str]) -> Conditioning:
-        """The prompts' embeddings, with gradients where text encoders are trained and gradients are on."""
+        """Return the embeddings of prompts, with gradients if text encoders are trained and gradients are on."""
         if not self._config.cache_text_embeddings:
             with self._models.autocast(), torch.set_grad_enabled(torch.is_grad_enabled() and self._trains_text):
                 return self._models.encode_prompts(prompts)
@@ -88,7 +88,7 @@ class Encoder:
         return Conditioning(torch.cat([part.tokens for part in parts]), torch.cat(pooled) if pooled else None)
 
     def negative(self) -> Conditioning:
-        """What stands against the prompt in guidance."""
+        """Return the negative embedding of guidance."""
         if self._config.cache_text_embeddings:
             return self._cached("negative", None)
         with torch.no_grad(), self._models.autocast():

@@ -1,4 +1,4 @@
-"""The LoRA: the trainable matrices beside the frozen weights, as a state, and as the file that pipelines load."""
+"""The LoRA: trainable matrices beside the frozen weights, as a state, and as the file that pipelines load."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from gpu_client.training.dreambooth.model.base_model import Models
 WEIGHTS_FILE = "pytorch_lora_weights.safetensors"
 UNET_TARGETS = ["to_k", "to_out.0", "to_q", "to_v"]
 TEXT_TARGETS = ["k_proj", "out_proj", "q_proj", "v_proj"]
-# diffusers', transformers' since 5, transformers' before.
+# Names in diffusers, in transformers since 5, and in transformers before.
 _CHECKPOINTING = ("enable_gradient_checkpointing", "activation_checkpointing_enable", "gradient_checkpointing_enable")
 
 
 class Lora:
-    """The trainable weights, in float32. One of the session's states."""
+    """The trainable weights, in float32. A state of the session."""
 
     def __init__(self, models: Models, config: DreamboothConfig) -> None:
-        """Adds the matrices to the models; their first values come from torch's global generator."""
+        """Add the matrices to the models; their initial values come from torch's global generator."""
         self._alpha = config.lora_alpha if config.lora_alpha is not None else float(config.lora_rank)
         self._config = config
         self.modules: dict[str, Any] = {"unet": models.unet}
@@ -45,17 +45,17 @@ class Lora:
                 )
             )
             for parameter in self.parameters(name):
-                # Updates of 1e-6 would be lost in half precision.
+                # Half precision would lose updates of 1e-6.
                 parameter.data = parameter.data.float()
         if config.gradient_checkpointing:
             for module in self.modules.values():
                 next(getattr(module, name) for name in _CHECKPOINTING if hasattr(module, name))()
-        # Adapters begin in training mode, and dropout would draw from the generator that the training goes on with:
-        # a job that is given its class images must train as one that makes them.
+        # Adapters begin in training mode, in which dropout would draw from the training's generator; a job with
+        # provided class images must train like a job that generates them.
         self.training(False)
 
     def parameters(self, *names: str) -> list[nn.Parameter]:
-        """The trainable ones of the named modules; of all without names."""
+        """Return the trainable parameters of the named modules; of all without names."""
         return [parameter for name, parameter in self._named() if not names or name.partition(".")[0] in names]
 
     def training(self, on: bool) -> None:
@@ -64,11 +64,11 @@ class Lora:
             module.train(on)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Every matrix by the name of its place."""
+        """Return every matrix by its place."""
         return {name: parameter.detach() for name, parameter in self._named()}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Put the matrices back. Raises ValueError when places, ranks or shapes are others."""
+        """Restore the matrices. Raises ValueError if places, ranks or shapes differ."""
         own = self.state_dict()
         if own.keys() != state.keys():
             odd = sorted(own.keys() ^ state.keys())
@@ -83,18 +83,18 @@ class Lora:
             tensor.copy_(state[name])
 
     def export(self, path: Path, metadata: Mapping[str, str]) -> None:
-        """Write the file that `load_lora_weights` takes. metadata: texts for its header."""
+        """Write the file for `load_lora_weights`. metadata: texts for its header."""
         tensors: dict[str, torch.Tensor] = {}
         adapters: dict[str, Any] = {}
         for name, module in self.modules.items():
             layers = convert_state_dict_to_diffusers(get_peft_model_state_dict(module))
-            # CLIPTextModel has been one level flatter since transformers 5; files keep the level that loaders know.
+            # CLIPTextModel lost a level in transformers 5; files keep the level that loaders know.
             above = "text_model." if name != "unet" and not hasattr(module, "text_model") else ""
             tensors |= {f"{name}.{above}{key}": tensor.detach().cpu() for key, tensor in layers.items()}
             facts = {"r": self._config.lora_rank, "lora_alpha": self._alpha, "target_modules": self._targets[name]}
             adapters |= {f"{name}.{key}": value for key, value in facts.items()}
         header = {**metadata, "lora_adapter_metadata": json.dumps(adapters, sort_keys=True)}
-        # safetensors' own writer puts the header's texts in any order: equal LoRAs make equal files here.
+        # safetensors' own writer puts the header's texts in any order; this writer makes equal files of equal LoRAs.
         write(path, FileContents(tensors, header))
 
     def _named(self) -> Iterator[tuple[str, nn.Parameter]]:

@@ -1,4 +1,4 @@
-"""What the machine must be able to do, asked before anything is loaded; and where its random numbers come from."""
+"""The machine: its device, its capabilities, checked before anything is loaded, and its seeds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WEIGHT_DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloa
 
 
 def training_device(variables: Mapping[str, str] = os.environ) -> torch.device:
-    """The GPU, if there is one and accelerate was not told otherwise. Raises ConfigError in a run of many processes."""
+    """Return the GPU, or the device that accelerate selects. Raises ConfigError in a run of several processes."""
     processes = int(variables.get("WORLD_SIZE") or 1)
     if processes > 1:
         raise ConfigError(
@@ -32,7 +32,7 @@ def training_device(variables: Mapping[str, str] = os.environ) -> torch.device:
 
 
 def check_machine(config: DreamboothConfig, device: torch.device) -> None:
-    """Raises ConfigError for what this machine cannot do."""
+    """Check the machine's capabilities. Raises ConfigError."""
     problems = []
     on_gpu = device.type == "cuda"
     if config.mixed_precision == "bf16" and on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
@@ -51,14 +51,14 @@ def check_machine(config: DreamboothConfig, device: torch.device) -> None:
 
 
 def make_reproducible(config: DreamboothConfig, device: torch.device) -> None:
-    """Seed every global generator, and ask for results that depend on nothing else."""
+    """Seed every global generator, and request reproducible results."""
     for seed in (random.seed, torch.manual_seed):
         seed(config.seed)
     np.random.seed(config.seed % 2**32)
     if device.type == "cpu":
         torch.set_num_threads(config.cpu_threads)
     if device.type == "cpu" or config.deterministic:
-        # cuBLAS reads it when the first matrix is multiplied.
+        # cuBLAS reads the variable at the first matrix multiplication.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cudnn.benchmark = False
         torch.use_deterministic_algorithms(True, warn_only=device.type != "cpu")

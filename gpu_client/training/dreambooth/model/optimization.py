@@ -1,4 +1,4 @@
-"""The optimizer, the learning rate over time, the average of the weights, and one update by them all."""
+"""Optimizer, learning rate schedule, loss scaling and moving average, combined into one update."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gpu_client.training.dreambooth.model.lora import Lora
 
 
 class Optimization:
-    """Everything that turns gradients into new weights. `states` are the session's."""
+    """Turns gradients into new weights. `states` are for the session."""
 
     def __init__(self, lora: Lora, config: DreamboothConfig, total_steps: int, device: torch.device) -> None:
-        """Raises ConfigError for a warm-up that does not end."""
+        """Raises ConfigError if the warm-up is longer than the training."""
         if config.lr_warmup_steps > total_steps:
             raise ConfigError(
                 [f"lr_warmup_steps: the warm-up of {config.lr_warmup_steps} steps does not end within {total_steps}"]
@@ -32,35 +32,35 @@ class Optimization:
 
     @property
     def states(self) -> dict[str, Any]:
-        """What changes with every update, by name."""
+        """Everything that changes with an update, by name."""
         states: dict[str, Any] = {"optimizer": self.optimizer, "scheduler": self.scheduler, "scaler": self.scaler}
         return states if self._ema is None else {**states, "ema": self._ema}
 
     @property
     def learning_rate(self) -> float:
-        """The UNet's, of the next update."""
+        """The UNet's learning rate of the next update."""
         return float(self.scheduler.get_last_lr()[0])
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradients of one batch, a part of the step's."""
+        """Add the gradients of one batch of the step."""
         self.scaler.scale(loss / self._config.gradient_accumulation_steps).backward()  # type: ignore[no-untyped-call,unused-ignore]
 
     def update(self) -> torch.Tensor:
-        """Change the weights by what was added up; returns the norm of the gradients."""
+        """Update the weights; return the norm of the gradients."""
         self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm)
         scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.scaler.get_scale() >= scale:  # else the gradients overflowed, and nothing was changed
+        if self.scaler.get_scale() >= scale:  # otherwise the gradients overflowed, and no weight changed
             self.scheduler.step()
             if self._ema is not None:
                 self._ema.step(self._parameters)
         return norm
 
     def use_average(self) -> None:
-        """Put the average in the place of the weights, if there is one, until `use_weights`."""
+        """Replace the weights by their average, if there is one, until `use_weights`."""
         if self._ema is not None:
             self._ema.store(self._parameters)
             self._ema.copy_to(self._parameters)
@@ -77,7 +77,7 @@ class _Average(EMAModel):  # type: ignore[misc,unused-ignore]
     shadow_params: list[torch.Tensor]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over an earlier attempt's; diffusers would leave it where it was read, on the CPU."""
+        """Restore an average; diffusers would leave it on the CPU."""
         devices = [average.device for average in self.shadow_params]
         super().load_state_dict(state_dict)
         self.shadow_params = [average.to(device) for average, device in zip(self.shadow_params, devices, strict=True)]
@@ -88,7 +88,7 @@ def _optimizer(lora: Lora, config: DreamboothConfig) -> torch.optim.Optimizer:
     text = [name for name in lora.modules if name != "unet"]
     if text:
         groups.append({"params": lora.parameters(*text), "lr": config.text_encoder_lr})
-    # That it is there was checked at the start.
+    # The start has checked that the library exists.
     kind: Any = import_module("bitsandbytes.optim").AdamW8bit if config.use_8bit_adam else torch.optim.AdamW
     optimizer: torch.optim.Optimizer = kind(
         groups,
@@ -103,9 +103,10 @@ def _optimizer(lora: Lora, config: DreamboothConfig) -> torch.optim.Optimizer:
 def _scheduler(optimizer: torch.optim.Optimizer, config: DreamboothConfig, total_steps: int) -> Any:
     name = config.lr_scheduler
     if name == "constant" and config.lr_warmup_steps:
-        name = "constant_with_warmup"  # "constant" of diffusers would pass over the warm-up
+        name = "constant_with_warmup"  # "constant" of diffusers ignores the warm-up
     elif name == "polynomial" and config.lr_warmup_steps == total_steps:
-        name = "constant_with_warmup"  # as all are then, but this one divides by the steps that are left: none
+        # with a warm-up over all steps all schedules are equal, but polynomial divides by the remaining steps: zero
+        name = "constant_with_warmup"
     return get_scheduler(
         name,
         optimizer,

@@ -1,10 +1,9 @@
-"""Images of the class, for prior preservation: those that came with the job, and generated ones for the rest.
+"""Class images for prior preservation: provided by the job, taken over, or generated.
 
-Generated ones are made once. Later attempts find them in the checkpoint, whatever machine they run on (the job commits
-one before its first step, and a tenant's equal bytes are stored once, whichever job sends them); before that, they are
-given what those that were cut off had made. Later jobs are given what complete ones have left (`shared_images.py` has
-both), whatever machine they run on; and on the same machine they find them, also if the first job has not ended yet, in
-a directory that is named after everything they depend on.
+Each image is generated once. Later attempts find the images in the checkpoint on any machine (the job commits one
+before its first step, and a tenant's equal bytes are stored once); before that, they receive the parts of interrupted
+attempts. Later jobs receive the archive of a complete job (`shared_images.py` has both); jobs on the same machine also
+share a directory whose name is a digest of everything that the images depend on.
 """
 
 from __future__ import annotations
@@ -36,38 +35,38 @@ from gpu_client.training.session.session import Session
 
 OUTPUT_DIR = "class_images"
 KEPT_SETS = 32
-"""How many sets of class images stay on a machine."""
+"""Number of image sets that stay on a machine."""
 _JPEG: dict[str, Any] = {"format": "JPEG", "quality": 95, "subsampling": 0}
 
 log = logging.getLogger("baton.training")
 
 
 class ClassImages:
-    """The class images of a job, and the order in which they are used. One of the session's states."""
+    """The class images of a job and the order of their use. A state of the session."""
 
     def __init__(self, config: DreamboothConfig, provided: Sequence[Picture]) -> None:
         self._config = config
         self._provided = list(provided)[: config.num_class_images]
         self._encoded: list[bytes] = []
         self._key: str | None = None
-        """Of those that were made."""
+        """Key of the generated images."""
         self._batches: PictureBatches | None = None
         self._shared = 0
-        """How many of them another job has shared."""
+        """Number of images that another job has shared."""
         self._taken_over = 0
-        """How many earlier attempts had made when they were cut off."""
+        """Number of images that interrupted attempts had made."""
         self.generated = 0
-        """How many this attempt has generated."""
+        """Number of images that this attempt has generated."""
         self._prepare()
 
     @property
     def missing(self) -> int:
-        """How many have still to be made."""
+        """Number of images still to make."""
         return self._config.num_class_images - len(self._provided) - len(self._encoded)
 
     @property
     def batches(self) -> PictureBatches:
-        """All of them, as batches; only when none is missing."""
+        """All images as batches; only if none is missing."""
         assert self._batches is not None
         return self._batches
 
@@ -75,12 +74,12 @@ class ClassImages:
         return next(self.batches)
 
     def state_dict(self) -> dict[str, Any]:
-        """The generated images as files, and the position in their order; only when none is missing."""
+        """Return the generated images as files, and the position in the order; only if none is missing."""
         images = [torch.frombuffer(bytearray(encoded), dtype=torch.uint8) for encoded in self._encoded]
         return {"images": images, "shared": self._shared, "key": self._key, "batches": self.batches.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the images of an earlier attempt."""
+        """Restore the images of an earlier attempt."""
         self._encoded = [image.numpy().tobytes() for image in state["images"]]
         self._shared, self._key = state["shared"], state["key"]
         if self.missing > 0:
@@ -92,9 +91,9 @@ class ClassImages:
         self.batches.load_state_dict(state["batches"])
 
     def complete(self, models: Models, encoder: Encoder, session: Session) -> bool:
-        """Make what is missing; False if the job was told to stop before that.
+        """Make the missing images; False if the job was told to stop earlier.
 
-        The LoRA changes nothing yet: it has not been trained.
+        The LoRA is untrained and has no effect yet.
         """
         key = self._key = class_images_key(self._config, models)
         shared, earlier = of_other_jobs(session.data_dir, key), EarlierImages(session.data_dir, key)
@@ -120,7 +119,7 @@ class ClassImages:
                 self._encoded.append(encoded)
                 if old is None:
                     parts.add(_file_name(number), encoded)
-            if self.missing:  # all together go into the checkpoint
+            if self.missing:  # complete sets go into the checkpoint
                 parts.show_if_due()
             session.phase("class_images", len(self._provided) + len(self._encoded), self._config.num_class_images)
         if self.missing:
@@ -138,14 +137,14 @@ class ClassImages:
         return not self.missing
 
     def write(self, output_dir: Path, models: Models) -> None:
-        """Write the generated images as files, and for later jobs those that they are not given yet."""
+        """Write the generated images as files, and the archive for later jobs unless they have all images."""
         images = [(_file_name(number), encoded) for number, encoded in enumerate(self._encoded)]
         if images:
             (output_dir / OUTPUT_DIR).mkdir(parents=True, exist_ok=True)
         for name, encoded in images:
             (output_dir / OUTPUT_DIR / name).write_bytes(encoded)
         if len(images) > self._shared:
-            # They may have been made days ago: what lies in the model's place now need not be what made them.
+            # The images may be days old, so the model in place now need not be the one that made them.
             write_shared(output_dir, self._key or class_images_key(self._config, models), images)
 
     def _prepare(self) -> None:
@@ -167,7 +166,7 @@ class ClassImages:
 
 
 class _MachineCache:
-    """Class images on this machine, for later jobs. What cannot be read or written there is made anew."""
+    """Class images on this machine for later jobs; unreadable or unwritable images are generated again."""
 
     def __init__(self, config: DreamboothConfig, key: str) -> None:
         self._folder: Path | None = None
@@ -175,8 +174,8 @@ class _MachineCache:
         if place:
             try:
                 self._folder = Path(place).expanduser() / "class-images" / key
-            except RuntimeError as error:  # in containers: a user without a home, or without a name
-                log.warning("class images are not kept on this machine: %s leads nowhere (%s)", place, error)
+            except RuntimeError as error:  # in containers: a user without a home directory or a name
+                log.warning("class images are not kept on this machine: %s cannot be resolved (%s)", place, error)
                 return
             self._make_room(self._folder)
 
@@ -194,7 +193,7 @@ class _MachineCache:
         return encoded
 
     def keep(self, number: int, encoded: bytes) -> bytes:
-        """Store it whole or not at all: other jobs may be reading."""
+        """Store the image atomically, because other jobs may be reading."""
         if self._folder is None:
             return encoded
         try:
@@ -209,7 +208,7 @@ class _MachineCache:
 
     @staticmethod
     def _make_room(folder: Path) -> None:
-        with contextlib.suppress(OSError):  # nothing there yet, or another job is doing the same
+        with contextlib.suppress(OSError):  # an empty folder, or another job removing the same sets
             if folder.is_dir():
                 os.utime(folder)
             others = (path for path in folder.parent.iterdir() if path != folder)
@@ -219,7 +218,7 @@ class _MachineCache:
 
 
 def class_images_key(config: DreamboothConfig, models: Models) -> str:
-    """Named after everything that generated class images depend on."""
+    """Compute a digest of everything that generated class images depend on."""
     facts = {
         "model": models.fingerprint,
         "variant": config.variant,
@@ -235,7 +234,7 @@ def class_images_key(config: DreamboothConfig, models: Models) -> str:
 
 
 def _sound(encoded: bytes | None) -> bytes | None:
-    """The image file if it is one."""
+    """Return the bytes if they are an image file, else None."""
     if encoded is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Pictures made by the model, from seeds: the same ones each time on the same machine."""
+"""Pictures generated from seeds; equal seeds give equal pictures on the same machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpu_client.training.dreambooth.model.base_model import PIPELINES, Condition
 def sample(
     models: Models, config: DreamboothConfig, prompt: Conditioning, negative: Conditioning, seeds: Sequence[int]
 ) -> list[Image.Image]:
-    """One picture for each seed, `config.resolution` pixels square. The models have to be in evaluation mode."""
+    """Generate one picture of `config.resolution` pixels square per seed. The models must be in evaluation mode."""
     pipeline = _pipeline(models)
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     embeddings = {
@@ -38,19 +38,19 @@ def sample(
             generator=generators,
             output_type="latent",
         ).images
-    # One by one: at full size the decoder takes more memory than all the rest. Not by the pipeline, which would decode
-    # with the precision of the UNet.
+    # One by one, because at full size the decoder takes more memory than all the rest; not by the pipeline, which
+    # decodes in the UNet's precision.
     return [_image(models.decode_latents(latent[None])[0]) for latent in latents]
 
 
 def _pipeline(models: Models) -> Any:
-    """A pipeline of the models' own parts; prompts come embedded."""
+    """Make a pipeline of the models' own parts, for embedded prompts."""
     steps = DPMSolverMultistepScheduler.from_config(models.sampling_config)
     absent = {"safety_checker", "feature_extractor"} if models.kind == "sd" else set()
     extra = {"requires_safety_checker": False} if models.kind == "sd" else {"add_watermarker": False}
     names = {*models.text_encoders, *(name.replace("text_encoder", "tokenizer") for name in models.text_encoders)}
     before = diffusers_logging.get_verbosity()
-    diffusers_logging.set_verbosity_error()  # "Pipelines without text encoders ..."
+    diffusers_logging.set_verbosity_error()  # suppresses "Pipelines without text encoders ..."
     try:
         pipeline = PIPELINES[models.kind](
             vae=models.vae, unet=models.unet, scheduler=steps, **dict.fromkeys(absent | names), **extra

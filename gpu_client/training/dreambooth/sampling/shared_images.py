@@ -1,9 +1,8 @@
-"""Class images that jobs leave for later ones, and attempts for later ones at the same job, on whatever machine: in
-archives with the key of how they were made.
+"""Archives of class images, for later jobs and for later attempts at the same job, on any machine.
 
-A job leaves one archive of all. While they are being made, an attempt shows what there is in parts, so that no death in
-the middle costs more than the last moments. The control plane hands both on by what it knows: parameters and the job.
-The key says more, such as what is in the files of the base model; images of another key are not touched.
+A job leaves one archive of all its images. While generating, an attempt publishes parts as artifacts, so that a
+preemption loses only the last moments. The control plane selects archives by parameters and job. The key in each
+archive is more precise, and includes the files of the base model; archives with another key are ignored.
 """
 
 from __future__ import annotations
@@ -22,24 +21,24 @@ from gpu_client.training.session.session import Session
 
 SHARED_FILE = "class_images.zip"
 PART_EVERY_S = 30.0
-"""So much of what was made may be lost with a machine, and what an upload takes."""
+"""Interval of parts in seconds; a preemption loses at most these images and an upload."""
 PART_SHARE = 50
-"""Or one part in so many of what there is, if that is more: then there are few parts, however long it takes."""
+"""The interval grows to this fraction of the elapsed time, which limits the number of parts."""
 PART_BYTES = 32 * 1024**2
-"""The agent sends nothing before the end that has more than twice as many."""
+"""Size of a part; the agent sends artifacts before the end up to twice this size."""
 _NO_DATE = (1980, 1, 1, 0, 0, 0)
 _UNREADABLE = (
     zipfile.BadZipFile,
     *(OSError, EOFError, KeyError, ValueError, RuntimeError),
     *(zlib.error, lzma.LZMAError, struct.error),
 )
-"""What Python's zipfile raises for damaged archives, beside its own error."""
+"""Errors of Python's zipfile for damaged archives, besides its own."""
 
 log = logging.getLogger("baton.training")
 
 
 class SharedImageArchive:
-    """One archive. Where there is none, or it is of another key, or damaged: no images."""
+    """One archive; empty if it is missing, damaged, or of another key."""
 
     def __init__(self, path: Path, key: str) -> None:
         self._path = path
@@ -49,14 +48,14 @@ class SharedImageArchive:
                 if archive.comment == key.encode():
                     self.names = frozenset(archive.namelist())
                 else:
-                    log.info("the class images in %s were made otherwise", path.name)
+                    log.info("the class images in %s have another key: ignored", path.name)
         except FileNotFoundError:
             pass
         except _UNREADABLE as error:
             log.warning("the class images in %s cannot be read (%s)", path.name, error)
 
     def read(self, name: str) -> bytes | None:
-        """The image file of that name; None if there is none that can be read."""
+        """Read the image file of that name; None if it is missing or damaged."""
         if name not in self.names:
             return None
         try:
@@ -68,19 +67,19 @@ class SharedImageArchive:
 
 
 def of_other_jobs(data_dir: Path, key: str) -> SharedImageArchive:
-    """What an earlier job has left for this one."""
+    """Open the archive of an earlier job."""
     return SharedImageArchive(data_dir / SHARED_DIR / SHARED_FILE, key)
 
 
 class EarlierImages:
-    """What earlier attempts at this job have made, as far as it came to be stored."""
+    """The stored parts of earlier attempts at this job."""
 
     def __init__(self, data_dir: Path, key: str) -> None:
         folder = data_dir / SHARED_DIR / f"{SHARED_FILE}{SHARED_PARTS}"
         self._parts = [SharedImageArchive(path, key) for path in sorted(folder.rglob("*.zip"))]
 
     def read(self, name: str) -> Iterator[bytes]:
-        """The image files of that name that can be read; most often one or none."""
+        """Yield the readable image files of that name; usually one or none."""
         for part in self._parts:
             encoded = part.read(name)
             if encoded is not None:
@@ -88,7 +87,7 @@ class EarlierImages:
 
 
 class ImageParts:
-    """Shows the images that an attempt makes, for the one after it. `clock`: monotonic seconds."""
+    """Publishes the images of this attempt for the next one. `clock`: monotonic seconds."""
 
     def __init__(self, session: Session, key: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._session = session
@@ -98,19 +97,19 @@ class ImageParts:
         self._waiting: list[tuple[str, bytes]] = []
 
     def add(self, name: str, encoded: bytes) -> None:
-        """Take a new image. Without an agent there is nobody to show it to."""
+        """Add a new image; ignored without an agent."""
         if self._session.job_id:
             self._waiting.append((name, encoded))
 
     def show_if_due(self) -> None:
-        """Show what is new, if that is much, or a part was not shown for long."""
+        """Publish the new images if they are many, or the interval has passed."""
         pause_s = max(PART_EVERY_S, (self._shown_at - self._begun_at) / PART_SHARE)
         waiting_bytes = sum(len(encoded) for _, encoded in self._waiting)
         if waiting_bytes >= PART_BYTES or self._clock() - self._shown_at >= pause_s:
             self.show()
 
     def show(self) -> None:
-        """Show all that is new. Where it cannot be written, the next attempt makes it again."""
+        """Publish all new images. After a write error the next attempt generates them again."""
         self._shown_at = self._clock()
         if not self._waiting:
             return
@@ -122,7 +121,7 @@ class ImageParts:
                 _write(path, self._key, images)
                 self._session.artifact(path)
         except OSError as error:
-            log.warning("class images cannot be shown before all are made (%s)", error)
+            log.warning("class images cannot be published before all are generated (%s)", error)
         self._waiting.clear()
 
 
@@ -132,7 +131,7 @@ def write_shared(output_dir: Path, key: str, images: Sequence[tuple[str, bytes]]
 
 
 def _portions(images: Sequence[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
-    """In order, each with at most PART_BYTES if it has more than one image."""
+    """Split the images in order into portions of at most PART_BYTES, or of one image."""
     portion: list[tuple[str, bytes]] = []
     size_bytes = 0
     for name, encoded in images:

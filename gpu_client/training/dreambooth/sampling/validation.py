@@ -1,6 +1,6 @@
-"""Validation pictures: made every few epochs from the same seeds, shown at once, kept in the checkpoints.
+"""Validation pictures: generated every few epochs from the same seeds, published at once, kept in the checkpoints.
 
-In the end they are collected into one grid.
+At the end of the training one grid collects all pictures.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from gpu_client.training.session.session import Session
 OUTPUT_DIR = "validation"
 GRID_FILE = "validation_grid.png"
 MAX_PICTURES = 256
-"""Of a job: each is a file among its outputs, of which there may be 500, and lies in every checkpoint."""
+"""Limit of a job's pictures: each is one of at most 500 output files, and in every checkpoint."""
 
 log = logging.getLogger("baton.training")
 
 
 class ValidationPictures:
-    """What the model made of the validation prompt, by step. One of the session's states.
+    """Pictures of the validation prompt, by step. A state of the session.
 
-    epochs: how many will be complete at the end of the training.
+    epochs: number of complete epochs at the end of the training.
     """
 
     def __init__(
@@ -58,16 +58,17 @@ class ValidationPictures:
 
     @property
     def steps(self) -> list[int]:
-        """The steps of which there are pictures."""
+        """The steps that have pictures."""
         return sorted(self._encoded)
 
     def due(self, epoch: int) -> bool:
-        """Whether so many more epochs are complete. Asked at the start of a step, so that an attempt which
-        was stopped right after one makes the pictures that the stopped attempt has not made."""
+        """Tell if the interval has passed. Called at the start of a step, so that an attempt that resumes right after
+        an interval makes the pictures that the stopped attempt did not make.
+        """
         return self._config.validation_prompt is not None and epoch // self._every_epochs > self._milestone
 
     def make(self, step: int, epoch: int, session: Session) -> None:
-        """Pictures of the weights after `step`; of their average, if there is one. They are shown at once."""
+        """Generate and publish pictures of the weights after `step`, or of their average."""
         self._milestone = epoch // self._every_epochs
         if self._config.validation_prompt is None or step in self._encoded:
             return
@@ -87,14 +88,16 @@ class ValidationPictures:
         self._show(step, session)
 
     def show_again(self, session: Session) -> None:
-        """Write out what an earlier attempt made. It may not have come to showing its newest ones: they are shown."""
+        """Write the pictures of an earlier attempt, and publish the newest ones, which that attempt may not have
+        published.
+        """
         for step in self.steps:
             self._write(step, session.output_dir)
         if self._encoded:
             self._show(self.steps[-1], session)
 
     def state_dict(self) -> dict[str, Any]:
-        """All pictures as files."""
+        """Return all pictures as files."""
         images = {
             step: [torch.frombuffer(bytearray(encoded), dtype=torch.uint8) for encoded in row]
             for step, row in self._encoded.items()
@@ -102,12 +105,12 @@ class ValidationPictures:
         return {"milestone": self._milestone, "images": images}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the pictures of an earlier attempt."""
+        """Restore the pictures of an earlier attempt."""
         self._milestone = int(state["milestone"])
         self._encoded = {int(step): [image.numpy().tobytes() for image in row] for step, row in state["images"].items()}
 
     def write_grid(self, output_dir: Path) -> None:
-        """Write all as one grid. Each lies in a file of its own since it was made, or shown again."""
+        """Write one grid of all pictures; each picture already has a file of its own."""
         if not self._encoded:
             return
         grid = picture_grid(self._encoded, self._config.validation_prompt or "", self._config.resolution)
@@ -118,7 +121,7 @@ class ValidationPictures:
             session.artifact(path)
 
     def _write(self, step: int, output_dir: Path) -> list[Path]:
-        """`validation/step-<step>-<number>.png` of each."""
+        """Write each picture as `validation/step-<step>-<number>.png`."""
         folder = output_dir / OUTPUT_DIR
         folder.mkdir(exist_ok=True)
         paths = [folder / f"step-{step:06}-{number}.png" for number in range(len(self._encoded[step]))]
@@ -128,9 +131,9 @@ class ValidationPictures:
 
 
 def epochs_between(config: DreamboothConfig, epochs: int) -> int:
-    """`validation_epochs`, or more where a training of so many epochs would make more than MAX_PICTURES."""
+    """Return `validation_epochs`, or a longer interval if there would be more than MAX_PICTURES."""
     most_steps = MAX_PICTURES // config.num_validation_images
-    # Besides those in between there are pictures of the end.
+    # The end of the training adds one more set.
     least = -(-epochs // (most_steps - 1))
     if config.validation_prompt is not None and least > config.validation_epochs:
         log.warning(
@@ -150,18 +153,19 @@ def _png(image: Image.Image) -> bytes:
 
 MAX_TILE_PIXELS = 512
 MAX_SIDE_PIXELS = 16_384
-"""What programs that show pictures can take; many stop at twice that."""
+"""Limit of a side; many programs stop at twice this size."""
 MAX_PIXELS = 40_000_000
 _LEAST_WIDTH_PIXELS = 256
-"""So that a title can be read above small pictures."""
+"""Minimum for a readable title above small pictures."""
 _GAP_PIXELS = 4
 _FONT_PIXELS = (12, 24)
 _MAX_TITLE_LINES = 4
 
 
 def picture_grid(rows: Mapping[int, Sequence[bytes]], title: str, resolution: int) -> Image.Image:
-    """All pictures (encoded, square, `resolution` pixels a side) by step, with a title. Made smaller where they are
-    many."""
+    """Draw all pictures (encoded, square, `resolution` pixels a side) by step, with a title; many pictures are reduced
+    in size.
+    """
     columns = max(len(row) for row in rows.values())
     tile = _tile(len(rows), columns, resolution)
     width = max(columns * (tile + _GAP_PIXELS) - _GAP_PIXELS, _LEAST_WIDTH_PIXELS)
@@ -182,17 +186,17 @@ def picture_grid(rows: Mapping[int, Sequence[bytes]], title: str, resolution: in
                 with Image.open(io.BytesIO(encoded)) as picture:
                     grid.paste(picture.convert("RGB").resize((tile, tile)), place)
             except (OSError, SyntaxError, ValueError) as error:
-                # The training is done: one picture less is no reason to lose it.
+                # The training is complete; an unreadable picture must not lose its result.
                 log.warning("picture %d of step %d cannot be read: %s", column, step, error)
                 draw.text(place, "unreadable", fill="red", font=font)
     return grid
 
 
 def _tile(rows: int, columns: int, resolution: int) -> int:
-    """The side of each picture in pixels."""
+    """Compute the side of each picture in pixels."""
     fits = int((MAX_PIXELS / (rows * columns)) ** 0.5)
     tile = max(min(resolution, MAX_TILE_PIXELS, fits, MAX_SIDE_PIXELS // max(rows, columns)), 1)
-    # A smaller one has smaller letters: they fit all the more.
+    # A smaller tile also has a smaller font, so the text still fits.
     line = _line_pixels(tile)
     high = (MAX_SIDE_PIXELS - _MAX_TITLE_LINES * line) // rows - line
     return max(min(tile, MAX_SIDE_PIXELS // columns - _GAP_PIXELS, high), 1)
@@ -208,9 +212,9 @@ def _line_pixels(tile: int) -> int:
 
 
 def _wrapped(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> list[str]:
-    """The text in lines that fit; what is too long ends with three dots."""
+    """Wrap a text into lines that fit; a longer text ends with three dots."""
     lines: list[str] = []
-    # The font that comes with Pillow has European letters.
+    # Pillow's own font has European letters only.
     for word in text.encode("latin-1", "replace").decode("latin-1").split():
         joined = f"{lines[-1]} {word}" if lines else word
         if lines and font.getlength(joined) <= width:
