@@ -1,4 +1,4 @@
-"""`python -m cdk COMMAND`: see cdk/tool/command_line.py."""
+"""Entry point `python -m cdk COMMAND` (cdk/tool/command_line.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 def run() -> int:
     """Run the program. Returns the exit code."""
     try:
-        # Here, for it takes long enough to be interrupted.
+        # The import takes seconds. Inside `try`, Ctrl-C during the import ends the program without a traceback.
         from cdk.tool.command_line import main
 
         return main()

@@ -1,6 +1,7 @@
-"""The functions' code and its dependencies in one folder, made by uv: no Docker, and the same bytes every time.
+"""Bundle of the functions' code and dependencies, made by uv without Docker; equal inputs give equal bytes.
 
-With bytecode where a Python of the functions' version is found here: without it each cold start compiles everything.
+The bundle contains bytecode if this machine has a Python of the functions' version. Without bytecode each cold start
+compiles all modules.
 """
 
 from __future__ import annotations
@@ -24,62 +25,62 @@ PYTHON_VERSION = "3.13"
 PLATFORM = "aarch64-manylinux2014"
 PACKAGES = ("baton", "functions")
 TASK_ROOT = "/var/task"
-"""Where Lambda puts the folder: what tracebacks show."""
+"""Path of the bundle in Lambda, for tracebacks."""
 _NOISE = shutil.ignore_patterns("__pycache__", "*.pyc", "README.md", "openapi.json", "local")
 
 
 class BundlingError(Exception):
-    """The folder could not be filled; the message ends with what uv, or the compiler, said."""
+    """The bundle could not be made; the message ends with the output of uv or the compiler."""
 
 
 def code(target: Target) -> lambda_.Code:
-    """The asset of all functions; they differ in their handler only."""
+    """Return the asset of all functions, which differ in their handler only."""
     return lambda_.Code.from_asset(
         str(ROOT / "functions"),
-        # What is deployed decides, not the folder it was made from.
+        # The hash covers the bundle, not the sources.
         asset_hash_type=AssetHashType.OUTPUT,
         bundling=BundlingOptions(
             image=DockerImage.from_registry("not-used"),
-            local=_Local(target),
+            local=_LocalBundling(target),
         ),
     )
 
 
 @jsii.implements(ILocalBundling)
-class _Local:
-    """What CDK calls instead of Docker."""
+class _LocalBundling:
+    """Bundling without Docker, called by CDK."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
 
     def try_bundle(self, output_dir: str, *_options: object, **_more: object) -> bool:
-        """Fill the folder, or end the program; never answers that Docker should try."""
+        """Make the bundle, or end the program; True, since False would make CDK try Docker."""
         try:
             bundle(Path(output_dir), self._target)
         except BundlingError as error:
-            # An error would come back from CDK as a page of its own calls.
+            # CDK would wrap any other exception into a long trace of its own calls.
             raise SystemExit(f"baton: {error}") from error
         return True
 
 
 def bundle(output: Path, target: Target) -> None:
-    """Put dependencies and code into `output`, an empty folder, for Lambda on arm64 or for this machine."""
+    """Write dependencies and code into `output`, an empty folder, for Lambda on arm64 or for this machine."""
     _install(output, target)
-    # Scripts with this machine's paths in their first lines, and a record of them.
+    # The scripts and the records of their digests contain paths of this machine, so they would change the hash.
     shutil.rmtree(output / "bin", ignore_errors=True)
     for record in sorted(output.glob("*.dist-info/RECORD")):
         record.unlink()
     for package in PACKAGES:
         shutil.copytree(ROOT / package, output / package, ignore=_NOISE)
-    interpreter = interpreter_of(_version(target))
+    interpreter = interpreter_of(python_version(target))
     if interpreter is None:
-        sys.stderr.write(f"baton: no Python {_version(target)} is found here, so cold starts will take longer.\n")
+        sys.stderr.write(f"baton: no Python {python_version(target)} is found here, so cold starts will take longer.\n")
     else:
         _compile(output, interpreter)
 
 
 def interpreter_of(version: str) -> str | None:
-    """A Python of that minor version: this one, one on the PATH, or one of pyenv's; None if none of them runs."""
+    """Find a Python of a minor version: this one, on the PATH, or of pyenv; None if none runs."""
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv", "versions")
     found = [Path(folder, f"python{version}") for folder in os.get_exec_path()]
     found += sorted(pyenv.glob(f"{version}.*/bin/python{version}"))
@@ -87,17 +88,18 @@ def interpreter_of(version: str) -> str | None:
 
 
 def requirements() -> list[str]:
-    """What the functions need besides their own code, as pyproject.toml names it."""
+    """Read the dependencies of the functions from pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return [*project["dependencies"], *project["optional-dependencies"]["functions"]]
 
 
-def _version(target: Target) -> str:
+def python_version(target: Target) -> str:
+    """Return the Python version of the functions: Lambda's, or the version of this interpreter."""
     return PYTHON_VERSION if target == "lambda" else f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def _version_of(interpreter: Path) -> str | None:
-    """What it says itself: a name may lead to a program that only says that there is no such Python."""
+    """Run an interpreter to read its version; a file on the PATH may be a stub that only prints an error."""
     try:
         done = subprocess.run(
             [interpreter, "-I", "-S", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
@@ -111,7 +113,7 @@ def _version_of(interpreter: Path) -> str | None:
 
 
 def _compile(output: Path, interpreter: str) -> None:
-    """Bytecode beside each module, believed without a look at the module: nothing in it depends on time or place."""
+    """Compile each module to unchecked bytecode, which depends on neither time nor path."""
     done = subprocess.run(
         [
             *(interpreter, "-I", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"),
@@ -131,10 +133,17 @@ def _install(output: Path, target: Target) -> None:
         str(Path(sysconfig.get_path("scripts"), "uv")),
         *("pip", "install", "--quiet", "--no-config", "--no-progress", "--color", "never"),
         "--no-compile-bytecode",
-        # What a proxy in between signs is as good to uv as it is to pip.
+        # Certificates of the system, so that uv accepts a company's proxy as pip does.
         "--system-certs",
         *("--only-binary", ":all:"),
-        *("--target", str(output), "--constraint", str(ROOT / "constraints.txt"), "--python-version", _version(target)),
+        *(
+            "--target",
+            str(output),
+            "--constraint",
+            str(ROOT / "constraints.txt"),
+            "--python-version",
+            python_version(target),
+        ),
         *platform,
         *requirements(),
     ]

@@ -1,4 +1,4 @@
-"""The one stack of a stage: it composes, the other modules own."""
+"""The stack of a stage, composed of the constructs in cdk/resources."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from cdk.resources.functions import Functions
 from cdk.resources.nag_suppressions import VERSIONS, acknowledge_wildcard
 from cdk.resources.storage import Buckets, Tables
 from cdk.resources.webhooks import Webhooks
-from cdk.stage import Stage
+from cdk.stage import StageSettings
 from functions.api.operations.service_probe import PROBED_PATH
 
 SWEEP_INTERVAL = Duration.seconds(SWEEP_INTERVAL_S)
 
 
 class BatonStack(Stack):
-    """Everything of one stage. Needs no account to be synthesised: nothing is looked up."""
+    """All resources of one stage. The synthesis reads nothing from AWS and needs no account."""
 
-    def __init__(self, scope: Construct, id_: str, *, stage: Stage) -> None:
+    def __init__(self, scope: Construct, id_: str, *, stage: StageSettings) -> None:
         super().__init__(
             scope, id_, stack_name=f"baton-{stage.name}", description="Baton: training jobs for GPUs that may vanish"
         )
@@ -36,7 +36,7 @@ class BatonStack(Stack):
         )
         api = Api(self, "Api", stage=stage, functions=functions.by_name)
         if stage.target == "lambda":
-            # A name of AWS's: the emulated cloud answers under another one.
+            # The URL of the API is valid on AWS only; the emulated cloud has another.
             functions.by_name["sweeper"].add_environment("BATON_PROBE_URL", f"{api.url}{PROBED_PATH}")
         scheduler.Schedule(
             self,
@@ -44,10 +44,10 @@ class BatonStack(Stack):
             schedule_name=f"{stage.prefix}sweep",
             description="Returns the jobs of lost machines to their queues",
             schedule=scheduler.ScheduleExpression.rate(SWEEP_INTERVAL),
-            # The next minute's sweep does what a failed one left: repeating that one would only pile up.
+            # The sweep of the next minute continues after a failed sweep, so retries would only accumulate.
             target=targets.LambdaInvoke(functions.by_name["sweeper"], retry_attempts=0),
         )
-        # CDK makes the schedule's role for the whole stack, beside what it is for.
+        # CDK creates the role of the schedule under the stack instead of the schedule.
         acknowledge_wildcard(self, functions.by_name["sweeper"], ":*", VERSIONS)
         alarms = Alarms(self, "Alarms", stage=stage, api=api.http, functions=functions.by_name, tables=tables.by_suffix)
         alarms.watch_events(functions.by_name["publisher"], events.dead_letters)

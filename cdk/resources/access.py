@@ -1,52 +1,52 @@
-"""What each function may do: nothing else is allowed to its role. Compared in the tests with what it really does."""
+"""Permissions of each function's role. Tests compare the table with the requests that the functions send."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cdk.resources.storage import CHECKPOINTS, DATA
+from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 
 
 @dataclass(frozen=True, kw_only=True)
-class Access:
-    """Of one function: DynamoDB actions by table suffix or `<table>/<index>`, S3 actions by bucket.
+class FunctionAccess:
+    """Permissions of one function: DynamoDB actions by table suffix or `<table>/<index>`, S3 actions by bucket.
 
-    A transaction needs the actions of its parts. What `OF_BUCKET` names is of the bucket, the other S3 actions are of
-    its objects; without `ListBucket` S3 answers 403 instead of 404 to who asks for an object that is not there. A
-    presigned URL carries the rights of the function that signed it. A table's stream is read by Lambda, with the
-    function's rights.
+    A transaction requires the actions of its parts. The S3 actions in `BUCKET_ACTIONS` apply to the bucket, the others
+    to objects. Without `ListBucket` S3 answers 403 instead of 404 for a missing object. A presigned URL has the
+    permissions of the function that signed the URL. Lambda reads the stream of a table with the permissions of the
+    function.
     """
 
     tables: Mapping[str, tuple[str, ...]]
     buckets: Mapping[str, tuple[str, ...]]
     objects: str = "*"
-    """Which objects of its buckets the actions on objects are for, as IAM writes it. Those on a bucket itself are for
-    all of it: to who may list only a part, S3 answers 403 for whatever is not there."""
+    """IAM pattern of the object keys that the object actions apply to. Bucket actions apply to the whole bucket: with
+    permission to list a part only, S3 answers 403 for a missing object."""
     streams: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """DynamoDB actions on the stream of a table, by its suffix."""
+    """DynamoDB actions on the stream of a table, by table suffix."""
     bus: tuple[str, ...] = ()
-    """EventBridge actions on the stage's bus."""
+    """EventBridge actions on the bus of the stage."""
     dead_letters: tuple[str, ...] = ()
-    """SQS actions on the queue of what cannot be published."""
-    line: tuple[str, ...] = ()
-    """SQS actions on the queue in which events wait for their webhooks; some of them Lambda's, with these rights."""
+    """SQS actions on the queue of unpublishable events."""
+    delivery_queue: tuple[str, ...] = ()
+    """SQS actions on the queue of webhook deliveries; Lambda performs some of them with the function's permissions."""
 
 
-OF_BUCKET = ("ListBucket", "ListBucketMultipartUploads")
-"""S3 actions whose resource is the bucket itself."""
+BUCKET_ACTIONS = ("ListBucket", "ListBucketMultipartUploads")
+"""S3 actions whose resource is the bucket."""
 STORE_SECRET = ("GetSecretValue",)
-"""Where the stage has an object store of its own, its functions may read that store's one secret, instead of what
-`buckets` says here: what its credentials may do is decided there. Functions without `buckets` may not even do that."""
+"""Secrets Manager actions on the secret of the stage's own object store. With such a store these actions replace the S3
+actions: the store decides the permissions of its credentials. Functions without `buckets` may not read the secret."""
 TAGGING = ("PutObjectTagging",)
-"""Where the stage lets samples of rings expire, who signs the URLs to store them may tag them."""
+"""S3 actions that the function which signs uploads of ring samples needs in addition if samples expire."""
 
 _PARTS = ("ListBucketMultipartUploads", "ListMultipartUploadParts")
 _UPLOADS = ("AbortMultipartUpload", "DeleteObject", "GetObject", "ListBucket", "PutObject", *_PARTS)
 
-ACCESS: Mapping[str, Access] = {
-    "authorizer": Access(tables={"tokens": ("GetItem",), "heartbeats": ("GetItem",)}, buckets={}),
-    "submitter": Access(
+ACCESS: Mapping[str, FunctionAccess] = {
+    "authorizer": FunctionAccess(tables={"tokens": ("GetItem",), "heartbeats": ("GetItem",)}, buckets={}),
+    "submitter": FunctionAccess(
         tables={
             "jobs": ("BatchGetItem", "DeleteItem", "GetItem", "PutItem", "Query", "UpdateItem"),
             "jobs/by_tenant": ("Query",),
@@ -55,27 +55,27 @@ ACCESS: Mapping[str, Access] = {
             "webhooks": ("GetItem",),
             "recipes": ("GetItem", "PutItem", "Query"),
         },
-        buckets={CHECKPOINTS: ("GetObject", "ListBucket")},
+        buckets={CHECKPOINTS_BUCKET: ("GetObject", "ListBucket")},
     ),
-    "worker": Access(
+    "worker": FunctionAccess(
         tables={
             "jobs": ("BatchGetItem", "DeleteItem", "GetItem", "PutItem", "Query", "UpdateItem"),
             "jobs/ready": ("Query",),
             "jobs/timers": ("Query",),
-            # Of a group that a rule scales, its jobs.
+            # The jobs of a group that a rule scales.
             "jobs/by_state": ("Query",),
             "heartbeats": ("ConditionCheckItem", "GetItem", "PutItem", "UpdateItem"),
         },
         buckets={
-            DATA: ("GetObject", "ListBucket"),
-            CHECKPOINTS: ("DeleteObject", "GetObject", "ListBucket", "PutObject", *_PARTS),
+            DATA_BUCKET: ("GetObject", "ListBucket"),
+            CHECKPOINTS_BUCKET: ("DeleteObject", "GetObject", "ListBucket", "PutObject", *_PARTS),
         },
     ),
-    "transfer": Access(
+    "transfer": FunctionAccess(
         tables={"tokens": ("DeleteItem", "GetItem", "PutItem"), "jobs": ("GetItem", "UpdateItem")},
-        buckets={DATA: _UPLOADS, CHECKPOINTS: _UPLOADS},
+        buckets={DATA_BUCKET: _UPLOADS, CHECKPOINTS_BUCKET: _UPLOADS},
     ),
-    "rings": Access(
+    "rings": FunctionAccess(
         tables={
             "rings": (
                 "BatchGetItem",
@@ -87,10 +87,10 @@ ACCESS: Mapping[str, Access] = {
                 "UpdateItem",
             )
         },
-        buckets={DATA: ("DeleteObject", "GetObject", "ListBucket", "PutObject")},
+        buckets={DATA_BUCKET: ("DeleteObject", "GetObject", "ListBucket", "PutObject")},
         objects="*/rings/*",
     ),
-    "admin": Access(
+    "admin": FunctionAccess(
         tables={
             "tokens": ("GetItem", "PutItem"),
             "tokens/keys_by_tenant": ("Query",),
@@ -98,32 +98,33 @@ ACCESS: Mapping[str, Access] = {
             "webhooks": ("DeleteItem", "GetItem", "PutItem", "Query"),
         },
         buckets={},
-        line=("SendMessage",),
+        delivery_queue=("SendMessage",),
     ),
-    "sweeper": Access(
+    "sweeper": FunctionAccess(
         tables={
-            # All but the first two and the bucket: what jobs that ended without a worker's call do not keep.
+            # GetItem and PutItem serve the sweep; the other actions and the bucket serve the retention of jobs that
+            # ended without a call of their worker.
             "jobs": ("GetItem", "PutItem", "BatchGetItem", "DeleteItem", "Query", "UpdateItem"),
             "jobs/timers": ("Query",),
             "jobs/by_state": ("Query",),
-            # Of what waits, how long: the index has nothing else.
+            # The longest wait of a job; the index contains waiting jobs only.
             "jobs/ready": ("Scan",),
             "heartbeats": ("BatchGetItem", "GetItem", "PutItem", "UpdateItem"),
             "heartbeats/due": ("Query",),
         },
-        buckets={CHECKPOINTS: ("DeleteObject", "GetObject", "ListBucket")},
+        buckets={CHECKPOINTS_BUCKET: ("DeleteObject", "GetObject", "ListBucket")},
     ),
-    "publisher": Access(
+    "publisher": FunctionAccess(
         tables={"webhooks": ("Query",)},
         buckets={},
         streams={"jobs": ("DescribeStream", "GetRecords", "GetShardIterator", "ListStreams")},
         bus=("PutEvents",),
         dead_letters=("SendMessage",),
-        line=("SendMessage",),
+        delivery_queue=("SendMessage",),
     ),
-    "deliverer": Access(
+    "deliverer": FunctionAccess(
         tables={"webhooks": ("GetItem", "PutItem")},
         buckets={},
-        line=("ChangeMessageVisibility", "DeleteMessage", "GetQueueAttributes", "ReceiveMessage"),
+        delivery_queue=("ChangeMessageVisibility", "DeleteMessage", "GetQueueAttributes", "ReceiveMessage"),
     ),
 }

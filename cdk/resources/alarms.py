@@ -1,4 +1,4 @@
-"""What wakes somebody up, and one page to look at then."""
+"""Alarms of a stage, and a dashboard."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aws_cdk import aws_sns_subscriptions as subscriptions
 from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
-from cdk.stage import Stage
+from cdk.stage import StageSettings
 from functions.api.operations.cloudwatch_metrics import DIMENSION, NAMESPACE, UNITS
 from functions.storage.tables import TABLES
 
@@ -40,18 +40,18 @@ ALARMS = {
         "a lease ran out more than 5 minutes ago and its job was not taken back: sweeper's log",
     ),
 }
-"""Of our own metrics (functions/api/operations/cloudwatch_metrics.py): statistic, threshold, what it means."""
+"""Alarms on Baton's metrics (functions/api/operations/cloudwatch_metrics.py): statistic, threshold, description."""
 
 
 class Alarms(Construct):
-    """Alarms go to a topic when the stage names an address; without one they only show."""
+    """Alarms that notify the stage's e-mail address, if any, through a topic."""
 
     def __init__(
         self,
         scope: Construct,
         id_: str,
         *,
-        stage: Stage,
+        stage: StageSettings,
         api: gateway.HttpApi,
         functions: Mapping[str, lambda_.Function],
         tables: Mapping[str, dynamodb.Table],
@@ -60,70 +60,80 @@ class Alarms(Construct):
         self._prefix = stage.prefix
         self._action = _to_email(self, stage.alarm_email) if stage.alarm_email else None
         server_errors = api.metric_server_error(period=PERIOD, statistic="Sum")
-        self._alarm("ServerErrors", server_errors, above=5, says="the API answered 5xx more than 5 times in 5 minutes")
+        self._alarm(
+            "ServerErrors", server_errors, above=5, description="the API answered 5xx more than 5 times in 5 minutes"
+        )
         for name, function in functions.items():
             self._alarm(
                 f"{name.capitalize()}Errors",
                 function.metric_errors(period=PERIOD, statistic="Sum"),
                 above=0,
-                says=f"the function {name} raised: see its log",
+                description=f"the function {name} raised: see its log",
             )
             self._alarm(
                 f"{name.capitalize()}Throttles",
                 function.metric_throttles(period=PERIOD, statistic="Sum"),
                 above=0,
-                says=f"Lambda refused to start {name}: raise the account's concurrency",
+                description=f"Lambda refused to start {name}: raise the account's concurrency",
             )
         self._alarm(
             "SweeperSilent",
             functions["sweeper"].metric_invocations(period=PERIOD, statistic="Sum"),
             below=1,
-            says="nobody returns the jobs of lost machines: the schedule is off",
+            description="nobody returns the jobs of lost machines: the schedule is off",
         )
         for place, kind, throttled in _throttled(tables):
             self._alarm(
                 f"{''.join(word.capitalize() for word in re.split('[/_]', place))}{kind}Throttled",
                 throttled,
                 above=0,
-                says=f"DynamoDB refused {kind.lower()} of the table or index {place}: a partition is too hot",
+                description=f"DynamoDB refused {kind.lower()} of the table or index {place}: a partition is too hot",
             )
-        for name, (statistic, above, says) in ALARMS.items():
-            self._alarm(name, _metric(stage, name, statistic), above=above, says=says)
+        for name, (statistic, above, description) in ALARMS.items():
+            self._alarm(name, _metric(stage, name, statistic), above=above, description=description)
         _dashboard(self, stage, api, functions, tables)
 
     def watch_events(self, publisher: lambda_.Function, dead_letters: sqs.Queue) -> None:
-        """Tell of events that are late, and of those that cannot be published."""
+        """Add alarms on late events and on dead letters."""
         self._alarm(
             "EventsLate",
             publisher.metric("IteratorAge", period=PERIOD, statistic="Maximum"),
             above=PERIOD.to_milliseconds(),
-            says="jobs' events wait for 5 minutes and more: see the publisher's log; after 12 hours they are given up",
+            description="jobs' events wait for 5 minutes and more: see the publisher's log;"
+            " after 12 hours they are given up",
         )
         self._alarm(
             "EventsDead",
             dead_letters.metric_approximate_number_of_messages_visible(period=PERIOD, statistic="Maximum"),
             above=0,
-            says=f"an event was not published: look into the queue {self._prefix}dead-letters",
+            description=f"an event was not published: look into the queue {self._prefix}dead-letters",
         )
 
     def watch_webhooks(self, dead: sqs.Queue) -> None:
-        """Tell of deliveries that crash the deliverer. Webhooks that do not answer are their owners' business."""
+        """Add an alarm on deliveries that crash the deliverer; a failing webhook is its owner's responsibility."""
         self._alarm(
             "WebhooksDead",
             dead.metric_approximate_number_of_messages_visible(period=PERIOD, statistic="Maximum"),
             above=0,
-            says=f"a webhook's delivery was given up by Lambda: look into the queue {self._prefix}webhooks-dead.fifo",
+            description="a webhook's delivery was given up by Lambda:"
+            f" look into the queue {self._prefix}webhooks-dead.fifo",
         )
 
     def _alarm(
-        self, id_: str, metric: cloudwatch.IMetric, *, says: str, above: float | None = None, below: float | None = None
+        self,
+        id_: str,
+        metric: cloudwatch.IMetric,
+        *,
+        description: str,
+        above: float | None = None,
+        below: float | None = None,
     ) -> None:
         operators = cloudwatch.ComparisonOperator
         alarm = cloudwatch.Alarm(
             self,
             id_,
             alarm_name=f"{self._prefix}{id_}",
-            alarm_description=says,
+            alarm_description=description,
             metric=metric,
             threshold=above if above is not None else below or 0,
             comparison_operator=operators.GREATER_THAN_THRESHOLD
@@ -143,7 +153,7 @@ class Alarms(Construct):
 
 def _to_email(scope: Construct, address: str) -> actions.SnsAction:
     topic = sns.Topic(scope, "Topic", enforce_ssl=True)
-    # To demand TLS the topic has a policy of its own, which takes the place of the one that lets alarms in.
+    # `enforce_ssl` gives the topic a policy, which replaces the default policy that admits alarms.
     topic.add_to_resource_policy(
         iam.PolicyStatement(
             actions=["sns:Publish"],
@@ -156,7 +166,7 @@ def _to_email(scope: Construct, address: str) -> actions.SnsAction:
     return actions.SnsAction(topic)
 
 
-def _metric(stage: Stage, name: str, statistic: str) -> cloudwatch.Metric:
+def _metric(stage: StageSettings, name: str, statistic: str) -> cloudwatch.Metric:
     return cloudwatch.Metric(
         namespace=NAMESPACE,
         metric_name=name,
@@ -167,7 +177,7 @@ def _metric(stage: Stage, name: str, statistic: str) -> cloudwatch.Metric:
 
 
 def _throttled(tables: Mapping[str, dynamodb.Table]) -> Iterator[tuple[str, str, cloudwatch.Metric]]:
-    """Place, kind and metric. An index is a place of its own: its table's metrics do not have what happens to it."""
+    """Yield table or index, kind and metric; the metrics of a table do not include its indexes."""
     for described in TABLES:
         table = tables[described.suffix]
         for index in (None, *(index.name for index in described.indexes)):
@@ -185,7 +195,7 @@ def _throttled(tables: Mapping[str, dynamodb.Table]) -> Iterator[tuple[str, str,
 
 def _dashboard(
     scope: Construct,
-    stage: Stage,
+    stage: StageSettings,
     api: gateway.HttpApi,
     functions: Mapping[str, lambda_.Function],
     tables: Mapping[str, dynamodb.Table],

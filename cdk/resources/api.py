@@ -1,4 +1,4 @@
-"""The HTTP API: every route of functions/api/routes.py, the authorizer, a limit of requests, a log of them."""
+"""The HTTP API: the routes of functions/api, the authorizer, a request limit, an access log."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from constructs import Construct
 
 from cdk.resources.logs import log_group
 from cdk.resources.nag_suppressions import HEALTH, acknowledge
-from cdk.stage import Stage
+from cdk.stage import StageSettings
 from functions.api.http.route import all_routes
 
 KEY_SOURCE = "$request.header.x-api-key"
 AUTHORIZER_CACHE_S = 60
-"""How long a revoked key may still work, and how often a busy worker's key is looked up."""
+"""Lifetime of a cached answer of the authorizer: a revoked key works for at most so long."""
 BURST_FACTOR = 2
-LOGGED = {
+ACCESS_LOG_FIELDS = {
     "request_id": "$context.requestId",
     "at": "$context.requestTimeEpoch",
     "route": "$context.routeKey",
@@ -33,13 +33,15 @@ LOGGED = {
     "error": "$context.error.message",
     "integration_error": "$context.integrationErrorMessage",
 }
-"""No path and no query: they hold names of users' files, and multipart ids."""
+"""Fields of the access log; path and query are absent, since they contain names of users' files and multipart ids."""
 
 
 class Api(Construct):
-    """`url` is what users and workers are told."""
+    """The HTTP API; `url` is the address for users and workers."""
 
-    def __init__(self, scope: Construct, id_: str, *, stage: Stage, functions: dict[str, lambda_.Function]) -> None:
+    def __init__(
+        self, scope: Construct, id_: str, *, stage: StageSettings, functions: dict[str, lambda_.Function]
+    ) -> None:
         super().__init__(scope, id_)
         api = gateway.HttpApi(self, "Http", api_name=f"{stage.prefix}api", create_default_stage=False)
         authorizer = HttpLambdaAuthorizer(
@@ -51,7 +53,7 @@ class Api(Construct):
             results_cache_ttl=Duration.seconds(AUTHORIZER_CACHE_S),
         )
         integrations = {
-            # One permission for the function rather than one for each route: a function's policy holds 20 kB.
+            # One permission per function instead of one per route: the policy of a function is limited to 20 kB.
             name: HttpLambdaIntegration(name.capitalize(), functions[name], scope_permission_to_route=False)
             for name in sorted({route.function for route in all_routes()})
         }
@@ -70,7 +72,7 @@ class Api(Construct):
             http_api=api,
             stage_name="$default",
             auto_deploy=True,
-            # Metrics of each route cost as custom ones do: six of each of 40 routes. The access log has the routes.
+            # Metrics per route cost as custom metrics do, six for each of 40 routes. The access log contains the route.
             throttle=gateway.ThrottleSettings(
                 rate_limit=stage.max_requests_per_s, burst_limit=stage.max_requests_per_s * BURST_FACTOR
             ),
@@ -82,17 +84,17 @@ class Api(Construct):
 
 @jsii.implements(gateway.IAccessLogSettings)
 class _AccessLog:
-    """One JSON line a request."""
+    """Format of the access log: one JSON line per request."""
 
     def __init__(self, log: logs.LogGroup) -> None:
         self._destination = gateway.LogGroupLogDestination(log)
 
     @property
     def destination(self) -> gateway.IAccessLogDestination:
-        """The log group."""
+        """Log group of the access log."""
         return self._destination
 
     @property
     def format(self) -> AccessLogFormat:
-        """LOGGED, as JSON."""
-        return AccessLogFormat.custom(json.dumps(LOGGED))
+        """JSON of ACCESS_LOG_FIELDS."""
+        return AccessLogFormat.custom(json.dumps(ACCESS_LOG_FIELDS))

@@ -1,8 +1,7 @@
-"""The Lambda functions: one for each privilege group, each with a role and a log of its own."""
+"""The Lambda functions: one for each privilege group, each with its own role and log group."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from aws_cdk import ArnFormat, Duration, Stack
@@ -10,31 +9,33 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
 
-from cdk.bundling import PYTHON_VERSION, code
-from cdk.resources.access import ACCESS, OF_BUCKET, STORE_SECRET, TAGGING, Access
+from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
+from cdk.bundling import code, python_version
+from cdk.resources.access import ACCESS, BUCKET_ACTIONS, STORE_SECRET, TAGGING, FunctionAccess
 from cdk.resources.logs import log_group
 from cdk.resources.nag_suppressions import OBJECTS, RUNTIME, acknowledge, acknowledge_wildcard
-from cdk.resources.storage import CHECKPOINTS, DATA, Buckets, Tables
-from cdk.stage import DEFAULT_STORE_REGION, Stage
-from functions.domain.packs import FUNCTION_TIMEOUT_S, SWEEPER_TIMEOUT_S
+from cdk.resources.storage import Buckets, Tables
+from cdk.stage import DEFAULT_STORE_REGION, StageSettings
+from functions.domain.checkpoints.packs import FUNCTION_TIMEOUT_S, SWEEPER_TIMEOUT_S
 
 MEMORY_MIB = 512
-"""Lambda gives CPU by memory; with less, importing takes seconds."""
+"""Lambda assigns CPU in proportion to memory; with less memory a cold start takes seconds."""
 TIMEOUT_S = FUNCTION_TIMEOUT_S
-"""Below the 30 s after which API Gateway gives up: the caller hears of it from us."""
+"""Below the timeout of API Gateway, 30 s, so that the caller receives the error of the API."""
 
 
 class Functions(Construct):
-    """`by_name["worker"]`, as in functions/handlers."""
+    """The functions by the name of their module in functions/handlers: `by_name["worker"]`."""
 
-    def __init__(self, scope: Construct, id_: str, *, stage: Stage, tables: Tables, buckets: Buckets) -> None:
+    def __init__(self, scope: Construct, id_: str, *, stage: StageSettings, tables: Tables, buckets: Buckets) -> None:
         super().__init__(scope, id_)
         bundle = code(stage.target)
+        runtime = lambda_.Runtime(f"python{python_version(stage.target)}", lambda_.RuntimeFamily.PYTHON)
         environment = {
             "BATON_STAGE": stage.name,
             "BATON_TABLE_PREFIX": stage.prefix,
-            "BATON_DATA_BUCKET": buckets.physical_names[DATA],
-            "BATON_CHECKPOINTS_BUCKET": buckets.physical_names[CHECKPOINTS],
+            "BATON_DATA_BUCKET": buckets.physical_names[DATA_BUCKET],
+            "BATON_CHECKPOINTS_BUCKET": buckets.physical_names[CHECKPOINTS_BUCKET],
             "BATON_ORIGINAL_PROGRESS_S": str(stage.original_progress_s),
             **_own_store(stage),
             **({"BATON_READY_SHARDS": str(stage.ready_shards)} if stage.ready_shards > 1 else {}),
@@ -48,54 +49,49 @@ class Functions(Construct):
             log.grant_write(role)
             _grant(role, access, tables, buckets)
             if name == "rings" and stage.ring_sample_days:
-                _allow(role, "s3", TAGGING, buckets.by_name[DATA].arn_for_objects(access.objects))
+                allow(role, "s3", TAGGING, buckets.by_name[DATA_BUCKET].arn_for_objects(access.objects))
             if stage.has_own_store and access.buckets:
-                _allow(role, "secretsmanager", STORE_SECRET, _secret_arn(self, stage.s3_secret))
+                allow(role, "secretsmanager", STORE_SECRET, _secret_arn(self, stage.s3_secret))
             self.by_name[name] = lambda_.Function(
                 self,
                 name.capitalize(),
                 function_name=f"{stage.prefix}{name}",
                 code=bundle,
                 handler=f"functions.handlers.{name}.handler",
-                runtime=_runtime(stage),
+                runtime=runtime,
                 architecture=lambda_.Architecture.ARM_64 if stage.target == "lambda" else lambda_.Architecture.X86_64,
                 memory_size=MEMORY_MIB,
                 timeout=Duration.seconds(SWEEPER_TIMEOUT_S if name == "sweeper" else TIMEOUT_S),
                 environment=environment,
                 role=role,
                 log_group=log,
-                # Lambda's own repeats, of a call for which nobody waits: the next minute's sweep is one.
+                # Retries of Lambda for asynchronous calls. The sweep of the next minute replaces a retry.
                 retry_attempts=0 if name == "sweeper" else None,
             )
             acknowledge(self.by_name[name], "L1", RUNTIME)
 
 
-def _runtime(stage: Stage) -> lambda_.Runtime:
-    version = PYTHON_VERSION if stage.target == "lambda" else f"{sys.version_info.major}.{sys.version_info.minor}"
-    return lambda_.Runtime(f"python{version}", lambda_.RuntimeFamily.PYTHON)
-
-
-def _grant(role: iam.Role, access: Access, tables: Tables, buckets: Buckets) -> None:
+def _grant(role: iam.Role, access: FunctionAccess, tables: Tables, buckets: Buckets) -> None:
     for place, actions in access.tables.items():
         suffix, _, index = place.partition("/")
         arn = tables.by_suffix[suffix].table_arn
-        _allow(role, "dynamodb", actions, f"{arn}/index/{index}" if index else arn)
+        allow(role, "dynamodb", actions, f"{arn}/index/{index}" if index else arn)
     for bucket_name, bucket in buckets.by_name.items():
         if bucket_name not in access.buckets:
             continue
         actions = access.buckets[bucket_name]
-        _allow(role, "s3", [action for action in actions if action in OF_BUCKET], bucket.bucket_arn)
-        _allow(
+        allow(role, "s3", [action for action in actions if action in BUCKET_ACTIONS], bucket.bucket_arn)
+        allow(
             role,
             "s3",
-            [action for action in actions if action not in OF_BUCKET],
+            [action for action in actions if action not in BUCKET_ACTIONS],
             bucket.arn_for_objects(access.objects),
         )
         acknowledge_wildcard(role, bucket, f"/{access.objects}", OBJECTS)
 
 
-def _own_store(stage: Stage) -> dict[str, str]:
-    """Settings for a store that is not AWS's: none where it is."""
+def _own_store(stage: StageSettings) -> dict[str, str]:
+    """Return the settings of the stage's own object store; empty without one."""
     if not stage.has_own_store:
         return {}
     return {
@@ -106,7 +102,7 @@ def _own_store(stage: Stage) -> dict[str, str]:
 
 
 def _secret_arn(scope: Construct, name: str) -> str:
-    """Secrets Manager puts six characters of its own behind the name."""
+    """Return the ARN pattern of a secret; Secrets Manager appends six characters to the name."""
     return Stack.of(scope).format_arn(
         service="secretsmanager",
         resource="secret",
@@ -115,8 +111,9 @@ def _secret_arn(scope: Construct, name: str) -> str:
     )
 
 
-def _allow(role: iam.Role, service: str, actions: Sequence[str], resource: str) -> None:
+def allow(grantee: iam.IGrantable, service: str, actions: Sequence[str], resource: str) -> None:
+    """Permit actions on a resource to a role, or to the role of a function."""
     if actions:
-        role.add_to_policy(
+        grantee.grant_principal.add_to_principal_policy(
             iam.PolicyStatement(actions=[f"{service}:{action}" for action in actions], resources=[resource])
         )

@@ -1,4 +1,4 @@
-"""Log groups: named by the stage, and never kept for ever."""
+"""Log groups with the stage in the name and a limited retention."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from aws_cdk import RemovalPolicy
 from aws_cdk import aws_logs as logs
 from constructs import Construct
 
-from cdk.stage import Stage
+from cdk.stage import StageSettings
 
 RETENTION = {
     1: logs.RetentionDays.ONE_DAY,
@@ -17,11 +17,11 @@ RETENTION = {
     180: logs.RetentionDays.SIX_MONTHS,
     365: logs.RetentionDays.ONE_YEAR,
 }
-"""By Stage.log_retention_days."""
+"""CDK's retention by `StageSettings.log_retention_days`."""
 
 
-def log_group(scope: Construct, id_: str, *, stage: Stage, service: str, name: str) -> logs.LogGroup:
-    """`/aws/<service>/baton-<stage>-<name>`. It goes with the stack: what must last is in the tables."""
+def log_group(scope: Construct, id_: str, *, stage: StageSettings, service: str, name: str) -> logs.LogGroup:
+    """Create `/aws/<service>/baton-<stage>-<name>`; the log group is deleted with the stack."""
     return logs.LogGroup(
         scope,
         id_,

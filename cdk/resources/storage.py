@@ -1,4 +1,4 @@
-"""Tables and buckets: what must survive everything else."""
+"""Tables and buckets, which outlive the stack unless the stage is disposable."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from aws_cdk import aws_dynamodb as dynamodb
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
+from baton.contract.names import BUCKETS, CHECKPOINTS_BUCKET, DATA_BUCKET
 from cdk.resources.nag_suppressions import ACCESS_LOGS, acknowledge
-from cdk.stage import READY_SHARDS_TAG, Stage
+from cdk.stage import READY_SHARDS_TAG, StageSettings
 from functions.storage.s3.object_headers import EXPIRING_TAG
 from functions.storage.tables import JOBS, TABLES, KeySchema
 
-DATA, CHECKPOINTS = "training-data", "training-checkpoints"
 ABANDONED_UPLOAD_DAYS = 7
 _TYPES = {"S": dynamodb.AttributeType.STRING, "N": dynamodb.AttributeType.NUMBER}
 _PROJECTIONS = {"ALL": dynamodb.ProjectionType.ALL, "KEYS_ONLY": dynamodb.ProjectionType.KEYS_ONLY}
 
 
 class Tables(Construct):
-    """The tables, as functions/storage/tables.py describes them: `by_suffix["jobs"]`."""
+    """The tables of functions/storage/tables.py, by suffix: `by_suffix["jobs"]`."""
 
-    def __init__(self, scope: Construct, id_: str, *, stage: Stage) -> None:
+    def __init__(self, scope: Construct, id_: str, *, stage: StageSettings) -> None:
         super().__init__(scope, id_)
         self.by_suffix: dict[str, dynamodb.Table] = {}
         for table in TABLES:
@@ -55,27 +55,27 @@ class Tables(Construct):
 
 
 class Buckets(Construct):
-    """The two buckets, by the API's names: `by_name` those made here, none where the stage has a store of its own."""
+    """The two buckets by their names in the API. `by_name` is empty if the stage has its own object store."""
 
-    def __init__(self, scope: Construct, id_: str, *, stage: Stage) -> None:
+    def __init__(self, scope: Construct, id_: str, *, stage: StageSettings) -> None:
         super().__init__(scope, id_)
         self.by_name: dict[str, s3.Bucket] = {}
-        self.physical_names = {DATA: stage.data_bucket, CHECKPOINTS: stage.checkpoints_bucket}
+        self.physical_names = {DATA_BUCKET: stage.data_bucket, CHECKPOINTS_BUCKET: stage.checkpoints_bucket}
         if not stage.has_own_store:
-            self.by_name = {name: self._bucket(name, stage) for name in (DATA, CHECKPOINTS)}
+            self.by_name = {name: self._bucket(name, stage) for name in BUCKETS}
             self.physical_names = {name: bucket.bucket_name for name, bucket in self.by_name.items()}
 
-    def _bucket(self, name: str, stage: Stage) -> s3.Bucket:
+    def _bucket(self, name: str, stage: StageSettings) -> s3.Bucket:
         bucket = s3.Bucket(
             self,
             "".join(word.capitalize() for word in name.split("-")),
-            # No physical name: bucket names are one namespace for the whole world.
+            # No physical name: bucket names are globally unique.
             block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
             encryption=s3.BucketEncryption.S3_MANAGED,
             enforce_ssl=True,
             minimum_tls_version=1.2,
             object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
-            # A first deployment that fails leaves none behind: the next one would not find it by its name.
+            # A failed first deployment deletes its buckets: without a physical name the next one could not adopt them.
             removal_policy=RemovalPolicy.DESTROY if stage.disposable else RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE,
             lifecycle_rules=[
                 s3.LifecycleRule(
@@ -89,9 +89,9 @@ class Buckets(Construct):
         return bucket
 
 
-def _sample_expiry(name: str, stage: Stage) -> list[s3.LifecycleRule]:
-    """For what rings leave behind when nobody that looks after them lives any more."""
-    if name != DATA or not stage.ring_sample_days:
+def _sample_expiry(name: str, stage: StageSettings) -> list[s3.LifecycleRule]:
+    """Return the expiry rule for ring samples that no maintenance deletes."""
+    if name != DATA_BUCKET or not stage.ring_sample_days:
         return []
     key, value = EXPIRING_TAG
     return [

@@ -1,4 +1,4 @@
-"""The first key of a deployment: made with the rights of whoever deploys, for nobody has a key yet."""
+"""The first admin key of a deployment, stored with the deployer's AWS credentials, since no API key exists yet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from botocore.exceptions import BotoCoreError, ClientError
 
 from baton.contract.names import Scope
-from cdk.stage import Stage, StageError
+from cdk.stage import StageSettings, StageSettingsError
 from functions.api.admin.keys import new_key
 from functions.domain.errors import StorageUnavailable
 from functions.handlers.wiring import SystemRandomness
@@ -16,23 +16,23 @@ from functions.storage.clients import dynamodb_client
 from functions.storage.dynamodb.tokens import DynamoTokenStore
 
 TENANT_NAME = r"[a-z0-9][a-z0-9-]{0,31}"
-"""A tenant's name begins its objects' keys and its jobs' partitions."""
+"""Pattern of a tenant's name, which is part of object keys and of partition keys."""
 
 
 class NotIssuedError(Exception):
-    """The key could not be stored; the message says why."""
+    """The key could not be stored; the message contains the reason."""
 
 
-def issue_admin_key(stage: Stage, tenant: str) -> str:
-    """Store a key of scope `admin` for a tenant; the whole key, which nobody can read again.
+def issue_admin_key(stage: StageSettings, tenant: str) -> str:
+    """Store a key of scope `admin` for a tenant; return the key, which cannot be read again.
 
     Raises:
-        StageError: That is no tenant's name.
-        NotIssuedError: The stage is not deployed, or AWS refused.
+        StageSettingsError: The name of the tenant is invalid.
+        NotIssuedError: The stage is not deployed, or AWS refused the request.
     """
     if not re.fullmatch(TENANT_NAME, tenant):
-        raise StageError(f"tenant: {tenant!r} is no tenant's name. Use lower-case letters, digits, dashes.")
-    key, whole = new_key(
+        raise StageSettingsError(f"tenant: {tenant!r} is no valid tenant name. Use lower-case letters, digits, dashes.")
+    record, key = new_key(
         SystemRandomness(),
         tenant=tenant,
         name="first key",
@@ -41,7 +41,7 @@ def issue_admin_key(stage: Stage, tenant: str) -> str:
         expires_at=None,
     )
     try:
-        DynamoTokenStore(dynamodb_client(), stage.prefix).put_key(key)
+        DynamoTokenStore(dynamodb_client(), stage.prefix).put_key(record)
     except ClientError as error:
         code = error.response.get("Error", {}).get("Code", "")
         if code == "ResourceNotFoundException":
@@ -49,4 +49,4 @@ def issue_admin_key(stage: Stage, tenant: str) -> str:
         raise NotIssuedError(f"DynamoDB refused: {error}") from error
     except (BotoCoreError, StorageUnavailable) as error:
         raise NotIssuedError(f"DynamoDB cannot be reached: {error}") from error
-    return whole
+    return key

@@ -1,11 +1,11 @@
-"""The stage's own object store, looked at before anything is deployed that would trust it."""
+"""Check of the stage's own object store before a deployment."""
 
 from __future__ import annotations
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
-from cdk.stage import DEFAULT_STORE_REGION, Stage
+from cdk.stage import DEFAULT_STORE_REGION, StageSettings
 from functions.domain.errors import StorageUnavailable
 from functions.storage.clients import s3_client
 from functions.storage.s3.objects import S3ObjectStore
@@ -14,14 +14,14 @@ from functions.storage.s3.store_secret import StoreSecretError, read_secret
 
 
 class StoreError(Exception):
-    """The store cannot be used; the message says what is wrong with it."""
+    """The store is unusable; the message contains the reason."""
 
 
-def require_store(stage: Stage) -> None:
-    """Do with the store what workers and functions will do. Nothing to do where the stage has none of its own.
+def require_store(stage: StageSettings) -> None:
+    """Try the operations of workers and functions on the store; no effect without a store of the stage's own.
 
     Raises:
-        StoreError: The secret, a bucket or the store is not there, or the store does not keep what it is trusted with.
+        StoreError: The secret, a bucket or the store is missing, or the store breaks a promise that Baton relies on.
     """
     if not stage.has_own_store:
         return
@@ -38,17 +38,17 @@ def require_store(stage: Stage) -> None:
         place = f"s3_endpoint: {stage.s3_endpoint}, bucket {physical_name}"
         try:
             missing = missing_promises(objects, bucket)
-            lacking = missing_of_multipart(objects, bucket) if stage.s3_multipart and not missing else []
+            missing_multipart = missing_of_multipart(objects, bucket) if stage.s3_multipart and not missing else []
         except ClientError as error:
             raise StoreError(f"{place}: refused: {error}") from error
         except (StorageUnavailable, BotoCoreError, OSError) as error:
             raise StoreError(f"{place}: cannot be reached: {error}") from error
         if missing:
             raise StoreError(f"{place}: {'; '.join(missing)}. Checkpoints would not be safe there.")
-        if lacking:
+        if missing_multipart:
             raise StoreError(
-                f"{place}: {'; '.join(lacking)}. Large files cannot go up in parts there. "
-                "Use -c s3_multipart=false: each is then one upload."
+                f"{place}: {'; '.join(missing_multipart)}. The store cannot take large files in parts. "
+                "Use -c s3_multipart=false: each large file is then one upload."
             )
 
 

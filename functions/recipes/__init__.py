@@ -7,20 +7,20 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    # Only a submission that names a recipe pays for the language.
+    # Only a submission with a recipe loads the recipe language.
     from baton.contract.recipes.model import Recipe
 
 
 @cache
 def built_in_ids() -> tuple[str, ...]:
-    """`name@version` of each."""
+    """Return `name@version` of every built-in recipe."""
     names = (entry.name for entry in files(__package__).iterdir())
     return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
 
 
 @cache
 def built_in_document(recipe_id: str) -> str | None:
-    """The text of a built-in recipe; None if there is none."""
+    """Return the text of a built-in recipe; None for an unknown id."""
     if recipe_id not in built_in_ids():
         return None
     return files(__package__).joinpath(f"{recipe_id}.yaml").read_text(encoding="utf-8")
@@ -28,7 +28,7 @@ def built_in_document(recipe_id: str) -> str | None:
 
 @cache
 def built_in_recipe(recipe_id: str) -> Recipe | None:
-    """The recipe called `name@version`; None if there is none."""
+    """Return the recipe `name@version`; None for an unknown id."""
     from baton.contract.documents import read_document
     from baton.contract.recipes.model import Recipe
 
@@ -37,5 +37,5 @@ def built_in_recipe(recipe_id: str) -> Recipe | None:
 
 
 def is_built_in_name(name: str) -> bool:
-    """True if the name, in whatever version, belongs to the built-in recipes."""
+    """True if any version of a built-in recipe has the name."""
     return any(recipe_id.partition("@")[0] == name for recipe_id in built_in_ids())

@@ -1,4 +1,4 @@
-"""The stack's template, synthesised once, without bundling the code."""
+"""Fixtures: the template of the stack, synthesized once and without a bundle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_BUNDLING = {"aws:cdk:bundling-stacks": []}
 
 
 def template_of(**context: str) -> dict[str, Any]:
-    """The CloudFormation template with these settings."""
+    """Synthesize the CloudFormation template for the given settings."""
     app = App(context={**NO_BUNDLING, "stage": "test", **context})
     return Template.from_stack(build(app)).to_json()
 
@@ -26,5 +26,5 @@ def template() -> dict[str, Any]:
 
 
 def of_type(template: dict[str, Any], kind: str) -> dict[str, dict[str, Any]]:
-    """Resources of a type by logical id: the whole resource, `Properties` and policies."""
+    """Return the resources of a type by logical id."""
     return {name: made for name, made in template["Resources"].items() if made["Type"] == kind}

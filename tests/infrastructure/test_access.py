@@ -1,4 +1,4 @@
-"""The policy table against what the functions really ask of DynamoDB and S3: all of it, and nothing more."""
+"""Test that the permissions of the functions equal the requests that the functions send, in both directions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET, ring_token
 from baton.contract.steering import MAX_COMMANDS
 from cdk.resources.access import ACCESS
 from functions.api.http.route import all_routes
-from functions.domain.retention import LATE_AFTER_S
+from functions.domain.jobs.attempt_end import LATE_AFTER_S
 from functions.local.emulator import Emulator
 from functions.publishing.bus import DeadLetterQueue, EventBridgeBus
 from functions.publishing.outbox import publish
@@ -50,15 +50,15 @@ S3_RIGHTS = {
     "ListParts": ("ListMultipartUploadParts",),
     "ListMultipartUploads": ("ListBucketMultipartUploads",),
 }
-"""What a call needs, as AWS's reference of S3 actions says. Reading what may be missing needs `ListBucket` too."""
+"""Permissions of each call, by AWS's reference of S3 actions. Reads of possibly absent objects need `ListBucket`."""
 
 
 LAMBDAS_OWN = {"ChangeMessageVisibility", "DeleteMessage", "GetQueueAttributes", "ReceiveMessage"}
-"""What Lambda asks of a queue with its function's rights; to postpone a message the function asks the first too."""
+"""Actions of Lambda on a queue with the function's permissions; the function itself uses the first to postpone."""
 
 
 class Recorder:
-    """Notes the rights that each function needs, by listening to its clients; presigned requests too."""
+    """Record the permissions that each function needs from the requests of its clients, presigned requests included."""
 
     def __init__(self) -> None:
         self.function = ""
@@ -66,12 +66,12 @@ class Recorder:
         self.tables: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
         self.buckets: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
         self.keys: dict[str, set[str]] = defaultdict(set)
-        """Of objects, that each function has named."""
+        """Object keys in the requests of each function."""
         self.others: dict[str, set[str]] = defaultdict(set)
-        """Actions of other services, each as `<service>:<action>`."""
+        """Actions of other services as `<service>:<action>`."""
 
     def note(self, params: dict[str, Any], model: Any, **_: Any) -> None:
-        """A handler of botocore's event `provide-client-params`."""
+        """Handle botocore's event `provide-client-params`."""
         if not self.function:
             return
         if model.service_model.service_name == "s3":
@@ -95,7 +95,7 @@ class Recorder:
             tables[f"{place}/{params['IndexName']}" if "IndexName" in params else place].add(model.name)
 
     def within(self, function_of: Callable[..., str], call: Callable[..., Any]) -> Callable[..., Any]:
-        """The call, with what it asks for noted as its function's."""
+        """Wrap a call, and record its requests under its function."""
 
         def recorded(*args: Any, **more: Any) -> Any:
             outer, self.function = self.function, function_of(*args, **more)
@@ -108,13 +108,13 @@ class Recorder:
 
 
 def rights(by_place: Mapping[str, Iterable[str]]) -> set[tuple[str, str]]:
-    """Place and action, each."""
+    """Return pairs of resource and action."""
     return {(place, action) for place, actions in by_place.items() for action in actions}
 
 
 @contextmanager
 def listening(recorder: Recorder, emulator: Emulator, patch: pytest.MonkeyPatch) -> Iterator[Api]:
-    """The API on the emulated cloud with everything it does noted."""
+    """Build the API on the emulated cloud with a recorder."""
 
     def function_of(event: dict[str, Any], _context: object, function: str) -> str:
         recorder.calls.add(event["routeKey"])
@@ -132,7 +132,7 @@ def listening(recorder: Recorder, emulator: Emulator, patch: pytest.MonkeyPatch)
 
 
 def steer(api: Api) -> None:
-    """The submitter's calls, on jobs that wait, run, and have ended."""
+    """Call the submitter for waiting, running and ended jobs."""
     job = api.submit(queue="steer")["id"]
     api.post("/jobs/batch", {"jobs": [{"command": ["train"], "queue": "batch"}]}).ok()
     for command in ("pause", "resume", "stop", "retry"):
@@ -153,7 +153,7 @@ def steer(api: Api) -> None:
 
 
 def steer_training(api: Api) -> None:
-    """Rules and commands of a job that runs, down to the oldest command that makes room; and a rollback."""
+    """Use rules and commands of a running job, up to the removal of the oldest command; then roll back."""
     rules = "rules: [{name: nan, when: not isfinite(loss), do: rollback}]"
     api.post("/rules/check", {"text": rules}).ok()
     job = api.submit(queue="trained", rules=rules)["id"]
@@ -173,7 +173,7 @@ def steer_training(api: Api) -> None:
 
 
 def watch(api: Api) -> None:
-    """Jobs of a group whose rules the control plane evaluates, by each function; with commands that make room."""
+    """Let each function evaluate the rules of a group, with commands up to the removal of the oldest."""
     rule = "{name: here, when: 'wall > 1m and group_count(loss) > 0', on: %s, do: [save, {save: best}, pause]}"
     jobs = []
     for number, occasion in enumerate(("heartbeat", "timer")):
@@ -202,7 +202,7 @@ def watch(api: Api) -> None:
 
 
 def scale(api: Api) -> None:
-    """A group that rules scale, up and down, with each function's looks."""
+    """Scale a group up and down, with evaluations by each function."""
     api.submit(queue="scaled", tags={"group": "scaled"}, policy={"heartbeat_interval_s": 60})
     for name, delta, occasion in (("up", 2, "heartbeat"), ("down", -2, "timer")):
         do = f"{{scale: {{group: scaled, delta: {delta}}}}}"
@@ -220,7 +220,7 @@ def scale(api: Api) -> None:
 
 
 def describe(api: Api) -> None:
-    """Recipes registered, looked at, and named by a job."""
+    """Register recipes, read them, submit a job with one."""
     document = "{name: hello, version: 1, description: Says hello., steps: [{name: hello, run: [echo, hello]}]}"
     for _ in range(2):
         api.post("/recipes", {"document": document}).ok()
@@ -230,7 +230,7 @@ def describe(api: Api) -> None:
 
 
 def work(api: Api) -> None:
-    """The worker's calls: a job that is lost, resumed, damaged, tidied up after, and completed; others that end."""
+    """Call the worker for jobs that are lost, resumed, damaged, cleaned up and completed."""
     api.put_object(DATA_BUCKET, "in/1.png")
     api.submit(queue="work", inputs=[{"prefix": "in/"}], outputs=["model"], policy={"retention": {"keep_last": 1}})
     api.get("/work/peek", query={"queue": "work"}).ok()
@@ -263,7 +263,7 @@ def work(api: Api) -> None:
 
 
 def share(api: Api) -> None:
-    """Two jobs that leave something for later ones, the second of which was given what the first left."""
+    """Run two jobs with shared outputs; the second receives the output of the first."""
     job = {
         "recipe": "dreambooth-lora-sd@2",
         "parameters": {"instance_prompt": "my dog", "class_prompt": "dog", "with_prior_preservation": True},
@@ -280,7 +280,7 @@ def share(api: Api) -> None:
 
 
 def stopped(api: Api) -> None:
-    """A job that is stopped while somebody reads what it does not keep: the sweeper lets go of that."""
+    """Stop a job while a reader uses an unkept object, which the sweeper deletes later."""
     api.submit(queue="stopped", policy={"retention": {"keep_last": 1}})
     held = api.claim(queue="stopped")
     held.commit(100).ok()
@@ -294,7 +294,7 @@ def stopped(api: Api) -> None:
 
 
 def original(api: Api) -> None:
-    """A client of the original: a zip for a checkpoint, and one for the model."""
+    """Act as a client of the original: upload a zip of a checkpoint and one of the model."""
     api.submit(instance_prompt="dog", instance_data_prefix="dogs/", max_train_steps=2)
     (job,) = api.get("/work", query={"machine_id": "m-1"}).ok()
     api.post(f"/heartbeat/{job['id']}").ok()
@@ -306,7 +306,7 @@ def original(api: Api) -> None:
 
 
 def transfer(api: Api) -> None:
-    """Tokens, uploads whole and in parts, both ways of giving one up, in both buckets."""
+    """Use tokens, single uploads, multipart uploads and both kinds of abort, in both buckets."""
     api.post(
         "/uploads",
         {"bucket": DATA_BUCKET, "files": [{"key": "a", "size_bytes": 1, "crc64nvme": "UvieJR3alJI="}]},
@@ -337,7 +337,7 @@ def transfer(api: Api) -> None:
 
 
 def ring(api: Api) -> None:
-    """A ring made, written, read, listed and removed; and by the processes of a job."""
+    """Create, write, read, list and delete a ring, with a key and with the token of a job."""
     make = {"write": {"key": "ring.json", "data": "e30=", "version": "0123456789abcdef"}}
     api.post("/rings/shapes/records", make).ok()
     api.submit(rings=["shapes"], queue="ring")
@@ -356,7 +356,7 @@ def ring(api: Api) -> None:
 
 
 def administer(api: Api) -> None:
-    """Keys made, listed, replaced, revoked."""
+    """Create, list, replace and revoke keys."""
     first = api.post("/keys", {"name": "a", "scopes": ["submit"]}).ok()["id"]
     second = api.post("/keys", {"name": "b", "scopes": ["submit"], "replaces": first}).ok()["id"]
     api.get("/keys").ok()
@@ -365,7 +365,7 @@ def administer(api: Api) -> None:
 
 
 def hook(api: Api) -> None:
-    """Webhooks made, named, listed, told again, deleted."""
+    """Create, name, list, replay and delete webhooks."""
     made = api.post("/webhooks", {"url": "https://hooks.example.com/", "every_job": False}).ok()["id"]
     job = api.submit(webhook=made, queue="hooked")["id"]
     api.get("/webhooks").ok()
@@ -375,7 +375,7 @@ def hook(api: Api) -> None:
 
 
 def published(recorder: Recorder, emulator: Emulator, api: Api) -> None:
-    """An event that the bus takes and a webhook wants, and one that nobody can take; and then its delivery."""
+    """Publish an event with a delivery to a webhook, and an unpublishable event."""
     events, sqs = emulator.client("events"), emulator.client("sqs")
     dynamodb = MinistackClients.of(emulator).dynamodb
     store = DynamoWebhookStore(dynamodb, api.context.settings.table_prefix)
@@ -429,11 +429,11 @@ def test_each_function_asks_for_what_its_role_allows(emulator: Emulator, monkeyp
         assert needed == rights(access.tables) | rights(access.buckets), name
         assert fnmatch.filter(recorder.keys[name], access.objects) == list(recorder.keys[name]), name
         assert bool(recorder.keys[name]) == bool(access.buckets), name
-        queues = {*access.dead_letters, *access.line} - LAMBDAS_OWN
+        queues = {*access.dead_letters, *access.delivery_queue} - LAMBDAS_OWN
         allowed = {f"events:{action}" for action in access.bus} | {f"sqs:{action}" for action in queues}
         assert recorder.others[name] == allowed, name
-    feeds = {name for name, access in ACCESS.items() if LAMBDAS_OWN & set(access.line)}
-    assert feeds == {"deliverer"} and set(ACCESS["deliverer"].line) == LAMBDAS_OWN
+    feeds = {name for name, access in ACCESS.items() if LAMBDAS_OWN & set(access.delivery_queue)}
+    assert feeds == {"deliverer"} and set(ACCESS["deliverer"].delivery_queue) == LAMBDAS_OWN
     # Lambda's own, with the function's rights: what its documentation of DynamoDB streams asks for.
     streams = {name: dict(access.streams) for name, access in ACCESS.items() if access.streams}
     assert streams == {"publisher": {"jobs": ("DescribeStream", "GetRecords", "GetShardIterator", "ListStreams")}}

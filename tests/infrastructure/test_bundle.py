@@ -1,4 +1,4 @@
-"""What is deployed: our code and what it needs, for Lambda's machines, the same bytes every time."""
+"""Test the bundle: Baton's code and dependencies for Lambda, with reproducible bytes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from cdk.bundling import PYTHON_VERSION, ROOT, bundle, interpreter_of, requireme
 from cdk.resources.access import ACCESS
 
 MAX_UNZIPPED_BYTES = 250 * 1024 * 1024
-"""Lambda's limit."""
+"""Size limit of Lambda."""
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Every file's digest."""
+    """Return the digest of every file."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -44,7 +44,7 @@ def hosted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def started(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
-    """A handler, imported from a folder and nothing else."""
+    """Import a handler from a folder without other packages."""
     return subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(folder)!r}); "
          f"from functions.handlers.{name} import handler; print(handler.__module__)"],
@@ -121,7 +121,7 @@ def test_every_module_is_compiled_and_says_where_it_lies_in_lambda(hosted: Path)
 
 
 def test_a_cold_start_compiles_nothing(hosted: Path, tmp_path: Path) -> None:
-    """Modules whose text would not compile start all the same."""
+    """A module with bytecode starts even if its source does not compile."""
     shutil.copytree(hosted, tmp_path / "spoiled")
     for module in (tmp_path / "spoiled").rglob("*.py"):
         module.write_text("this is no Python")
@@ -137,7 +137,7 @@ def test_lambdas_bundle_is_compiled_by_lambdas_python_where_there_is_one(bundled
 
 
 def test_a_name_that_leads_to_no_python_is_passed_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As pyenv's are, for versions that are installed and not chosen."""
+    """pyenv has such stubs for installed versions that are not selected."""
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     shim = tmp_path / "python9.9"
     shim.write_text("#!/bin/sh\necho 'python9.9: command not found' >&2\nexit 127\n")

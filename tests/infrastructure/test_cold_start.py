@@ -1,4 +1,4 @@
-"""Loading a handler in a fresh process: how long, and what it must not load."""
+"""Test the import of a handler in a fresh process: CPU time and forbidden modules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_every_deployed_function_is_measured() -> None:
 @pytest.mark.alone
 @pytest.mark.timeout(900)
 def test_every_handler_loads_within_half_as_much_again_as_a_plain_one() -> None:
-    """Whoever is above its limit goes on alone with the plain one, turn by turn: the same weather for both."""
+    """Repeat the rounds for handlers above the limit, in turns with the plain handler, so that load affects both."""
     limits = {name: 1.0 if name == "authorizer" else TARGET_RATIO for name in handlers()}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in limits}
     above = sorted(limits)

@@ -1,4 +1,4 @@
-"""docs/costs.md says what its script computes, from counts that are still true, and the bounds hold."""
+"""Test that docs/costs.md equals the output of its script, from current request counts, and that the bounds hold."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_thousand_gpu_hours_stay_within_the_bounds() -> None:
 
 
 def test_checkpoints_do_not_become_dearer_unseen() -> None:
-    """The bound leaves little room: it was 0.3210 before the sweeper's probe passed the authorizer, too."""
+    """The margin is small: the cost was 0.3210 before the sweeper's probe passed the authorizer."""
     assert Costs(recorded(), new_packs=1).control * K <= 0.3212
     assert ", above" not in PAGE.read_text(encoding="utf-8")
     assert recorded()["checkpoint"]["write"] == 10

@@ -1,4 +1,4 @@
-"""The agent's image, as far as it can be looked at without a Docker engine: each instruction, and what it makes."""
+"""Test the image of the agent without a Docker engine: each instruction and its result."""
 
 from __future__ import annotations
 
@@ -33,42 +33,42 @@ IGNORED = ROOT / "gpu_client" / "Dockerfile.dockerignore"
 UV = str(Path(sysconfig.get_path("scripts"), "uv"))
 INSTALL = [UV, "pip", "install", "--quiet", "--no-config", "--system-certs", "--only-binary", ":all:"]
 PYTHON_OF_THE_BASE = "3.12"
-"""Ubuntu 24.04's."""
+"""Python version of Ubuntu 24.04."""
 PLATFORM = "x86_64-manylinux_2_28"
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Instruction and arguments, lines joined, comments left out."""
+    """Parse the Dockerfile into instructions and arguments."""
     lines = [line for line in DOCKERFILE.read_text().splitlines() if line.strip() and not line.startswith("#")]
     joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
     return [(line.split()[0], line.split(maxsplit=1)[1].strip()) for line in joined.splitlines()]
 
 
 def of(kind: str) -> list[str]:
-    """The arguments of every instruction of a kind."""
+    """Return the arguments of every instruction of a kind."""
     return [arguments for name, arguments in instructions() if name == kind]
 
 
 def copied() -> list[tuple[list[str], str]]:
-    """Sources and destination of each COPY from the build context, of the last stage."""
+    """Return sources and destination of each COPY from the build context in the last stage."""
     last = max(index for index, (name, _) in enumerate(instructions()) if name == "FROM")
     found = [text.split() for name, text in instructions()[last:] if name == "COPY" and "--from" not in text]
     return [(words[:-1], words[-1]) for words in found]
 
 
 def environment() -> dict[str, str]:
-    """What ENV sets."""
+    """Return the variables of ENV."""
     return dict(pair.split("=", 1) for text in of("ENV") for pair in text.split())
 
 
 def exec_form(text: str) -> list[str]:
-    """The words of a command that no shell touches."""
+    """Return the words of a command in exec form."""
     words: list[str] = json.loads(text[text.index("[") :])
     return words
 
 
 def is_ignored(path: str) -> bool:
-    """As Docker decides: the last pattern that matches the path, or a folder it lies in, wins."""
+    """Return True if Docker ignores the path: the last pattern that matches the path or a parent wins."""
     ignored = False
     parts = path.split("/")
     prefixes = ["/".join(parts[: n + 1]) for n in range(len(parts))]
@@ -85,23 +85,23 @@ def is_ignored(path: str) -> bool:
 
 
 def project() -> dict[str, Any]:
-    """The table of pyproject.toml."""
+    """Read the table of pyproject.toml."""
     table: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return table
 
 
 def client_requirements() -> list[str]:
-    """What the agent needs: the image without what it trains with, which takes several GB."""
+    """Return the requirements of the agent, without the training libraries of several GB."""
     return requirements_of(project(), ["client"])
 
 
 def normalised(name: str) -> str:
-    """A package's name, however it is written."""
+    """Normalize the name of a package."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def pins(path: Path, python: str) -> dict[str, str]:
-    """Versions in a file of constraints for that Python on Linux, by normalised name."""
+    """Read the versions in a file of constraints for a Python on Linux, by normalized name."""
     place = {**default_environment(), "python_version": python, "python_full_version": f"{python}.0"}
     place |= {"sys_platform": "linux", "platform_machine": "x86_64", "platform_python_implementation": "CPython"}
     found = [Requirement(line) for line in path.read_text().splitlines() if line and not line.startswith("#")]
@@ -111,7 +111,7 @@ def pins(path: Path, python: str) -> dict[str, str]:
 
 
 def pinned() -> dict[str, str]:
-    """The versions that the image takes: what everybody takes, and the CUDA build of torch."""
+    """Return the versions in the image: the common constraints, and the CUDA build of torch."""
     everybody = pins(ROOT / "constraints.txt", PYTHON_OF_THE_BASE)
     image_only = pins(ROOT / "gpu_client" / "cuda.txt", PYTHON_OF_THE_BASE)
     assert not everybody.keys() & image_only.keys()
@@ -164,7 +164,7 @@ def test_it_runs_as_nobody_in_particular_and_hears_signals() -> None:
 
 
 def resolved(extra: str) -> dict[str, str]:
-    """What pip would install for an extra in the image, from wheels alone. The files themselves are not fetched."""
+    """Resolve an extra for the image with pip, from wheels only and without a download of the files."""
     command = [
         UV, "pip", "compile", "--quiet", "--no-config", "--system-certs", "--only-binary", ":all:", "--no-annotate",
         "--no-header", "--python-version", PYTHON_OF_THE_BASE, "--python-platform", PLATFORM,
@@ -186,7 +186,7 @@ def test_every_dependency_is_pinned_and_has_a_wheel_for_the_image(extra: str) ->
 
 
 def test_the_image_is_made_of_what_the_dreambooth_recipes_train_with() -> None:
-    """The extra by default; its direct dependencies are named here once more, so that none is lost on the way."""
+    """The test repeats the direct dependencies of the default extra, so that a lost dependency fails."""
     assert [text for text in of("ARG") if text.startswith("EXTRA")] == ["EXTRA=dreambooth"]
     (install,) = [text for text in of("RUN") if "pip install" in text]
     assert 'python3 requirements.py "${EXTRA}" > requirements.txt' in install
@@ -207,14 +207,14 @@ def test_what_is_pinned_is_what_pyproject_admits() -> None:
 
 
 def test_every_extra_that_trains_can_read_rules() -> None:
-    """`train` alone answered that rules cannot be read there: YAML was missing."""
+    """Regression: `train` alone lacked YAML and could not read rules."""
     for extra in ("train", "accelerate", "hf", "lightning", "dreambooth"):
         names = {normalised(Requirement(text).name) for text in requirements_of(project(), [extra])}
         assert {"pyyaml", "torch"} <= names, extra
 
 
 def test_the_tests_run_with_the_versions_of_the_image() -> None:
-    """torch too, but for the build: the image has CUDA's, which nothing but the image asks for."""
+    """torch has the same version, but the CUDA build, in the image only."""
     here = pins(ROOT / "constraints.txt", f"{sys.version_info.major}.{sys.version_info.minor}")
     here["torch"] = pinned()["torch"]
     for text in requirements_of(project(), ["dreambooth"]):
@@ -244,7 +244,7 @@ def test_requirements_follow_extras_that_extras_name() -> None:
 
 
 class Image:
-    """The image's last stage in a folder: `run` is `docker run`, with the image's paths replaced."""
+    """The last stage of the image in a folder; `run` acts as `docker run` with replaced paths."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder
@@ -271,7 +271,7 @@ class Image:
             shutil.copy(ROOT / source, place)
 
     def start(self, words: list[str], workspace: Path, **settings: str) -> subprocess.Popen[str]:
-        """A command of the image, as the engine would start it."""
+        """Return a command of the image in the form that the engine starts."""
         built_in = {name: value.replace("/opt/", f"{self.root}/opt/") for name, value in environment().items()}
         own = {"BATON_WORKSPACE": str(workspace), "BATON_HEALTH_FILE": str(workspace / "health")}
         workspace.mkdir(exist_ok=True)
@@ -285,7 +285,7 @@ class Image:
         )
 
     def run(self, words: list[str], workspace: Path, **settings: str) -> tuple[int, str]:
-        """Exit code and all that it said."""
+        """Run a command; return its exit code and output."""
         with self.start(words, workspace, **settings) as process:
             said, _ = process.communicate(timeout=60)
         return process.returncode, said
@@ -320,7 +320,7 @@ def test_the_agent_says_in_a_line_each_what_it_needs(image: Image, tmp_path: Pat
 
 @pytest.mark.processes
 def test_an_agent_is_well_while_it_waits_and_leaves_when_told_to(image: Image, tmp_path: Path) -> None:
-    """SIGTERM to the process that the engine starts, which is the agent itself."""
+    """The engine sends SIGTERM to its process, which is the agent."""
     workspace = tmp_path / "w"
     settings = {"BATON_API_URL": "http://127.0.0.1:9", "BATON_API_KEY": "baton_0123456789_nothing", "BATON_GPUS": "0"}
     with image.start(entrypoint(), workspace, **settings) as agent:
@@ -337,7 +337,7 @@ def test_an_agent_is_well_while_it_waits_and_leaves_when_told_to(image: Image, t
 
 @pytest.mark.processes
 def test_a_training_script_finds_the_session(image: Image, tmp_path: Path) -> None:
-    """`import gpu_client.training` works for whatever Python the image's owner adds, and needs no torch."""
+    """`import gpu_client.training` works on any Python that the owner adds to the image, and needs no torch."""
     code, said = image.run(
         ["/opt/baton/bin/python", "-c", "import gpu_client.training as t; print(t.__name__)"], tmp_path
     )

@@ -1,4 +1,4 @@
-"""npm behind a company's certificate authority, and without a registry."""
+"""Test npm behind a company's certificate authority and without a registry."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ INTEGRITY = "sha512-" + base64.b64encode(hashlib.sha512(PACKAGE).digest()).decod
 
 
 class Registry(QuietHandler):
-    """Serves hello@1.0.0."""
+    """Serve hello@1.0.0."""
 
     def do_GET(self) -> None:
         url = f"https://{self.headers['host']}/hello-1.0.0.tgz"
@@ -55,13 +55,13 @@ class Registry(QuietHandler):
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Path:
-    """A certificate authority that no system knows, with the key of 127.0.0.1."""
+    """Create a private certificate authority and a certificate for 127.0.0.1."""
     return throwaway_certificate(tmp_path / "authority.pem")
 
 
 @pytest.fixture
 def registry(authority: Path) -> Iterator[str]:
-    """Serve a registry over TLS; its URL."""
+    """Serve a registry over TLS; yield its URL."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(authority)
     with Listening(Registry, tls=context) as server:
@@ -70,7 +70,7 @@ def registry(authority: Path) -> Iterator[str]:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: str) -> Path:
-    """A project whose lock file names hello@1.0.0, for somebody without other settings of npm and of certificates."""
+    """Create a project with hello@1.0.0 in its lock file, without other settings of npm and certificates."""
     for name in ("NODE_EXTRA_CA_CERTS", "NODE_OPTIONS", "SSL_CERT_FILE", "SSL_CERT_DIR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"registry": registry, "cache": tmp_path / "cache", "userconfig": tmp_path / "npmrc"}.items():
@@ -109,7 +109,7 @@ def test_npm_that_says_nothing_is_said() -> None:
 
 
 def test_each_test_that_needs_a_download_fails_at_once_with_the_reason(tmp_path: Path) -> None:
-    """The second one does not wait for the registry again."""
+    """The second test does not wait for the registry again."""
     (tmp_path / "test_two.py").write_text(
         textwrap.dedent("""
             import pytest

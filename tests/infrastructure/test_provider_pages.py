@@ -1,4 +1,4 @@
-"""The provider pages, as they will be copied and pasted: every block parses, and names only what there is."""
+"""Test the provider pages: every block parses and names existing settings and options."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ PAGES = Path(__file__).parents[2] / "docs" / "providers"
 ALL = sorted(PAGES.glob("*.md"))
 IMAGE = "registry.example/baton-agent:0.1.0"
 FULL_STOP_S = Policy().stop_grace_s + max(Policy().stop_grace_s, LEAVE_MIN_S)
-"""How long an agent may take to leave with everything stored."""
+"""Seconds that an agent may take to save everything and end."""
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """The fenced blocks of a page in a language."""
+    """Return the fenced blocks of a page in a language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", (PAGES / page).read_text(), re.M | re.S)
 
 
 def variables_of(text: str) -> dict[str, str]:
-    """An environment file's variables."""
+    """Parse the variables of an environment file."""
     return dict(line.split("=", 1) for line in text.splitlines())
 
 
 def settings_of(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> AgentSettings:
-    """What an agent makes of them; raises if one is wrong. A container's variables are what it has, no more."""
+    """Build the agent's settings from the variables of a container alone; raise for an invalid one."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     return AgentSettings()
@@ -69,7 +69,7 @@ def test_every_command_can_be_read_by_a_shell(page: Path) -> None:
 
 
 def commands(page: str, program: str) -> list[list[str]]:
-    """Every call of a program in a page's shell blocks, in words."""
+    """Return the words of every call of a program in the shell blocks of a page."""
     lines = "\n".join(blocks(page, "sh")).replace("\\\n", " ").splitlines()
     return [words for line in lines if (words := shlex.split(line)) and words[0] == program]
 
@@ -90,7 +90,7 @@ def test_docker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_salad(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against what SaladCloud's OpenAPI description (June 2026) demands of a container group."""
+    """Check against SaladCloud's OpenAPI description of a container group (June 2026)."""
     (text,) = blocks("salad.md", "json")
     group = json.loads(text)
     assert {"name", "container", "autostart_policy", "restart_policy", "replicas"} <= set(group)
@@ -118,7 +118,7 @@ def test_salad(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_vast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against the options that Vast.ai's documentation of its command line has."""
+    """Check against the options in Vast.ai's documentation of its command line."""
     options = {
         ("create", "template"): {"--name", "--image", "--image_tag", "--disk_space", "--env"},
         ("search", "offers"): {"--type", "--order"},

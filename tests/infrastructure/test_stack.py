@@ -1,4 +1,4 @@
-"""What the template promises: nothing lost, nothing public, nothing kept for ever, nobody called in vain."""
+"""Test the template: retained data, private resources, log retention, permissions, alarms."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from cdk.resources.access import ACCESS, OF_BUCKET
+from cdk.resources.access import ACCESS, BUCKET_ACTIONS
 from cdk.resources.alarms import ALARMS
-from cdk.resources.api import KEY_SOURCE, LOGGED
+from cdk.resources.api import ACCESS_LOG_FIELDS, KEY_SOURCE
 from cdk.resources.functions import TIMEOUT_S
 from cdk.stage import READY_SHARDS_TAG
 from functions.api.http.route import all_routes
-from functions.api.http.settings import Settings
+from functions.api.http.settings import ControlPlaneSettings
 from functions.api.operations.cloudwatch_metrics import DIMENSION, NAMESPACE, UNITS
 from functions.api.operations.service_probe import PROBED_PATH
-from functions.domain.webhooks import GIVE_UP_AFTER_S, backoff_s
+from functions.domain.access.webhooks import GIVE_UP_AFTER_S, backoff_s
 from functions.storage.s3.object_headers import EXPIRING_TAG
 from functions.storage.stream import FILTER
 from functions.storage.tables import STREAM, TABLES
@@ -29,7 +29,7 @@ FUNCTIONS = pytest.mark.parametrize("name", sorted(ACCESS))
 
 
 def functions(template: Json) -> dict[str, Json]:
-    """Our functions' properties, by the names that the policy table uses."""
+    """Return the properties of the functions by their name in the table of permissions."""
     return {
         made["Properties"]["FunctionName"].removeprefix("baton-test-"): made["Properties"]
         for made in of_type(template, "AWS::Lambda::Function").values()
@@ -37,7 +37,7 @@ def functions(template: Json) -> dict[str, Json]:
 
 
 def allowed(template: Json, name: str) -> set[tuple[str, str]]:
-    """Action and resource, as text, of everything that a function's role may do."""
+    """Return action and resource of every permission of a function's role."""
     role = functions(template)[name]["Role"]["Fn::GetAtt"][0]
     found = set()
     for policy in of_type(template, "AWS::IAM::Policy").values():
@@ -53,7 +53,7 @@ def allowed(template: Json, name: str) -> set[tuple[str, str]]:
 
 
 def _text(resource: Json) -> str:
-    """`<logical id>` of an ARN, and what follows it; `<logical id>.<attribute>` of another attribute."""
+    """Format an ARN as `<logical id>` and its suffix, another attribute as `<logical id>.<attribute>`."""
     if "Fn::GetAtt" in resource:
         owner, attribute = resource["Fn::GetAtt"]
         return f"<{owner}>" if attribute == "Arn" else f"<{owner}>.{attribute}"
@@ -80,7 +80,7 @@ def test_a_function_may_do_what_the_table_says_and_nothing_else(template: Json, 
         title = "".join(word.capitalize() for word in bucket.split("-"))
         arn = f"<{_logical_id(template, 'AWS::S3::Bucket', f'Buckets{title}')}>"
         objects = f"{arn}/{'*/rings/*' if name == 'rings' else '*'}"
-        expected |= {(f"s3:{action}", arn if action in OF_BUCKET else objects) for action in actions}
+        expected |= {(f"s3:{action}", arn if action in BUCKET_ACTIONS else objects) for action in actions}
     for suffix, actions in ACCESS[name].streams.items():
         arn = f"<{_logical_id(template, 'AWS::DynamoDB::Table', f'Tables{suffix.capitalize()}')}>.StreamArn"
         expected |= {(f"dynamodb:{action}", arn) for action in actions}
@@ -94,7 +94,7 @@ def test_a_function_may_do_what_the_table_says_and_nothing_else(template: Json, 
     }
     expected |= {
         (f"sqs:{action}", f"<{_logical_id(template, 'AWS::SQS::Queue', 'WebhooksLine')}>")
-        for action in ACCESS[name].line
+        for action in ACCESS[name].delivery_queue
     }
     log = f"<{_logical_id(template, 'AWS::Logs::LogGroup', f'Functions{name.capitalize()}Log')}>"
     expected |= {("logs:CreateLogStream", log), ("logs:PutLogEvents", log)}
@@ -155,12 +155,12 @@ def test_buckets_are_private_encrypted_and_swept(template: Json) -> None:
 
 
 def test_waiting_jobs_are_spread_where_the_stage_says_so(template: Json) -> None:
-    """The table remembers over how many partitions, since jobs stay in theirs."""
+    """The tag of the table records the number of partitions, since jobs stay in their partition."""
     spread = template_of(ready_shards="4")
     for name in ACCESS:
         variable = "BATON_READY_SHARDS"
         given = functions(spread)[name]["Environment"]["Variables"][variable]
-        assert Settings.from_environment({variable: given}).ready_shards == 4
+        assert ControlPlaneSettings.from_environment({variable: given}).ready_shards == 4
         assert variable not in functions(template)[name]["Environment"]["Variables"]
     tagged = {
         table["Properties"]["TableName"]: tag["Value"]
@@ -172,7 +172,7 @@ def test_waiting_jobs_are_spread_where_the_stage_says_so(template: Json) -> None
 
 
 def test_samples_of_rings_expire_where_the_stage_says_so(template: Json) -> None:
-    """Only what has the tag, only in the bucket that has rings; and only who signs for rings may give it."""
+    """The rule applies to tagged objects in the data bucket; only the function that signs for rings may tag."""
     expiring = template_of(ring_sample_days="30")
     rules = {
         name: [rule for rule in bucket["Properties"]["LifecycleConfiguration"]["Rules"] if "ExpirationInDays" in rule]
@@ -233,7 +233,7 @@ def test_requests_are_limited_and_logged_without_names_of_files(template: Json) 
     settings = stage["Properties"]["DefaultRouteSettings"]
     assert (settings["ThrottlingRateLimit"], settings["ThrottlingBurstLimit"]) == (500, 1000)
     logged = json.loads(stage["Properties"]["AccessLogSettings"]["Format"])
-    assert logged == LOGGED
+    assert logged == ACCESS_LOG_FIELDS
     assert not [value for value in logged.values() if re.search(r"path|query|header|identity", value)]
 
 
@@ -241,7 +241,7 @@ def test_requests_are_limited_and_logged_without_names_of_files(template: Json) 
 def test_a_function_has_the_settings_it_reads_and_a_log_that_ends(template: Json, name: str) -> None:
     properties = functions(template)[name]
     environment = properties["Environment"]["Variables"]
-    known = {f"BATON_{field.upper()}" for field in Settings.model_fields}
+    known = {f"BATON_{field.upper()}" for field in ControlPlaneSettings.model_fields}
     assert set(environment) <= known, "a variable that nobody reads"
     assert environment["BATON_TABLE_PREFIX"] == "baton-test-"
     assert environment["BATON_ORIGINAL_PROGRESS_S"] == "21600"
@@ -368,7 +368,7 @@ def test_alarms_watch_every_function_and_table_and_reach_somebody() -> None:
 
 
 def test_each_throttle_alarm_watches_one_table_or_one_of_its_indexes(template: Json) -> None:
-    """DynamoDB tells an index's throttles under the index's name only, and the hottest partitions are indexes'."""
+    """DynamoDB reports throttles of an index under its name only, and indexes have the hottest partitions."""
     tables = of_type(template, "AWS::DynamoDB::Table")
     wanted = {
         (event, logical_id, index)
@@ -390,7 +390,7 @@ def test_each_throttle_alarm_watches_one_table_or_one_of_its_indexes(template: J
 
 
 def test_alarms_of_awss_services_watch_what_those_tell(template: Json) -> None:
-    """Names and dimensions as in AWS's documentation of each service's metrics: an alarm of others never rings."""
+    """Names and dimensions equal AWS's documentation, since an alarm on an unknown metric never fires."""
     names = {
         "AWS/Lambda": {"Errors", "Throttles", "Invocations", "IteratorAge"},
         "AWS/ApiGateway": {"5xx"},

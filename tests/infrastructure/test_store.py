@@ -1,4 +1,4 @@
-"""A stage whose objects are kept elsewhere: what its template has and has not, and what is refused beforehand."""
+"""Test a stage with its own object store: the template, and the refusals before a deployment."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from aws_cdk import App
 from baton.contract.names import BUCKETS
 from cdk.app import build
 from cdk.resources.access import ACCESS
-from cdk.stage import Stage, StageError
+from cdk.stage import StageSettings, StageSettingsError
 from cdk.tool import store_check as cdk_store
 from cdk.tool.store_check import StoreError, require_store
-from functions.api.http.settings import Settings
+from functions.api.http.settings import ControlPlaneSettings
 from functions.local.emulator import Emulator
 from functions.storage.s3.objects import S3ObjectStore
 from tests.infrastructure.conftest import NO_BUNDLING, of_type, template_of
@@ -54,7 +54,7 @@ def test_it_makes_no_buckets_and_says_which_ones_it_uses(elsewhere: dict[str, An
 def test_who_needs_objects_may_read_the_secret_and_nobody_else_may(
     elsewhere: dict[str, Any], template: dict[str, Any], name: str
 ) -> None:
-    """All other rights are those of a stage with buckets of its own, which test_stack.py compares with the table."""
+    """All other permissions equal those of a stage with AWS buckets, which test_stack.py compares with the table."""
     without_s3 = {(action, place) for action, place in allowed(template, name) if not action.startswith("s3:")}
     needed = {("secretsmanager:GetSecretValue", SECRET)} if ACCESS[name].buckets else set()
     assert allowed(elsewhere, name) == without_s3 | needed
@@ -83,7 +83,7 @@ def test_functions_are_told_where_objects_are(elsewhere: dict[str, Any], templat
 
 @pytest.mark.parametrize("more", [STORE, {"alarm_email": "ops@example.com"}, {"disposable": "true"}], ids=str)
 def test_cdk_nag_finds_nothing(tmp_path: Path, more: Mapping[str, str]) -> None:
-    """It raises, and writes a report, when there is something that is not acknowledged."""
+    """cdk-nag raises, and writes a report, on an unacknowledged finding."""
     app = App(outdir=str(tmp_path), context={**NO_BUNDLING, "stage": "test", **more})
     build(app)
     app.synth()
@@ -100,19 +100,19 @@ def test_a_store_that_takes_no_uploads_in_parts_is_asked_for_none() -> None:
     for more, wanted in (({}, None), ({"s3_multipart": "false"}, "false"), ({"s3_multipart": "true"}, None)):
         for name, made in functions(template_of(**STORE, **more)).items():
             assert made["Environment"]["Variables"].get("BATON_MULTIPART") == wanted, name
-    assert Settings.from_environment({"BATON_MULTIPART": "false"}).multipart is False
-    assert Settings.from_environment({}).multipart is True
+    assert ControlPlaneSettings.from_environment({"BATON_MULTIPART": "false"}).multipart is False
+    assert ControlPlaneSettings.from_environment({}).multipart is True
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"s3_endpoint": ""}, "s3_endpoint: is needed with s3_secret."),
-        ({"s3_secret": ""}, "s3_secret: is needed with s3_endpoint."),
-        ({"data_bucket": ""}, "data_bucket: is needed with s3_endpoint."),
-        ({"checkpoints_bucket": ""}, "checkpoints_bucket: is needed with s3_endpoint."),
-        (dict.fromkeys(STORE, "") | {"s3_region": "auto"}, "s3_endpoint: is needed with s3_region."),
-        (dict.fromkeys(STORE, "") | {"data_bucket": "mine"}, "s3_endpoint: is needed with data_bucket."),
+        ({"s3_endpoint": ""}, "s3_endpoint: is required with s3_secret."),
+        ({"s3_secret": ""}, "s3_secret: is required with s3_endpoint."),
+        ({"data_bucket": ""}, "data_bucket: is required with s3_endpoint."),
+        ({"checkpoints_bucket": ""}, "checkpoints_bucket: is required with s3_endpoint."),
+        (dict.fromkeys(STORE, "") | {"s3_region": "auto"}, "s3_endpoint: is required with s3_region."),
+        (dict.fromkeys(STORE, "") | {"data_bucket": "mine"}, "s3_endpoint: is required with data_bucket."),
         ({"s3_endpoint": "r2.example"}, "s3_endpoint: 'r2.example' is no address of a store. Use https://host"),
         ({"s3_endpoint": "https://r2.example/bucket"}, "Use https://host and no path."),
         ({"s3_endpoint": "https://me:secret@r2.example"}, "is no address of a store"),
@@ -120,12 +120,12 @@ def test_a_store_that_takes_no_uploads_in_parts_is_asked_for_none() -> None:
         ({"s3_region": "Auto!"}, "s3_region: 'Auto!' is no region."),
         ({"s3_secret": "arn:aws:secretsmanager:eu-1:1:secret:x"}, "Use its name, not its ARN."),
         ({"data_bucket": "My_Data"}, "data_bucket: 'My_Data' is no bucket name."),
-        ({"checkpoints_bucket": "my-data"}, "checkpoints_bucket: is the data_bucket too. Use two buckets."),
+        ({"checkpoints_bucket": "my-data"}, "checkpoints_bucket: equals data_bucket. Use two buckets."),
     ],
 )
 def test_half_a_store_is_refused(changed: Mapping[str, str], said: str) -> None:
-    with pytest.raises(StageError) as refused:
-        Stage.from_context({**STORE, **changed})
+    with pytest.raises(StageSettingsError) as refused:
+        StageSettings.from_context({**STORE, **changed})
     assert said in str(refused.value)
 
 
@@ -135,7 +135,7 @@ def test_half_a_store_is_refused(changed: Mapping[str, str], said: str) -> None:
 def cdk(
     emulator: Emulator, command: str, *, endpoint: str, secret: str, buckets: Mapping[str, str], region: str = ""
 ) -> Any:
-    """`python -m cdk` for a stage with that store, on the emulated cloud."""
+    """Run `python -m cdk` for a stage with a store of its own, on the emulated cloud."""
     context = {
         "target": "host",
         "s3_endpoint": endpoint,
@@ -192,12 +192,12 @@ def test_a_store_without_uploads_in_parts_is_used_without_them(
     place = {"data_bucket": buckets["training-data"], "checkpoints_bucket": buckets["training-checkpoints"]}
     store = {**STORE, **place, "target": "host", "s3_endpoint": emulator.endpoint_url, "s3_region": "us-east-1"}
     with pytest.raises(StoreError) as refused:
-        require_store(Stage.from_context(store))
+        require_store(StageSettings.from_context(store))
     assert str(refused.value).endswith(
-        f"bucket {buckets['training-data']}: it does not list an upload that is under way. Large files cannot go up in "
-        "parts there. Use -c s3_multipart=false: each is then one upload."
+        f"bucket {buckets['training-data']}: it does not list an upload that is under way. The store cannot take "
+        "large files in parts. Use -c s3_multipart=false: each large file is then one upload."
     )
-    require_store(Stage.from_context({**store, "s3_multipart": "false"}))
+    require_store(StageSettings.from_context({**store, "s3_multipart": "false"}))
 
 
 @pytest.mark.emulator
@@ -209,7 +209,7 @@ def test_a_store_that_verifies_may_be_used(emulator: Emulator) -> None:
     url = emulator.endpoint_url
     # To the emulated S3 'auto' is a region like others, and its buckets are in this one.
     done = cdk(emulator, "check-store", endpoint=url, secret=secret, buckets=buckets, region="us-east-1")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "The object store may be used.\n", ""), done.stderr
+    assert (done.returncode, done.stdout, done.stderr) == (0, "The object store is usable.\n", ""), done.stderr
 
 
 @pytest.mark.emulator

@@ -1,4 +1,4 @@
-"""`python -m cdk`: what it says when it cannot go on, before anything is installed or changed."""
+"""Test the errors of `python -m cdk` before an installation or a change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import IO
 import pytest
 
 from cdk.bundling import PYTHON_VERSION
-from cdk.stage import READY_SHARDS_TAG, Stage, StageError
+from cdk.stage import READY_SHARDS_TAG, StageSettings, StageSettingsError
 from cdk.tool import command_line
 from cdk.tool.command_line import ToolError, require_no_fewer_shards
 from functions.local.emulator import Emulator
@@ -29,7 +29,7 @@ ACCOUNT = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_RE
 
 
 def tool(*arguments: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run it as somebody who has no settings of AWS's but these."""
+    """Run the tool without other AWS settings than these."""
     return subprocess.run(
         [sys.executable, "-m", "cdk", *arguments],
         cwd=ROOT,
@@ -42,13 +42,13 @@ def tool(*arguments: str, home: Path, **environment: str) -> subprocess.Complete
 
 
 def surroundings(home: Path, **environment: str) -> dict[str, str]:
-    """Environment variables of somebody who has no settings of AWS's but these."""
+    """Return the environment without other AWS settings than these."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     return {**kept, "HOME": str(home), "AWS_EC2_METADATA_DISABLED": "true", **environment}
 
 
 def start(*arguments: str, home: Path, **environment: str) -> subprocess.Popen[str]:
-    """As from a terminal: Ctrl-C there is SIGINT to the whole process group."""
+    """Start the tool in a process group, which gets SIGINT as from Ctrl-C in a terminal."""
     return subprocess.Popen(
         [sys.executable, "-m", "cdk", *arguments],
         cwd=ROOT,
@@ -67,7 +67,7 @@ def start(*arguments: str, home: Path, **environment: str) -> subprocess.Popen[s
         (["deploy"], {"AWS_PROFILE": "nobody"}, "(nobody) could not be found"),
         (["deploy"], {**ACCOUNT, "AWS_REGION": ""}, "no AWS region. Set AWS_REGION"),
         (["deploy"], {**ACCOUNT, "AWS_REGION": "mars-1"}, "'mars-1' is no AWS region"),
-        (["synth", "--stage", "My Stage"], {}, "stage: 'My Stage' is no stage name"),
+        (["synth", "--stage", "My Stage"], {}, "stage: 'My Stage' is no valid stage name"),
         (["synth", "-c", "target=moon"], {}, "target: 'moon' is unknown. Use 'lambda' or 'host'."),
         (["synth", "-c", "log_retention_days=31"], {}, "log_retention_days: 31 is not one of 1, 7, 14"),
         (["synth", "-c", "alarm_email"], {}, "-c alarm_email: is not NAME=VALUE."),
@@ -98,12 +98,12 @@ def test_a_login_that_is_over_is_not_called_an_outage(tmp_path: Path) -> None:
     )
     done = tool("deploy", home=tmp_path, AWS_PROFILE="me", AWS_CONFIG_FILE=str(config))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.startswith("baton: AWS's settings cannot be used: ") and "SSO" in done.stderr
+    assert done.stderr.startswith("baton: the AWS settings are unusable: ") and "SSO" in done.stderr
 
 
 @pytest.mark.processes
 def test_ctrl_c_before_anything_has_begun_ends_in_one_line(tmp_path: Path) -> None:
-    """While it waits for an AWS that does not answer."""
+    """The tool waits for an AWS endpoint that does not answer."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with start("deploy", home=tmp_path, **ACCOUNT, AWS_ENDPOINT_URL=url) as process:
@@ -129,8 +129,8 @@ def test_ctrl_c_while_the_cdk_command_line_runs_says_how_to_go_on() -> None:
         _, complained = process.communicate(timeout=60)
     assert process.returncode == 130, complained
     assert complained.splitlines()[-1] == (
-        "baton: interrupted. AWS ends what it had begun;"
-        " `python -m cdk synth --stage stopped` again goes on from where it is."
+        "baton: interrupted. AWS completes the operation in progress;"
+        " repeat `python -m cdk synth --stage stopped` to continue."
     )
     assert "Traceback" not in complained
     again = tool("synth", "--stage", "stopped", home=Path.home())
@@ -163,7 +163,7 @@ def test_a_command_line_that_was_installed_by_half_is_installed_anew(
 
 
 def test_two_commands_at_once_install_the_command_line_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`npm ci` removes what is there first: the second command would pull the first one's ground away."""
+    """`npm ci` first removes the installed files, which the first command may be running."""
     tools = tmp_path / ".cdk"
     program = tools / "node_modules" / "aws-cdk" / "bin" / "cdk"
     monkeypatch.setattr(command_line, "TOOLS", tools)
@@ -200,21 +200,21 @@ def test_deploy_refuses_fewer_partitions_than_jobs_have_been_spread_over(
 ) -> None:
     stage = unique("s")[:15]
     tables = emulator.client("dynamodb")
-    tables.create_table(**JOBS.definition(Stage(name=stage).prefix))
-    arn = tables.describe_table(TableName=JOBS.name(Stage(name=stage).prefix))["Table"]["TableArn"]
+    tables.create_table(**JOBS.definition(StageSettings(name=stage).prefix))
+    arn = tables.describe_table(TableName=JOBS.name(StageSettings(name=stage).prefix))["Table"]["TableArn"]
     monkeypatch.setenv("AWS_ENDPOINT_URL", emulator.endpoint_url)
-    require_no_fewer_shards(Stage(name=stage))
-    require_no_fewer_shards(Stage(name=stage, ready_shards=64))
+    require_no_fewer_shards(StageSettings(name=stage))
+    require_no_fewer_shards(StageSettings(name=stage, ready_shards=64))
     tables.tag_resource(ResourceArn=arn, Tags=[{"Key": READY_SHARDS_TAG, "Value": "4"}])
     for enough in (4, 5):
-        require_no_fewer_shards(Stage(name=stage, ready_shards=enough))
+        require_no_fewer_shards(StageSettings(name=stage, ready_shards=enough))
     for fewer in (1, 3):
         with pytest.raises(ToolError, match=r"jobs in 4 partitions; .* Use -c ready_shards=4 or more\."):
-            require_no_fewer_shards(Stage(name=stage, ready_shards=fewer))
+            require_no_fewer_shards(StageSettings(name=stage, ready_shards=fewer))
     tables.tag_resource(ResourceArn=arn, Tags=[{"Key": READY_SHARDS_TAG, "Value": "many"}])
     with pytest.raises(ToolError, match=r"is 'many'\. Set the number"):
-        require_no_fewer_shards(Stage(name=stage))
-    require_no_fewer_shards(Stage(name="nowhere"))
+        require_no_fewer_shards(StageSettings(name=stage))
+    require_no_fewer_shards(StageSettings(name="nowhere"))
 
 
 def test_an_unknown_command_is_refused(tmp_path: Path) -> None:
@@ -224,13 +224,15 @@ def test_an_unknown_command_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "-a", "1a", "a" * 17, "A", "a_b", "a\n"])
 def test_a_stage_has_a_name_that_fits_into_all_others(name: str) -> None:
-    with pytest.raises(StageError, match="is no stage name"):
-        Stage(name=name)
+    with pytest.raises(StageSettingsError, match="is no valid stage name"):
+        StageSettings(name=name)
 
 
 def test_settings_come_from_the_context_as_what_they_are() -> None:
-    stage = Stage.from_context({"stage": "prod", "disposable": "true", "max_requests_per_s": "50", "alarm_email": None})
-    assert stage == Stage(name="prod", disposable=True, max_requests_per_s=50)
+    stage = StageSettings.from_context(
+        {"stage": "prod", "disposable": "true", "max_requests_per_s": "50", "alarm_email": None}
+    )
+    assert stage == StageSettings(name="prod", disposable=True, max_requests_per_s=50)
     assert stage.prefix == "baton-prod-"
     own_store = {"s3_endpoint": "https://s", "s3_secret": "s", "data_bucket": "one", "checkpoints_bucket": "two"}
     for wrong in (
@@ -243,8 +245,8 @@ def test_settings_come_from_the_context_as_what_they_are() -> None:
         {"ring_sample_days": "3651"},
         {"ring_sample_days": "30", **own_store},
     ):
-        with pytest.raises(StageError, match=next(iter(wrong))):
-            Stage.from_context(wrong)
+        with pytest.raises(StageSettingsError, match=next(iter(wrong))):
+            StageSettings.from_context(wrong)
 
 
 @pytest.mark.usefixtures("cdk_command_line")
@@ -272,8 +274,8 @@ def test_what_cannot_be_bundled_is_said_in_one_line(tmp_path: Path) -> None:
     assert bundling == "Bundling asset baton-offline/Functions/Authorizer/Code/Stage..."
     assert why.startswith("baton: uv could not install the functions' dependencies: ") and "network" in why
     assert what_next == (
-        "baton: synth of stage 'offline' failed for the reason above; once it is mended,"
-        " `python -m cdk synth --stage offline` again goes on from where it is."
+        "baton: synth of stage 'offline' failed for the reason above. After the repair,"
+        " repeat `python -m cdk synth --stage offline` to continue."
     )
 
 
@@ -281,7 +283,7 @@ def test_what_cannot_be_bundled_is_said_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["admin-key", "--tenant", "A b"], "tenant: 'A b' is no tenant's name"),
+        (["admin-key", "--tenant", "A b"], "tenant: 'A b' is no valid tenant name"),
         (["admin-key", "--stage", "nope"], "stage 'nope' is not deployed in this account and region."),
         (["destroy", "--force", "--stage", "nope"], "stage 'nope' is not deployed in this account and region."),
     ],
