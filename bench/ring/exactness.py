@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from bench.harness.figures import Figure
-from gpu_client.ring.core.ring import Pointed, make_ring, stored_schema
+from gpu_client.ring.core.ring import PointerRecord, decode_schema, make_ring
 from gpu_client.ring.errors import ObjectDamaged
-from gpu_client.ring.format.manifest import Manifest, manifest_key
+from gpu_client.ring.format.manifest import RingManifest, manifest_key
 from gpu_client.ring.format.objects import StoredSamples
 from gpu_client.ring.format.records import POINTER, SCHEMA
 from gpu_client.ring.generating.writer import RingWriter
@@ -146,9 +146,9 @@ def flipped_bits(scratch: Path, *, flips: int) -> list[Figure]:
     # What the last of these rings is run by.
     number, _ = ring.pointer()
     documents: dict[str, Callable[[bytes], object]] = {
-        manifest_key(number): lambda data: Manifest.from_bytes(data, number),
-        POINTER: Pointed.from_bytes,
-        SCHEMA: lambda data: stored_schema(memoryview(data)),
+        manifest_key(number): lambda data: RingManifest.from_bytes(data, number),
+        POINTER: PointerRecord.from_bytes,
+        SCHEMA: lambda data: decode_schema(memoryview(data)),
     }
     for key, read in documents.items():
         document = bytearray(ring.store.read(key) or b"")

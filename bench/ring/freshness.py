@@ -22,7 +22,7 @@ from gpu_client.ring.format.records import Versioned
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.memory import MemoryStore
-from gpu_client.ring.store.protocol import RingStore
+from gpu_client.ring.store.protocol import RingBackend
 from tests.kits.ring.bucket import RingBucket
 
 READABLE_S = 1.0
@@ -141,7 +141,7 @@ def _publication_s(scratch: Path, size_bytes: int) -> float:
 class CountingStore:
     """Each operation is one request, as an object store would see it."""
 
-    def __init__(self, store: RingStore) -> None:
+    def __init__(self, store: RingBackend) -> None:
         self._store = store
         self.operations: list[str] = []
 

@@ -18,11 +18,11 @@ from gpu_client.ring.core.ring import Ring, open_ring
 from gpu_client.ring.errors import WriterFenced
 from gpu_client.ring.format.records import INBOX, SAMPLES, Versioned
 from gpu_client.ring.generating.writer import RingWriter
-from gpu_client.ring.reading.batch_plan import Shape
-from gpu_client.ring.reading.batch_stream import Stream
+from gpu_client.ring.reading.batch_plan import BatchShape
+from gpu_client.ring.reading.batch_stream import BatchStream
 from gpu_client.ring.reading.reader import RingReader
-from gpu_client.ring.store.protocol import RingStore
-from gpu_client.ring.store.uri import store_at
+from gpu_client.ring.store.protocol import RingBackend
+from gpu_client.ring.store.uri import open_store
 
 T = TypeVar("T")
 WRITES = ("made", "put", "first_us", "at_us", "waited_us", "fenced")
@@ -32,7 +32,7 @@ READS = ("manifests", "samples", "errors", "retries", "missing", "doubled", "bac
 class DyingStore:
     """A store whose process kills itself at an operation, before it or behind."""
 
-    def __init__(self, store: RingStore, dies: Callable[[str, str], bool], *, behind: bool) -> None:
+    def __init__(self, store: RingBackend, dies: Callable[[str, str], bool], *, behind: bool) -> None:
         """`dies` is told the operation's name and its key, each time."""
         self._store, self._dies, self._behind = store, dies, behind
 
@@ -75,7 +75,7 @@ class DyingStore:
 class NotingStore(DyingStore):
     """Notes objects that were not there."""
 
-    def __init__(self, store: RingStore, missing: Callable[[], None]) -> None:
+    def __init__(self, store: RingBackend, missing: Callable[[], None]) -> None:
         super().__init__(store, lambda name, key: False, behind=False)
         self._missing = missing
 
@@ -93,7 +93,7 @@ def sample_of(number: int, made: int) -> dict[str, np.ndarray[tuple[int, ...], n
 
 def ring_in(place: str, dies: Callable[[str, str], bool], *, behind: bool) -> Ring:
     """A ring whose process kills itself."""
-    return Ring.open(DyingStore(store_at(place, make=False), dies, behind=behind))
+    return Ring.open(DyingStore(open_store(place, make=False), dies, behind=behind))
 
 
 def generate(
@@ -221,7 +221,7 @@ def leave_an_orphan(place: str, name: str) -> None:
 def consume(place: str, per_s: float, batch_size: int) -> None:
     """Take batches at a rate, at most, until killed; wait for them as the ring wants it."""
     with RingReader(open_ring(place)) as reader:
-        stream = Stream(reader, Shape(batch_size, policy="latest"))
+        stream = BatchStream(reader, BatchShape(batch_size, policy="latest"))
         due_at = time.monotonic()
         while True:
             stream.next_batch()
@@ -249,7 +249,7 @@ def train(place: str, group: str, told: Path, batches: int, killed_after: int) -
     """
     lines = told.read_text().splitlines() if told.exists() else []
     with RingReader(open_ring(place)) as reader, told.open("a", buffering=1) as file:
-        stream = Stream(reader, Shape(4, policy=3), group=group, forgets=False)
+        stream = BatchStream(reader, BatchShape(4, policy=3), group=group, forgets=False)
         if lines:
             stream.load_state_dict(json.loads(lines[-1])["state"])
         for number in range(len(lines), batches):

@@ -14,7 +14,7 @@ import psutil
 from bench.harness.figures import Figure
 from bench.ring.wirehead import rival
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.tools.benchmark import PlaceBench, Turn, machine_limits, sample_of
+from gpu_client.ring.tools.benchmark import BenchmarkTurn, StoreBenchmark, make_sample, measure_machine
 
 PAIR_BYTES = 32 * 1024 * 1024
 """Two volumes of 256 x 256 x 256 in uint8, as Wirehead stores them."""
@@ -32,13 +32,13 @@ def against_raw(scratch: Path, *, rounds: int, samples: int, scale: int = 1) -> 
     image = np.random.default_rng(1).random(LOSSLESS_BYTES // scale // 5, np.float32)
     label = np.random.default_rng(2).integers(0, 200, image.size, np.uint8)
     cases: list[tuple[str, dict[str, Any]]] = [
-        ("32 MiB, uint8 pair", sample_of(PAIR_BYTES // scale)),
+        ("32 MiB, uint8 pair", make_sample(PAIR_BYTES // scale)),
         ("80 MiB, float32 + uint8", {"image": image, "label": label}),
     ]
     for name, sample in cases:
-        with PlaceBench(str(scratch), sample, samples) as bench:
-            bench.round()
-            turns = [_warmed(bench, scratch).round() for _ in range(rounds)]
+        with StoreBenchmark(str(scratch), sample, samples) as bench:
+            bench.run_round()
+            turns = [_warmed(bench, scratch).run_round() for _ in range(rounds)]
         found += [
             _figure(f"put, {name}", turns, "put_s", "raw_put_s", "new file"),
             _figure(f"verified get, {name}", turns, "get_s", "raw_get_s", "mmap + xxh3"),
@@ -50,9 +50,9 @@ def packed(scratch: Path, *, rounds: int) -> list[Figure]:
     """Small samples, by packs; one in a new file of its own is what it is compared with."""
     samples = PACK * 4
     settings = RingSettings(cap=4 * samples, pack=PACK)
-    with PlaceBench(str(scratch), sample_of(SMALL_BYTES), samples, settings=settings) as bench:
-        bench.round()
-        turns = [_warmed(bench, scratch).round() for _ in range(rounds)]
+    with StoreBenchmark(str(scratch), make_sample(SMALL_BYTES), samples, settings=settings) as bench:
+        bench.run_round()
+        turns = [_warmed(bench, scratch).run_round() for _ in range(rounds)]
     return [
         _figure(f"put, 64 KiB by packs of {PACK}", turns, "put_s", "raw_put_s", "new file", mean=True, at_most=None),
         _figure("verified get, the same", turns, "get_s", "raw_get_s", "mmap + xxh3", mean=True, at_most=None),
@@ -63,20 +63,20 @@ def against_npy(scratch: Path, *, rounds: int, samples: int) -> list[Figure]:
     """Compare `put` of small arrays with `numpy.save` into a plain file, array by array in turns.
 
     Per-sample medians count without packs. With packs one `put` in `pack` stores all of them, so means count. The
-    target holds for the way that docs/ring.md recommends at each size ("When to pack").
+    target holds for the way that docs/ring.md recommends at each size ("Packs").
     """
     found = []
     for size_bytes, said, recommended in ((64 * 1024, "64 KiB", 16), (1024 * 1024, "1 MiB", 1)):
         for pack in (1, 16):
-            with PlaceBench(
+            with StoreBenchmark(
                 str(scratch),
                 {"x": np.random.default_rng(1).random(size_bytes // 4, np.float32)},
                 samples,
                 settings=RingSettings(cap=4 * samples, pack=pack),
                 raw_put=_npy_file,
             ) as bench:
-                bench.round()
-                turns = [_warmed(bench, scratch).round() for _ in range(rounds)]
+                bench.run_round()
+                turns = [_warmed(bench, scratch).run_round() for _ in range(rounds)]
             name = f"put, {said}" + (f" by packs of {pack}" if pack > 1 else "")
             at_most = 1 / OF_NPY if pack == recommended else None
             found.append(_figure(name, turns, "put_s", "raw_put_s", ".npy file", mean=pack > 1, at_most=at_most))
@@ -88,7 +88,7 @@ def _npy_file(path: Path, pieces: Sequence[memoryview]) -> None:
         np.save(file, np.frombuffer(pieces[0], np.float32))
 
 
-def _warmed(bench: PlaceBench, scratch: Path) -> PlaceBench:
+def _warmed(bench: StoreBenchmark, scratch: Path) -> StoreBenchmark:
     """Have memory at hand for two rounds, of which each puts everything twice: a program's, and files', which is other.
 
     A virtual machine gives free memory back to its host within seconds. Who writes to it first then waits for the host,
@@ -115,7 +115,7 @@ def _warmed(bench: PlaceBench, scratch: Path) -> PlaceBench:
 
 def _figure(
     name: str,
-    rounds: list[list[Turn]],
+    rounds: list[list[BenchmarkTurn]],
     ours: str,
     raw: str,
     raw_name: str,
@@ -137,7 +137,7 @@ def _figure(
 
 def limits(*, rounds: int, scale: int = 1) -> list[Figure]:
     """What one thread of this machine does with 32 MiB, besides files."""
-    found = [machine_limits(PAIR_BYTES // scale, tries=3) for _ in range(rounds)]
+    found = [measure_machine(PAIR_BYTES // scale, tries=3) for _ in range(rounds)]
     names = {"copy": "copied in memory", "xxh3": "hashed (xxh3)", "loopback": "sent through loopback"}
     return [
         Figure(name=f"raw: 32 MiB {said}", unit="ms", rounds=[1e3 * PAIR_BYTES / scale / one[name] for one in found])
@@ -148,14 +148,14 @@ def limits(*, rounds: int, scale: int = 1) -> list[Figure]:
 def against_wirehead(scratch: Path, *, rounds: int, scale: int = 1) -> list[Figure]:
     """The same pair through the real Wirehead, round by round in turns."""
     size_bytes, samples = PAIR_BYTES // scale, rival.CAP
-    ours, theirs, alone = list[list[Turn]](), list[tuple[float, float]](), list[tuple[float, float]]()
-    with rival.running(scratch) as wirehead, PlaceBench(str(scratch), sample_of(size_bytes), samples) as bench:
+    ours, theirs, alone = list[list[BenchmarkTurn]](), list[tuple[float, float]](), list[tuple[float, float]]()
+    with rival.running(scratch) as wirehead, StoreBenchmark(str(scratch), make_sample(size_bytes), samples) as bench:
         wirehead("make", size_bytes)
         wirehead("put", samples)
         wirehead("get", 1)
-        bench.round()
+        bench.run_round()
         for _ in range(rounds):
-            ours.append(_warmed(bench, scratch).round())
+            ours.append(_warmed(bench, scratch).run_round())
             _warmed(bench, scratch)
             theirs.append((median(wirehead("put", samples)), median(wirehead("get", samples))))
             put, get = zip(*wirehead("ceiling", samples), strict=True)

@@ -14,7 +14,7 @@ from gpu_client.ring.core.garbage_collector import UNFINISHED_S
 from gpu_client.ring.core.ring import Ring, make_ring
 from gpu_client.ring.errors import ManifestMissing
 from gpu_client.ring.format.manifest import ObjectId, Slot
-from gpu_client.ring.format.records import PINS, READERS, SAMPLES, content_of
+from gpu_client.ring.format.records import PINS, READERS, SAMPLES, decode_record
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
 
@@ -138,7 +138,7 @@ class Stored:
         wanted = set(range(max(number - ring.settings.retain + 1, 1), number + 1))
         for prefix in (READERS, PINS):
             for key in ring.store.keys(prefix):
-                wanted |= set(content_of(ring.store.record(key)).get("manifests", ()))
+                wanted |= set(decode_record(ring.store.record(key)).get("manifests", ()))
         needed = {claim.object for claim in ring.claims()}
         for one in wanted:
             needed |= {slot.object for slot in _slots(ring, one)}

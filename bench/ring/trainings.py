@@ -13,7 +13,7 @@ from typing import Any
 from bench.harness.figures import Figure
 from bench.ring import roles
 from bench.ring.population import Counters, begun, population, wait_for
-from gpu_client.ring.core.garbage_collector import read_so_far
+from gpu_client.ring.core.garbage_collector import count_samples_read
 from gpu_client.ring.core.ring import Ring, make_ring
 from gpu_client.ring.reading.loader import RingLoader
 from gpu_client.ring.settings import RingSettings
@@ -120,7 +120,7 @@ def flow(scratch: Path, *, lasts_s: float) -> list[Figure]:
 
 
 def _moved(ring: Ring) -> tuple[int, int]:
-    return ring.newest().inserted, read_so_far(ring)
+    return ring.newest().inserted, count_samples_read(ring)
 
 
 def waiting(scratch: Path, *, rounds: int, batches: int, warm_up: int) -> list[Figure]:

@@ -15,11 +15,11 @@ from demo.ring.shapes import held_out, render
 from demo.ring.train import GENERATORS
 from demo.runner import Stage
 from demo.screen import Phase
-from gpu_client.ring.core.repair import verified
+from gpu_client.ring.core.repair import verify_objects
 from gpu_client.ring.core.ring import Ring, make_ring
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.tools.status import status_of
+from gpu_client.ring.tools.status import read_status
 
 SECONDS = 30.0
 """Duration of each training from its first batch on."""
@@ -114,7 +114,7 @@ def _train(
 
 
 def _state(ring: Ring, generators: int) -> RingState:
-    status = status_of(ring)
+    status = read_status(ring)
     return RingState(
         time.monotonic(), status.readable, status.inserted, status.read,
         status.newest_s or 0.0, status.oldest_s or 0.0, generators,
@@ -126,7 +126,7 @@ def _prove(ring: Ring, generators: Generators) -> Proof:
     generators.end()
     while ring.publish() is not None:
         pass
-    problems, wrong = dict(verified(ring)), []
+    problems, wrong = dict(verify_objects(ring)), []
     with RingReader(ring) as reader:
         slots = reader.newest().slots
         chosen = slots[:: max(len(slots) // REPLAYED, 1)][:REPLAYED]

@@ -1,1 +1,1 @@
-"""A circular cache of generated samples between many generators and one training: see README.md."""
+"""Circular cache of generated samples between many generators and one training: see README.md."""

@@ -1,15 +1,15 @@
-"""Errors of the ring: a stable code, what is wrong, and what would be right."""
+"""Errors of the ring: a stable code, the problem, and the remedy."""
 
 from __future__ import annotations
 
 
 class RingError(Exception):
-    """What was asked of a ring cannot be done."""
+    """Base class of all errors of a ring."""
 
     code = "ring_error"
 
     def __init__(self, problem: str, remedy: str = "") -> None:
-        """With the text alone, too: so loaders of torch raise anew what a worker has raised."""
+        """Accept the whole text as `problem` too: a DataLoader rebuilds the error of a worker from its text alone."""
         super().__init__(f"{problem}. {remedy}" if remedy else problem)
         self.problem = problem
         self.remedy = remedy
@@ -19,46 +19,48 @@ class RingError(Exception):
 
 
 class SampleRefused(RingError):  # noqa: N818 - said of the sample, not of the ring
-    """A sample that the ring does not take: nothing of it was stored."""
+    """The ring does not accept the sample; nothing of the sample was stored."""
 
     code = "sample_refused"
 
 
 class ObjectDamaged(RingError):  # noqa: N818
-    """Stored bytes are not those that were put."""
+    """Stored bytes differ from the bytes that were put."""
 
     code = "object_damaged"
 
 
 class RingMismatch(RingError):  # noqa: N818
-    """There is another ring of that name, or none."""
+    """The ring at the place does not fit the request, or there is none."""
 
     code = "ring_mismatch"
 
 
 class RingMissing(RingMismatch):
-    """There is no ring at that place."""
+    """There is no ring at the place."""
 
 
 class ManifestMissing(RingError):  # noqa: N818
-    """What the pointer names is not there, or cannot be read."""
+    """A manifest or the pointer is missing or unreadable."""
 
     code = "manifest_missing"
 
 
 class WriterFenced(RingError):  # noqa: N818
-    """Another process has taken this writer's name, or it was silent for too long: its claims are refused."""
+    """Another process has taken the name of the writer, or the writer was silent for too long; the ring ignores its
+    claims.
+    """
 
     code = "writer_fenced"
 
 
 class StoreFull(RingError):  # noqa: N818
-    """The store has no room for a sample."""
+    """The store has no space for a sample."""
 
     code = "store_full"
 
 
 class WaitedTooLong(RingError):  # noqa: N818
-    """The other side did not come: no samples to read, or nobody who reads."""
+    """No samples arrived for a reader, or no reader consumed samples, within the time limit."""
 
     code = "waited_too_long"

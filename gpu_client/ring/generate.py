@@ -1,10 +1,11 @@
-"""Generators as jobs, or as programs of which one starts as many copies as one likes:
+"""Run a generator, as a job or as any number of programs:
 
-    python -m gpu_client.ring.generate --function shapes:make --ring /mnt/ring --count 1000 --settings cap=500
+    python -m gpu_client.ring.generate --function shapes:make --ring /mnt/ring --count 1000 --settings cap=1000
 
-Under Baton (recipe `generator@1`) progress goes out with the job's heartbeats, and the writer is called after the job:
-another machine that gets the job goes on where this one ended, and this one, should it wake up, is refused. In an array
-of SLURM jobs it is called after its task. SIGTERM ends it cleanly. What `generating.py` says of generators holds here.
+Under Baton (recipe `generator@1`) the heartbeats of the job carry the progress, and the writer has the name of the job:
+another machine that claims the job continues the count, and this one is fenced if it wakes up. In a SLURM array the
+writer has the name of the task. SIGTERM stops the program cleanly. `generating/generation_loop.py` describes the forms
+of generators.
 """
 
 from __future__ import annotations
@@ -23,12 +24,18 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from gpu_client.ring.core.liveness import own_name
+from gpu_client.ring.core.liveness import unique_name
 from gpu_client.ring.core.ring import Ring, make_ring, open_ring
 from gpu_client.ring.errors import RingError, RingMismatch
 from gpu_client.ring.format.manifest import WRITER_NAME
-from gpu_client.ring.generating.generation_loop import Generation, GeneratorFault, Progress, Samples, samples_of
-from gpu_client.ring.generating.generator_pool import Copies, shares
+from gpu_client.ring.generating.generation_loop import (
+    GenerationLoop,
+    GenerationProgress,
+    GeneratorFault,
+    Samples,
+    adapt_generator,
+)
+from gpu_client.ring.generating.generator_pool import GeneratorPool, split_count
 from gpu_client.ring.settings import RingSettings
 
 if TYPE_CHECKING:
@@ -37,43 +44,43 @@ if TYPE_CHECKING:
 logger = logging.getLogger("baton.ring")
 
 BAD_INPUT_EXIT_CODE = 65
-"""As `gpu_client/training/protocol.py` has it: the parameters are at fault, not the program."""
-SAY_EVERY_S = 10.0
-_OF_SESSION = ("BATON_JOB_ID", "BATON_CHANNEL", "BATON_ARENA", "BATON_CONTROL", "BATON_RESUME_FROM")
+"""Exit code for invalid parameters, as in `gpu_client/training/protocol.py`."""
+LOG_INTERVAL_S = 10.0
+_SESSION_VARIABLES = ("BATON_JOB_ID", "BATON_CHANNEL", "BATON_ARENA", "BATON_CONTROL", "BATON_RESUME_FROM")
 
 
 class BadInput(Exception):  # noqa: N818
-    """What was asked for cannot be generated; the text is for whoever asked."""
+    """The requested generation is impossible; the text is for the user."""
 
 
-class Alone:
-    """Without Baton: progress is logged, SIGTERM and SIGINT end it cleanly, a second SIGINT at once."""
+class StandaloneProgress:
+    """Progress without Baton: logged. SIGTERM and SIGINT stop cleanly, a second SIGINT at once."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, parent: int | None = None) -> None:
-        """`parent`: the process that this one ends with, however that one ends."""
+        """`parent`: process whose end stops this one."""
         self._asked = False
         self._parent = parent
         self._clock = clock
-        self._said_at = -float("inf")
+        self._logged_at = -float("inf")
         signal.signal(signal.SIGTERM, self._stop)
         self._at_sigint = signal.signal(signal.SIGINT, self._stop)
 
     @property
     def should_stop(self) -> bool:
-        """Whether it was asked to, or has been left alone."""
+        """True after a stop request or the end of the parent."""
         return self._asked or (self._parent is not None and os.getppid() != self._parent)
 
     def report(self, step: int, total: int, **metrics: object) -> None:
-        """`step` samples were put."""
+        """Log the number of samples put."""
         now = self._clock()
-        if now - self._said_at >= SAY_EVERY_S or (total and step == total) or self._asked:
-            self._said_at = now
+        if now - self._logged_at >= LOG_INTERVAL_S or (total and step == total) or self._asked:
+            self._logged_at = now
             of = f" of {total:,}" if total else ""
             logger.info("%s%s samples put", f"{step:,}", of)
 
     def phase(self, name: str, done: int, total: int) -> None:
-        """It waits."""
-        if done and done % SAY_EVERY_S == 0:
+        """Log a wait."""
+        if done and done % LOG_INTERVAL_S == 0:
             logger.info("%s: %d", name.replace("_", " "), done)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
@@ -83,26 +90,34 @@ class Alone:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line. With BAD_INPUT_EXIT_CODE and one line ends what cannot be generated."""
-    parser = argparse.ArgumentParser(prog="generate", description="Put samples into a ring.")
-    parser.add_argument("--function", required=True, metavar="MODULE:NAME", help="what makes samples of seeds")
-    parser.add_argument("--ring", required=True, help="where the ring is")
-    parser.add_argument("--count", type=int, help="so many samples; endless unless given")
-    parser.add_argument("--first-seed", type=int, default=0, help="none is less")
-    parser.add_argument("--name", default="", help="the writer's; who takes it up again goes on with its count")
-    parser.add_argument("--processes", type=int, default=1, help="so many generators, which share the count")
-    parser.add_argument("--version", default="", help="of the generator, for the samples' headers")
-    parser.add_argument("--options", nargs="*", default=[], metavar="NAME=VALUE", help="for the function; JSON or text")
+    """Run the command line. Invalid parameters end it with BAD_INPUT_EXIT_CODE and one line."""
+    parser = argparse.ArgumentParser(prog="generate", description="Generate samples into a ring.")
     parser.add_argument(
-        "--settings", nargs="*", default=[], metavar="NAME=VALUE", help="with them the ring is made if it is not there"
+        "--function", required=True, metavar="MODULE:NAME", help="generator: a function, class or generator function"
+    )
+    parser.add_argument("--ring", required=True, help="place of the ring, for example /mnt/ring or baton:NAME")
+    parser.add_argument("--count", type=int, help="number of samples (default: endless)")
+    parser.add_argument("--first-seed", type=int, default=0, help="minimum seed (default: 0)")
+    parser.add_argument("--name", default="", help="name of the writer; a restart continues its count")
+    parser.add_argument("--processes", type=int, default=1, help="generator processes, which share the count")
+    parser.add_argument("--version", default="", help="version of the generator, for the headers")
+    parser.add_argument(
+        "--options", nargs="*", default=[], metavar="NAME=VALUE", help="arguments of the generator: JSON or text"
+    )
+    parser.add_argument(
+        "--settings",
+        nargs="*",
+        default=[],
+        metavar="NAME=VALUE",
+        help="settings for a missing ring; without them a missing ring is an error",
     )
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)  # nobody has its name again
+    parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)  # no later process takes the name
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     session = _session()
     try:
-        _generate(options, session or Alone(parent=options.parent))
+        _generate(options, session or StandaloneProgress(parent=options.parent))
     except (BadInput, GeneratorFault, RingError) as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         passes = isinstance(error, RingError) and not isinstance(error, RingMismatch)
@@ -112,8 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             session.close()
 
 
-def writer_name(environment: Mapping[str, str]) -> str:
-    """What this process is called for as long as it is begun again: after its job; empty where nobody says."""
+def choose_writer_name(environment: Mapping[str, str]) -> str:
+    """Choose a name that restarts keep: of the job or the SLURM task; "" without either."""
     if job := environment.get("BATON_JOB_ID"):
         return f"job-{job}"
     if job := environment.get("SLURM_ARRAY_JOB_ID") or environment.get("SLURM_JOB_ID"):
@@ -123,22 +138,22 @@ def writer_name(environment: Mapping[str, str]) -> str:
     return ""
 
 
-def _generate(options: argparse.Namespace, progress: Progress) -> None:
+def _generate(options: argparse.Namespace, progress: GenerationProgress) -> None:
     if options.count is not None and options.count < 1:
-        raise BadInput(f"count is {options.count}: it is at least 1, or left out")
+        raise BadInput(f"count is {options.count}: use at least 1, or omit it")
     if options.first_seed < 0:
-        raise BadInput(f"the first seed is {options.first_seed}: it is at least 0")
+        raise BadInput(f"the first seed is {options.first_seed}: use at least 0")
     if options.processes < 1:
-        raise BadInput(f"{options.processes} processes are none: there is at least 1")
-    name = options.name or writer_name(os.environ)
+        raise BadInput(f"processes is {options.processes}: use at least 1")
+    name = options.name or choose_writer_name(os.environ)
     if name and not WRITER_NAME.fullmatch(f"{name}-{options.processes}"):
-        raise BadInput(f"{name!r} is no name of a writer: letters, digits, - and _, and not much more than 50 of them")
+        raise BadInput(f"{name!r} is not a name of a writer: use letters, digits, - and _, at most about 50")
     ring = _ring(options.ring, dict(map(_pair, options.settings)))
     if options.processes > 1:
         _generate_in_copies(options, name, ring, progress)
         return
     samples = _samples(options.function, {name: _value(text) for name, text in map(_pair, options.options)})
-    generation = Generation(
+    generation = GenerationLoop(
         ring,
         samples,
         progress,
@@ -155,11 +170,11 @@ def _generate(options: argparse.Namespace, progress: Progress) -> None:
     )
 
 
-def _generate_in_copies(options: argparse.Namespace, name: str, ring: Ring, progress: Progress) -> None:
+def _generate_in_copies(options: argparse.Namespace, name: str, ring: Ring, progress: GenerationProgress) -> None:
     again = bool(name)
-    name = name or own_name()
+    name = name or unique_name()
     commands: dict[str, list[str]] = {}
-    for number, share in enumerate(shares(options.count, options.processes)):
+    for number, share in enumerate(split_count(options.count, options.processes)):
         commands[f"{name}-{number}"] = [
             *(sys.executable, "-m", "gpu_client.ring.generate"),
             *(f"--function={options.function}", f"--ring={options.ring}", f"--name={name}-{number}"),
@@ -168,15 +183,15 @@ def _generate_in_copies(options: argparse.Namespace, name: str, ring: Ring, prog
             *(f"--first-seed={options.first_seed}", f"--version={options.version}", f"--parent={os.getpid()}"),
             *("--options", *options.options),
         ]
-    # The session is this process's; the others log what they do.
-    environment = {name: value for name, value in os.environ.items() if name not in _OF_SESSION}
-    code = Copies(ring, commands, environment, progress, count=options.count, again=again).run()
+    # The session belongs to this process; the others log.
+    environment = {name: value for name, value in os.environ.items() if name not in _SESSION_VARIABLES}
+    code = GeneratorPool(ring, commands, environment, progress, count=options.count, again=again).run()
     if code:
         sys.exit(code if code > 0 else 1)
 
 
 def _session() -> Session | None:
-    """The session of a job; None without Baton, where neither it nor torch is needed."""
+    """Start the session of a job; None without Baton, where neither the session nor torch is needed."""
     if not os.environ.get("BATON_JOB_ID"):
         return None
     from gpu_client.training.session.session import Session
@@ -190,15 +205,15 @@ def _ring(place: str, settings: Mapping[str, str]) -> Ring:
     try:
         return make_ring(place, RingSettings.model_validate_strings(settings))
     except ValidationError as error:
-        said = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'settings'}: {one['msg']}" for one in error.errors())
-        raise BadInput(f"these are no settings of a ring: {said}") from error
+        faults = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'settings'}: {one['msg']}" for one in error.errors())
+        raise BadInput(f"invalid settings of a ring: {faults}") from error
 
 
 def _samples(name: str, options: Mapping[str, Any]) -> Samples:
-    """What is called so, in a module of the job's inputs, this directory, or one that is installed."""
+    """Load a generator from a module of the job's inputs, the working directory, or an installed package."""
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
-        raise BadInput(f"{name!r} names no function. Write it as in shapes:make")
+        raise BadInput(f"{name!r} names no function. Use the form shapes:make")
     for folder in (os.getcwd(), os.environ.get("BATON_DATA_DIR", "")):  # noqa: PTH109 - as sys.path has them
         if folder and folder not in sys.path:
             sys.path.insert(0, folder)
@@ -206,14 +221,14 @@ def _samples(name: str, options: Mapping[str, Any]) -> Samples:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # there is such a module, which needs another one
+            raise  # the module exists and lacks a dependency
         raise BadInput(f"there is no module {error.name}. Give the job its code as an input, or install it") from error
     for part in attribute.split("."):
         found = getattr(found, part, None)
     if not callable(found):
         raise BadInput(f"{module_name} has no function {attribute}")
     try:
-        return samples_of(found, options)
+        return adapt_generator(found, options)
     except TypeError as error:
         raise BadInput(f"{name} cannot be called with {', '.join(options) or 'a seed alone'}: {error}") from error
 

@@ -1,4 +1,4 @@
-"""Remove the ring that Wirehead's config.yaml names: `python -m gpu_client.ring.wirehead_clean [config.yaml]`."""
+"""Remove the ring of Wirehead's config.yaml: `python -m gpu_client.ring.wirehead_clean [config.yaml]`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 from gpu_client.ring.core.ring import remove_ring
 from gpu_client.ring.errors import RingError, RingMissing
-from gpu_client.ring.tools.wirehead_log import Config, say
+from gpu_client.ring.tools.wirehead_log import WireheadConfig, print_lines
 
 
 def clean(config_path: str = "config.yaml") -> int:
-    """Remove the ring with all its samples; return how many objects and records, 0 if there is no ring.
+    """Remove the ring. Returns the number of removed objects and records, 0 if there is no ring.
 
-    Stop what uses the ring before. Raises RingMismatch, and OSError where the store cannot be reached.
+    Stop the processes of the ring before. Raises RingMismatch, and OSError for an unreachable store.
     """
     try:
-        return remove_ring(Config.read(config_path).place)
+        return remove_ring(WireheadConfig.read(config_path).place)
     except RingMissing:
         return 0
 
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     except (RingError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    say(f"Deleted the ring, with {removed} objects in it" if removed else "There was no ring")
+    print_lines(f"Deleted the ring, with {removed} objects in it" if removed else "There was no ring")
     return 0
 
 

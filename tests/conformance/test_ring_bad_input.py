@@ -1,4 +1,4 @@
-"""What rings are given that is wrong, wherever they lie: it is told, nothing else suffers, and the ring goes on."""
+"""Test damage at every place: it is reported, nothing else suffers, the ring continues."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def flipped(place_of_bit: Callable[[bytes], int]) -> Callable[[bytes], bytes]:
         pytest.param(lambda data: data[:20], "ends after 20 bytes", id="stump"),
         pytest.param(lambda _: b"", "ends after 0 bytes", id="empty"),
         pytest.param(lambda data: data + b"\0", "instead of", id="longer"),
-        pytest.param(flipped(lambda data: 0), "no object of a ring", id="magic"),
+        pytest.param(flipped(lambda data: 0), "not an object of a ring", id="magic"),
         pytest.param(flipped(lambda data: 50), "header was altered", id="header"),
         pytest.param(flipped(lambda data: len(data) - 65), "were altered", id="array"),
         pytest.param(flipped(lambda data: len(data) - 1), "were altered", id="padding"),
-        pytest.param(None, "it is not there", id="lost"),
+        pytest.param(None, "is missing", id="lost"),
     ],
 )
 def test_damage_is_told_quarantined_and_read_around(
@@ -88,7 +88,7 @@ def test_a_pointer_to_a_missing_manifest_is_told_to_everybody(place: Place) -> N
     place.lose(manifest_key(number))
     ring = open_ring(place.text)
     for ask in (ring.newest, ring.publish, lambda: read_status(ring), lambda: list(verify_objects(ring))):
-        with pytest.raises(ManifestMissing, match=f"manifest {number} is not there"):
+        with pytest.raises(ManifestMissing, match=f"manifest {number} is missing"):
             ask()
     with RingReader(ring, threads=False) as reader, pytest.raises(ManifestMissing):
         reader.newest()

@@ -1,4 +1,4 @@
-"""`baton ring bench` measures any place, and leaves nothing there."""
+"""Test `baton ring bench` at every place: it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 def test_a_place_is_measured_and_left_as_it_was(place: str) -> None:
     ring = make_ring(place, RingSettings(cap=1))
     with StoreBenchmark(place, make_sample(100_000), 3) as bench:
-        turns = [turn for _ in range(2) for turn in bench.round()]
+        turns = [turn for _ in range(2) for turn in bench.run_round()]
         assert bench.ring.store.keys("samples/") != []
     assert len(turns) == 6
     assert all(min(turn.raw_put_s, turn.put_s, turn.raw_get_s, turn.get_s) > 0 for turn in turns)

@@ -1,4 +1,4 @@
-"""Every step at which a process can die, one after the other, and publishers that race, wherever rings lie."""
+"""Test deaths at every step and racing publishers, at every place."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Scene:
         self.put += [self.one() for _ in range(2)]
 
     def written_by(self, name: str, ring: Ring) -> RingWriter:
-        return RingWriter(ring, name, keeper=Maintainer(ring, name), threads=False, clock=self.clock)
+        return RingWriter(ring, name, maintainer=Maintainer(ring, name), threads=False, clock=self.clock)
 
     def publish_all(self) -> None:
         while self.ring.publish() is not None:

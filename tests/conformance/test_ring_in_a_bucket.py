@@ -1,4 +1,4 @@
-"""A ring in a bucket when the way there is bad; and what its use costs in requests."""
+"""Test a ring in a bucket behind a bad connection, and count its requests."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_parts_of_two_objects_are_not_put_together(bucket: RingBucket, monkeypat
         return begin()
 
     monkeypatch.setattr(store.bucket, "part_threads", replacing)
-    with pytest.raises(ObjectDamaged, match="replaced while it was read"):
+    with pytest.raises(ObjectDamaged, match="replaced during the read"):
         store.read(KEY)
 
 
@@ -221,17 +221,17 @@ def test_what_was_begun_and_is_not_read_is_given_up(bucket: RingBucket, proxy: F
     keys = [f"samples/w/{number}" for number in range(4)]
     for key in keys:
         store.create(key, [view(key.encode())])
-    store.begin(keys)
-    store.begin(keys[2:])
-    assert store._fetching.begun.keys() == set(keys[2:])
+    store.prefetch(keys)
+    store.prefetch(keys[2:])
+    assert store._prefetcher.pending.keys() == set(keys[2:])
     for key in keys:
         found = store.read(key)
         assert found is not None
         assert bytes(found) == key.encode()
-    store.begin(keys[:1])
-    assert store._fetching.begun == {}, "one alone is read when it is wanted"
+    store.prefetch(keys[:1])
+    assert store._prefetcher.pending == {}, "one alone is read when it is wanted"
     store.delete(keys)
-    store.begin(keys)
+    store.prefetch(keys)
     assert [store.read(key) for key in keys] == [None] * 4
 
 
@@ -272,7 +272,7 @@ def test_a_ring_in_a_bucket_is_written_kept_and_read(bucket: RingBucket) -> None
     ring = Ring.make(bucket.opened(), RingSettings(cap=8, retain=2, pack=2, lease_s=5))
     with (
         Maintainer(ring, "keeper") as keeper,
-        RingWriter(Ring.open(bucket.opened()), "w", keeper=keeper) as writer,
+        RingWriter(Ring.open(bucket.opened()), "w", maintainer=keeper) as writer,
         RingReader(Ring.open(bucket.opened())) as reader,
     ):
         for number in range(20):

@@ -1,4 +1,4 @@
-"""Trainings read rings through workers, begun either way, and on several ranks, wherever rings lie."""
+"""Test trainings with workers, forked and spawned, and on several ranks, at every place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every place where a ring can lie keeps the same promises."""
+"""Test the promises of `RingBackend` at every place."""
 
 from __future__ import annotations
 

@@ -10,14 +10,14 @@ import psutil
 import pytest
 
 from baton.contract.jobs import AttemptEnd, InputRef, JobState, JobSubmit, Policy
-from gpu_client.ring.core.repair import verified
+from gpu_client.ring.core.repair import verify_objects
 from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.errors import RingMismatch
-from gpu_client.ring.generating.named_counter import put_under
+from gpu_client.ring.generating.named_counter import read_count
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store.control_plane import ApiStore
-from gpu_client.ring.store.uri import Access
+from gpu_client.ring.store.control_plane import ControlPlaneStore
+from gpu_client.ring.store.uri import ControlPlaneAccess
 from tests.kits.stack.control_plane import TRAINERS
 from tests.kits.stack.stack import Stack
 from tests.kits.stack.workshop import Workshop
@@ -30,9 +30,9 @@ SAMPLES = 12
 
 def test_a_killed_generator_costs_at_most_a_sample_and_its_token_ends_with_it(shop: Workshop) -> None:
     stack, name = shop.stack, shop.queue
-    access = Access(stack.url, stack.keys["admin"])
+    access = ControlPlaneAccess(stack.url, stack.keys["admin"])
     settings = RingSettings(cap=SAMPLES, publish_interval_s=0.2, lease_s=10)
-    ring = Ring.make(ApiStore(name, access), settings)
+    ring = Ring.make(ControlPlaneStore(name, access), settings)
     gate = shop.gate(8)
     job = stack.client.submit(
         JobSubmit(
@@ -49,7 +49,7 @@ def test_a_killed_generator_costs_at_most_a_sample_and_its_token_ends_with_it(sh
     until(lambda: len(ring.newest()) >= 3, 25, what="samples of the first machine")
     (trainer,) = shop.training("generates.py")
     token = Path(f"/proc/{trainer.pid}/environ").read_bytes().split(b"BATON_RING_TOKEN=")[1].split(b"\0")[0].decode()
-    assert Ring.open(ApiStore(name, Access(stack.url, token))).settings == settings
+    assert Ring.open(ControlPlaneStore(name, ControlPlaneAccess(stack.url, token))).settings == settings
     first.kill_group()
     gate.open()
     shop.agent("w2")
@@ -65,14 +65,14 @@ def test_a_killed_generator_costs_at_most_a_sample_and_its_token_ends_with_it(sh
     writers = {slot.object.writer for slot in newest.slots}
     assert "epoch-1" in writers and len(writers) > 1
     assert writers <= {f"epoch-{one.epoch}" for one in attempts}
-    assert set(dict(verified(ring)).values()) == {""}
+    assert set(dict(verify_objects(ring)).values()) == {""}
     with RingReader(ring, threads=False) as reader:
         assert all(reader.provenance(slot)["seed"] == reader.sample(slot)["x"][0] for slot in reader.newest().slots)
     with pytest.raises(RingMismatch, match=r"key_unknown|key_revoked"):
-        Ring.open(ApiStore(name, Access(stack.url, token)))
+        Ring.open(ControlPlaneStore(name, ControlPlaneAccess(stack.url, token)))
     for agent in shop.agents:
         assert "batonring_" not in agent.log(), "the token is in the agent's log"
-    assert ApiStore(name, access).remove() > SAMPLES
+    assert ControlPlaneStore(name, access).remove() > SAMPLES
 
 
 def environment_of(process: psutil.Process) -> dict[str, str]:
@@ -85,8 +85,8 @@ def test_generators_by_recipe_need_no_credentials_and_who_gets_a_killed_one_s_jo
     shop: Workshop, stack: Stack
 ) -> None:
     """Two jobs of `generator@1` whose code is their input; the samples go to the bucket by presigned URL."""
-    name, access = shop.queue, Access(stack.url, stack.keys["admin"])
-    ring = Ring.make(ApiStore(name, access), RingSettings(cap=100, publish_interval_s=0.2, lease_s=10))
+    name, access = shop.queue, ControlPlaneAccess(stack.url, stack.keys["admin"])
+    ring = Ring.make(ControlPlaneStore(name, access), RingSettings(cap=100, publish_interval_s=0.2, lease_s=10))
     for code in ("shapes_of_ring.py", "gate.py"):
         stack.write(f"{name}/{code}", (TRAINERS / code).read_bytes(), "training-data")
     gate = shop.gate(10)
@@ -137,12 +137,12 @@ def test_generators_by_recipe_need_no_credentials_and_who_gets_a_killed_one_s_jo
     assert len({slot.id for slot in newest.slots}) == len(newest)
     writers = [f"job-{jobs[0].id}", f"job-{jobs[1].id}-0", f"job-{jobs[1].id}-1"]
     assert {slot.object.writer for slot in newest.slots} == set(writers)
-    assert [put_under(ring.store, writer) for writer in writers] == [25, 15, 15]
-    assert set(dict(verified(ring)).values()) == {""}
+    assert [read_count(ring.store, writer) for writer in writers] == [25, 15, 15]
+    assert set(dict(verify_objects(ring)).values()) == {""}
     with RingReader(ring, threads=False) as reader:
         found = [(reader.provenance(slot)["seed"], reader.sample(slot)["x"][0]) for slot in newest.slots]
     assert all(seed == value for seed, value in found)
     assert len({seed for seed, _ in found}) == len(found), "no seed comes twice"
     stored = [one for one in stack.s3.requests("^PUT ") if f"/rings/{name}/" in one and "/samples/" in one]
     assert len(stored) >= len(newest)
-    assert ApiStore(name, access).remove() > len(newest)
+    assert ControlPlaneStore(name, access).remove() > len(newest)

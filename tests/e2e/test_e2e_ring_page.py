@@ -42,8 +42,8 @@ def test_every_command_runs(tmp_path: Path) -> None:
     assert re.search(r"generate:render \[\d, \d+\]$", again)
     assert watched.count("256 of 256") == 2
     assert verified == "" and "256 objects read, 0 damaged" in ran.stderr
-    assert "exit code 1" in repaired and "pointer: it cannot be read" in repaired
-    assert "255 of 256" in repaired and "repaired: 255 samples can be read" in ran.stderr
+    assert "exit code 1" in repaired and "pointer: unreadable" in repaired
+    assert "255 of 256" in repaired and "repaired: 255 samples readable" in ran.stderr
     assert recorded == "" and "256 samples recorded in recorded, 0 damaged" in ran.stderr
     assert set(re.findall(r"'(\w+)', 16", mixed)) == {"live", "kept"}
     assert re.match(r"10 tensor\(0\.[45]", came)

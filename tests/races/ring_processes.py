@@ -36,7 +36,7 @@ def read(place: str, told: Path) -> None:
                 for slot in newest.slots:
                     sample = reader.sample(slot)
                     assert (sample["x"] == sample["x"][0]).all(), slot.id
-                reader.took(len(newest))
+                reader.record_consumed(len(newest))
                 file.write(f"read {newest.number} {len(newest)}\n".encode())
             except Exception as error:
                 file.write(f"wrong {error!r}\n".encode())

@@ -18,7 +18,7 @@ from gpu_client.cli.core.session import AsJson, CliSession, session_of
 from gpu_client.transport.api.calls import pages
 
 if TYPE_CHECKING:
-    from gpu_client.ring.tools.status import Status
+    from gpu_client.ring.tools.status import RingStatus
 
 
 ring_app = typer.Typer(no_args_is_help=True, help="Manage rings: circular caches of generated samples.")
@@ -71,9 +71,9 @@ def status(context: typer.Context, place: Place, *, as_json: AsJson = False) -> 
     session = session_of(context)
     with ring_errors():
         from gpu_client.ring.core.ring import open_ring
-        from gpu_client.ring.tools.status import status_of
+        from gpu_client.ring.tools.status import read_status
 
-        found = status_of(open_ring(place))
+        found = read_status(open_ring(place))
     if as_json:
         session.output.json({**asdict(found), "reuse": found.reuse})
     else:
@@ -99,16 +99,16 @@ def watch(
     with ring_errors(), _open_display(session.output, place, as_json=as_json) as shown:
         from gpu_client.ring.core.ring import open_ring
         from gpu_client.ring.errors import RingError
-        from gpu_client.ring.tools.status import status_of
+        from gpu_client.ring.tools.status import read_status
 
         ring = open_ring(place)
-        shown(status_of(ring))
+        shown(read_status(ring))
         silent = False
         for number in counting(1):
             if number == limit or session.cancel.wait(every):
                 return
             try:
-                shown(status_of(ring))
+                shown(read_status(ring))
                 silent = False
             except (RingError, OSError) as error:
                 if not silent:
@@ -132,11 +132,11 @@ def verify(
     """
     session = session_of(context)
     with ring_errors():
-        from gpu_client.ring.core.repair import examined, repaired
+        from gpu_client.ring.core.repair import inspect_ring, repair_ring
         from gpu_client.ring.core.ring import open_ring
 
         ring = open_ring(place)
-        found = repaired(ring) if repair else examined(ring)
+        found = repair_ring(ring) if repair else inspect_ring(ring)
         newest = ring.newest() if repair else None
     if as_json:
         result = {"objects": found.read, "damaged": found.damaged}
@@ -223,18 +223,18 @@ def bench(
     session = session_of(context)
     with ring_errors():
         from gpu_client.cli.ring.view import bench_document, show_bench
-        from gpu_client.ring.tools.benchmark import bench, machine_limits
+        from gpu_client.ring.tools.benchmark import measure_machine, run_benchmark
 
         size_bytes = int(size * 1024 * 1024)
-        rates = bench(place, size_bytes=size_bytes, samples=samples, rounds=rounds)
-        limits = machine_limits(size_bytes)
+        rates = run_benchmark(place, size_bytes=size_bytes, samples=samples, rounds=rounds)
+        limits = measure_machine(size_bytes)
     if as_json:
         session.output.json(bench_document(rates, limits))
     else:
         show_bench(session.output, rates, limits)
 
 
-def show_status(output: CommandOutput, found: Status, rates: tuple[float, float] | None) -> None:
+def show_status(output: CommandOutput, found: RingStatus, rates: tuple[float, float] | None) -> None:
     """Print a status as fields and tables. `rates`: samples put and read per second."""
     age = "" if found.oldest_s is None or found.newest_s is None else f"{found.newest_s:.1f} to {found.oldest_s:.1f} s"
     reuse = "" if found.reuse is None else f"{found.reuse:.2f} reads per sample"
@@ -263,25 +263,25 @@ def show_status(output: CommandOutput, found: Status, rates: tuple[float, float]
 
 
 @contextmanager
-def _open_display(output: CommandOutput, place: str, *, as_json: bool) -> Iterator[Callable[[Status], None]]:
+def _open_display(output: CommandOutput, place: str, *, as_json: bool) -> Iterator[Callable[[RingStatus], None]]:
     """Yield a function that shows a status: as a JSON line, a live view on a terminal, or fields."""
     from gpu_client.cli.ring.view import render_status
-    from gpu_client.ring.tools.status import Trend
+    from gpu_client.ring.tools.status import RateTrend
 
-    trend = Trend()
+    trend = RateTrend()
     if output.live and not as_json:
         with output.live_area() as draw:
 
-            def draw_status(found: Status) -> None:
-                trend.look(found)
+            def draw_status(found: RingStatus) -> None:
+                trend.add(found)
                 lines, columns = output.terminal_size
                 draw(render_status(place, found, trend, lines=lines, columns=columns, unicode=output.supports_unicode))
 
             yield draw_status
         return
 
-    def print_status(found: Status) -> None:
-        trend.look(found)
+    def print_status(found: RingStatus) -> None:
+        trend.add(found)
         rates = trend.rates[-1] if trend.rates else None
         if as_json:
             put_per_s, get_per_s = rates or (None, None)
@@ -319,11 +319,11 @@ def _parse_setting(text: str) -> tuple[str, Any]:
 @ring_app.callback()
 def _with_profile(context: typer.Context) -> None:
     """Give ring addresses baton:NAME the profile of the session."""
-    from gpu_client.ring.store.uri import look_elsewhere
+    from gpu_client.ring.store.uri import set_access_source
 
     session = session_of(context)
-    look_elsewhere(lambda: _choose_access(session))
-    context.call_on_close(lambda: look_elsewhere(None))  # of this command only: tests run several per process
+    set_access_source(lambda: _choose_access(session))
+    context.call_on_close(lambda: set_access_source(None))  # of this command only: tests run several per process
 
 
 @ring_app.command(name="list")

@@ -11,10 +11,10 @@ from rich.text import Text
 
 from gpu_client.cli.core.formats import count, plain, size
 from gpu_client.cli.core.output import CommandOutput
-from gpu_client.ring.tools.status import Pace, ReaderRow, Status, Trend, WriterRow
+from gpu_client.ring.tools.status import ProcessRate, RateTrend, ReaderRow, RingStatus, WriterRow
 
 if TYPE_CHECKING:
-    from gpu_client.ring.tools.benchmark import Rates
+    from gpu_client.ring.tools.benchmark import BenchmarkRates
 
 
 _LEVELS = "▁▂▃▄▅▆▇█"
@@ -30,7 +30,7 @@ _LATE_WAIT_SHARE = 0.05
 
 
 def render_status(
-    place: str, found: Status, trend: Trend, *, lines: int, columns: int, unicode: bool = True
+    place: str, found: RingStatus, trend: RateTrend, *, lines: int, columns: int, unicode: bool = True
 ) -> RenderableType:
     """Render a status for a terminal of `lines` and `columns`; count the rows that do not fit.
 
@@ -57,12 +57,12 @@ def sparkline(values: Sequence[float], cells: int) -> str:
     return "".join(_LEVELS[min(int(value / top * len(_LEVELS)), len(_LEVELS) - 1)] for value in shown)
 
 
-def _title(place: str, found: Status) -> Text:
+def _title(place: str, found: RingStatus) -> Text:
     text = Text(plain(place), "bold", no_wrap=True, overflow="ellipsis")
     return text.append(f"  {found.mode}, manifest {found.manifest:,}", "dim")
 
 
-def _head(found: Status, trend: Trend, cells: int, *, unicode: bool) -> Iterator[Text]:
+def _head(found: RingStatus, trend: RateTrend, cells: int, *, unicode: bool) -> Iterator[Text]:
     def line(name: str, drawn: Text, text: str = "") -> Text:
         whole = Text(f"{name:<9}", "bold", no_wrap=True, overflow="ellipsis")
         whole.append(drawn if len(drawn) >= cells or not text else drawn.append(" " * (cells - len(drawn))))
@@ -90,20 +90,20 @@ def _head(found: Status, trend: Trend, cells: int, *, unicode: bool) -> Iterator
         yield line("damaged", Text(label, "not bold red"))
 
 
-def _reuse(in_all: float, trend: Trend) -> tuple[Text, str]:
+def _reuse(in_all: float, trend: RateTrend) -> tuple[Text, str]:
     if trend.reuse is None:
         return Text("no new samples", "not bold yellow"), f"{in_all:.1f} reads per sample in total"
     return Text(f"{trend.reuse:.1f} reads per sample", "not bold"), f"{in_all:.1f} in total"
 
 
-def _waits(trend: Trend) -> tuple[Text, str]:
+def _waits(trend: RateTrend) -> tuple[Text, str]:
     readers, writers = trend.readers_waited_share, trend.writers_waited_share
     starved = readers is not None and readers > _LATE_WAIT_SHARE
     label = Text(f"readers {_share(readers) or 'unknown'}", "not bold yellow" if starved else "not bold")
     return label, f"writers {_share(writers) or 'unknown'}"
 
 
-def _writers(rows: Sequence[WriterRow], trend: Trend, room: int) -> list[RenderableType]:
+def _writers(rows: Sequence[WriterRow], trend: RateTrend, room: int) -> list[RenderableType]:
     table = _table(["writer", "", "put/s", "bytes/s", "put", "refused", "waits"])
     shown = sorted(rows, key=lambda row: (not row.at_work, row.name))[:room]
     for row in shown:
@@ -116,7 +116,7 @@ def _writers(rows: Sequence[WriterRow], trend: Trend, room: int) -> list[Rendera
     return [table, *_rest(len(rows) - len(shown), "writer")]
 
 
-def _readers(rows: Sequence[ReaderRow], trend: Trend, room: int) -> list[RenderableType]:
+def _readers(rows: Sequence[ReaderRow], trend: RateTrend, room: int) -> list[RenderableType]:
     table = _table(["reader", "", "read/s", "read", "damaged", "waits"])
     for row in rows[:room]:
         pace = trend.reader(row.name)
@@ -138,7 +138,7 @@ def _rest(hidden: int, kind: str) -> list[Text]:
     return [Text(f"and {count(hidden, f'more {kind}')}", "dim")] if hidden > 0 else []
 
 
-def _rate(pace: Pace | None) -> str:
+def _rate(pace: ProcessRate | None) -> str:
     return "" if pace is None else f"{pace.per_s:,.1f}"
 
 
@@ -152,7 +152,7 @@ def _bar(share: float, cells: int, *, unicode: bool) -> Text:
     return Text(one * full, "not bold green").append(other * (cells - full), "not bold dim")
 
 
-def show_bench(output: CommandOutput, rates: Rates, limits: Mapping[str, float]) -> None:
+def show_bench(output: CommandOutput, rates: BenchmarkRates, limits: Mapping[str, float]) -> None:
     """Print the rates of a benchmark as a table."""
     rows = [
         (label, f"{rates.per_s(name):.1f}", f"{rates.per_s(name) * rates.size_bytes / 1e9:.2f}", part)
@@ -171,7 +171,7 @@ def show_bench(output: CommandOutput, rates: Rates, limits: Mapping[str, float])
     )
 
 
-def bench_document(rates: Rates, limits: Mapping[str, float]) -> dict[str, object]:
+def bench_document(rates: BenchmarkRates, limits: Mapping[str, float]) -> dict[str, object]:
     """Return the rates of a benchmark as JSON values."""
     found: dict[str, object] = {"size_bytes": rates.size_bytes, "samples": len(rates.turns)}
     for name in ("put", "get"):

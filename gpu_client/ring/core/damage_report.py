@@ -1,8 +1,7 @@
-"""Telling the job that something of its ring is damaged: its agent makes an event of it.
+"""Report damaged objects: a note in the ring, and an event of the job.
 
-Any process of a job does, whatever it is: a worker of a loader, a rank of a training, a program without a session. So
-it has a connection to the agent of its own, for one line (`gpu_client/training/protocol.py`). Elsewhere there is nobody
-to be told.
+Any process of a job reports: a DataLoader worker, a rank, a program without a session. Therefore each report opens its
+own connection to the agent for one line (`gpu_client/training/protocol.py`). Without an agent there is no event.
 """
 
 from __future__ import annotations
@@ -20,15 +19,14 @@ from gpu_client.ring.format.records import QUARANTINE
 logger = logging.getLogger("baton.ring")
 
 PATIENCE_S = 2.0
-"""For so long the agent may not answer: who reads goes on."""
+"""Time limit for the agent, so that reading continues (s)."""
 _MAX_CHARS = 512
-_MAX_SAID_CHARS = 1000
+_MAX_MESSAGE_CHARS = 1000
 
 
-def tell_job(ring: str, key: str, why: str, environment: Mapping[str, str] = os.environ) -> bool:
-    """An object of the ring at this place is damaged, and is done without; whether that could be said. Never raises.
-
-    The agent tells it once for each object, however many processes say it.
+def report_damage(ring: str, key: str, problem: str, environment: Mapping[str, str] = os.environ) -> bool:
+    """Report a damaged object to the agent of the job. Returns False if there is no agent or the report failed; never
+    raises. The agent makes one event for each object.
     """
     path = environment.get("BATON_CHANNEL", "")
     if not path:
@@ -38,7 +36,7 @@ def tell_job(ring: str, key: str, why: str, environment: Mapping[str, str] = os.
         "type": "quarantined",
         "ring": (ring or "a ring")[:_MAX_CHARS],
         "object": key[:_MAX_CHARS],
-        "message": why[:_MAX_SAID_CHARS],
+        "message": problem[:_MAX_MESSAGE_CHARS],
         "rank": int(rank) if rank.isascii() and rank.isdigit() and len(rank) < 5 else 0,
     }
     try:
@@ -47,25 +45,25 @@ def tell_job(ring: str, key: str, why: str, environment: Mapping[str, str] = os.
             connection.connect(path)
             connection.sendall(json.dumps(message).encode() + b"\n")
     except (OSError, ValueError) as error:
-        logger.warning("the agent cannot be told of the damage: %s", error)
+        logger.warning("the damage cannot be reported to the agent: %s", error)
         return False
     return True
 
 
 def quarantine_key(key: str) -> str:
-    """Where it is noted that the object of this key is damaged."""
+    """Format the key of the note about a damaged object."""
     return QUARANTINE + key.replace("/", ".")
 
 
 def quarantined_key(note: str) -> str:
-    """The key of the object that such a note is about: writers' names have no dots."""
+    """Parse the key of the damaged object from the key of its note: names of writers have no dots."""
     return note.removeprefix(QUARANTINE).replace(".", "/")
 
 
-def quarantined(ring: Ring) -> dict[str, str]:
-    """Damaged objects that any reader has met: why, by their key."""
+def list_quarantined(ring: Ring) -> dict[str, str]:
+    """Read the notes about damaged objects: problem by key."""
     found = {}
     for key in ring.store.keys(QUARANTINE):
-        said = ring.store.read(key)
-        found[quarantined_key(key)] = bytes(said).decode() if said is not None else ""
+        note = ring.store.read(key)
+        found[quarantined_key(key)] = bytes(note).decode() if note is not None else ""
     return found

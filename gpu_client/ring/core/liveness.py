@@ -1,8 +1,12 @@
-"""Who is alive: records that their holders keep changing, and watching whether they change.
+"""Leases: records that living processes keep renewing, and watchers that detect dead processes.
 
-Nobody compares clocks. A holder counts its record up; who watches takes it for dead after not having seen a change for
-one and a half leases, by its own clock. So a clock that is wrong harms nobody. A watcher that has just begun counts on
-from the seconds that the watchers before it have noted (`observations`).
+No clocks are compared. A holder increments its record; a watcher counts a holder as dead after 1.5 leases without a
+change, by its own clock, so a wrong clock harms no process.
+
+A watcher that dies would make the next one wait 1.5 leases anew, and frequent replacements would hide every death.
+Therefore watchers save, for each record, its version and for how long the version has been unchanged; the next watcher
+continues from there if the version is the same. Versions never repeat and seconds only add up, so a note can delay the
+detection of a death, never advance it.
 """
 
 from __future__ import annotations
@@ -24,194 +28,196 @@ from gpu_client.ring.format.records import (
     WATCHED,
     WRITERS,
     Versioned,
-    content_of,
-    sealed,
+    decode_record,
+    encode_checksummed,
 )
-from gpu_client.ring.store.protocol import RingStore
+from gpu_client.ring.store.protocol import RingBackend
 
 DEAD_AFTER_LEASES = 1.5
-"""Records are renewed three times in a lease. What the dead have left is to be gone after two."""
+"""Holders renew three times in a lease. Garbage of the dead is gone after two leases."""
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
 
 
-def require_name(name: str, what: str, pattern: re.Pattern[str] = _NAME) -> str:
-    """The name, if it can be a part of keys. Raises RingMismatch: a name that was changed could be another one's."""
+def require_name(name: str, kind: str, pattern: re.Pattern[str] = _NAME) -> str:
+    """Return the name if it can be a part of keys. Raises RingMismatch: a changed name could be the name of another
+    process.
+    """
     if pattern.fullmatch(name) is None:
-        dots = "" if pattern.fullmatch("a.b") is None else ", and behind these dots"
-        raise RingMismatch(f"{name!r} is no name of a {what}", f"Use 1 to 64 letters, digits, - and _{dots}")
+        dots = "" if pattern.fullmatch("a.b") is None else ", and after the first one dots"
+        raise RingMismatch(f"{name!r} is not a name of a {kind}", f"Use 1 to 64 letters, digits, - and _{dots}")
     return name
 
 
-def own_name() -> str:
-    """A name that no other process has."""
+def unique_name() -> str:
+    """Make a name that no other process has."""
     host = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname().split(".")[0])[:32]
     return f"{host or 'host'}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
-class Watch:
-    """Since when each record has not changed, as this process has seen it."""
+class LeaseWatch:
+    """Times since which records are unchanged, as observed by this process."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._seen: dict[str, tuple[str, float]] = {}
+        self._first_seen: dict[str, tuple[str, float]] = {}
 
     def unchanged_s(self, key: str, record: Versioned | None) -> float:
-        """For how long; 0 when it is seen for the first time."""
+        """Return for how long the record is unchanged (s); 0 at the first observation."""
         now = self._clock()
         version = record.version if record is not None else ""
-        seen = self._seen.get(key)
+        seen = self._first_seen.get(key)
         if seen is None or seen[0] != version:
-            self._seen[key] = (version, now)
+            self._first_seen[key] = (version, now)
             return 0.0
         return now - seen[1]
 
-    def told(self, prefixes: tuple[str, ...]) -> dict[str, tuple[str, float]]:
-        """Return the version of each record with one of these prefixes, and for how many seconds it has been there."""
+    def snapshot(self, prefixes: tuple[str, ...]) -> dict[str, tuple[str, float]]:
+        """Return version and unchanged time (s) of each record with one of these prefixes."""
         now = self._clock()
         return {
             key: (version, round(now - since, 3))
-            for key, (version, since) in self._seen.items()
+            for key, (version, since) in self._first_seen.items()
             if version and key.startswith(prefixes)
         }
 
-    def adopt(self, told: Mapping[str, tuple[str, float]]) -> None:
-        """Count on from what another watcher has told, where a record's version is still the same at the next look."""
+    def adopt(self, snapshot: Mapping[str, tuple[str, float]]) -> None:
+        """Continue from another watcher's snapshot for records whose version is the same at the next observation."""
         now = self._clock()
-        for key, (version, unchanged_s) in told.items():
+        for key, (version, unchanged_s) in snapshot.items():
             since = now - max(unchanged_s, 0.0)
-            seen = self._seen.get(key)
+            seen = self._first_seen.get(key)
             if seen is not None and seen[0] == version:
-                self._seen[key] = (version, min(seen[1], since))
-            elif seen is None or key != PUBLISHER:  # who waits looks at the publisher's record itself, all the time
-                self._seen[key] = (version, since)
+                self._first_seen[key] = (version, min(seen[1], since))
+            elif seen is None or key != PUBLISHER:  # waiting processes observe the publisher's record themselves
+                self._first_seen[key] = (version, since)
 
     def forget(self, key: str) -> None:
-        """It is gone."""
-        self._seen.pop(key, None)
+        """Drop a deleted record."""
+        self._first_seen.pop(key, None)
 
-    def only(self, prefix: str, keys: Container[str]) -> None:
-        """Of those with this prefix, no others are there."""
-        for key in [key for key in self._seen if key.startswith(prefix)]:
+    def retain_only(self, prefix: str, keys: Container[str]) -> None:
+        """Drop the records with this prefix that are not among `keys`."""
+        for key in [key for key in self._first_seen if key.startswith(prefix)]:
             if key not in keys:
-                del self._seen[key]
+                del self._first_seen[key]
 
 
-class Held:
-    """A record of this process: written at once, then renewed by `renew` as often as its holder likes."""
+class LeaseHandle:
+    """A lease of this process: acquired at once, then renewed by `renew`."""
 
-    def __init__(self, store: RingStore, key: str, content: dict[str, Any], seen: Versioned | None) -> None:
-        """`seen`: what it replaces. `lost` afterwards, if somebody else was faster."""
+    def __init__(self, store: RingBackend, key: str, content: dict[str, Any], seen: Versioned | None) -> None:
+        """`seen`: the record to replace. `lost` is True afterwards if another process was faster."""
         self.key = key
         self._store = store
-        # With a mark of its own, no two holders ever write the same.
+        # The mark is unique, so no two holders ever write equal records.
         self.mark = secrets.token_hex(4)
         self._content = {**content, "mark": self.mark}
-        self._count = int(content_of(seen).get("count", 0))
+        self._count = int(decode_record(seen).get("count", 0))
         self._version = seen.version if seen is not None else None
-        self._unsure: set[bytes] = set()
+        self._unconfirmed: set[bytes] = set()
         self._lock = threading.Lock()
         self.lost = False
         self.renew()
 
     def renew(self, **changed: Any) -> bool:
-        """Say that it is still held, and what has changed; False, from then on, if somebody else has taken it."""
+        """Renew the lease with changed fields. Returns False, from then on, if another process has taken the lease."""
         with self._lock:
             if self.lost:
                 return False
             self._content.update(changed)
             self._count += 1
-            data = sealed({**self._content, "count": self._count})
-            # Where the store's answer gets lost it may be written all the same.
-            self._unsure.add(data)
+            data = encode_checksummed({**self._content, "count": self._count})
+            # If the answer is lost, the record may be written nevertheless.
+            self._unconfirmed.add(data)
             version = self._store.swap(self.key, data, self._version)
             if version is None:
                 record = self._store.record(self.key)
                 if record is not None and record.data == data:
                     version = record.version
-                elif record is not None and record.data in self._unsure:
+                elif record is not None and record.data in self._unconfirmed:
                     version = self._store.swap(self.key, data, record.version)
             self.lost = version is None
             self._version = version
-            self._unsure.clear()
+            self._unconfirmed.clear()
             return not self.lost
 
     def is_own(self) -> bool:
-        """Whether nobody else has taken it, asked of the store."""
+        """Read the store and return True if no other process has taken the lease."""
         with self._lock:
-            return self._is_own()
+            return self._check_own()
 
     def release(self) -> None:
-        """Give it up: the record is gone, unless somebody else has taken it."""
+        """Delete the record, unless another process has taken the lease."""
         with self._lock:
-            if self._is_own():
+            if self._check_own():
                 self._store.delete([self.key])
                 self.lost = True
 
-    def _is_own(self) -> bool:
+    def _check_own(self) -> bool:
         record = None if self.lost else self._store.record(self.key)
-        if record is not None and record.version != self._version and record.data in self._unsure:
+        if record is not None and record.version != self._version and record.data in self._unconfirmed:
             self._version = record.version
-        self.lost = record is None or (record.version != self._version and not self._was_own(record))
+        self.lost = record is None or (record.version != self._version and not self._wrote(record))
         return not self.lost
 
-    def _was_own(self, record: Versioned) -> bool:
-        """Whether this holder has written it. What the store says may be of a moment ago, of before another thread
-        renewed it: that nobody else had taken it by then is what is asked for."""
-        content = content_of(record)
+    def _wrote(self, record: Versioned) -> bool:
+        """Return True if this holder wrote the record. The read may be older than another thread's renewal; the lease
+        is still ours then.
+        """
+        content = decode_record(record)
         return content.get("mark") == self.mark and not content.get("dead")
 
 
 _MOST = 1000
-"""Records that are noted, those that have been silent for longest: the control plane keeps notes of 390,000 bytes."""
-_PASSED_ON = (WRITERS, READERS, PINS)
+"""Maximum number of saved records, longest silence first: a record of the control plane holds 390,000 bytes."""
+_SAVED_PREFIXES = (WRITERS, READERS, PINS)
 
 Seen = Mapping[str, tuple[str, float]]
-"""By key: the version, and for how many seconds it has been there at least."""
+"""Version and minimum unchanged time (s) by key."""
 
 
-class Observations:
-    """The record in which one ring's watchers note what they see."""
+class SilenceNotes:
+    """The record in which the watchers of a ring save their observations."""
 
-    def __init__(self, store: RingStore, watch: Watch) -> None:
+    def __init__(self, store: RingBackend, watch: LeaseWatch) -> None:
         self._store, self._watch = store, watch
         self._version: str | None = None
         self._current = False
-        """Whether `_version` is the record's, as far as this process knows."""
+        """True if `_version` is the version of the record, as far as this process knows."""
 
-    def recall(self, *, plus_s: float = 0.0) -> None:
-        """Count on from what was noted. `plus_s`: so many seconds have passed since the last note at least."""
-        self._recalled(plus_s)
+    def load(self, *, plus_s: float = 0.0) -> None:
+        """Continue from the saved observations. `plus_s`: minimum time since they were saved."""
+        self._load(plus_s)
 
-    def note(self) -> None:
-        """Note what this watcher sees. Another's newer note stays: it is taken up by the next call."""
+    def save(self) -> None:
+        """Save the observations. A newer note of another watcher stays and is adopted by the next call."""
         if not self._current:
-            self.recall()
-        told = self._watch.told(_PASSED_ON)
-        longest = sorted(told.items(), key=lambda entry: -entry[1][1])[:_MOST]
-        self._version = self._store.swap(WATCHED, sealed({"seen": dict(sorted(longest))}), self._version)
+            self.load()
+        snapshot = self._watch.snapshot(_SAVED_PREFIXES)
+        longest = sorted(snapshot.items(), key=lambda entry: -entry[1][1])[:_MOST]
+        self._version = self._store.swap(WATCHED, encode_checksummed({"seen": dict(sorted(longest))}), self._version)
         self._current = self._version is not None
 
-    def note_publisher(self) -> None:
-        """Note for how long the publisher's record has not changed, as one that waits for it to end or to die.
-
-        All else stays as it was noted: only who collects has looked at it.
+    def save_publisher(self) -> None:
+        """Save for how long the publisher's record is unchanged, as observed by a waiting process. The other notes
+        stay: only the publisher observes their records.
         """
-        record = self._recalled()
-        seen = {**seen_in(record), **self._watch.told((PUBLISHER,))}
-        self._version = self._store.swap(WATCHED, sealed({"seen": seen}), self._version)
+        record = self._load()
+        seen = {**decode_silences(record), **self._watch.snapshot((PUBLISHER,))}
+        self._version = self._store.swap(WATCHED, encode_checksummed({"seen": seen}), self._version)
         self._current = self._version is not None
 
-    def _recalled(self, plus_s: float = 0.0) -> Versioned | None:
+    def _load(self, plus_s: float = 0.0) -> Versioned | None:
         record = self._store.record(WATCHED)
         self._version, self._current = record.version if record is not None else None, True
-        seen = seen_in(record).items()
+        seen = decode_silences(record).items()
         self._watch.adopt({key: (version, at_s + plus_s * (key != PUBLISHER)) for key, (version, at_s) in seen})
         return record
 
 
-def seen_in(record: Versioned | None) -> Seen:
-    """What such a record says; nothing of one that is not there, or was altered."""
-    found = content_of(record).get("seen")
+def decode_silences(record: Versioned | None) -> Seen:
+    """Decode the record; empty for a missing or altered record."""
+    found = decode_record(record).get("seen")
     if not isinstance(found, dict):
         return {}
     return {

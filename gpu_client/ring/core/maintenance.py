@@ -1,7 +1,7 @@
-"""The work that any process may do for a ring: publishing what waits, removing what is not needed, telling who waits.
+"""Maintenance of a ring: publication, garbage collection and flow measurement, by any process of the ring.
 
-One of them does it at a time, as long as it keeps saying so; where it falls silent, another takes over. Two at once do
-no harm: everything is decided by the store.
+One maintainer works at a time and renews a lease; when it falls silent, another takes over. Two concurrent maintainers
+are safe: every write is a compare-and-swap.
 """
 
 from __future__ import annotations
@@ -13,124 +13,127 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from gpu_client.ring.core.garbage_collector import Collector, readers_say
-from gpu_client.ring.core.liveness import Held, Observations, Watch
-from gpu_client.ring.core.rate_limiter import Flow
+from gpu_client.ring.core.garbage_collector import GarbageCollector, sum_reads
+from gpu_client.ring.core.liveness import LeaseHandle, LeaseWatch, SilenceNotes
+from gpu_client.ring.core.rate_limiter import RingFlow
 from gpu_client.ring.core.ring import Ring
-from gpu_client.ring.core.storage_quota import Pressure, measure, pressure_of
-from gpu_client.ring.format.manifest import Claim, Manifest, ObjectId
-from gpu_client.ring.format.records import PUBLISHER, content_of
+from gpu_client.ring.core.storage_quota import StoragePressure, measure_storage, read_pressure
+from gpu_client.ring.format.manifest import ObjectId, RingManifest, SampleClaim
+from gpu_client.ring.format.records import PUBLISHER, decode_record
 from gpu_client.ring.settings import RingSettings
 
 logger = logging.getLogger("baton.ring")
 
 TAKEN_OVER_AFTER_S = 1.0
-"""At least; and four times the interval in which a publisher looks for something to do."""
-_TOLD_AGAIN_S = 60.0
-"""The same trouble is not logged more often."""
+"""Minimum silence before a takeover (s); at least four turn intervals."""
+_LOG_AGAIN_S = 60.0
+"""Interval at which the same failure is logged again (s)."""
 COLLECTIONS_IN_A_LEASE = 6
 
 
-class Keeper:
-    """`turn` is one look at the ring; `start` does it in a thread until `close`."""
+class Maintainer:
+    """Maintain a ring: `turn` does one round, `start` runs rounds in a thread until `close`."""
 
     def __init__(self, ring: Ring, name: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`name`: tells it from others, in the record."""
+        """`name`: identifies this maintainer in the record."""
         self._ring = ring
         self._name = name
         self._clock = clock
-        self._watch = Watch(clock)
-        self._collector = Collector(ring, self._watch)
-        self._observations = Observations(ring.store, self._watch)
-        self._noted_publisher_at = -float("inf")
-        self._held: Held | None = None
+        self._watch = LeaseWatch(clock)
+        self._collector = GarbageCollector(ring, self._watch)
+        self._silence_notes = SilenceNotes(ring.store, self._watch)
+        self._saved_publisher_at = -float("inf")
+        self._lease: LeaseHandle | None = None
         self._collected_at = -float("inf")
         self._published_at = clock()
-        self.interval_s = turned_every_s(ring.settings)
-        """Between two turns."""
+        self.interval_s = choose_turn_interval_s(ring.settings)
+        """Seconds between two turns."""
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._turned = threading.Condition()
         self.turns = 0
-        """How often `flow` was told anew."""
-        self.flow = Flow()
-        """As the one who does the work has told it last."""
+        """Number of updates of `flow`."""
+        self.flow = RingFlow()
+        """Newest known flow, measured by this or another maintainer."""
         self._measured = 0
-        """How often it was measured by then, by all who have done the work one after the other."""
+        """Number of measurements by all maintainers of the ring."""
         self.trouble = ""
-        """Why the last turn, or the last collection, failed; empty if it did not."""
+        """Failure of the last turn or collection; "" after a success."""
         self._uncollected: Exception | None = None
-        """Why the last collection failed."""
+        """Failure of the last collection."""
         self._left: frozenset[ObjectId] | None = None
-        """What the newest collection has left, until it was counted which of it are orphans."""
+        """Objects that the newest collection left, until the orphans among them are counted."""
         self._unclaimed: frozenset[ObjectId] | None = None
-        """Of what the collection before has left, what nobody had claimed."""
-        self._complained_at = -float("inf")
+        """Objects without a claim that the collection before left."""
+        self._logged_at = -float("inf")
 
     @property
-    def knows(self) -> bool:
-        """Whether all of `flow` was measured, by anybody."""
+    def flow_known(self) -> bool:
+        """True after any maintainer has measured the flow."""
         return self._measured > 0
 
     def turn(self) -> bool:
-        """Do the work if it is this one's to do; False if it is another's, but for publishing while that one collects.
+        """Do one round if this maintainer holds the lease. Returns False if another holds it; publishes nevertheless
+        while the other collects.
 
-        What publishing raises is raised at once. What collecting raises is raised last: nobody waits for what is not
-        removed, but many for the flow.
+        Failures of publication are raised at once, failures of collection at the end: many processes wait for the flow,
+        none for the deletion.
         """
         ring = self._ring
         after_s = max(TAKEN_OVER_AFTER_S, 4 * self.interval_s)
-        if self._held is None or self._held.lost:
+        if self._lease is None or self._lease.lost:
             self._uncollected = None
             record = ring.store.record(PUBLISHER)
-            self._hear(content_of(record))
-            busy = bool(content_of(record).get("busy"))
+            self._adopt_flow(decode_record(record))
+            busy = bool(decode_record(record).get("busy"))
             if busy:
                 after_s += 2 * ring.settings.lease_s
             unchanged_s = self._watch.unchanged_s(PUBLISHER, record) if record is not None else math.inf
             if unchanged_s <= after_s:
                 if busy and unchanged_s > 0:
-                    self._note_publisher(unchanged_s)
-                    self._publish_beside()
+                    self._save_publisher_silence(unchanged_s)
+                    self._publish_while_collecting()
                 return False
-            # Until it has measured, what was told before holds: its first collection may take long.
-            self._held = Held(ring.store, PUBLISHER, {"holder": self._name, **self._known()}, record)
-            if self._held.lost:
+            # The earlier flow holds until the first measurement: the first collection may take long.
+            self._lease = LeaseHandle(ring.store, PUBLISHER, {"holder": self._name, **self._flow_record()}, record)
+            if self._lease.lost:
                 return False
-            # The last one noted what it saw before it said that it was not busy any more, if that is the last it said.
-            self._observations.recall(plus_s=unchanged_s if record is not None and not busy else 0.0)
-        manifest = self._due() or ring.newest()
+            # The previous publisher saved its notes before it stopped being busy, if that is what its record says last.
+            self._silence_notes.load(plus_s=unchanged_s if record is not None and not busy else 0.0)
+        manifest = self._publish_if_due() or ring.newest()
         due = self._clock() - self._collected_at >= ring.settings.lease_s / COLLECTIONS_IN_A_LEASE
-        pressure = pressure_of(ring)
+        pressure = read_pressure(ring)
         collecting = due or pressure.high
         if collecting:
-            # It may take longer than another waits: nobody is to begin the same beside it, but others publish.
-            self._held.renew(busy=True)
+            # Collection may take longer than the takeover time. `busy` keeps others from collecting concurrently, while
+            # they publish.
+            self._lease.renew(busy=True)
             self._collect(pressure)
-        flow = self.measured(manifest)
-        self._held.renew(**flow.content(), measured=self._measured + 1, busy=False)
-        self._noted(flow, self._measured + 1)
+        flow = self.measure_flow(manifest)
+        self._lease.renew(**flow.content(), measured=self._measured + 1, busy=False)
+        self._set_flow(flow, self._measured + 1)
         if collecting and self._uncollected is not None:
             raise self._uncollected
         return True
 
-    def _note_publisher(self, unchanged_s: float) -> None:
-        """Note now and then for how long the one that collects has not been heard of: this process may die, too, before
-        it can tell that the other has died in it."""
+    def _save_publisher_silence(self, unchanged_s: float) -> None:
+        """Save at intervals for how long the collecting process is silent: this process may die before it detects the
+        death.
+        """
         every_s = self._ring.settings.lease_s / COLLECTIONS_IN_A_LEASE
-        if unchanged_s >= every_s and self._clock() - self._noted_publisher_at >= every_s:
-            self._observations.note_publisher()
-            self._noted_publisher_at = self._clock()
+        if unchanged_s >= every_s and self._clock() - self._saved_publisher_at >= every_s:
+            self._silence_notes.save_publisher()
+            self._saved_publisher_at = self._clock()
 
-    def _publish_beside(self) -> None:
-        """Another has been collecting since an earlier turn of this one, or has died in it: what waits does not wait
-        for that, for anybody may publish. Only collecting is left to it; and the record, so that it can be told when
-        it has died."""
-        manifest = self._due() or self._ring.newest()
-        self._noted(self.measured(manifest), self._measured)
+    def _publish_while_collecting(self) -> None:
+        """Publish while another process collects or has died collecting. Collection and the record stay with the other
+        process, so that its death can be detected.
+        """
+        manifest = self._publish_if_due() or self._ring.newest()
+        self._set_flow(self.measure_flow(manifest), self._measured)
 
-    def _due(self) -> Manifest | None:
-        """Publish, if it is time."""
+    def _publish_if_due(self) -> RingManifest | None:
+        """Publish if the interval has passed."""
         interval_s = self._ring.settings.publish_interval_s
         now = self._clock()
         if self.interval_s < interval_s and now - self._published_at < interval_s - self.interval_s / 2:
@@ -139,74 +142,77 @@ class Keeper:
         self._published_at = now
         return published
 
-    def _collect(self, pressure: Pressure) -> None:
+    def _collect(self, pressure: StoragePressure) -> None:
         fenced, self._uncollected = 0, None
         try:
             found = self._collector.collect()
             fenced, self._left = found.fenced, found.left
-            measure(self._ring)
+            measure_storage(self._ring)
             if found.replaced and pressure.wanted:
-                # Where all writers wait nothing new is published: what was replaced would be retained for ever.
-                self._ring.turn_over()
-            self._observations.note()
-        except Exception as error:  # noqa: BLE001 - raised behind the flow
+                # If all writers wait, no new manifest is published, and the replaced objects would be retained for
+                # ever.
+                self._ring.republish()
+            self._silence_notes.save()
+        except Exception as error:  # noqa: BLE001 - raised after the flow is updated
             self._uncollected = error
-        # What the dead have left can go as soon as it is published that they are: in the next turn.
+        # The next turn publishes the deaths and can then delete the garbage of the dead.
         self._collected_at = -float("inf") if fenced else self._clock()
 
     def publish_from(self, samples: int) -> None:
-        """Publish if so many samples wait, whoever does the rest of the work. What fails is left to the next turn."""
+        """Publish if this many samples wait, without holding the lease. A failure is left to the next turn."""
         try:
             found = self._ring.publish_from(samples)
-        except Exception as error:  # noqa: BLE001 - what was put stays put
-            self._complain(error)
+        except Exception as error:  # noqa: BLE001 - the samples stay claimed
+            self._log_failure(error)
             return
         with self._turned:
             newest = found.newest
-            told = self.flow._replace(inserted=newest.inserted, finished=found.waiting, readable=len(newest))
-            self._noted(told, self._measured)
+            flow = self.flow._replace(inserted=newest.inserted, finished=found.waiting, readable=len(newest))
+            self._set_flow(flow, self._measured)
 
-    def measured(self, manifest: Manifest) -> Flow:
-        """Counted anew."""
+    def measure_flow(self, manifest: RingManifest) -> RingFlow:
+        """Measure the flow of the ring."""
         claims = self._ring.claims()
         finished = manifest.finished(claims)
-        said = readers_say(self._ring)
-        orphans = self._orphans(claims)
-        return Flow(manifest.inserted, finished, said.read, len(manifest), said.wanted, said.starved, orphans)
+        problem = sum_reads(self._ring)
+        orphans = self._count_orphans(claims)
+        return RingFlow(
+            manifest.inserted, finished, problem.read, len(manifest), problem.wanted, problem.starved, orphans
+        )
 
-    def _orphans(self, claims: Iterable[Claim]) -> int:
-        """As of the newest collection: nothing is listed for it. `claims`: listed behind that one."""
+    def _count_orphans(self, claims: Iterable[SampleClaim]) -> int:
+        """Count orphans as of the newest collection, without another listing. `claims`: listed after the collection."""
         if self._left is None:
             return self.flow.orphans
-        # What a living writer has stored is claimed in a moment: only what stays so for two collections is left behind.
+        # A living writer claims its objects in a moment: only objects left by two collections are orphans.
         unclaimed = self._left - {claim.object for claim in claims}
         before, self._unclaimed, self._left = self._unclaimed, unclaimed, None
         return min(len(unclaimed), self.flow.orphans) if before is None else len(unclaimed & before)
 
     def start(self) -> None:
-        """Begin the thread."""
+        """Start the thread."""
         self._thread = threading.Thread(target=self._run, name="ring-keeper", daemon=True)
         self._thread.start()
 
     def wait_turn(self, timeout_s: float) -> None:
-        """Until there is a newer `flow`."""
+        """Wait for a newer `flow`."""
         with self._turned:
             before = self.turns
             self._turned.wait_for(lambda: self.turns > before, timeout_s)
 
     def close(self) -> None:
-        """End the thread, and leave the work to others at once."""
+        """End the thread and release the lease."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
-        if self._held is not None:
+        if self._lease is not None:
             try:
-                if not self._held.lost:
-                    self._observations.note()
+                if not self._lease.lost:
+                    self._silence_notes.save()
             finally:
-                self._held.release()
+                self._lease.release()
 
-    def __enter__(self) -> Keeper:
+    def __enter__(self) -> Maintainer:
         self.start()
         return self
 
@@ -219,34 +225,36 @@ class Keeper:
                 self.turn()
                 if self._uncollected is None:
                     self.trouble = ""
-            except Exception as error:  # noqa: BLE001 - a ring that nobody looks after stands still
-                self._complain(error)
+            except Exception as error:  # noqa: BLE001 - the ring would stand still without maintenance
+                self._log_failure(error)
 
-    def _complain(self, error: Exception) -> None:
-        said = f"{type(error).__name__}: {error}"
-        if said != self.trouble or self._clock() - self._complained_at > _TOLD_AGAIN_S:
-            logger.warning("the ring cannot be looked after now: %s", said, exc_info=not isinstance(error, OSError))
-            self._complained_at = self._clock()
-        self.trouble = said
+    def _log_failure(self, error: Exception) -> None:
+        problem = f"{type(error).__name__}: {error}"
+        if problem != self.trouble or self._clock() - self._logged_at > _LOG_AGAIN_S:
+            logger.warning("the ring cannot be maintained now: %s", problem, exc_info=not isinstance(error, OSError))
+            self._logged_at = self._clock()
+        self.trouble = problem
 
-    def _hear(self, content: Mapping[str, Any]) -> None:
-        """What the record says, if it is news: a writer counts what it has put since the newest measurement."""
+    def _adopt_flow(self, content: Mapping[str, Any]) -> None:
+        """Adopt a new measurement from the record: writers count what they have put since the newest one."""
         measured = content.get("measured")
         if isinstance(measured, int) and measured != self._measured:
-            self._noted(Flow.of_content(content), measured)
+            self._set_flow(RingFlow.of_content(content), measured)
 
-    def _known(self) -> dict[str, Any]:
+    def _flow_record(self) -> dict[str, Any]:
         return {**self.flow.content(), "measured": self._measured} if self._measured else {}
 
-    def _noted(self, flow: Flow, measured: int) -> None:
+    def _set_flow(self, flow: RingFlow, measured: int) -> None:
         with self._turned:
             self.flow, self._measured = flow, measured
             self.turns += 1
             self._turned.notify_all()
 
 
-def turned_every_s(settings: RingSettings) -> float:
-    """A whole part of `publish_interval_s`: where writers publish in between, what they replace is to go in between."""
+def choose_turn_interval_s(settings: RingSettings) -> float:
+    """Choose the turn interval: an integral part of `publish_interval_s`. Writers that publish in between replace
+    samples in between, and these must be collected in between.
+    """
     interval_s = settings.publish_interval_s
     if settings.publish_every_samples is None:
         return interval_s

@@ -1,8 +1,8 @@
-"""Who has to wait: writers that are too far ahead, readers that would read the same too often. Pure.
+"""Rate limits: when writers are too far ahead, and when readers would read samples too often. Pure.
 
-As in Reverb's rate limiter, what counts is the difference between samples read and `samples_per_insert` times samples
-inserted; it may go to the writers' side by what readers take and what writers make readable at a time, so that they
-never wait for each other. Of a pair, writers keep to the first number and readers to the second.
+As in Reverb's rate limiter, the controlled quantity is samples read minus `samples_per_insert` times samples inserted.
+The tolerance on the writers' side is what readers take and writers publish at a time, so both sides never wait for each
+other. Of a pair, writers keep to the first number and readers to the second.
 """
 
 from __future__ import annotations
@@ -13,37 +13,36 @@ from typing import Any, NamedTuple
 from gpu_client.ring.settings import RingSettings
 
 
-class Flow(NamedTuple):
-    """What has gone in and out so far."""
+class RingFlow(NamedTuple):
+    """Samples in and out of a ring so far."""
 
     inserted: int = 0
     """Samples that have become readable."""
     finished: int = 0
     """Samples that wait to become readable."""
     read: int = 0
-    """By all readers together."""
+    """Samples read by all readers."""
     readable: int = 0
     wanted: int = 0
-    """The most that a reader takes at a time."""
+    """Largest number of samples that a reader takes at a time."""
     starved: int = 0
-    """Readers that wait since nothing is readable that they may read: all is too old, or was used up."""
+    """Readers that wait because every readable sample is too old or used up."""
     orphans: int = 0
-    """Objects that were stored and never claimed, and are not removed yet: a writer that has died left them behind."""
+    """Objects of dead writers that were stored, not claimed, and not deleted yet."""
 
     def content(self) -> dict[str, Any]:
-        """For a record."""
+        """Convert to the content of a record."""
         return self._asdict()
 
     @classmethod
-    def of_content(cls, content: Mapping[str, Any]) -> Flow:
-        """As a record has it; what it lacks is 0."""
+    def of_content(cls, content: Mapping[str, Any]) -> RingFlow:
+        """Read the content of a record; missing fields are 0."""
         return cls(*(int(content.get(name, 0)) for name in cls._fields))
 
 
-def write_wait(flow: Flow, settings: RingSettings, slack: int) -> str:
-    """Why a writer has to wait before it makes another sample; empty if it has not.
-
-    `slack`: samples that readers take at a time, at least.
+def writer_wait_reason(flow: RingFlow, settings: RingSettings, slack: int) -> str:
+    """Explain why a writer must wait before the next sample; "" if it need not. `slack`: minimum number of samples that
+    readers take at a time.
     """
     if flow.finished >= settings.ahead:
         return f"{flow.finished} finished samples wait to become readable"
@@ -51,8 +50,8 @@ def write_wait(flow: Flow, settings: RingSettings, slack: int) -> str:
     if bounds is None or flow.readable < settings.min_size or flow.starved:
         return ""
     least = bounds[0]
-    # Readers who wait may leave almost as many reads open as they take at a time. A generation is published whole: all
-    # that it takes to make it whole comes on top, or nobody would end the other's waiting.
+    # Waiting readers may leave almost as many reads open as they take at a time. A generation is published whole, so
+    # all samples of one are allowed on top; otherwise both sides would wait for ever.
     taken = max(slack, flow.wanted)
     allowed = taken + least * settings.cap if settings.mode == "generation" else max(taken, least * settings.pack)
     if (flow.inserted + flow.finished - settings.min_size) * least - flow.read > allowed:
@@ -60,8 +59,8 @@ def write_wait(flow: Flow, settings: RingSettings, slack: int) -> str:
     return ""
 
 
-def read_wait(flow: Flow, settings: RingSettings, wanted: int) -> str:
-    """Why a reader has to wait before it takes `wanted` more samples; empty if it has not."""
+def reader_wait_reason(flow: RingFlow, settings: RingSettings, wanted: int) -> str:
+    """Explain why a reader must wait before it takes `wanted` samples; "" if it need not."""
     if flow.readable < settings.min_size:
         return f"{flow.readable} samples are readable; {settings.min_size} are wanted before the first is read"
     bounds = settings.reads_per_insert

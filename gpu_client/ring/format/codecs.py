@@ -1,7 +1,7 @@
-"""How arrays lie in objects, chosen by name and recorded with each of them: as they are, compressed, or quantised.
+"""Codecs of arrays: raw, compressed or quantized, recorded by name with each array; and checks before encoding.
 
-`none`, `zstd` and `lz4` give back every bit. `uint8` and `uint16` do not: they keep floats on an even grid between the
-array's least and greatest value, and are used only for the arrays that the ring's settings name.
+`none`, `zstd` and `lz4` are lossless. `uint8` and `uint16` store floats on an even grid between the least and greatest
+value, only for arrays that the settings name.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ import xxhash
 import zstandard
 
 from gpu_client.ring.errors import SampleRefused
-from gpu_client.ring.format.sample_tree import Leaf, Taken
+from gpu_client.ring.format.sample_tree import FlattenedSample, Leaf
 from gpu_client.ring.settings import Codec, RingSettings
 
 _PART_BYTES = 1024 * 1024
-"""What stays in a processor's cache between the two."""
+"""Part of an array that stays in the processor cache between check and hash (bytes)."""
 _HALF_BYTES = 2
-"""Of a float that processors do not compute with."""
+"""Size of a half-precision float: processors do not compute with these."""
 
 
-def require_finite(taken: Taken) -> None:
-    """Raises SampleRefused for a sample with NaN or infinity in an array or as a plain value."""
+def require_finite(taken: FlattenedSample) -> None:
+    """Raise SampleRefused for NaN or infinity in an array or a plain value."""
     for leaf in taken.leaves:
         if not is_finite(leaf):
-            raise SampleRefused(
-                f"{leaf.path} has values that are not finite", "Mend the generator, or set finite to false"
-            )
+            raise SampleRefused(f"{leaf.path} has non-finite values", "Mend the generator, or set finite to false")
     for path, value in taken.plain:
         if isinstance(value, float) and not math.isfinite(value):
             raise SampleRefused(f"{path} is {value}", "Mend the generator, or set finite to false")
 
 
-def require_quantisable_arrays(taken: Taken, settings: RingSettings) -> None:
-    """Raises SampleRefused unless all arrays that the settings name are there and can be quantised."""
+def require_quantisable_arrays(taken: FlattenedSample, settings: RingSettings) -> None:
+    """Raise SampleRefused unless the sample has all arrays to quantize and each can be quantized."""
     unknown = set(settings.quantise) - {leaf.path for leaf in taken.leaves}
     if unknown:
-        raise SampleRefused(f"it has no {min(unknown)}, which is to be quantised", "Name paths as in sample['image']")
+        raise SampleRefused(
+            f"the sample has no {min(unknown)}, which the setting quantise names", "Name paths as in sample['image']"
+        )
     for leaf in taken.leaves:
         if leaf.path in settings.quantise:
             require_quantisable(leaf)
             if not settings.finite and not is_finite(leaf):
-                raise SampleRefused(f"{leaf.path} has values that are not finite", "Quantise finite values only")
+                raise SampleRefused(f"{leaf.path} has non-finite values", "Quantize finite values only")
 
 
 def is_finite(leaf: Leaf) -> bool:
-    """Whether no value is NaN or infinite. Fills in the leaf's digest where that costs nothing more."""
+    """Return True without NaN and infinity. Fills in the digest of the array where hashing is free."""
     kind = FLOATS.get(leaf.dtype)
     if kind is not None and kind.itemsize > _HALF_BYTES:
         return _all_parts(leaf, np.frombuffer(leaf.data, kind))
@@ -64,7 +64,7 @@ def _all_parts(leaf: Leaf, values: np.ndarray[Any, Any]) -> bool:
         for begin in range(0, len(values), step):
             part = values[begin : begin + step]
             digest.update(part.data)
-            # The sum of the squares is enough, unless that is too large: it takes less than half the time of a sum.
+            # The sum of squares takes less than half the time of a sum; only a non-finite result needs the exact check.
             if not (math.isfinite(np.dot(part, part)) or np.isfinite(part).all()):
                 return False
     leaf.digest = digest.hexdigest()
@@ -92,39 +92,41 @@ FLOATS = {
     **{name: np.dtype(name) for name in ("float16", "float32", "float64")},
     **{f'"{np.dtype(name).str}"': np.dtype(name) for name in ("float16", "float32", "float64")},
 }
-"""As `tree.py` writes them, of tensors and of numpy's arrays."""
+"""Float dtypes by their names in `sample_tree`, of tensors and of numpy arrays."""
 _ZSTD_LEVEL = 1
-"""Samples are read a few times and thrown away: what matters is that compressing does not hold up the generator."""
+"""Samples are read a few times and thrown away, so the codec must not slow down the generator."""
 
 
-class Stored(NamedTuple):
-    """An array's bytes as they are stored."""
+class EncodedArray(NamedTuple):
+    """Stored bytes of an array."""
 
     codec: Codec
     data: memoryview
     scale: tuple[float, float] | None = None
-    """Of a quantised array: its least value, and the distance between two neighbours of the grid."""
+    """Least value and grid step of a quantized array."""
 
 
-def check_codec(codec: str) -> None:
-    """Raises ImportError where it needs a package that is not here."""
+def require_codec(codec: str) -> None:
+    """Import the library of a codec. Raises ImportError if the library is not installed."""
     if codec == "lz4":
         import lz4.frame  # noqa: F401
 
 
-def encoded(leaf: Leaf, codec: Codec) -> Stored:
-    """Raises SampleRefused for an array that the codec cannot hold."""
+def encode_array(leaf: Leaf, codec: Codec) -> EncodedArray:
+    """Encode an array. Raises SampleRefused for an array that the codec cannot hold."""
     if codec == "zstd":
-        return Stored(codec, memoryview(zstandard.ZstdCompressor(_ZSTD_LEVEL).compress(leaf.data)))
+        return EncodedArray(codec, memoryview(zstandard.ZstdCompressor(_ZSTD_LEVEL).compress(leaf.data)))
     if codec == "lz4":
         import lz4.frame
 
-        return Stored(codec, memoryview(lz4.frame.compress(leaf.data)))
-    return Stored("none", leaf.data) if codec == "none" else _quantised(leaf, codec)
+        return EncodedArray(codec, memoryview(lz4.frame.compress(leaf.data)))
+    return EncodedArray("none", leaf.data) if codec == "none" else _quantised(leaf, codec)
 
 
-def decoded(codec: str, data: memoryview, dtype: str, size_bytes: int, scale: list[float] | None) -> memoryview:
-    """The array's own bytes, `size_bytes` of them. Raises ValueError, or what the codec's library raises."""
+def decode_array_bytes(
+    codec: str, data: memoryview, dtype: str, size_bytes: int, scale: list[float] | None
+) -> memoryview:
+    """Decode to the `size_bytes` bytes of the array. Raises ValueError, or an exception of the codec library."""
     if codec == "none":
         return data
     found: bytes | memoryview
@@ -139,25 +141,25 @@ def decoded(codec: str, data: memoryview, dtype: str, size_bytes: int, scale: li
         found = (grid * scale[1] + scale[0]).astype(FLOATS[dtype]).view(np.uint8).data
     else:
         raise ValueError(f"there is no codec {codec[:20]!r}")
-    # Writable, as mapped files are: torch has no tensors that cannot be written to.
+    # torch has no read-only tensors, therefore the buffer is writable, as mapped files are.
     return found if isinstance(found, memoryview) else memoryview(bytearray(found))
 
 
 def require_quantisable(leaf: Leaf) -> None:
-    """Raises SampleRefused for an array that is none of floats."""
+    """Raise SampleRefused for an array whose dtype is not a float."""
     if leaf.dtype not in FLOATS:
-        raise SampleRefused(f"{leaf.path} is {leaf.dtype}, and only floats are quantised", "Use none, zstd or lz4")
+        raise SampleRefused(f"{leaf.path} is {leaf.dtype}, and only floats can be quantized", "Use none, zstd or lz4")
 
 
-def _quantised(leaf: Leaf, codec: Codec) -> Stored:
+def _quantised(leaf: Leaf, codec: Codec) -> EncodedArray:
     require_quantisable(leaf)
     values: np.ndarray[Any, Any] = np.frombuffer(leaf.data, FLOATS[leaf.dtype]).astype(np.float64)
     low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
     if not (math.isfinite(low) and math.isfinite(high)):
-        raise SampleRefused(f"{leaf.path} has values that are not finite", "Quantise finite values only")
+        raise SampleRefused(f"{leaf.path} has non-finite values", "Quantize finite values only")
     kind = LOSSY[codec]
     if not math.isfinite(high - low):
-        raise SampleRefused(f"{leaf.path} has values from {low:g} to {high:g}", "Quantise what lies closer together")
+        raise SampleRefused(f"{leaf.path} has values from {low:g} to {high:g}", "Quantize a smaller range of values")
     step = (high - low) / np.iinfo(kind).max or 1.0
     grid = np.rint((values - low) / step).astype(kind)
-    return Stored(codec, grid.view(np.uint8).data, (low, step))
+    return EncodedArray(codec, grid.view(np.uint8).data, (low, step))

@@ -1,9 +1,9 @@
-"""Which samples can be read: manifests, and how the next one comes from the last and from what writers claim.
+"""Manifests: the readable samples, and how the next manifest follows from the last one and the claims of writers.
 
-Pure: no store, no clock. A sample's object is stored before it is claimed, so a writer that dies leaves an object that
-nobody lists, never a list that names nothing. Claims of a writer count in their order; what is behind one that counted
-(`Manifest.passed`) never will, so objects up to there that no manifest lists can be forgotten. A writer that nothing is
-known of counts from where it begins: so those that have ended can be forgotten, and no clock decides what counts.
+Pure: no store, no clock. A writer stores an object before it claims the object, so a killed writer leaves an object
+without a claim, never a claim without an object. Claims of a writer count in order: once a claim counts, earlier ones
+never will (`RingManifest.passed`), so unlisted objects up to there are garbage. An unknown writer counts from its
+beginning claim on, so ended writers can be forgotten and no clock decides which claims count.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from gpu_client.ring.format.records import INBOX, MANIFESTS, SAMPLES, sealed, unsealed
+from gpu_client.ring.format.records import INBOX, MANIFESTS, SAMPLES, decode_checksummed, encode_checksummed
 from gpu_client.ring.settings import RingSettings
 
 WRITER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -21,14 +21,14 @@ _CLAIM = re.compile(r"([A-Za-z0-9_-]{1,64})\.([0-9]{8})\.([0-9]{10})\.([0-9]{1,6
 _OBJECT = re.compile(r"([A-Za-z0-9_-]{1,64})/([0-9]{8})-([0-9]{10})")
 
 ENDED = 9_999_999_999
-"""The number of a claim that says that a writer's epoch has ended: nothing of it comes behind."""
+"""Sequence number of the claim that ends an epoch of a writer."""
 _FIELDS = frozenset({"version", "number", "inserted", "at_ms", "writers", "slots", "passed"})
 REMEMBERED_S = 6 * 3600.0
-"""For so long a writer that has ended is known: time enough to remove what it left behind."""
+"""Time for which manifests remember an ended writer (s): long enough to collect its garbage."""
 
 
 class ObjectId(NamedTuple):
-    """One object of a writer: its `seq`-th since it began for the `epoch`-th time."""
+    """Identify one object: the `seq`-th of the `epoch`-th epoch of a writer."""
 
     writer: str
     epoch: int
@@ -36,45 +36,44 @@ class ObjectId(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Where it lies."""
+        """Key in the store."""
         return f"{SAMPLES}{self.writer}/{self.epoch:08d}-{self.seq:010d}"
 
     @classmethod
     def of_key(cls, key: str) -> ObjectId | None:
-        """None for what is no object's key."""
+        """Parse a key; None for other keys."""
         found = _OBJECT.fullmatch(key.removeprefix(SAMPLES))
         return None if found is None else cls(found[1], int(found[2]), int(found[3]))
 
 
-class Claim(NamedTuple):
-    """A writer says that an object is stored. With seq 0 it says that it begins, and that older epochs have ended; with
-    `ENDED`, that this one has."""
+class SampleClaim(NamedTuple):
+    """Claim that a writer has stored an object. `seq` 0 begins an epoch and ends older ones; `ENDED` ends the epoch."""
 
     object: ObjectId
     samples: int
-    """How many are in it."""
+    """Number of samples in the object."""
     at_ms: int
-    """When, by the writer's clock."""
+    """Time of the claim by the writer's clock (Unix ms)."""
 
     @classmethod
-    def beginning(cls, writer: str, epoch: int, at_ms: int) -> Claim:
-        """From now on this epoch counts, and no earlier one."""
+    def beginning(cls, writer: str, epoch: int, at_ms: int) -> SampleClaim:
+        """Make the claim that begins an epoch and ends all earlier ones."""
         return cls(ObjectId(writer, epoch, 0), 0, at_ms)
 
     @classmethod
-    def ending(cls, writer: str, epoch: int, at_ms: int) -> Claim:
-        """Nothing more comes of this epoch."""
+    def ending(cls, writer: str, epoch: int, at_ms: int) -> SampleClaim:
+        """Make the claim that ends an epoch."""
         return cls(ObjectId(writer, epoch, ENDED), 0, at_ms)
 
     @property
     def key(self) -> str:
-        """Everything is in its name: listing the claims is reading them."""
+        """Key in the store; it holds the whole claim, so listing the keys reads the claims."""
         writer, epoch, seq = self.object
         return f"{INBOX}{writer}.{epoch:08d}.{seq:010d}.{self.samples}.{self.at_ms}"
 
     @classmethod
-    def of_key(cls, key: str) -> Claim | None:
-        """None for what is no claim's key."""
+    def of_key(cls, key: str) -> SampleClaim | None:
+        """Parse a key; None for other keys."""
         found = _CLAIM.fullmatch(key.removeprefix(INBOX))
         if found is None:
             return None
@@ -82,68 +81,68 @@ class Claim(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """One sample that can be read."""
+    """Place of one readable sample in a manifest."""
 
     object: ObjectId
     number: int
-    """Its place in the object."""
+    """Index of the sample in its object."""
     inserted: int
-    """How many samples had become readable before it, ever."""
+    """Number of samples that became readable before this one."""
     at_ms: int
-    """When it was claimed."""
+    """Time of the claim (Unix ms)."""
 
     @property
     def id(self) -> str:
-        """Names the sample for ever."""
+        """Permanent name of the sample."""
         writer, epoch, seq = self.object
         return f"{writer}-{epoch}-{seq}" + (f"-{self.number}" if self.number else "")
 
 
-class Passed(NamedTuple):
-    """How far a writer's claims have counted."""
+class WriterWatermark(NamedTuple):
+    """Last claim of a writer that counted."""
 
     epoch: int
     seq: int
     at_ms: int
     part: int = 0
-    """So many samples of the object behind that one have counted, too: the rest are of the next generation."""
+    """Number of samples of the next object that have counted already: the rest belongs to the next generation."""
 
     @property
     def ended(self) -> bool:
-        """Whether it has said that nothing more comes."""
+        """True after the writer has ended the epoch."""
         return self.seq == ENDED
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """The samples that can be read, in the order of their insertion. It never changes."""
+class RingManifest:
+    """Immutable list of the readable samples, in the order of insertion."""
 
     number: int
     slots: tuple[Slot, ...]
     inserted: int
-    """Samples that have become readable so far, those that were replaced among them: it tells what is in the slots."""
-    passed: Mapping[str, Passed]
+    """Number of samples that ever became readable. Equal numbers mean equal slots."""
+    passed: Mapping[str, WriterWatermark]
     at_ms: int
 
     def __len__(self) -> int:
         return len(self.slots)
 
     def settled(self, found: ObjectId) -> bool:
-        """Whether a claim of that object would not count any more."""
+        """Return True if no claim of the object can count any more."""
         passed = self.passed.get(found.writer)
         return passed is not None and (found.epoch, found.seq) <= (passed.epoch, passed.seq)
 
     def counted_of(self, found: ObjectId) -> int:
-        """How many samples of an object have counted whose claim has not counted as a whole."""
+        """Count the samples that have counted of an object whose claim has not counted completely."""
         passed = self.passed.get(found.writer)
         return passed.part if passed is not None and (found.epoch, found.seq) == (passed.epoch, passed.seq + 1) else 0
 
-    def finished(self, claims: Iterable[Claim]) -> int:
-        """Samples among these that wait to become readable."""
+    def finished(self, claims: Iterable[SampleClaim]) -> int:
+        """Count the samples among `claims` that wait to become readable."""
         return sum(one.samples - self.counted_of(one.object) for one in claims if not self.settled(one.object))
 
     def to_bytes(self) -> bytes:
-        """JSON with a digest; slots by object, since those of one share everything."""
+        """Encode as JSON with a digest."""
         writers = sorted({slot.object.writer for slot in self.slots})
         index = {name: place for place, name in enumerate(writers)}
         rows = [
@@ -156,69 +155,69 @@ class Manifest:
             "at_ms": self.at_ms,
             "writers": writers,
             "slots": rows,
-            # Who does not know of parts can read what has none.
+            # Versions that do not know `part` can read manifests without parts.
             "passed": {name: list(one if one.part else one[:3]) for name, one in sorted(self.passed.items())},
         }
-        return sealed(content)
+        return encode_checksummed(content)
 
     @classmethod
-    def from_bytes(cls, data: bytes | memoryview, number: int) -> Manifest:
-        """The one of that number. Raises ValueError for anything else."""
+    def from_bytes(cls, data: bytes | memoryview, number: int) -> RingManifest:
+        """Decode the manifest with this number. Raises ValueError for any other bytes."""
         try:
-            content = unsealed(data, _FIELDS)
+            content = decode_checksummed(data, _FIELDS)
             if content["version"] != 1:
-                raise ValueError(f"its format has version {content['version']}")
+                raise ValueError(f"unknown format version {content['version']}")
             writers = content["writers"]
             slots = tuple(
                 Slot(ObjectId(writers[writer], epoch, seq), number, inserted, at_ms)
                 for writer, epoch, seq, number, inserted, at_ms in content["slots"]
             )
-            passed = {name: Passed(*values) for name, values in content["passed"].items()}
+            passed = {name: WriterWatermark(*values) for name, values in content["passed"].items()}
             found = cls(content["number"], slots, content["inserted"], passed, content["at_ms"])
         except (KeyError, TypeError, IndexError, AttributeError) as error:
-            raise ValueError(f"is no manifest: {error!r}") from error
+            raise ValueError(f"not a manifest: {error!r}") from error
         if found.number != number:
-            raise ValueError(f"it is manifest {found.number}")
+            raise ValueError(f"the content is manifest {found.number}")
         return found
 
 
-EMPTY = Manifest(0, (), 0, {}, 0)
+EMPTY = RingManifest(0, (), 0, {}, 0)
 
 
 def manifest_key(number: int) -> str:
-    """Where a manifest lies."""
+    """Format the key of a manifest."""
     return f"{MANIFESTS}{number:012d}"
 
 
 def manifest_number(key: str) -> int:
-    """The manifest that lies there; 0 for none's key."""
+    """Parse the number of a manifest from its key; 0 for other keys."""
     digits = key.removeprefix(MANIFESTS)
     return int(digits) if digits.isdigit() else 0
 
 
-def waiting(last: Manifest, claims: Iterable[Claim]) -> list[Claim]:
-    """Claims that count, oldest first; each writer's in its order, each object once."""
+def pending_claims(last: RingManifest, claims: Iterable[SampleClaim]) -> list[SampleClaim]:
+    """Select the claims that count, oldest first: each writer's in order, each object once."""
     latest: dict[str, int] = {}
     found = []
     before: ObjectId | None = None
-    for one in _counting(last, claims):
+    for one in _iter_countable(last, claims):
         if one.object != before:
-            # Clocks may go back; a writer's claims may not change their order.
+            # A clock may go back, but the order of a writer's claims must not change.
             latest[one.object.writer] = max(latest.get(one.object.writer, 0), one.at_ms)
             found.append((latest[one.object.writer], one.object, one))
         before = one.object
     return [one for _, _, one in sorted(found, key=lambda entry: entry[:2])]
 
 
-def stray(last: Manifest, claims: Iterable[Claim]) -> list[Claim]:
-    """Claims that will never count: behind others that did, or of writers that have ended and were forgotten."""
+def obsolete_claims(last: RingManifest, claims: Iterable[SampleClaim]) -> list[SampleClaim]:
+    """Select the claims that can never count: earlier than a counted one, or of ended and forgotten writers."""
     claims = list(claims)
-    counting = set(_counting(last, claims))
+    counting = set(_iter_countable(last, claims))
     return [one for one in claims if one not in counting]
 
 
-def _counting(last: Manifest, claims: Iterable[Claim]) -> Iterator[Claim]:
-    """In the order of writers, epochs and numbers. What nothing is known of counts from its beginning on."""
+def _iter_countable(last: RingManifest, claims: Iterable[SampleClaim]) -> Iterator[SampleClaim]:
+    """Yield countable claims by writer, epoch and sequence. An unknown writer counts from its beginning claim on."""
     begun = set(last.passed)
     for one in sorted(one for one in claims if not last.settled(one.object)):
         if one.object.seq in (0, ENDED):
@@ -227,8 +226,8 @@ def _counting(last: Manifest, claims: Iterable[Claim]) -> Iterator[Claim]:
             yield one
 
 
-def doubtful(last: Manifest, claims: Iterable[Claim]) -> bool:
-    """Whether an older claim may be there that this listing has missed, since listing takes time: list once more."""
+def may_lack_claims(last: RingManifest, claims: Iterable[SampleClaim]) -> bool:
+    """Return True if the listing may lack an older claim: listing takes time, so list again."""
     expected = {name: (one.epoch, one.seq) for name, one in last.passed.items()}
     for one in sorted((one for one in claims if not last.settled(one.object)), key=lambda claim: claim.object):
         writer, epoch, seq = one.object
@@ -238,17 +237,17 @@ def doubtful(last: Manifest, claims: Iterable[Claim]) -> bool:
     return False
 
 
-def advanced(
-    last: Manifest, claims: Iterable[Claim], settings: RingSettings, now_ms: int, *, at_once: bool = False
-) -> Manifest | None:
-    """The next manifest; None while there is nothing to be published.
+def next_manifest(
+    last: RingManifest, claims: Iterable[SampleClaim], settings: RingSettings, now_ms: int, *, at_once: bool = False
+) -> RingManifest | None:
+    """Build the next manifest; None while there is nothing to publish.
 
-    generation: all slots are new ones, `cap` of them once there are enough, or with `at_once` those that there are; of
-    a pack what does not fit is left to the next one. rolling: new ones replace the oldest; never more than a whole ring
-    at once, so that every sample can be read: packs that do not fit wait.
-    A manifest that only says that writers begin has the slots of the last one, and as many `inserted`.
+    generation: all slots are new, `cap` of them, or with `at_once` the available ones; the rest of a pack waits for the
+    next generation. rolling: new samples replace the oldest, at most `cap` at a time so that every sample is readable
+    once; packs that do not fit wait. A manifest that only begins writers has the slots and the `inserted` of the last
+    one.
     """
-    counted = waiting(last, claims)
+    counted = pending_claims(last, claims)
     there = last.finished(counted)
     if settings.mode == "generation" and there < settings.cap and not at_once:
         counted = _leading_beginnings(counted)
@@ -266,9 +265,9 @@ def advanced(
         first = last.inserted + len(slots) - begun
         slots += [Slot(one.object, number, first + number, one.at_ms) for number in range(begun, end)]
         if end < one.samples:
-            passed[writer] = Passed(epoch, seq - 1, now_ms, end)
+            passed[writer] = WriterWatermark(epoch, seq - 1, now_ms, end)
             break
-        passed[writer] = Passed(epoch, seq, now_ms)
+        passed[writer] = WriterWatermark(epoch, seq, now_ms)
     kept = last.slots if settings.mode == "rolling" or not slots else ()
     readable = (*kept, *slots)[-settings.cap :] if settings.mode == "rolling" else (*kept, *slots)
     return replace(
@@ -276,13 +275,13 @@ def advanced(
         number=last.number + 1,
         slots=readable,
         inserted=last.inserted + len(slots),
-        passed=_remembered(passed, readable, now_ms),
+        passed=_drop_forgotten(passed, readable, now_ms),
         at_ms=now_ms,
     )
 
 
-def _leading_beginnings(counted: list[Claim]) -> list[Claim]:
-    """Beginnings of writers of whom nothing older waits: they need no generation to count."""
+def _leading_beginnings(counted: list[SampleClaim]) -> list[SampleClaim]:
+    """Select beginning claims of writers without an older waiting claim: they count without a full generation."""
     blocked: set[str] = set()
     found = []
     for one in counted:
@@ -293,8 +292,10 @@ def _leading_beginnings(counted: list[Claim]) -> list[Claim]:
     return found
 
 
-def _remembered(passed: Mapping[str, Passed], slots: Iterable[Slot], now_ms: int) -> dict[str, Passed]:
-    """All but those that have ended and of whom nothing can be read any more."""
+def _drop_forgotten(
+    passed: Mapping[str, WriterWatermark], slots: Iterable[Slot], now_ms: int
+) -> dict[str, WriterWatermark]:
+    """Drop writers that ended long ago and have no readable samples."""
     horizon_ms = now_ms - int(REMEMBERED_S * 1000)
     ended = {name for name, one in passed.items() if one.ended and one.at_ms < horizon_ms}
     ended -= {slot.object.writer for slot in slots} if ended else set()

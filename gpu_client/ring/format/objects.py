@@ -1,4 +1,4 @@
-"""The bytes of stored samples: a header that says everything, and the arrays behind it, each where a cache line begins.
+"""Stored objects: a header that describes the samples, then their arrays, each aligned to a cache line.
 
     offset  bytes
     0       8      b"BATON\\0RG"
@@ -6,11 +6,11 @@
     12      4      length of the header
     16      8      xxh3-64 of the header
     24      8      length of the object
-    32             the header: JSON (`Header`), then zeros up to the next multiple of 64
+    32             the header: JSON, then zeros up to the next multiple of 64
                    arrays, zeros between them up to the next multiple of 64
 
-All numbers are little-endian. An object has one sample, or several small ones (a pack). Every bit is covered: by the
-header's digest, by an array's own, or by being zero.
+All numbers are little-endian. An object holds one sample, or several small ones (a pack). The header's digest, an
+array's digest, or a required zero covers every bit.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import xxhash
 
 from gpu_client.ring.errors import ObjectDamaged
-from gpu_client.ring.format.codecs import decoded, encoded
-from gpu_client.ring.format.sample_tree import ALIGNED, Taken, array_of, path_of, put_together, schema_of
+from gpu_client.ring.format.codecs import decode_array_bytes, encode_array
+from gpu_client.ring.format.sample_tree import ALIGNED, FlattenedSample, decode_array, find_path, make_schema, unflatten
 from gpu_client.ring.settings import Codec
 
 MAGIC = b"BATON\x00RG"
@@ -32,18 +32,17 @@ VERSION = 1
 _PREFIX = struct.Struct("<8sIIQQ")
 _MAX_HEADER_BYTES = 64 * 1024 * 1024
 _DIGEST, _NO_DIGEST = 7, "?" * 16
-"""Its place in an array's entry, and what is there before it is known."""
+"""Index of the digest in an array's entry, and its placeholder."""
 _json = json.JSONEncoder(separators=(",", ":")).encode
-"""Made once: `json.dumps` makes an encoder for each call, which takes as long as a small header."""
+"""Made once: `json.dumps` makes an encoder for each call, which takes as long as encoding a small header."""
 _PART_BYTES = 2 * 1024 * 1024
-"""Written at a time, then hashed from the processor's cache. So much lies together in the page cache, too, and is
-mapped as one page when it is read."""
+"""Bytes to write at a time and then hash from the processor cache; also one mapped page of the page cache."""
 _LARGE_BYTES = 1024 * 1024
-"""Smaller arrays are hashed before, and written several at a time."""
+"""Smaller arrays are hashed before the write, and written several at a time."""
 
 
 class Provenance(NamedTuple):
-    """Who made the samples of an object, and from what: enough to make one again."""
+    """Origin of the samples of an object: enough to make them again."""
 
     writer: str
     epoch: int
@@ -54,32 +53,38 @@ class Provenance(NamedTuple):
     version: str = ""
 
 
-class Encoded(Sequence[memoryview]):
-    """An object ready to be stored: the header with what is before it, then arrays, and gaps between them."""
+class EncodedObject(Sequence[memoryview]):
+    """An object ready to be stored: the header, then arrays and gaps.
+
+    The header holds the digests of the arrays. A store that can write the header last hashes each array while writing
+    it, so the bytes come from memory once.
+    """
 
     def __init__(self, header: dict[str, Any], body: list[memoryview], undigested: dict[int, list[Any]]) -> None:
-        """`undigested`: entries of the header that have no digest yet, by where their bytes are in the body."""
+        """`undigested`: header entries without a digest, by index of their bytes in the body."""
         self._header, self._body, self._undigested = header, body, undigested
         self._body_bytes = sum(map(len, body))
         self._head = self._head_now()
 
     @property
     def size_bytes(self) -> int:
-        """Of the whole object."""
+        """Size of the object."""
         return len(self._head) + self._body_bytes
 
     @property
     def head_is_known(self) -> bool:
-        """As in the protocol."""
+        """True if all digests are known, so the pieces can be written in order."""
         return not self._undigested
 
     @property
     def head_bytes(self) -> int:
-        """As in the protocol."""
+        """Size of the header."""
         return len(self._head)
 
     def behind_head(self) -> Iterator[list[memoryview]]:
-        """As in the protocol: an array is hashed part by part, each while it is in the cache."""
+        """Yield the body, a few pieces at a time; hashes each piece after the caller has written it. May be iterated
+        again.
+        """
         end = len(self._head)
         waiting: list[memoryview] = []
         for place, piece in enumerate(self._body):
@@ -90,7 +95,7 @@ class Encoded(Sequence[memoryview]):
                 continue
             digest, begin = xxhash.xxh3_64(), 0
             while begin < len(piece):
-                # To where a multiple of the length is in the file: other parts take the kernel a tenth longer.
+                # Parts that end at a multiple of their length in the file: the kernel takes a tenth longer for others.
                 part = piece[begin : begin + _PART_BYTES - end % _PART_BYTES]
                 yield [*waiting, part]
                 digest.update(part)
@@ -103,7 +108,7 @@ class Encoded(Sequence[memoryview]):
             self._head = self._head_now()
 
     def head(self) -> memoryview:
-        """As in the protocol."""
+        """Return the header; hashes the body first if digests are missing."""
         if self._undigested:
             for _ in self.behind_head():
                 pass
@@ -119,7 +124,7 @@ class Encoded(Sequence[memoryview]):
         return iter([self.head(), *self._body])
 
     def _head_now(self) -> memoryview:
-        """As long as it is going to be, even where digests are missing."""
+        """Encode the header in its final length, with placeholders for missing digests."""
         header = _json(self._header).encode()
         end = _PREFIX.size + len(header)
         gap = -end % ALIGNED
@@ -130,14 +135,14 @@ class Encoded(Sequence[memoryview]):
 
 
 def encode(
-    samples: Sequence[Taken],
+    samples: Sequence[FlattenedSample],
     provenance: Provenance,
     *,
     seeds: Sequence[object] = (),
     codec: Codec = "none",
     quantised: dict[str, Codec] | None = None,
-) -> Encoded:
-    """`seeds`: one for each sample, as JSON has them. `quantised`: a lossy codec for the arrays of some paths."""
+) -> EncodedObject:
+    """Encode samples into an object. `seeds`: one JSON value for each sample. `quantised`: lossy codecs by path."""
     body: list[memoryview] = []
     undigested: dict[int, list[Any]] = {}
     entries: list[dict[str, Any]] = []
@@ -145,7 +150,7 @@ def encode(
     for number, sample in enumerate(samples):
         arrays = []
         for leaf in sample.leaves:
-            stored = encoded(leaf, (quantised or {}).get(leaf.path, codec))
+            stored = encode_array(leaf, (quantised or {}).get(leaf.path, codec))
             digest = (stored.data is leaf.data and leaf.digest) or _NO_DIGEST
             entry = [leaf.form, leaf.dtype, leaf.shape, len(leaf.data), stored.codec, offset, len(stored.data), digest]
             if digest == _NO_DIGEST and len(stored.data) >= _LARGE_BYTES:
@@ -160,14 +165,14 @@ def encode(
             offset += len(stored.data) + gap
         seed = seeds[number] if number < len(seeds) else None
         entries.append({"structure": sample.structure, "arrays": arrays, "seed": seed})
-    return Encoded({**provenance._asdict(), "samples": entries}, body, undigested)
+    return EncodedObject({**provenance._asdict(), "samples": entries}, body, undigested)
 
 
 class StoredSamples:
-    """An object as it was read. Each sample is verified when it is taken out for the first time."""
+    """A stored object, opened. The first access to a sample verifies the sample."""
 
     def __init__(self, name: str, data: memoryview) -> None:
-        """`name`: for messages. Raises ObjectDamaged where the header is not what was put."""
+        """`name`: for messages. Raises ObjectDamaged for a damaged header."""
         self.name = name
         self._data = data
         self._verified: set[int] = set()
@@ -176,27 +181,27 @@ class StoredSamples:
             self.provenance = Provenance(**{key: value for key, value in header.items() if key != "samples"})
             self._samples: list[dict[str, Any]] = header["samples"]
         except (TypeError, KeyError) as error:
-            raise self._damaged(f"its header lacks something ({error})") from error
+            raise self._damaged(f"the header lacks a field ({error})") from error
 
     def __len__(self) -> int:
         return len(self._samples)
 
     @property
     def size_bytes(self) -> int:
-        """Of the whole object."""
+        """Size of the object."""
         return len(self._data)
 
     def seed(self, number: int = 0) -> Any:
-        """What the generator made that sample from."""
+        """Return the seed of a sample."""
         return self._samples[number]["seed"]
 
     def sample(self, number: int = 0) -> Any:
-        """One sample; arrays lie in the object's own memory. Raises ObjectDamaged."""
+        """Decode a sample; its arrays share the memory of the object. Raises ObjectDamaged."""
         entry = self._samples[number]
         first_time = number not in self._verified
         try:
             arrays = [self._array(number, place, first_time) for place in range(len(entry["arrays"]))]
-            found = put_together(entry["structure"], arrays)
+            found = unflatten(entry["structure"], arrays)
         except ObjectDamaged:
             raise
         except Exception as error:  # a codec's library raises whatever it likes
@@ -205,37 +210,37 @@ class StoredSamples:
         return found
 
     def schema(self, number: int = 0, *, shapes: bool) -> str:
-        """As that sample had it when it was put."""
+        """Make the schema of a sample."""
         entry = self._samples[number]
         arrays = [(form, dtype, shape) for form, dtype, shape, *_ in entry["arrays"]]
-        return schema_of(entry["structure"], arrays, shapes=shapes)
+        return make_schema(entry["structure"], arrays, shapes=shapes)
 
     def verify(self) -> None:
-        """Read everything. Raises ObjectDamaged."""
+        """Verify all samples. Raises ObjectDamaged."""
         for number in range(len(self)):
             self.sample(number)
 
     def _header(self) -> dict[str, Any]:
         data = self._data
         if len(data) < _PREFIX.size:
-            raise self._damaged(f"it ends after {len(data)} bytes")
+            raise self._damaged(f"the object ends after {len(data)} bytes")
         magic, version, header_bytes, digest, size_bytes = _PREFIX.unpack_from(data)
         if magic != MAGIC:
-            raise self._damaged("it is no object of a ring")
+            raise self._damaged("not an object of a ring")
         if version != VERSION:
-            raise self._damaged(f"it has version {version} of the format, and only {VERSION} is known")
+            raise self._damaged(f"unknown format version {version}; known is {VERSION}")
         if size_bytes != len(data) or header_bytes > min(_MAX_HEADER_BYTES, len(data) - _PREFIX.size):
-            raise self._damaged(f"it has {len(data)} bytes instead of {size_bytes}")
+            raise self._damaged(f"the object has {len(data)} bytes instead of {size_bytes}")
         header = bytes(data[_PREFIX.size : _PREFIX.size + header_bytes])
         if xxhash.xxh3_64_intdigest(header) != digest:
-            raise self._damaged("its header was altered")
+            raise self._damaged("the header was altered")
         end = _PREFIX.size + header_bytes
         self._body = end + -end % ALIGNED
         if any(data[end : self._body]):
-            raise self._damaged("there is something behind its header")
+            raise self._damaged("the gap behind the header is not zero")
         found = json.loads(header)
         if not isinstance(found, dict):
-            raise self._damaged("its header is none")
+            raise self._damaged("the header is not a JSON object")
         return found
 
     def _array(self, number: int, place: int, first_time: bool) -> Any:
@@ -247,10 +252,14 @@ class StoredSamples:
         if first_time:
             behind = self._data[end : end + -stored_bytes % ALIGNED]
             if len(stored) != stored_bytes or any(behind) or xxhash.xxh3_64_hexdigest(stored) != digest:
-                whose = path_of(self._samples[number]["structure"], place)
-                whose += f", number {number} of a pack" if len(self) > 1 else ""
-                raise self._damaged(f"the bytes from {begin} to {end} were altered ({whose})")
-        return array_of(form, dtype, shape, decoded(codec, stored, dtype, size_bytes, (entry[8:] or [None])[0]))
+                path = find_path(self._samples[number]["structure"], place)
+                path += f", number {number} of a pack" if len(self) > 1 else ""
+                raise self._damaged(f"the bytes from {begin} to {end} were altered ({path})")
+        return decode_array(
+            form, dtype, shape, decode_array_bytes(codec, stored, dtype, size_bytes, (entry[8:] or [None])[0])
+        )
 
     def _damaged(self, how: str) -> ObjectDamaged:
-        return ObjectDamaged(f"{self.name} is damaged: {how}", "It is left out; its generator makes another one")
+        return ObjectDamaged(
+            f"{self.name} is damaged: {how}", "Readers exclude the object; its generator makes other samples"
+        )

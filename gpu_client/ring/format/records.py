@@ -61,13 +61,13 @@ class Versioned(NamedTuple):
     version: str
 
 
-def sealed(content: Mapping[str, Any]) -> bytes:
+def encode_checksummed(content: Mapping[str, Any]) -> bytes:
     """Encode a non-empty document as JSON with its XXH3-128 digest as the last member."""
     data = json.dumps(content, separators=(",", ":")).encode()
     return data[:-1] + b',"digest":"%s"}' % xxhash.xxh3_128_hexdigest(data).encode()
 
 
-def unsealed(data: bytes | memoryview, known: Set[str] | None = None) -> dict[str, Any]:
+def decode_checksummed(data: bytes | memoryview, known: Set[str] | None = None) -> dict[str, Any]:
     """Decode and verify a document. Raises ValueError for altered bytes.
 
     Documents from before the digest have none; `known` lists the members that such a document may have. With None, any
@@ -78,23 +78,25 @@ def unsealed(data: bytes | memoryview, known: Set[str] | None = None) -> dict[st
     if checksum is not None:
         data = data[:-_CHECKSUM_BYTES] + b"}"
         if xxhash.xxh3_128_hexdigest(data).encode() != checksum[1]:
-            raise ValueError("it was altered")
+            raise ValueError("the document was altered")
     content = json.loads(data)
     if not isinstance(content, dict):
-        raise ValueError("it is no object of JSON")
+        raise ValueError("the document is not a JSON object")
     if checksum is None and known is None and any(name == "digest" or _like_digest(content[name]) for name in content):
-        raise ValueError("its digest was altered")
+        raise ValueError("the digest was altered")
     if checksum is None and known is not None and content.keys() - known:
-        raise ValueError(f"it was altered, or is no such thing: it has {min(content.keys() - known)[:40]!r}")
+        raise ValueError(
+            f"the document was altered, or is of another kind: unknown member {min(content.keys() - known)[:40]!r}"
+        )
     return content
 
 
-def content_of(record: Versioned | None) -> dict[str, Any]:
+def decode_record(record: Versioned | None) -> dict[str, Any]:
     """Decode a record; empty for a missing, unreadable or altered record."""
     if record is None:
         return {}
     try:
-        return unsealed(record.data)
+        return decode_checksummed(record.data)
     except ValueError:
         return {}
 

@@ -1,8 +1,8 @@
-"""Samples as users give them, taken apart into a structure and arrays, and put together again.
+"""Flatten samples into a JSON structure and arrays, and rebuild them.
 
-A sample is an array, a tensor or a plain value, or dicts (with names as keys), tuples and lists of them, nested as one
-likes. The structure is JSON: `{"d": {name: node}}`, `{"t": [node]}`, `{"l": [node]}`, `{"a": number of the array}`,
-`{"v": a text, number, truth or None}`.
+A sample is an array, a tensor or a plain value, or a dict (with text keys), tuple or list of them, nested. The
+structure is JSON: `{"d": {name: node}}`, `{"t": [node]}`, `{"l": [node]}`, `{"a": number of the array}`, `{"v": text,
+number, boolean or None}`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _sorted_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 Node = dict[str, Any]
 Form = Literal["numpy", "scalar", "torch", "bytes"]
 ALIGNED = 64
-"""Where arrays begin in an object: at multiples of it, as cache lines do."""
+"""Alignment of arrays in an object (bytes): one cache line."""
 MAX_DEPTH = 32
 MAX_ARRAYS = 4096
 
 
 @dataclass
 class Leaf:
-    """One array on its way into an object. `data`: its bytes, as they lie in memory."""
+    """Array on its way into an object; `data` views its bytes."""
 
     form: Form
     dtype: str
@@ -39,17 +39,17 @@ class Leaf:
     value: object
     """The array or tensor itself."""
     digest: str = ""
-    """xxh3-64 of `data`, where somebody has come by it."""
+    """XXH3-64 of `data`; "" if not computed yet."""
 
 
 @dataclass(frozen=True)
-class Taken:
-    """A sample, taken apart."""
+class FlattenedSample:
+    """A sample as a structure and arrays."""
 
     structure: Node
     leaves: list[Leaf]
     plain: list[tuple[str, object]]
-    """Path and value of each text, number, truth or None."""
+    """Path and value of each text, number, boolean or None."""
 
     @property
     def arrays(self) -> list[tuple[Form, str, tuple[int, ...]]]:
@@ -57,65 +57,65 @@ class Taken:
         return [(leaf.form, leaf.dtype, leaf.shape) for leaf in self.leaves]
 
     def schema(self, *, shapes: bool) -> str:
-        """Equal for samples of one kind; `shapes`: only if their shapes are the same."""
-        return schema_of(self.structure, self.arrays, shapes=shapes)
+        """Make the schema, equal for samples of one kind. `shapes`: also compare the shapes."""
+        return make_schema(self.structure, self.arrays, shapes=shapes)
 
     @property
     def size_bytes(self) -> int:
-        """Of the arrays, each as long as it is in an object: up to where the next one begins."""
+        """Size of the arrays in an object, with alignment (bytes)."""
         return sum(len(leaf.data) + -len(leaf.data) % ALIGNED for leaf in self.leaves)
 
-    def copied(self) -> Taken:
-        """With arrays of its own, whatever becomes of those that were given."""
+    def copied(self) -> FlattenedSample:
+        """Copy the arrays, so that the caller may change the originals."""
         leaves = [replace(leaf, data=memoryview(bytearray(leaf.data)), value=None) for leaf in self.leaves]
         return replace(self, leaves=leaves)
 
 
-def schema_of(structure: Node, arrays: Iterable[tuple[str, str, Sequence[int]]], *, shapes: bool) -> str:
-    """Of a sample with these arrays: the form, dtype and shape of each."""
-    said = [[form, dtype, list(shape) if shapes else len(shape)] for form, dtype, shape in arrays]
-    return _sorted_json([_kind(structure), said])
+def make_schema(structure: Node, arrays: Iterable[tuple[str, str, Sequence[int]]], *, shapes: bool) -> str:
+    """Make the schema of a sample with these arrays: form, dtype and shape of each."""
+    described = [[form, dtype, list(shape) if shapes else len(shape)] for form, dtype, shape in arrays]
+    return _sorted_json([_kind(structure), described])
 
 
-def take_apart(sample: object) -> Taken:
-    """Raises SampleRefused for what cannot be stored as it is."""
+def flatten(sample: object) -> FlattenedSample:
+    """Flatten a sample. Raises SampleRefused for a value that cannot be stored."""
     leaves: list[Leaf] = []
     plain: list[tuple[str, object]] = []
-    return Taken(_taken(sample, "sample", leaves, plain, 0), leaves, plain)
+    return FlattenedSample(_taken(sample, "sample", leaves, plain, 0), leaves, plain)
 
 
-def put_together(structure: Node, arrays: Sequence[object]) -> Any:
-    """The sample, with arrays as `array_of` gives them."""
+def unflatten(structure: Node, arrays: Sequence[object]) -> Any:
+    """Rebuild the sample from its structure and decoded arrays."""
     match structure:
         case {"a": int(number)}:
             return arrays[number]
         case {"d": dict(items)}:
-            return {name: put_together(node, arrays) for name, node in items.items()}
+            return {name: unflatten(node, arrays) for name, node in items.items()}
         case {"t": list(items)}:
-            return tuple(put_together(node, arrays) for node in items)
+            return tuple(unflatten(node, arrays) for node in items)
         case {"l": list(items)}:
-            return [put_together(node, arrays) for node in items]
+            return [unflatten(node, arrays) for node in items]
         case {"v": value}:
             return value
     raise ValueError("is no structure of a sample")
 
 
-def path_of(structure: Node, number: int, path: str = "sample") -> str:
-    """Where in the sample the array of that number is, as in sample['image']; empty if it is nowhere."""
+def find_path(structure: Node, number: int, path: str = "sample") -> str:
+    """Find the path of an array in the sample, as in sample['image']; "" if absent."""
     match structure:
         case {"a": int(found)} if found == number:
             return path
         case {"d": dict(items)}:
-            inside = [path_of(node, number, f"{path}[{name!r}]") for name, node in items.items()]
+            inside = [find_path(node, number, f"{path}[{name!r}]") for name, node in items.items()]
         case {"t": list(nodes)} | {"l": list(nodes)}:
-            inside = [path_of(node, number, f"{path}[{place}]") for place, node in enumerate(nodes)]
+            inside = [find_path(node, number, f"{path}[{place}]") for place, node in enumerate(nodes)]
         case _:
             return ""
     return next((one for one in inside if one), "")
 
 
-def array_of(form: str, dtype: str, shape: Sequence[int], data: memoryview) -> Any:
-    """The array whose bytes these are, without copying. Raises ValueError for what fits together badly."""
+def decode_array(form: str, dtype: str, shape: Sequence[int], data: memoryview) -> Any:
+    """Decode an array without copying. Raises ValueError if the bytes do not fit the dtype and shape."""
     if form == "bytes":
         return bytes(data)
     if form == "torch":
@@ -131,11 +131,11 @@ def array_of(form: str, dtype: str, shape: Sequence[int], data: memoryview) -> A
 
 def _taken(value: object, path: str, leaves: list[Leaf], plain: list[tuple[str, object]], depth: int) -> Node:
     if depth > MAX_DEPTH:
-        raise SampleRefused(f"{path} is nested more than {MAX_DEPTH} levels deep", "Flatten it")
+        raise SampleRefused(f"{path} is nested more than {MAX_DEPTH} levels deep", "Flatten the sample")
     if isinstance(value, dict):
         wrong = [key for key in value if not isinstance(key, str)]
         if wrong:
-            raise SampleRefused(f"{path} has the key {wrong[0]!r}, which is no text", "Use names as keys")
+            raise SampleRefused(f"{path} has the key {wrong[0]!r}, which is not a text", "Use texts as keys")
         return {"d": {key: _taken(item, f"{path}[{key!r}]", leaves, plain, depth + 1) for key, item in value.items()}}
     if isinstance(value, tuple | list):
         items = [_taken(item, f"{path}[{place}]", leaves, plain, depth + 1) for place, item in enumerate(value)]
@@ -144,7 +144,7 @@ def _taken(value: object, path: str, leaves: list[Leaf], plain: list[tuple[str, 
         plain.append((path, value))
         return {"v": value}
     if len(leaves) >= MAX_ARRAYS:
-        raise SampleRefused(f"it has more than {MAX_ARRAYS} arrays", "Stack those that are alike")
+        raise SampleRefused(f"the sample has more than {MAX_ARRAYS} arrays", "Stack equal arrays")
     leaves.append(_leaf(value, path))
     return {"a": len(leaves) - 1}
 
@@ -169,7 +169,7 @@ def _of_numpy(value: np.ndarray[Any, Any] | np.generic, path: str) -> Leaf:
     array = np.asarray(value)
     plain = array.dtype.names is not None or array.dtype.kind != "V" or array.dtype.type is np.void
     if array.dtype.hasobject or not plain:
-        raise SampleRefused(f"{path} has the dtype {array.dtype}", "Use one of numpy's own, without Python objects")
+        raise SampleRefused(f"{path} has the dtype {array.dtype}", "Use a numpy dtype without Python objects")
     whole = np.ascontiguousarray(array)
     data = whole.reshape(-1).view(np.uint8).data if whole.nbytes else memoryview(b"")
     dtype = _described(array.dtype)
@@ -184,9 +184,9 @@ def _described(dtype: np.dtype[Any]) -> str:
 
 def _of_tensor(torch: Any, value: Any, path: str) -> Leaf:
     if value.layout is not torch.strided or value.is_quantized:
-        raise SampleRefused(f"{path} is a sparse or quantized tensor", "Store what it is made of")
+        raise SampleRefused(f"{path} is a sparse or quantized tensor", "Store its components")
     whole = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    # numpy's view keeps the tensor, however long the bytes are needed.
+    # The numpy view keeps the tensor alive as long as the bytes are needed.
     data = whole.reshape(-1).view(torch.uint8).numpy().data if whole.numel() else memoryview(b"")
     return Leaf("torch", str(whole.dtype).removeprefix("torch."), tuple(whole.shape), data, path, whole)
 
@@ -202,7 +202,7 @@ def _tensor(dtype: str, shape: Sequence[int], data: memoryview) -> Any:
 
 
 def _descr(value: Any) -> Any:
-    """What `descr_to_dtype` takes: JSON has made lists of its tuples."""
+    """Convert the lists of JSON to the tuples that `descr_to_dtype` takes."""
     if isinstance(value, list):
         return [tuple(_field(item) for item in entry) for entry in value]
     return value
@@ -215,7 +215,7 @@ def _field(item: Any) -> Any:
 
 
 def _kind(structure: Node) -> Any:
-    """The structure without its values."""
+    """Strip the values from a structure."""
     match structure:
         case {"d": dict(items)}:
             return {name: _kind(node) for name, node in items.items()}

@@ -1,66 +1,66 @@
-"""Counts that are kept under a name, whoever has it."""
+"""Count samples under a name, over all processes that own the name one after the other."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
 
-from gpu_client.ring.format.records import COPIES, GENERATORS, Versioned, content_of, sealed
-from gpu_client.ring.store.protocol import RingStore
+from gpu_client.ring.format.records import COPIES, GENERATORS, Versioned, decode_record, encode_checksummed
+from gpu_client.ring.store.protocol import RingBackend
 
 
-class Tally:
-    """How many samples were put under a name, by all processes that have had it one after the other."""
+class NamedCounter:
+    """Counter of the samples that were put under a name."""
 
-    def __init__(self, store: RingStore, key: str, holds_name: Callable[[], bool]) -> None:
-        """`holds_name`: whether the name is this process's still."""
-        self._store, self._key, self._holds_name = store, key, holds_name
+    def __init__(self, store: RingBackend, key: str, owns_name: Callable[[], bool]) -> None:
+        """`owns_name`: returns True while this process owns the name."""
+        self._store, self._key, self._owns_name = store, key, owns_name
         self._mark = secrets.token_hex(4)
-        """Whoever has written the record last. Not the epoch: those of a name that was forgotten begin anew."""
+        """Identifies the last writer of the record. Epochs cannot: those of a forgotten name begin anew."""
         self._version: str | None = None
         self._is_own = False
-        self._noted = 0
+        self._saved = 0
 
-    def take(self, put: int = 0) -> int:
-        """Make it this process's: whoever had it before can note nothing more. `put`: what it knows of; how many there
-        are."""
+    def acquire(self, put: int = 0) -> int:
+        """Acquire the counter, which fences its former owner. `put`: known count. Returns the count."""
         self._is_own = False
         while not self._is_own:
             record = self._store.record(self._key)
-            self._noted = max(put, put_of(record))
-            self._is_own = self._swapped(self._noted, record.version if record is not None else None)
-        return self._noted
+            self._saved = max(put, decode_count(record))
+            self._is_own = self._swapped(self._saved, record.version if record is not None else None)
+        return self._saved
 
-    def note(self, put: int) -> None:
-        """So many now. Left to whoever has taken the name, if somebody has."""
-        if put == self._noted:
+    def save(self, put: int) -> None:
+        """Save the count, unless another process has acquired the counter."""
+        if put == self._saved:
             return
         while self._is_own and not self._swapped(put, self._version):
             record = self._store.record(self._key)
-            # Its own mark: the store's answer was lost. Another one's: of one that was begun before and is fenced.
-            if content_of(record).get("mark") != self._mark:
-                self._is_own = self._holds_name()
+            # With our mark, the store's answer was lost. With another mark, the record is of an earlier owner, which is
+            # fenced.
+            if decode_record(record).get("mark") != self._mark:
+                self._is_own = self._owns_name()
             self._version = record.version if record is not None else None
         if self._is_own:
-            self._noted = put
+            self._saved = put
 
     def _swapped(self, put: int, seen: str | None) -> bool:
-        version = self._store.swap(self._key, sealed({"put": put, "mark": self._mark}), seen)
+        version = self._store.swap(self._key, encode_checksummed({"put": put, "mark": self._mark}), seen)
         if version is not None:
             self._version = version
         return version is not None
 
 
-def put_of(record: Versioned | None) -> int:
-    """How many samples such a record says were put; 0 for none."""
-    return int(content_of(record).get("put", 0))
+def decode_count(record: Versioned | None) -> int:
+    """Decode the count of a record; 0 without a record."""
+    return int(decode_record(record).get("put", 0))
 
 
-def tally_key(name: str, *, again: bool = True) -> str:
-    """Where it is noted how many samples were put under a name."""
+def counter_key(name: str, *, again: bool = True) -> str:
+    """Format the key of a counter."""
     return f"{GENERATORS if again else COPIES}{name}"
 
 
-def put_under(store: RingStore, name: str, *, again: bool = True) -> int:
-    """How many samples were put under that name so far."""
-    return put_of(store.record(tally_key(name, again=again)))
+def read_count(store: RingBackend, name: str, *, again: bool = True) -> int:
+    """Read the count under a name."""
+    return decode_count(store.record(counter_key(name, again=again)))

@@ -1,9 +1,9 @@
-"""Which samples make the next batch: the same for every process that asks, and for a training that is resumed.
+"""Choose the samples of the next batch, identically in every process and after a resume. Pure.
 
-Pure. A plan goes from batch to batch of all ranks together (a global batch); every process goes through the same plan
-and takes its share. What cannot be computed, when to look at which manifest, comes from outside as decisions, which are
-stored for all (`reader.py`). Within a decision the order is a permutation by seed, manifest and pass; no batch has
-samples of two manifests, and no sample is in it twice.
+A plan advances by batches of all ranks together (global batches); each process follows the whole plan and takes its
+share. The choice of the next manifest cannot be computed, so it comes from outside as a decision that is stored for all
+processes (`batch_stream.py`). Within a decision the order is a permutation by seed, manifest and pass; no batch mixes
+manifests or repeats a sample.
 """
 
 from __future__ import annotations
@@ -14,26 +14,29 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from gpu_client.ring.errors import RingError, RingMismatch
-from gpu_client.ring.format.manifest import Manifest, ObjectId, Slot
+from gpu_client.ring.format.manifest import ObjectId, RingManifest, Slot
 
 Policy = Literal["latest", "pass"] | int
-"""When the newest manifest is taken up: before every batch, when all samples were read, or after so many batches."""
-_TOGETHER = 32
-"""Packs of which samples are mixed at a time: a reader has so many open, and reads each of them about once a pass."""
+"""Time of the switch to the newest manifest: before every batch, after a pass over all samples, or after a number of
+batches.
+"""
+_PACKS_MIXED = 32
+"""Number of packs whose samples are shuffled together: a reader keeps so many open, and reads each about once a pass.
+"""
 
 
-class Decision(NamedTuple):
-    """From now on batches come from this manifest."""
+class ManifestDecision(NamedTuple):
+    """Decision to take batches from this manifest from now on."""
 
     number: int
-    """Of the manifest."""
+    """Number of the manifest."""
     at_ms: int
-    """When, by the clock of who decided: what is too old is so for all alike."""
+    """Time by the decider's clock, so that all processes agree on the age of samples (Unix ms)."""
 
 
 @dataclass(frozen=True)
-class Shape:
-    """How samples are shared out."""
+class BatchShape:
+    """Partition of the samples among ranks and batches."""
 
     batch_size: int
     world_size: int = 1
@@ -43,17 +46,17 @@ class Shape:
     max_age_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Raises RingError for numbers that mean nothing."""
+        """Raise RingError for invalid numbers."""
         if self.batch_size < 1 or self.world_size < 1:
             raise RingError(
-                f"a batch of {self.batch_size} for {self.world_size} processes is none", "Both are at least 1"
+                f"a batch of {self.batch_size} for {self.world_size} processes is empty", "Use at least 1 for both"
             )
         named = isinstance(self.policy, str)
         if (named and self.policy not in ("latest", "pass")) or (not named and int(self.policy) < 1):
             raise RingError(f"there is no policy {self.policy!r}", "Use latest, pass, or a number of batches")
 
     def require_fits(self, readable: int) -> None:
-        """Raises RingError where a ring of which so many can be read at a time can never fill a batch."""
+        """Raise RingError if `readable` samples can never fill a batch."""
         if self.global_size > readable:
             raise RingError(
                 f"a batch of {self.batch_size} for each of {self.world_size} processes is more than the ring's"
@@ -62,14 +65,11 @@ class Shape:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """What the order of samples comes from, besides the ring."""
+        """Return what determines the order besides the ring."""
         return {"seed": self.seed, "batch_size": self.batch_size, "world_size": self.world_size}
 
     def require_same(self, state: Mapping[str, Any]) -> None:
-        """Raises RingMismatch for a state of which others would come: samples twice in a pass, or never.
-
-        The ranks may share out the same global batches in another way. States once had none of this.
-        """
+        """Raise RingMismatch for a state of another order. The ranks may share the same global batches differently."""
         seed = state.get("seed", self.seed)
         if seed != self.seed:
             raise RingMismatch(
@@ -86,34 +86,31 @@ class Shape:
 
     @property
     def global_size(self) -> int:
-        """Samples that all ranks take together."""
+        """Number of samples in a global batch."""
         return self.batch_size * self.world_size
 
 
 @dataclass
-class Plan:
-    """Where a training is in the ring. `batch` global batches were taken."""
+class BatchPlan:
+    """Position of a training in a ring. `batch`: number of global batches taken."""
 
-    shape: Shape
+    shape: BatchShape
     batch: int = 0
     decided: int = 0
-    """Decisions that were taken up."""
-    decision: Decision | None = None
+    """Number of decisions taken up."""
+    decision: ManifestDecision | None = None
     passes: int = 0
-    """Over the present manifest."""
+    """Passes over the current manifest."""
     taken: int = 0
     """Global batches since the decision."""
     position: int = 0
-    """Samples taken of this pass."""
+    """Samples taken in this pass."""
     uses: dict[int, int] = field(default_factory=dict)
-    """How often each sample of the present manifest was taken before this pass, by its number of insertion.
-
-    Counted only where there is a limit to it.
-    """
+    """Uses of each sample of the manifest before this pass, by insertion number; counted only with `max_uses`."""
     _order: list[Slot] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain JSON. With it and the stored decisions, a resumed training takes the same samples."""
+        """Return the position as JSON. With it and the stored decisions, a resumed training gets the same samples."""
         return {
             "version": 1,
             **self.shape.state_dict(),
@@ -127,37 +124,39 @@ class Plan:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError, KeyError or TypeError for what is no state, RingMismatch for one of another shape."""
+        """Restore a position. Raises ValueError, KeyError or TypeError for an invalid state, RingMismatch for another
+        shape.
+        """
         if state["version"] != 1:
             raise ValueError(f"the state has version {state['version']}")
         self.shape.require_same(state)
         self.batch, self.decided = state["batch"], state["decided"]
-        self.decision = Decision(*state["decision"]) if state["decision"] else None
+        self.decision = ManifestDecision(*state["decision"]) if state["decision"] else None
         self.passes, self.taken, self.position = state["passes"], state["taken"], state["position"]
         self.uses = dict(state["uses"])
         self._order = None
 
-    def wants_decision(self, manifest: Manifest | None) -> bool:
-        """Whether the next batch needs another decision. `manifest`: the present one's."""
+    def wants_decision(self, manifest: RingManifest | None) -> bool:
+        """Return True if the next batch needs another decision. `manifest`: of the current decision."""
         if self.decision is None or manifest is None:
             return True
         policy = self.shape.policy
         if policy == "latest":
             return self.taken >= 1
-        over = self.position + self.shape.global_size > len(self._ordered(manifest))
+        over = self.position + self.shape.global_size > len(self._pass_order(manifest))
         return over if policy == "pass" else self.taken >= policy
 
-    def enough(self, manifest: Manifest, at_ms: int, before: Manifest | None) -> bool:
-        """Whether a global batch could be taken from that manifest, were it decided for now. `before`: the present."""
+    def can_fill_batch(self, manifest: RingManifest, at_ms: int, before: RingManifest | None) -> bool:
+        """Return True if the manifest could fill a global batch now. `before`: the current manifest."""
         if before is not None and self.decision is not None:
-            self._ordered(before)
-        return len(self._eligible(manifest, at_ms, self._used())) >= self.shape.global_size
+            self._pass_order(before)
+        return len(self._eligible(manifest, at_ms, self._count_uses())) >= self.shape.global_size
 
-    def decide(self, decision: Decision, manifest: Manifest, before: Manifest | None) -> None:
-        """Take up the next decision. The same samples again are another pass over them."""
+    def decide(self, decision: ManifestDecision, manifest: RingManifest, before: RingManifest | None) -> None:
+        """Take up the next decision. Equal samples begin another pass."""
         same = before is not None and before.inserted == manifest.inserted
         if before is not None and self.decision is not None:
-            self._ordered(before)
+            self._pass_order(before)
             self._end_pass()
         self.decided += 1
         self.decision = decision
@@ -166,18 +165,20 @@ class Plan:
         there = {slot.inserted for slot in manifest.slots}
         self.uses = {number: count for number, count in self.uses.items() if number in there}
 
-    def left(self) -> None:
-        """The present manifest is there no more, and what was decided: decisions begin anew."""
+    def reset(self) -> None:
+        """Forget the decisions after their manifests are lost."""
         self.decision = None
         self.decided = self.taken = self.position = self.passes = 0
         self._order = None
 
-    def next_batch(self, manifest: Manifest) -> Sequence[Slot]:
-        """The next global batch: rank r has the samples from r * batch_size on. Where a pass ends, the next begins."""
-        if self.position + self.shape.global_size > len(self._ordered(manifest)):
+    def next_batch(self, manifest: RingManifest) -> Sequence[Slot]:
+        """Take the next global batch; rank r gets the samples from r * batch_size on. Begins the next pass at the end
+        of one.
+        """
+        if self.position + self.shape.global_size > len(self._pass_order(manifest)):
             self._end_pass()
             self.passes += 1
-        found = self._ordered(manifest)[self.position : self.position + self.shape.global_size]
+        found = self._pass_order(manifest)[self.position : self.position + self.shape.global_size]
         if len(found) < self.shape.global_size:
             return []
         self.position += len(found)
@@ -186,18 +187,18 @@ class Plan:
         return found
 
     def share(self, batch: Sequence[Slot], rank: int) -> Sequence[Slot]:
-        """One rank's part of a global batch."""
+        """Return one rank's part of a global batch."""
         return batch[rank * self.shape.batch_size : (rank + 1) * self.shape.batch_size]
 
-    def _eligible(self, manifest: Manifest, at_ms: int, uses: Mapping[int, int]) -> list[Slot]:
+    def _eligible(self, manifest: RingManifest, at_ms: int, uses: Mapping[int, int]) -> list[Slot]:
         most, age_s = self.shape.max_uses, self.shape.max_age_s
         found = list(manifest.slots)
         if age_s is not None:
             found = [slot for slot in found if slot.at_ms >= at_ms - age_s * 1000]
         return found if most is None else [slot for slot in found if uses.get(slot.inserted, 0) < most]
 
-    def _ordered(self, manifest: Manifest) -> list[Slot]:
-        """This pass's order."""
+    def _pass_order(self, manifest: RingManifest) -> list[Slot]:
+        """Return the order of this pass."""
         if self._order is None:
             assert self.decision is not None
             self._order = self._eligible(manifest, self.decision.at_ms, self.uses)
@@ -205,8 +206,8 @@ class Plan:
             self._order = _shuffled(self._order, random.Random(seed))  # noqa: S311 - an order, not a secret
         return self._order
 
-    def _used(self) -> dict[int, int]:
-        """`uses`, with this pass."""
+    def _count_uses(self) -> dict[int, int]:
+        """Count the uses including this pass."""
         if self.shape.max_uses is None:
             return {}
         found = dict(self.uses)
@@ -215,13 +216,13 @@ class Plan:
         return found
 
     def _end_pass(self) -> None:
-        self.uses = self._used()
+        self.uses = self._count_uses()
         self.position = 0
         self._order = None
 
 
 def _shuffled(slots: list[Slot], chance: random.Random) -> list[Slot]:
-    """In another order, in which samples of one pack are near to each other."""
+    """Shuffle with the samples of a pack near each other."""
     objects: dict[ObjectId, list[Slot]] = {}
     for slot in slots:
         objects.setdefault(slot.object, []).append(slot)
@@ -230,8 +231,8 @@ def _shuffled(slots: list[Slot], chance: random.Random) -> list[Slot]:
     if len(packs) == len(slots):
         return [slot for pack in packs for slot in pack]
     found: list[Slot] = []
-    for begin in range(0, len(packs), _TOGETHER):
-        together = [slot for pack in packs[begin : begin + _TOGETHER] for slot in pack]
+    for begin in range(0, len(packs), _PACKS_MIXED):
+        together = [slot for pack in packs[begin : begin + _PACKS_MIXED] for slot in pack]
         chance.shuffle(together)
         found += together
     return found

@@ -1,7 +1,7 @@
-"""Batches from several sources by weight: a live ring, a recorded data set, a folder of one's own.
+"""Mix batches from several sources by weight: a live ring, a recorded data set, a folder.
 
-Each batch is of one source. Which one is drawn from the seed and the number of the batch, so that a resumed training
-draws the same.
+Each batch comes from one source. The seed and the number of the batch determine the source, so a resumed training draws
+the same sources.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 from gpu_client.ring.errors import RingError
 
 Source = Iterable[Any]
-"""Gives batches; where it ends, it is begun again. With `state_dict` and `load_state_dict` it is resumed exactly."""
+"""Iterable of batches, restarted at its end. `state_dict` and `load_state_dict` make it exactly resumable."""
 
 
 class MixedLoader:
-    """Endless batches of several sources. `name` is the one of the newest batch."""
+    """Load endless batches from several sources. `name`: source of the newest batch."""
 
     def __init__(self, sources: Mapping[str, tuple[Source, float]], *, seed: int = 0) -> None:
-        """`sources`: by name, each with its weight. Raises RingError for weights that mean nothing."""
+        """`sources`: source and weight by name. Raises RingError for invalid weights."""
         if not sources or any(not 0 <= weight < float("inf") for _, weight in sources.values()):
-            raise RingError("the weights of a mixture are numbers from 0 on", "Give each source one")
+            raise RingError("the weights of a mixture must be numbers from 0 on", "Give each source a weight")
         if not sum(weight for _, weight in sources.values()):
-            raise RingError("all weights of a mixture are 0", "Give one of the sources more")
+            raise RingError("all weights of a mixture are 0", "Give a source a positive weight")
         self._sources = {name: source for name, (source, _) in sources.items()}
         self._weights = [weight for _, weight in sources.values()]
         self._seed = seed
@@ -43,32 +43,32 @@ class MixedLoader:
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """After the newest batch."""
+        """Return the state after the newest batch."""
         states = {name: source.state_dict() for name, source in self._resumable().items()}
         return {"version": 1, "batch": self._batch, "sources": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration goes on from there."""
+        """Continue from a state at the next iteration."""
         self._batch = state["batch"]
         for name, source in self._resumable().items():
             if name in state["sources"]:
                 source.load_state_dict(state["sources"][name])
 
     def checkpointed(self, state: Mapping[str, Any] | None = None) -> None:
-        """As of `RingLoader`, for all sources that have it."""
+        """Forward `checkpointed` to the sources that have it, as `RingLoader` does."""
         states = {} if state is None else state["sources"]
         for name, source in self._sources.items():
-            tell: Callable[[Any], object] | None = getattr(source, "checkpointed", None)
-            if tell is not None and (state is None or name in states):
-                tell(states.get(name))
+            forward: Callable[[Any], object] | None = getattr(source, "checkpointed", None)
+            if forward is not None and (state is None or name in states):
+                forward(states.get(name))
 
     @property
     def waited_s(self) -> float:
-        """How long the loop has waited for batches of sources that measure it."""
+        """Total wait for batches of sources that measure it (s)."""
         return float(sum(getattr(source, "waited_s", 0.0) for source in self._sources.values()))
 
     def data_metrics(self) -> dict[str, float]:
-        """Of the newest batch, where its source measures any."""
+        """Return the metrics of the newest batch, if its source measures any."""
         measured: Callable[[], dict[str, float]] | None = getattr(self._sources.get(self.name), "data_metrics", None)
         return measured() if measured is not None else {}
 
@@ -82,8 +82,8 @@ class MixedLoader:
             except StopIteration:
                 del under_way[name]
         raise RingError(
-            f"the source {name} is empty, or cannot be begun again",
-            "Give it weight 0, or something to read again and again",
+            f"the source {name} is empty, or cannot be restarted",
+            "Give the source weight 0, or an iterable that can be restarted",
         )
 
     def _resumable(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Reading from a ring: what is pinned stays readable, and what is damaged is noticed, told and left out."""
+"""Read a ring: pin manifests, verify samples, quarantine damaged ones."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from gpu_client.ring.core.damage_report import quarantine_key, tell_job
-from gpu_client.ring.core.garbage_collector import add_read, read_so_far
-from gpu_client.ring.core.liveness import Held, own_name, require_name
-from gpu_client.ring.core.rate_limiter import Flow, read_wait
+from gpu_client.ring.core.damage_report import quarantine_key, report_damage
+from gpu_client.ring.core.garbage_collector import add_departed_reads, count_samples_read
+from gpu_client.ring.core.liveness import LeaseHandle, require_name, unique_name
+from gpu_client.ring.core.rate_limiter import RingFlow, reader_wait_reason
 from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.errors import ManifestMissing, ObjectDamaged, RingError, WaitedTooLong
-from gpu_client.ring.format.manifest import Manifest, Slot
+from gpu_client.ring.format.manifest import RingManifest, Slot
 from gpu_client.ring.format.objects import StoredSamples
-from gpu_client.ring.format.records import READERS, content_of
+from gpu_client.ring.format.records import READERS, decode_record
 from gpu_client.ring.store.protocol import DistantStore, ExpectingStore
 
 logger = logging.getLogger("baton.ring")
 
 _OPEN_OBJECTS = 64
-"""Objects that a reader keeps open, so that samples of one pack are read once."""
+"""Maximum number of open objects, so that the samples of one pack are read once."""
 _OPEN_BYTES = 512 * 1024 * 1024
-"""And so much of them: not every place gives them without taking memory."""
+"""Maximum size of open objects: some stores read into memory (bytes)."""
 _PIN_TRIES = 100
-_ADVICE = ". It is left out; its generator makes another one"
-_TOLD_EVERY_S = 1.0
-"""What a reader has read, where nobody waits for it."""
-_OFTEN_S = 1.0
-"""For so long it looks often for what it waits for; then as often as something can come."""
+_ADVICE = ". Readers exclude the object; its generator makes other samples"
+_STATS_INTERVAL_S = 1.0
+"""Interval of statistics while no process waits for them (s)."""
+_FAST_POLL_S = 1.0
+"""Time of fast polling at the beginning of a wait (s)."""
 
 
 class RingReader:
-    """One process that reads. It says which manifests it needs, and how much it has read. Threads may share it."""
+    """Reading process: pins manifests and publishes how much it has read. Thread-safe."""
 
     def __init__(
         self,
@@ -49,87 +49,86 @@ class RingReader:
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
-        """`patience_s`: how long `wait` waits. Without `threads` the caller calls `tell` every few moments.
+        """`patience_s`: limit of `wait`. Without `threads` the caller calls `flush_stats` regularly.
 
-        Raises RingMismatch for a name that is none.
+        Raises RingMismatch for an invalid name.
         """
-        self.name = require_name(name, "reader") if name else own_name()
+        self.name = require_name(name, "reader") if name else unique_name()
         self.ring = ring
         self.patience_s, self._clock, self._pause = patience_s, clock, pause
         self._pinned: list[int] = []
-        self._passing = 0
-        self._doubted: set[int] = set()
+        self._transient_pin = 0
+        self._unconfirmed: set[int] = set()
         self._objects: OrderedDict[str, StoredSamples] = OrderedDict()
         self._lock = threading.Lock()
-        self._telling = threading.RLock()
+        self._stats_lock = threading.RLock()
         self.read_samples = 0
         self.waited_s = 0.0
         self.waiting_s = 0.0
-        """For how long `wait` has waited by now."""
+        """Duration of the current `wait` (s)."""
         self.wanted = 0
-        """Samples that are taken at a time: writers do not wait for fewer to be read."""
+        """Samples taken at a time: writers do not wait for fewer to be read."""
         self.group = ""
-        """The training that it reads for, if it has a plan with others; and how far it is in it."""
+        """Name of the training's group, and the position of this process in it."""
         self.run = self.decided = 0
         self._starved = False
         self.retries = 0
-        """How often something had to be looked at again: a manifest that was left behind, an object that was bad."""
+        """Number of repeated reads: of manifests that were replaced and of damaged objects."""
         self.quarantined: dict[str, str] = {}
-        """Damaged objects that this reader has met: why, by their key."""
+        """Damaged objects that this reader has met: problem by key."""
         self._process = os.getpid()
-        self._told: dict[str, Any] = {}
-        self._told_at = self._clock()
-        self._lease = self._begun(f"{READERS}{self.name}")
+        self._flushed_stats: dict[str, Any] = {}
+        self._flushed_at = self._clock()
+        self._lease = self._acquire_lease(f"{READERS}{self.name}")
         self._closing = threading.Event()
         self._renewing = threading.Thread(target=self._renew_often, name="ring-reader", daemon=True)
         if threads:
             self._renewing.start()
 
-    def newest(self) -> Manifest:
-        """The newest manifest, pinned until the next call of this, or for longer by `keep_only`.
+    def newest(self) -> RingManifest:
+        """Return the newest manifest, pinned until the next call, or longer by `keep_only`.
 
         Raises ManifestMissing, RingMismatch.
         """
-        # A manifest is kept while it is among the newest `retain`; the pin is seen by every collector that begins after
-        # it was written. So it holds if the pointer, looked at behind it, has not left the manifest behind.
+        # Manifests among the newest `retain` are kept, and every collector that begins after the pin respects the pin.
+        # So the pin holds if the pointer, read after the pin, has not left the manifest behind.
         for _ in range(_PIN_TRIES):
             number, _ = self.ring.pointer()
-            if number and (number not in self._pinned or number in self._doubted):
-                with self._telling:
-                    kept = [one for one in self._pinned if one != self._passing]
-                    self._doubted.discard(number)
-                    self._passing = number
+            if number and (number not in self._pinned or number in self._unconfirmed):
+                with self._stats_lock:
+                    kept = [one for one in self._pinned if one != self._transient_pin]
+                    self._unconfirmed.discard(number)
+                    self._transient_pin = number
                     self._pin([*kept, number])
                 later, _ = self.ring.pointer()
-                if later - number >= self.ring.settings.retain or number in self._doubted:
+                if later - number >= self.ring.settings.retain or number in self._unconfirmed:
                     self.retries += 1
                     continue
-            return self._upcoming(self.ring.manifest(number))
+            return self._expect_objects(self.ring.manifest(number))
         raise ManifestMissing(
             "manifests are replaced faster than they can be read", "Raise retain, or publish less often"
         )
 
     def keep_only(self, numbers: Iterable[int]) -> None:
-        """Give up all pins but these."""
+        """Release all other pins."""
         wanted = set(numbers)
-        with self._telling:
+        with self._stats_lock:
             kept = [one for one in self._pinned if one in wanted]
-            self._passing = 0
-            self._doubted &= wanted
+            self._transient_pin = 0
+            self._unconfirmed &= wanted
             if kept != self._pinned:
                 self._pin(kept)
 
-    def pin(self, number: int) -> Manifest:
-        """One that another reader, or a pin, is known to keep. Raises ManifestMissing."""
-        with self._telling:
-            self._doubted.discard(number)
+    def pin(self, number: int) -> RingManifest:
+        """Pin a manifest that another reader or a pin keeps. Raises ManifestMissing."""
+        with self._stats_lock:
+            self._unconfirmed.discard(number)
             self._pin([*self._pinned, number])
-        return self._upcoming(self.ring.manifest(number))
+        return self._expect_objects(self.ring.manifest(number))
 
     def wait(self, ready: Callable[[], Any], why: str, *, starving: bool = True) -> Any:
-        """The first result of `ready` that is none of None and False. Raises WaitedTooLong.
-
-        `starving`: only writers can end it, who are told not to wait for more reading.
+        """Wait for a result of `ready` other than None and False. `starving`: only writers can end the wait, so they
+        must not wait for reads. Raises WaitedTooLong.
         """
         began_at = self._clock()
         interval_s = self.ring.settings.publish_interval_s
@@ -140,27 +139,27 @@ class RingReader:
                     return found
                 self.waiting_s = waited_s = self._clock() - began_at
                 if waited_s > self.patience_s:
-                    raise WaitedTooLong(
-                        f"for {self.patience_s:g} s, {why}", "Are generators running? See baton ring status"
-                    )
+                    raise WaitedTooLong(f"for {self.patience_s:g} s, {why}", "Start generators; see baton ring status")
                 if starving and not self._starved and waited_s > interval_s:
                     self._starved = True
-                    self.tell()
-                self._pause(min(0.02, interval_s / 4) if waited_s < _OFTEN_S else min(max(interval_s / 2, 0.02), 1.0))
+                    self.flush_stats()
+                self._pause(
+                    min(0.02, interval_s / 4) if waited_s < _FAST_POLL_S else min(max(interval_s / 2, 0.02), 1.0)
+                )
         finally:
             self.waited_s += self._clock() - began_at
             self.waiting_s, self._starved = 0.0, False
 
-    def soon(self, slots: Iterable[Slot]) -> None:
-        """These samples are read next: where objects are far away, they are fetched at the same time."""
+    def prefetch(self, slots: Iterable[Slot]) -> None:
+        """Begin to fetch the objects of these samples from a distant store."""
         if isinstance(self.ring.store, DistantStore):
             keys = dict.fromkeys(slot.object.key for slot in slots)
             with self._lock:
                 wanted = [key for key in keys if key not in self._objects]
-            self.ring.store.begin(wanted)
+            self.ring.store.prefetch(wanted)
 
     def sample(self, slot: Slot) -> Any:
-        """One sample of a pinned manifest. Raises ObjectDamaged, after having looked twice, and ManifestMissing."""
+        """Read a sample of a pinned manifest. Raises ObjectDamaged after two tries, and ManifestMissing."""
         key = slot.object.key
         for last_try in (False, True):
             try:
@@ -170,12 +169,12 @@ class RingReader:
                     self._objects.pop(key, None)
                 self.retries += 1
                 if last_try:
-                    self._require_kept(key)
-                    raise self._quarantined(key, str(error)) from error
+                    self._require_retained(key)
+                    raise self._quarantine(key, str(error)) from error
         raise AssertionError("unreachable")
 
-    def sample_or_another(self, slot: Slot, manifest: Manifest) -> tuple[Any, Slot]:
-        """The sample, or for a damaged one another of the same manifest, which is the same one for every process."""
+    def sample_or_another(self, slot: Slot, manifest: RingManifest) -> tuple[Any, Slot]:
+        """Read the sample; for a damaged one a substitute of the same manifest, the same for every process."""
         try:
             return self.sample(slot), slot
         except ObjectDamaged:
@@ -190,71 +189,71 @@ class RingReader:
                 found = self.sample(other)
             except ObjectDamaged:
                 continue
-            logger.warning("sample %s is damaged: %s is read for it", slot.id, other.id)
+            logger.warning("sample %s is damaged: reading %s instead", slot.id, other.id)
             return found, other
-        raise ManifestMissing(f"nothing of manifest {manifest.number} can be read", "See baton ring verify --repair")
+        raise ManifestMissing(f"no sample of manifest {manifest.number} can be read", "See baton ring verify --repair")
 
     def provenance(self, slot: Slot) -> dict[str, Any]:
-        """Who made a sample, and from what."""
+        """Return the origin of a sample: writer, generator, seed."""
         stored = self._object(slot.object.key)
         return {**stored.provenance._asdict(), "seed": stored.seed(slot.number), "id": slot.id}
 
-    def took(self, samples: int) -> None:
-        """So many were handed to the training."""
-        with self._telling:
+    def record_consumed(self, samples: int) -> None:
+        """Count samples that the training has received."""
+        with self._stats_lock:
             self.read_samples += samples
 
     def wait_for_flow(self, wanted: int) -> None:
-        """Until so many samples more may be read, where a sample is not to be read too often in the mean."""
+        """Wait until the rate limit allows this many more reads."""
         settings = self.ring.settings
         if settings.reads_per_insert is None:
             return
 
         def ready() -> bool:
-            self.tell()
+            self.flush_stats()
             newest = self.ring.newest()
-            flow = Flow(newest.inserted, 0, read_so_far(self.ring), len(newest))
-            return not read_wait(flow, settings, wanted)
+            flow = RingFlow(newest.inserted, 0, count_samples_read(self.ring), len(newest))
+            return not reader_wait_reason(flow, settings, wanted)
 
-        self.wait(ready, "samples were read as often as they may be", starving=False)
+        self.wait(ready, "the samples were read as often as samples_per_insert permits", starving=False)
 
-    def tell(self) -> None:
-        """Say now what is otherwise said every few moments."""
-        with self._telling:
-            content = self._content()
+    def flush_stats(self) -> None:
+        """Write the statistics to the lease now."""
+        with self._stats_lock:
+            content = self._stats()
             if self._lease.renew(**content):
-                self._told = content
+                self._flushed_stats = content
             elif not self._closing.is_set():
-                # Taken for dead: what it had told that it has read was counted then, and what it had pinned may be
-                # gone. It begins again under another name: the one that it had is about to be removed.
-                self.read_samples -= int(self._told.get("read", 0))
-                self._doubted |= set(self._pinned)
-                self._lease = self._begun(f"{READERS}{self.name[:55]}-{secrets.token_hex(4)}")
-            self._told_at = self._clock()
+                # This reader was taken for dead: its reads were counted, and its pinned manifests may be gone. Begin
+                # again under another name, because the old record is about to be deleted.
+                self.read_samples -= int(self._flushed_stats.get("read", 0))
+                self._unconfirmed |= set(self._pinned)
+                self._lease = self._acquire_lease(f"{READERS}{self.name[:55]}-{secrets.token_hex(4)}")
+            self._flushed_at = self._clock()
 
-    def others(self) -> list[dict[str, Any]]:
-        """What other readers say of themselves, that are alive or have died only just now."""
+    def other_readers(self) -> list[dict[str, Any]]:
+        """Read the records of the other readers that are alive or have died a moment ago."""
         own = self._lease.key.removeprefix(READERS)
-        return [said for name, said in readers_of(self.ring).items() if name != own]
+        return [note for name, note in list_readers(self.ring).items() if name != own]
 
     def is_own_process(self) -> bool:
-        """False in a process that was forked from the one that made it."""
+        """Return False in a forked process."""
         return self._process == os.getpid()
 
     def close(self) -> None:
-        """Leave; what was read counts on. Where the store cannot be reached, others notice that it is gone."""
+        """Leave; the samples read still count. If the store is unreachable, other processes detect the departure."""
         self._closing.set()
-        self.soon(())  # what nobody reads any more is given up: else the process would wait for it at its end
+        self.prefetch(())  # cancel prefetches: the process would wait for them at its end
         if self._renewing.is_alive():
             self._renewing.join()
         try:
-            with self._telling:
+            with self._stats_lock:
                 if self._lease.renew(manifests=[], read=self.read_samples, starved=False):
-                    # Before the record goes: at no time does it look to others as if less had been read.
-                    add_read(self.ring, self.read_samples, self._lease.mark)
+                    # Before the record is deleted: at no time do other processes see fewer reads.
+                    add_departed_reads(self.ring, self.read_samples, self._lease.mark)
                 self._lease.release()
         except (RingError, OSError) as error:
-            logger.warning("the reader cannot say that it leaves: %s", error)
+            logger.warning("the departure of the reader cannot be recorded: %s", error)
         with self._lock:
             self._objects.clear()
 
@@ -264,16 +263,16 @@ class RingReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _begun(self, key: str) -> Held:
+    def _acquire_lease(self, key: str) -> LeaseHandle:
         while True:
-            # One of that name that is there is another's, or is about to be removed.
-            lease = Held(self.ring.store, key, self._content(), None)
+            # An existing record of this name belongs to another process, or is about to be deleted.
+            lease = LeaseHandle(self.ring.store, key, self._stats(), None)
             if not lease.lost:
-                self._told = self._content()
+                self._flushed_stats = self._stats()
                 return lease
             key = f"{READERS}{self.name[:55]}-{secrets.token_hex(4)}"
 
-    def _content(self) -> dict[str, Any]:
+    def _stats(self) -> dict[str, Any]:
         return {
             "manifests": self._pinned,
             "read": self.read_samples,
@@ -289,9 +288,9 @@ class RingReader:
 
     def _pin(self, numbers: list[int]) -> None:
         self._pinned = sorted(set(numbers) - {0})
-        self.tell()
+        self.flush_stats()
 
-    def _upcoming(self, manifest: Manifest) -> Manifest:
+    def _expect_objects(self, manifest: RingManifest) -> RingManifest:
         if isinstance(self.ring.store, ExpectingStore):
             self.ring.store.expect([slot.object.key for slot in manifest.slots])
         return manifest
@@ -304,7 +303,10 @@ class RingReader:
                 return found
         data = self.ring.store.read(key)
         if data is None:
-            raise ObjectDamaged(f"{key} is damaged: it is not there", "It is left out; its generator makes another one")
+            raise ObjectDamaged(
+                f"{key} is damaged: the object is missing",
+                "Readers exclude the object; its generator makes other samples",
+            )
         found = StoredSamples(key, data)
         with self._lock:
             self._objects[key] = found
@@ -313,46 +315,48 @@ class RingReader:
                 open_bytes -= self._objects.popitem(last=False)[1].size_bytes
         return found
 
-    def _require_kept(self, key: str) -> None:
-        """What is not there is no damage if this reader was taken for dead since it pinned it, or the ring is gone."""
+    def _require_retained(self, key: str) -> None:
+        """Raise ManifestMissing if the object is gone because this reader was taken for dead, or the ring was removed:
+        the object is not damaged then.
+        """
         if self.ring.store.read(key) is not None:
             return
         self.ring.pointer()
-        self.tell()
-        if self._doubted:
+        self.flush_stats()
+        if self._unconfirmed:
             raise ManifestMissing(
-                f"{key} is not kept any more: this reader was silent for so long that it was taken for dead",
+                f"{key} was deleted: this reader was silent for too long and counted as dead",
                 "Take the newest manifest, or raise lease_s",
             )
 
-    def _quarantined(self, key: str, why: str) -> ObjectDamaged:
+    def _quarantine(self, key: str, why: str) -> ObjectDamaged:
         if key not in self.quarantined:
             logger.error("%s", why)
             self.quarantined[key] = why
             try:
                 self.ring.store.create(quarantine_key(key), [memoryview(why.encode())])
             except (RingError, OSError) as error:
-                logger.warning("the damage cannot be noted in the ring: %s", error)
-            tell_job(self.ring.place, key, why.removesuffix(_ADVICE))
-        return ObjectDamaged(why.removesuffix(_ADVICE), "It is left out")
+                logger.warning("the damage cannot be recorded in the ring: %s", error)
+            report_damage(self.ring.place, key, why.removesuffix(_ADVICE))
+        return ObjectDamaged(why.removesuffix(_ADVICE), "Readers exclude the object")
 
     def _renew_often(self) -> None:
         settings = self.ring.settings
-        # Where writers wait for what is read, they have to be told soon.
-        told_s = settings.publish_interval_s if settings.reads_per_insert else _TOLD_EVERY_S
+        # Writers that wait for reads need the statistics soon.
+        flush_every_s = settings.publish_interval_s if settings.reads_per_insert else _STATS_INTERVAL_S
         trouble = ""
-        while not self._closing.wait(min(told_s, settings.lease_s / 3)):
-            if self._content() == self._told and self._clock() - self._told_at < settings.lease_s / 3:
+        while not self._closing.wait(min(flush_every_s, settings.lease_s / 3)):
+            if self._stats() == self._flushed_stats and self._clock() - self._flushed_at < settings.lease_s / 3:
                 continue
             try:
-                self.tell()
+                self.flush_stats()
                 trouble = ""
-            except Exception as error:  # noqa: BLE001 - a reader that falls silent loses what it has pinned
+            except Exception as error:  # noqa: BLE001 - a silent reader loses its pins
                 if str(error) != trouble:
                     logger.warning("the reader's lease cannot be renewed now: %r", error)
                 trouble = str(error)
 
 
-def readers_of(ring: Ring) -> dict[str, dict[str, Any]]:
-    """What each living reader says of itself."""
-    return {key.removeprefix(READERS): content_of(ring.store.record(key)) for key in ring.store.keys(READERS)}
+def list_readers(ring: Ring) -> dict[str, dict[str, Any]]:
+    """Read the records of the living readers by name."""
+    return {key.removeprefix(READERS): decode_record(ring.store.record(key)) for key in ring.store.keys(READERS)}

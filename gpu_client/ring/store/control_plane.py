@@ -1,8 +1,8 @@
-"""A ring that lies with Baton's control plane: records there, samples and manifests in its bucket by presigned URL.
+"""A ring with the control plane: records by API calls, sample objects and manifests by presigned URL.
 
-No credential of the bucket is needed here, so that machines of strangers can generate. A put is one call of the API:
-URLs are asked for many at a time, and what a writer looks at after a claim comes with the claim's answer. Only large
-objects take a second call, for a URL that is good for nothing but their bytes.
+No bucket credential is needed, so machines of strangers can generate. A put is one API call: the store requests many
+URLs at a time, and the answer to a claim carries the record that the writer reads next. Only large objects take a
+second call, for a URL that is valid for exactly their bytes.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from baton.contract.rings import (
 )
 from gpu_client.ring.errors import RingMismatch, RingMissing
 from gpu_client.ring.format.records import INBOX, MANIFESTS, WRITERS, Versioned
-from gpu_client.ring.store.object_prefetcher import Fetching
-from gpu_client.ring.store.uri import Access
+from gpu_client.ring.store.object_prefetcher import ObjectPrefetcher
+from gpu_client.ring.store.uri import ControlPlaneAccess
 from gpu_client.transport.api.admin import RingCalls
 from gpu_client.transport.api.http import HttpClient
 from gpu_client.transport.errors import (
@@ -68,89 +68,89 @@ logger = logging.getLogger("baton.ring")
 T = TypeVar("T")
 
 MARGIN_S = 120.0
-"""A URL that runs out sooner is not used any more: an upload takes time."""
+"""Minimum remaining life of a URL that is used: an upload takes time (s)."""
 MOST_KEPT = 4096
 _NUMBERED = re.compile(r"(.*?)([0-9]+)")
 
 
-class Url(NamedTuple):
-    """A right to one request."""
+class PresignedUrl(NamedTuple):
+    """Permission for one request."""
 
     url: str
     headers: Mapping[str, str]
-    good_until_s: float
-    """By this process's clock."""
+    valid_until_s: float
+    """Expiry by this process's clock."""
 
 
-class Urls:
-    """URLs at hand, by key. `ask` gets some more, for the key that is needed first. Threads may share it."""
+class UrlCache:
+    """URLs by key. `request` gets several, the needed key first. Thread-safe."""
 
     def __init__(
         self,
-        ask: Callable[[Sequence[str]], Mapping[str, Url]],
+        request: Callable[[Sequence[str]], Mapping[str, PresignedUrl]],
         following: Callable[[str, int], Iterable[str]],
         *,
         most_ahead: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`following`: which keys are likely to be needed after one, at most so many."""
-        self._ask, self._following, self._most_ahead, self._clock = ask, following, most_ahead, clock
+        """`following`: predicts the keys that are needed after a key, at most the given number."""
+        self._request, self._following, self._most_ahead, self._clock = request, following, most_ahead, clock
         self._ahead = 4
-        self._kept: OrderedDict[str, Url] = OrderedDict()
+        self._decode_answer: OrderedDict[str, PresignedUrl] = OrderedDict()
         self._failures: tuple[int, str] = (0, "")
-        """Calls that were not answered, and why the last one was not."""
+        """Number of failed calls, and the reason of the last one."""
         self._process = 0
-        self._own_locks()
+        self._renew_locks()
 
-    def of(self, key: str) -> Url:
-        """One that is good for a while."""
-        self._own_locks()
-        found = self._good(key)
+    def get(self, key: str) -> PresignedUrl:
+        """Return a URL with sufficient remaining life."""
+        self._renew_locks()
+        found = self._find_valid(key)
         if found is not None:
             return found
         failures_before, _ = self._failures
         with self._asking:
-            # Whoever was here before has asked for what its neighbours need.
-            found = self._good(key)
+            # Another thread may have requested the URLs of the neighbors meanwhile.
+            found = self._find_valid(key)
             if found is not None:
                 return found
             failures, why = self._failures
-            if failures > failures_before:  # meanwhile, after all tries: another call would have to wait as long
+            if failures > failures_before:  # a concurrent call has failed after all tries, and this one would too
                 raise OSError(errno.EIO, why)
             ahead, self._ahead = self._ahead, min(2 * self._ahead, self._most_ahead)
-            wanted = [key, *(one for one in self._following(key, ahead) if self._good(one) is None)]
+            wanted = [key, *(one for one in self._following(key, ahead) if self._find_valid(one) is None)]
             try:
-                made = self._ask(wanted)
+                made = self._request(wanted)
             except OSError as error:
                 self._failures = failures + 1, error.strerror or str(error)
                 raise
             with self._lock:
                 for one, url in made.items():
-                    self._kept[one] = url
-                    self._kept.move_to_end(one)
-                while len(self._kept) > MOST_KEPT:
-                    self._kept.popitem(last=False)
+                    self._decode_answer[one] = url
+                    self._decode_answer.move_to_end(one)
+                while len(self._decode_answer) > MOST_KEPT:
+                    self._decode_answer.popitem(last=False)
         return made[key]
 
     def forget(self, key: str) -> None:
-        """It was used, or is refused."""
-        self._own_locks()
+        """Drop a used or rejected URL."""
+        self._renew_locks()
         with self._lock:
-            self._kept.pop(key, None)
+            self._decode_answer.pop(key, None)
 
-    def _good(self, key: str) -> Url | None:
+    def _find_valid(self, key: str) -> PresignedUrl | None:
         with self._lock:
-            found = self._kept.get(key)
-        return found if found is not None and found.good_until_s - MARGIN_S > self._clock() else None
+            found = self._decode_answer.get(key)
+        return found if found is not None and found.valid_until_s - MARGIN_S > self._clock() else None
 
-    def _own_locks(self) -> None:
-        """A thread that held them when this process was forked is not here."""
+    def _renew_locks(self) -> None:
+        """Replace the locks after a fork: the thread that held them is not in this process."""
         if self._process != os.getpid():
             self._lock, self._asking, self._process = threading.Lock(), threading.Lock(), os.getpid()
 
 
-def numbered_after(key: str, count: int) -> list[str]:
-    """The keys that a writer uses next: what they end with is counted up."""
+def following_keys(key: str, count: int) -> list[str]:
+    """Predict a writer's next keys by incrementing the number at the end."""
     found = _NUMBERED.fullmatch(key)
     if found is None:
         return []
@@ -159,7 +159,7 @@ def numbered_after(key: str, count: int) -> list[str]:
 
 
 class PresignedObjects:
-    """PUT and GET of whole objects. What may pass is waited out. Raises OSError after all tries, UrlExpired."""
+    """PUT and GET of whole objects, with retries. Raises OSError after all tries, and UrlExpired."""
 
     def __init__(
         self,
@@ -172,8 +172,8 @@ class PresignedObjects:
         self._policy = policy or RetryPolicy()
         self._pause, self._draw = pause, draw
 
-    def put(self, name: str, url: Url, pieces: Sequence[memoryview]) -> bool:
-        """False if there is an object already."""
+    def put(self, name: str, url: PresignedUrl, pieces: Sequence[memoryview]) -> bool:
+        """Store an object. Returns False if it exists."""
         size_bytes = sum(piece.nbytes for piece in pieces)
         signed = {header: value for header, value in url.headers.items() if header.lower() != "content-length"}
         headers = {**signed, "Content-Length": str(size_bytes)}
@@ -182,7 +182,7 @@ class PresignedObjects:
             for piece in pieces:
                 send_whole(sock, piece)
 
-        def once() -> bool:
+        def attempt() -> bool:
             with self._connections.exchange("PUT", url.url, headers, Flight(), send_body) as response:
                 stored = response.status != 412
                 if stored:
@@ -190,18 +190,18 @@ class PresignedObjects:
                 read_to_end(response)
             return stored
 
-        return self._done(name, once)
+        return self._run_with_retries(name, attempt)
 
-    def get(self, name: str, url: Url) -> memoryview | None:
-        """The bytes, which are the caller's; None if there is no object."""
+    def get(self, name: str, url: PresignedUrl) -> memoryview | None:
+        """Read an object into memory of the caller; None if there is none."""
 
-        def once() -> memoryview | None:
+        def attempt() -> memoryview | None:
             with self._connections.exchange("GET", url.url, url.headers, Flight()) as response:
                 require_success(response, name=name, method="GET", url=url.url)
                 return memoryview(_body(response))
 
         try:
-            return self._done(name, once)
+            return self._run_with_retries(name, attempt)
         except ObjectMissing:
             return None
 
@@ -209,12 +209,12 @@ class PresignedObjects:
         """Close idle connections."""
         self._connections.close()
 
-    def _done(self, name: str, once: Callable[[], T]) -> T:
+    def _run_with_retries(self, name: str, attempt: Callable[[], T]) -> T:
         tries, waited_s = 0, 0.0
         while True:
             tries += 1
             try:
-                return once()
+                return attempt()
             except BrokenConnection as error:
                 if error.stale:
                     tries -= 1
@@ -224,7 +224,7 @@ class PresignedObjects:
                 failure = error.failure
             except (ObjectMissing, UrlExpired):
                 raise
-            except ChecksumMismatch as error:  # damaged on its way
+            except ChecksumMismatch as error:  # damaged in transit
                 failure = Failure(reason=str(error))
             except TransferError as error:
                 raise OSError(errno.EIO, str(error)) from error
@@ -252,23 +252,23 @@ def _body(response: HTTPResponse) -> bytearray:
 
 
 DECLARED_BYTES = 1024 * 1024
-"""Objects of so many bytes get a URL each, with their checksum in it: next to their way the call is nothing."""
+"""Objects from this size on get a URL each with their checksum; the extra call is short next to the upload."""
 _PUT_AHEAD, _GET_AHEAD = 64, 256
-_BEGUN_AHEAD = MAX_URLS - 1 - _GET_AHEAD
-"""Of what is begun together, those whose URLs come with the first one's."""
-_ALONG_S = 0.5
-"""What came with an answer is taken only right behind it."""
+_PREFETCH_AHEAD = MAX_URLS - 1 - _GET_AHEAD
+"""Number of prefetched keys whose URLs come with the first one."""
+_PREFETCHED_S = 0.5
+"""Maximum age of a record that came with an answer (s)."""
 
 
-class _Line:
-    """What this process has open. A forked one opens its own."""
+class _Connection:
+    """Open connections of this process. A forked process opens its own."""
 
-    def __init__(self, access: Access, policy: RetryPolicy | None) -> None:
+    def __init__(self, access: ControlPlaneAccess, policy: RetryPolicy | None) -> None:
         self.process = os.getpid()
         try:
             self.http = HttpClient(access.url, access.key, policy=policy)
         except ValueError as error:
-            raise RingMismatch(str(error), "Set BATON_API_URL and BATON_API_KEY to what they should be") from error
+            raise RingMismatch(str(error), "Correct BATON_API_URL and BATON_API_KEY") from error
         self.calls = RingCalls(self.http)
         self.objects = PresignedObjects(policy=policy)
 
@@ -278,135 +278,137 @@ class _Line:
             self.objects.close()
 
 
-class ApiStore:
-    """One ring of a tenant, by name. Threads may share it, and processes that are forked."""
+class ControlPlaneStore:
+    """Store of one ring of a tenant, by name. Thread-safe and fork-safe."""
 
     def __init__(
         self,
         name: str,
-        access: Access,
+        access: ControlPlaneAccess,
         *,
         policy: RetryPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`policy`: how often a call or a transfer is tried. Nothing is asked yet."""
+        """`policy`: retries of calls and transfers. Sends no request."""
         self.name = name
         self._access, self._policy, self._clock = access, policy, clock
-        self._of: str | None = None
-        self._line: _Line | None = None
+        self._ring_version: str | None = None
+        self._connection: _Connection | None = None
         self._lock, self._process = threading.Lock(), os.getpid()
-        self._along = threading.local()
-        self._expected = self._begun = _Order(())
-        self._fetching = Fetching("ring-api-objects")
-        self._puts = Urls(self._ask_put, numbered_after, most_ahead=_PUT_AHEAD, clock=clock)
-        self._gets = Urls(self._ask_get, self._read_after, most_ahead=_GET_AHEAD, clock=clock)
+        self._prefetched = threading.local()
+        self._expected = self._prefetching = _KeyOrder(())
+        self._prefetcher = ObjectPrefetcher("ring-api-objects")
+        self._puts = UrlCache(self._request_put_urls, following_keys, most_ahead=_PUT_AHEAD, clock=clock)
+        self._gets = UrlCache(self._request_get_urls, self._keys_read_after, most_ahead=_GET_AHEAD, clock=clock)
 
     def create(self, key: str, pieces: Sequence[memoryview]) -> bool:
-        """As in the protocol."""
+        """Implement the protocol."""
         if not is_object(key):
-            return self._written(key, b"".join(pieces), None, along=_looked_at_after(key)) is not None
-        pieces = list(pieces)  # made once, where they are made on demand
+            return self._write(key, b"".join(pieces), None, prefetch=_lease_key_of_claim(key)) is not None
+        pieces = list(pieces)  # encode once: the pieces may be made on demand
         size_bytes = sum(piece.nbytes for piece in pieces)
         urls = self._puts if size_bytes < DECLARED_BYTES else self._declared(key, size_bytes, pieces)
-        done = self._with_url(urls, key, lambda url: self._opened().objects.put(key, url, pieces))
+        done = self._with_url(urls, key, lambda url: self._open_connection().objects.put(key, url, pieces))
         urls.forget(key)
         return done
 
     def read(self, key: str) -> memoryview | None:
-        """As in the protocol."""
+        """Implement the protocol."""
         if not is_object(key):
             found = self.record(key)
             return None if found is None else memoryview(bytearray(found.data))
-        return self._fetching.read(key, self._read)
+        return self._prefetcher.read(key, self._read)
 
-    def begin(self, keys: Sequence[str]) -> None:
-        """As in the protocol. Their URLs come with one call."""
-        self._begun = _Order(keys)
-        self._fetching.begin(keys, self._read)
+    def prefetch(self, keys: Sequence[str]) -> None:
+        """Implement the protocol. One call gets all URLs."""
+        self._prefetching = _KeyOrder(keys)
+        self._prefetcher.prefetch(keys, self._read)
 
     def _read(self, key: str) -> memoryview | None:
-        return self._with_url(self._gets, key, lambda url: self._opened().objects.get(key, url))
+        return self._with_url(self._gets, key, lambda url: self._open_connection().objects.get(key, url))
 
     def record(self, key: str) -> Versioned | None:
-        """As in the protocol."""
-        kept = getattr(self._along, "kept", None)
-        self._along.kept = None
-        if kept is not None and kept[0] == key and self._clock() - kept[2] < _ALONG_S:
+        """Implement the protocol."""
+        kept = getattr(self._prefetched, "kept", None)
+        self._prefetched.kept = None
+        if kept is not None and kept[0] == key and self._clock() - kept[2] < _PREFETCHED_S:
             found: Versioned | None = kept[1]
             return found
-        with self._said():
-            answer = self._opened().calls.ring_records(self.name, RecordsRequest(of=self._of, read=[key]))
-        return self._kept(answer).get(key)
+        with self._translate_errors():
+            answer = self._open_connection().calls.ring_records(
+                self.name, RecordsRequest(of=self._ring_version, read=[key])
+            )
+        return self._decode_answer(answer).get(key)
 
     def swap(self, key: str, data: bytes, seen: str | None) -> str | None:
-        """As in the protocol."""
-        return self._written(key, data, seen)
+        """Implement the protocol."""
+        return self._write(key, data, seen)
 
     def keys(self, prefix: str) -> list[str]:
-        """As in the protocol."""
+        """Implement the protocol."""
         found: list[str] = []
         cursor: str | None = None
         while True:
-            with self._said():
-                query = RingKeysQuery(prefix=prefix, of=self._of, cursor=cursor)
-                page = self._opened().calls.ring_keys(self.name, query)
+            with self._translate_errors():
+                query = RingKeysQuery(prefix=prefix, of=self._ring_version, cursor=cursor)
+                page = self._open_connection().calls.ring_keys(self.name, query)
             found += page.keys
             cursor = page.next_cursor
             if cursor is None:
                 return found
 
     def delete(self, keys: Sequence[str]) -> None:
-        """As in the protocol."""
+        """Implement the protocol."""
         for first in range(0, len(keys), MAX_DELETED):
-            with self._said():
-                request = DeleteRequest(of=self._of, keys=list(keys[first : first + MAX_DELETED]))
-                self._opened().calls.ring_delete(self.name, request)
+            with self._translate_errors():
+                request = DeleteRequest(of=self._ring_version, keys=list(keys[first : first + MAX_DELETED]))
+                self._open_connection().calls.ring_delete(self.name, request)
 
     def tidy(self, older_than_s: float) -> int:
-        """Nothing is there in part."""
+        """Do nothing: no write is ever incomplete."""
         return 0
 
     def expect(self, keys: Sequence[str]) -> None:
-        """These objects are going to be read: their URLs are asked for together."""
-        self._expected = _Order(keys)
+        """Implement the protocol: request the URLs of the objects together."""
+        self._expected = _KeyOrder(keys)
 
     def remove(self) -> int:
-        """Remove the ring; return how many records and objects were in it. Raises RingMissing if there is no ring."""
-        removed, begun = 0, False
+        """Remove the ring. Returns the number of records and objects. Raises RingMissing if there is no ring."""
+        removed, prefetched = 0, False
         while True:
-            with self._said():
+            with self._translate_errors():
                 try:
-                    answer = self._opened().calls.remove_ring(self.name)
+                    answer = self._open_connection().calls.remove_ring(self.name)
                 except NotFound as error:
-                    if error.foreign or not (begun or error.after_retry):
+                    if error.foreign or not (prefetched or error.after_retry):
                         raise
-                    # By an earlier call whose answer was lost, or by somebody who removes it too.
+                    # Removed by an earlier call whose answer was lost, or by a concurrent removal.
                     answer = RemovalAnswer(removed=0, done=True)
-            begun = True
+            prefetched = True
             removed += answer.removed
             if answer.done:
-                self._of = None
+                self._ring_version = None
                 return removed
 
     def close(self) -> None:
-        """As in the protocol."""
-        self._fetching.close()
+        """Implement the protocol."""
+        self._prefetcher.close()
         with self._lock:
-            line, self._line = self._line, None
+            line, self._connection = self._connection, None
         if line is not None:
             line.close()
 
-    def _opened(self) -> _Line:
-        if self._process != os.getpid():  # a thread that held the lock when this process was forked is not here
+    def _open_connection(self) -> _Connection:
+        if self._process != os.getpid():  # the thread that held the lock is in the parent
             self._lock, self._process = threading.Lock(), os.getpid()
         with self._lock:
-            if self._line is None or self._line.process != os.getpid():
-                self._line = _Line(self._access, self._policy)
-                # Rings are opened all over, and not closed: what nobody uses any more gives its connections back.
-                weakref.finalize(self, self._line.close)
-            return self._line
+            if self._connection is None or self._connection.process != os.getpid():
+                self._connection = _Connection(self._access, self._policy)
+                # Rings are opened by place and often not closed, therefore the finalizer closes the connections.
+                weakref.finalize(self, self._connection.close)
+            return self._connection
 
-    def _written(self, key: str, data: bytes, seen: str | None, *, along: str = "") -> str | None:
+    def _write(self, key: str, data: bytes, seen: str | None, *, prefetch: str = "") -> str | None:
         if len(data) > MAX_RECORD_BYTES:
             raise RingMismatch(
                 f"{key} has {len(data)} bytes, and the control plane keeps records of up to {MAX_RECORD_BYTES}",
@@ -414,94 +416,99 @@ class ApiStore:
             )
         if seen is not None and not re.fullmatch(VERSION_PATTERN, seen):
             return None
-        version, of = secrets.token_hex(8), None if key == RING_SETTINGS else self._of
-        with self._said():
+        version, of = secrets.token_hex(8), None if key == RING_SETTINGS else self._ring_version
+        with self._translate_errors():
             write = RecordWrite(key=key, data=base64.b64encode(data).decode(), version=version, seen=seen)
-            # What is read along is as it was after the write, and before whatever this thread asks next.
-            request = RecordsRequest(of=of, write=write, read=[along] if along else [])
-            answer = self._opened().calls.ring_records(self.name, request)
-        self._along.kept = (along, self._kept(answer).get(along), self._clock()) if along else None
+            # The prefetched record is as of after the write and before this thread's next request.
+            request = RecordsRequest(of=of, write=write, read=[prefetch] if prefetch else [])
+            answer = self._open_connection().calls.ring_records(self.name, request)
+        self._prefetched.kept = (
+            (prefetch, self._decode_answer(answer).get(prefetch), self._clock()) if prefetch else None
+        )
         if not answer.written:
             return None
         if key == RING_SETTINGS:
-            self._of = version
+            self._ring_version = version
         return version
 
-    def _kept(self, answer: RecordsAnswer) -> dict[str, Versioned]:
+    def _decode_answer(self, answer: RecordsAnswer) -> dict[str, Versioned]:
         found = {one.key: Versioned(base64.b64decode(one.data), one.version) for one in answer.records}
-        if self._of is None and RING_SETTINGS in found:
-            self._of = found[RING_SETTINGS].version
+        if self._ring_version is None and RING_SETTINGS in found:
+            self._ring_version = found[RING_SETTINGS].version
         return found
 
-    def _with_url(self, urls: Urls, key: str, use: Callable[[Url], T]) -> T:
+    def _with_url(self, urls: UrlCache, key: str, use: Callable[[PresignedUrl], T]) -> T:
         try:
-            return use(urls.of(key))
+            return use(urls.get(key))
         except UrlExpired:
             urls.forget(key)
         try:
-            return use(urls.of(key))
+            return use(urls.get(key))
         except UrlExpired as error:
             raise OSError(errno.EACCES, str(error)) from error
 
-    def _declared(self, key: str, size_bytes: int, pieces: Sequence[memoryview]) -> Urls:
-        """Of one object, good for exactly these bytes."""
+    def _declared(self, key: str, size_bytes: int, pieces: Sequence[memoryview]) -> UrlCache:
+        """Make the cache for one object, whose URL is valid for exactly these bytes."""
         checksum = 0
         for piece in pieces:
             checksum = checksums.crc64nvme(piece, checksum)
         crc64nvme = base64.b64encode(checksum.to_bytes(8, "big")).decode()
         declared = DeclaredObject(key=key, size_bytes=size_bytes, crc64nvme=crc64nvme)
-        return Urls(lambda _: self._put_urls(declared=[declared]), lambda *_: [], most_ahead=0, clock=self._clock)
+        return UrlCache(lambda _: self._put_urls(declared=[declared]), lambda *_: [], most_ahead=0, clock=self._clock)
 
-    def _ask_put(self, keys: Sequence[str]) -> Mapping[str, Url]:
+    def _request_put_urls(self, keys: Sequence[str]) -> Mapping[str, PresignedUrl]:
         return self._put_urls(put=list(keys))
 
-    def _put_urls(self, **wanted: Any) -> Mapping[str, Url]:
+    def _put_urls(self, **wanted: Any) -> Mapping[str, PresignedUrl]:
         asked_at = self._clock()
-        with self._said():
-            answer = self._opened().calls.ring_urls(self.name, UrlsRequest(of=self._of, **wanted))
-        return {one.key: Url(one.url, one.headers, asked_at + answer.life_s) for one in answer.put}
+        with self._translate_errors():
+            answer = self._open_connection().calls.ring_urls(self.name, UrlsRequest(of=self._ring_version, **wanted))
+        return {one.key: PresignedUrl(one.url, one.headers, asked_at + answer.life_s) for one in answer.put}
 
-    def _ask_get(self, keys: Sequence[str]) -> Mapping[str, Url]:
+    def _request_get_urls(self, keys: Sequence[str]) -> Mapping[str, PresignedUrl]:
         asked_at = self._clock()
-        with self._said():
-            answer = self._opened().calls.ring_urls(self.name, UrlsRequest(of=self._of, get=list(keys)))
-        return {one.key: Url(one.url, {}, asked_at + answer.life_s) for one in answer.get}
+        with self._translate_errors():
+            answer = self._open_connection().calls.ring_urls(
+                self.name, UrlsRequest(of=self._ring_version, get=list(keys))
+            )
+        return {one.key: PresignedUrl(one.url, {}, asked_at + answer.life_s) for one in answer.get}
 
-    def _read_after(self, key: str, count: int) -> Sequence[str]:
+    def _keys_read_after(self, key: str, count: int) -> Sequence[str]:
         if key.startswith(MANIFESTS):
-            return numbered_after(key, min(count, _PUT_AHEAD))
-        begun = self._begun.behind(key, _BEGUN_AHEAD)
-        # Which of very many are read next is not known, and their URLs would not be kept.
-        expected = self._expected.behind(key, count) if len(self._expected) <= MOST_KEPT else []
-        return list(dict.fromkeys([*begun, *expected]))
+            return following_keys(key, min(count, _PUT_AHEAD))
+        prefetched = self._prefetching.keys_after(key, _PREFETCH_AHEAD)
+        # The read order of very many objects is unknown, and the cache would not keep their URLs.
+        expected = self._expected.keys_after(key, count) if len(self._expected) <= MOST_KEPT else []
+        return list(dict.fromkeys([*prefetched, *expected]))
 
     @contextmanager
-    def _said(self) -> Iterator[None]:
-        """What the control plane says, in the words of rings."""
+    def _translate_errors(self) -> Iterator[None]:
+        """Translate errors of the control plane to errors of a ring."""
         try:
             yield
         except NotFound as error:
-            if error.foreign:  # a gateway that is being changed, say
+            if error.foreign:  # for example a gateway during a deployment
                 raise OSError(errno.EIO, str(error)) from error
-            raise RingMissing(f"baton:{self.name} cannot be used: {error}", "Make it, or name another") from error
+            raise RingMissing(f"baton:{self.name} cannot be used: {error}", "Make the ring, or name another") from error
         except ApiError as error:
             if error.status >= 500 or error.foreign or error.status in (409, 429):
                 raise OSError(errno.EIO, str(error)) from error
             raise RingMismatch(
-                f"baton:{self.name} cannot be used: {error}", "See gpu_client/ring/README.md for what lets one in"
+                f"baton:{self.name} cannot be used: {error}",
+                "See Places in docs/ring.md for the tokens and keys that open a ring",
             ) from error
         except BatonError as error:
             raise OSError(errno.EIO, str(error)) from error
         except ValidationError as error:
-            said = error.errors()[0]
+            fault = error.errors()[0]
             raise RingMismatch(
-                f"baton:{self.name} cannot keep {said['input']!r:.80}: {said['msg']}",
+                f"baton:{self.name} cannot keep {fault['input']!r:.80}: {fault['msg']}",
                 "Name writers, readers and groups with letters, digits and '-_.' alone",
             ) from error
 
 
-class _Order:
-    """In which keys are read, as far as is known: behind the last one comes the first."""
+class _KeyOrder:
+    """Expected order of reads; the first key follows the last one."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._keys = list(dict.fromkeys(keys))
@@ -510,12 +517,12 @@ class _Order:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def behind(self, key: str, count: int) -> Sequence[str]:
-        """So many that come after one; none if that is not among them."""
+    def keys_after(self, key: str, count: int) -> Sequence[str]:
+        """Return the next `count` keys after a key; none for an unknown key."""
         place = self._places.get(key)
         return [] if place is None else [*self._keys[place + 1 :], *self._keys[:place]][:count]
 
 
-def _looked_at_after(key: str) -> str:
-    """What a writer looks at when it has claimed: its own lease."""
+def _lease_key_of_claim(key: str) -> str:
+    """Key of the record that a writer reads after its claim: its own lease."""
     return f"{WRITERS}{key.removeprefix(INBOX).split('.')[0]}" if key.startswith(INBOX) else ""

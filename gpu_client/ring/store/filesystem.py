@@ -1,7 +1,10 @@
 """A ring in a directory: on a disk, on NFS, or in memory (`/dev/shm`).
 
-Objects are written beside and linked into their place, which fails where there is one already. Records are replaced
-under a lock. What is read is mapped, not copied.
+Objects are written to a temporary file and linked into place, which fails if the name exists. Records are replaced
+under a lock. Reads map the file.
+
+Mappings hold no file descriptor. `mmap.mmap` keeps a descriptor as long as the mapping lives (until Python 3.13), so a
+process that holds a thousand samples could open no more files.
 """
 
 from __future__ import annotations
@@ -21,13 +24,13 @@ from pathlib import Path
 import xxhash
 
 from gpu_client.ring.errors import RingMismatch, RingMissing, StoreFull
-from gpu_client.ring.format.objects import Encoded
+from gpu_client.ring.format.objects import EncodedObject
 from gpu_client.ring.format.records import Versioned
 
 _FIXED = 0x10
-"""MAP_FIXED, which Linux, macOS and the BSDs have alike."""
+"""MAP_FIXED on Linux, macOS and the BSDs."""
 _LARGE_PAGE_BYTES = 2 * 1024 * 1024
-"""Where a file's bytes lie in memory at multiples of this, as in the file, the system maps so many at a time."""
+"""Alignment at which the kernel maps large pages."""
 _FAILED = ctypes.c_void_p(-1).value
 
 _map = ctypes.CDLL(None, use_errno=True).mmap
@@ -35,14 +38,13 @@ _map.restype = ctypes.c_void_p
 _map.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 
 
-def mapped(fd: int, size_bytes: int) -> memoryview:
-    """The first bytes of a file, as they are on the disk; writing to them alters this process's memory alone. They live
-    as long as the view, however many there are: where the system maps no more, they are copied. Raises OSError."""
+def map_file(fd: int, size_bytes: int) -> memoryview:
+    """Map the first bytes of a file copy-on-write; copies them if the kernel has no mappings left. Raises OSError."""
     if not size_bytes:
         return memoryview(b"")
     private, may = mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
     try:
-        # Python's own mapping of no file is what gives the memory back. The file is mapped over it.
+        # The anonymous mapping of Python owns the memory and frees it; the file is mapped over it.
         room_bytes = size_bytes + (_LARGE_PAGE_BYTES if size_bytes >= _LARGE_PAGE_BYTES else 0)
         memory = mmap.mmap(-1, room_bytes, flags=private | mmap.MAP_ANONYMOUS, prot=may)
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -68,23 +70,23 @@ def _copied(fd: int, size_bytes: int) -> memoryview:
     return memory
 
 
-BESIDE = "tmp"
-"""Objects and records are made there before they get their names."""
+TEMPORARY = "tmp"
+"""Directory of objects and records before they get their names."""
 _LOCK = "lock"
 _WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MAX_PIECES = 512
-"""In one call of the system, which takes 1024."""
+"""Buffers in one `writev`; the kernel accepts 1024."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _RECORD_BYTES = 64 * 1024
 """Read at a time: most records are smaller."""
-_beside_names = itertools.count()
+_temporary_names = itertools.count()
 _lock_fds: set[int] = set()
-"""Of this process: what it has open to hold locks, or to wait for them."""
+"""Descriptors of this process that hold the lock or wait for it."""
 
 
 class _StoreFullRaised:
-    """Raise StoreFull instead of an OSError that says that a file system is full. Each `put` enters it twice."""
+    """Convert the OSError of a full file system to StoreFull. Each `put` enters it twice."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -94,35 +96,35 @@ class _StoreFullRaised:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, OSError) and error.errno in _FULL:
-            raise StoreFull(f"there is no room in {self._root}", "Free some, or lower the ring's cap") from error
+            raise StoreFull(
+                f"there is no space in {self._root}", "Free space, or make a ring with a smaller cap"
+            ) from error
 
 
 class DirectoryStore:
-    """Any number of processes, and threads, may use the same directory."""
+    """Store in a directory that any number of processes and threads share."""
 
     def __init__(self, root: Path, *, make: bool = True) -> None:
-        """Makes the directory, unless it has to be there. Raises RingMismatch where there is none that can be used."""
+        """Open the directory; `make` creates it. Raises RingMismatch for an unusable directory."""
         self._root = root
         self._path = f"{root}/"
-        """What keys are added to: paths as text take a fraction of the time that `Path` takes."""
+        """Prefix of keys: paths as text take a fraction of the time of `Path`."""
         self._mark = secrets.token_hex(12)
-        """With the process's id, which forks change, and a count: names that no other process or thread takes."""
+        """Part of unique temporary names, beside the process id, which a fork changes, and a counter."""
         self._full = _StoreFullRaised(root)
         self._syncs = False
-        self._lasting: set[str] = set()
+        self._synced_directories: set[str] = set()
         """Directories whose own names were flushed to the disk."""
         if not make and not root.is_dir():
             raise RingMissing(
-                f"there is no directory {root}", "Make a ring with make_ring, or name the place where it is"
+                f"there is no directory {root}", "Make a ring with make_ring, or name the place of a ring"
             )
         try:
-            (root / BESIDE).mkdir(parents=True, exist_ok=True)
-            with self._locked():
+            (root / TEMPORARY).mkdir(parents=True, exist_ok=True)
+            with self._lock():
                 pass
         except OSError as error:
-            raise RingMismatch(
-                f"{root} cannot hold a ring: {error.strerror}", "Name a directory to write to"
-            ) from error
+            raise RingMismatch(f"{root} cannot hold a ring: {error.strerror}", "Name a writable directory") from error
 
     @property
     def root(self) -> Path:
@@ -130,16 +132,16 @@ class DirectoryStore:
         return self._root
 
     def sync_writes(self) -> None:
-        """As in the protocol."""
+        """Implement the protocol."""
         self._syncs = True
         try:
-            # Another process may have made the directory, and those above it, a moment ago and not have flushed them.
+            # Another process may have made the directory and its parents a moment ago, without a flush.
             for directory in (self._root.absolute(), *self._root.absolute().parents):
                 _sync_directory(str(directory))
                 if os.path.ismount(directory):
                     break
         except PermissionError:
-            pass  # such a directory was not made for the ring: the ring's processes could read it
+            pass  # not made for the ring, whose processes could read it
         except OSError as error:
             raise RingMismatch(
                 f"{self._root} cannot be flushed to the disk: {error.strerror}",
@@ -147,39 +149,41 @@ class DirectoryStore:
             ) from error
 
     def create(self, key: str, pieces: Sequence[memoryview]) -> bool:
-        """As in the protocol."""
+        """Implement the protocol."""
         path = self._path + key
-        if not isinstance(pieces, Encoded) and not any(pieces):
-            # Nothing to be written before it can be seen.
+        if not isinstance(pieces, EncodedObject) and not any(pieces):
+            # An empty file needs no temporary file.
             with self._full:
-                made = self._made(path, lambda: self._make_empty(path))
+                made = self._make_once(path, lambda: self._make_empty(path))
                 self._sync_name(path)
                 return made
-        with self._written(pieces) as beside:
+        with self._temporary_file(pieces) as temporary:
             try:
-                # NFS tells of one's own link, too, that it is there: when the answer was lost, and it was asked again.
-                made = self._made(path, lambda: os.link(beside, path)) or _is_one(Path(beside), Path(path))
+                # A retried NFS link may report EEXIST for our own link, because the first answer was lost.
+                made = self._make_once(path, lambda: os.link(temporary, path)) or _is_same_file(
+                    Path(temporary), Path(path)
+                )
             except OSError as error:
                 if error.errno not in _WITHOUT_LINKS:
                     raise
-                made = self._renamed(beside, Path(path))
-            # The caller relies on an object that was there already, too, and its maker may have died before the flush.
+                made = self._rename_into_place(temporary, Path(path))
+            # The caller also relies on an object that existed already, whose maker may have died before the flush.
             self._sync_name(path)
             return made
 
     def read(self, key: str) -> memoryview | None:
-        """As in the protocol."""
+        """Implement the protocol."""
         try:
             fd = os.open(self._path + key, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         try:
-            return mapped(fd, os.fstat(fd).st_size)
+            return map_file(fd, os.fstat(fd).st_size)
         finally:
             os.close(fd)
 
     def record(self, key: str) -> Versioned | None:
-        """As in the protocol."""
+        """Implement the protocol."""
         try:
             fd = os.open(self._path + key, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -191,20 +195,20 @@ class DirectoryStore:
         return Versioned(data, _version(data))
 
     def swap(self, key: str, data: bytes, seen: str | None) -> str | None:
-        """As in the protocol."""
+        """Implement the protocol."""
         path = self._path + key
-        with self._written([memoryview(data)]) as beside, self._locked():
+        with self._temporary_file([memoryview(data)]) as temporary, self._lock():
             there = self.record(key)
             if (there.version if there else None) != seen:
                 return None
-            self._made(path, lambda: os.replace(beside, path))  # noqa: PTH105 - see `_path`
-            # The lock is held until the record is flushed: otherwise a process could swap the record again, remove
-            # what the two swaps replaced, and a loss of power would bring back the record that needs it.
+            self._make_once(path, lambda: os.replace(temporary, path))  # noqa: PTH105 - see `_path`
+            # The lock covers the flush. Otherwise another process could swap the record again and delete what both
+            # swaps replaced, and a loss of power would restore the record that needs the deleted objects.
             self._sync_name(path)
         return _version(data)
 
     def keys(self, prefix: str) -> list[str]:
-        """As in the protocol."""
+        """Implement the protocol."""
         found: list[str] = []
         pending = [prefix.rstrip("/")]
         while pending:
@@ -219,20 +223,20 @@ class DirectoryStore:
         return sorted(found)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """As in the protocol."""
+        """Implement the protocol."""
         if self._syncs and keys:
-            # Another process may have swapped the pointer, which made these superfluous, and not have flushed it yet.
+            # Another process may have swapped the pointer, which made these keys garbage, without a flush yet.
             _sync_directory(str(self._root))
         for key in keys:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path + key)  # noqa: PTH108 - see `_path`
 
     def tidy(self, older_than_s: float) -> int:
-        """As in the protocol. Compares with the time of the file system, which may be another machine's."""
+        """Implement the protocol. Compares with the clock of the file system, which may be another machine."""
         gone = 0
-        with self._written([]) as fresh:
+        with self._temporary_file([]) as fresh:
             now = os.stat(fresh).st_mtime  # noqa: PTH116 - see `_path`
-            for entry in list(os.scandir(self._root / BESIDE)):
+            for entry in list(os.scandir(self._root / TEMPORARY)):
                 with contextlib.suppress(FileNotFoundError):
                     info = entry.stat(follow_symlinks=False)
                     if stat.S_ISREG(info.st_mode) and now - info.st_mtime > older_than_s:
@@ -241,7 +245,7 @@ class DirectoryStore:
         return gone
 
     def stored_bytes(self) -> int:
-        """As in the protocol: the lengths of all files."""
+        """Implement the protocol: sum up the lengths of all files."""
         found, pending = 0, [str(self._root)]
         while pending:
             with contextlib.suppress(FileNotFoundError), os.scandir(pending.pop()) as entries:
@@ -254,31 +258,30 @@ class DirectoryStore:
         return found
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
     @contextlib.contextmanager
-    def _written(self, pieces: Sequence[memoryview]) -> Iterator[str]:
-        """A file with these bytes beside all others, removed at the end if it is still there."""
-        beside = f"{self._path}{BESIDE}/{self._mark}-{os.getpid()}-{next(_beside_names)}"
+    def _temporary_file(self, pieces: Sequence[memoryview]) -> Iterator[str]:
+        """Write a temporary file; removes the file at the end if it was not renamed."""
+        temporary = f"{self._path}{TEMPORARY}/{self._mark}-{os.getpid()}-{next(_temporary_names)}"
         try:
             with self._full:
-                fd = os.open(beside, _NEW, 0o666)
+                fd = os.open(temporary, _NEW, 0o666)
                 try:
                     _write_object(fd, pieces)
                     if self._syncs and pieces:
                         os.fsync(fd)
                 finally:
                     os.close(fd)
-                yield beside
+                yield temporary
         finally:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(beside)  # noqa: PTH108 - see `_path`
+                os.unlink(temporary)  # noqa: PTH108 - see `_path`
 
     def _make_empty(self, path: str) -> None:
         """Make an empty file. Raises FileExistsError, FileNotFoundError for a missing directory.
 
-        A link to the lock file, which is empty for ever, needs no inode of its own: a busy journal delays it less than
-        a new file.
+        A link to the lock file, which stays empty, needs no inode: a busy journal delays a link less than a new file.
         """
         try:
             os.link(self._path + _LOCK, path)
@@ -289,8 +292,8 @@ class DirectoryStore:
                 raise
             os.close(os.open(path, _NEW, 0o666))
 
-    def _made(self, path: str, make: Callable[[], object]) -> bool:
-        """False if it is there. Its directory is made when it is missed, which is seldom."""
+    def _make_once(self, path: str, make: Callable[[], object]) -> bool:
+        """Call `make`; False if the file exists. Makes the directory first where it is missing."""
         for _ in range(2):
             try:
                 make()
@@ -298,36 +301,36 @@ class DirectoryStore:
             except FileExistsError:
                 return False
             except FileNotFoundError:
-                self._lasting.clear()
+                self._synced_directories.clear()
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
         raise OSError(errno.ENOENT, "the directory is being removed", path)
 
     def _sync_name(self, path: str) -> None:
-        """Flush the name of a file to the disk, behind its content, if the ring asks for it."""
+        """Flush the name of a file to the disk if the ring demands flushes."""
         if not self._syncs:
             return
         directory = os.path.dirname(path)  # noqa: PTH120 - see `_path`
-        if directory not in self._lasting:
-            # Another process may have made the directories above a moment ago, and not have flushed their names.
+        if directory not in self._synced_directories:
+            # Another process may have made the parents a moment ago, without a flush.
             above = Path(directory)
             while above != self._root:
                 above = above.parent
                 _sync_directory(str(above))
-            self._lasting.add(directory)
+            self._synced_directories.add(directory)
         _sync_directory(directory)
 
-    def _renamed(self, beside: str, path: Path) -> bool:
-        """The same where files cannot be linked."""
-        with self._locked():
+    def _rename_into_place(self, temporary: str, path: Path) -> bool:
+        """Create without links: rename under the lock."""
+        with self._lock():
             if path.exists():
                 return False
             path.parent.mkdir(parents=True, exist_ok=True)
-            Path(beside).rename(path)
+            Path(temporary).rename(path)
         return True
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        # A file of its own: threads of one process that share a descriptor would share the lock.
+    def _lock(self) -> Iterator[None]:
+        # Each caller opens the lock file: threads that share a descriptor would share the lock.
         process = os.getpid()
         fd = os.open(self._path + _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         _lock_fds.add(fd)
@@ -335,8 +338,9 @@ class DirectoryStore:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield
         finally:
-            if os.getpid() == process:  # not one that was forked in here
-                # To close it is not enough: a process that was forked meanwhile may have it open, too.
+            if os.getpid() == process:  # not in a process that was forked inside the block
+                # Closing does not release the lock where a forked process has inherited the descriptor, therefore
+                # unlock first.
                 with contextlib.suppress(OSError):
                     fcntl.flock(fd, fcntl.LOCK_UN)
                 _lock_fds.discard(fd)
@@ -344,7 +348,7 @@ class DirectoryStore:
 
 
 def _close_inherited() -> None:
-    """The lock is the parent's: if that one dies, a child that had it open would keep it."""
+    """Close the parent's lock descriptors: an open one would keep the lock after the parent's death."""
     while _lock_fds:
         os.close(_lock_fds.pop())
 
@@ -368,7 +372,7 @@ def _sync_directory(path: str) -> None:
         os.close(fd)
 
 
-def _is_one(path: Path, other: Path) -> bool:
+def _is_same_file(path: Path, other: Path) -> bool:
     try:
         return path.samefile(other)
     except FileNotFoundError:
@@ -380,8 +384,8 @@ def _version(data: bytes) -> str:
 
 
 def _write_object(fd: int, pieces: Sequence[memoryview]) -> None:
-    """Into a file that is new, and that nobody sees before it has a name."""
-    if isinstance(pieces, Encoded) and not pieces.head_is_known:
+    """Write pieces to a new file that has no name yet; the header last if its digests are unknown."""
+    if isinstance(pieces, EncodedObject) and not pieces.head_is_known:
         os.lseek(fd, pieces.head_bytes, os.SEEK_SET)
         for some in pieces.behind_head():
             _write_all(fd, some)

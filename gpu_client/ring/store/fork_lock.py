@@ -1,4 +1,4 @@
-"""What a forked process must not inherit: locks that a thread which does not go with it held."""
+"""Locks that are free in a forked process, although a thread of the parent holds them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import weakref
 _locks: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
 
 
-def lock() -> threading.Lock:
-    """One that is free in a process that is forked from this one, whoever held it. What it guards has to be whole
-    between any two steps of a thread."""
+def make_lock() -> threading.Lock:
+    """Make a lock that a fork releases in the child. The guarded state must be consistent between any two steps."""
     made = threading.Lock()
     _locks.add(made)
     return made

@@ -1,4 +1,4 @@
-"""A ring in this process's memory: for tests, and for a generator and a training in one process."""
+"""A ring in the memory of one process: for tests, and for a generator and a training in one process."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from gpu_client.ring.store import fork_lock
 
 
 class MemoryStore:
-    """Threads may share it."""
+    """Store of one process. Thread-safe."""
 
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}
         self._versions: dict[str, int] = {}
         self._count = 0
-        self._lock = fork_lock.lock()
+        self._lock = fork_lock.make_lock()
 
     def create(self, key: str, pieces: Sequence[memoryview]) -> bool:
-        """As in the protocol."""
+        """Implement the protocol."""
         data = b"".join(pieces)
         with self._lock:
             if key in self._objects:
@@ -27,18 +27,18 @@ class MemoryStore:
         return True
 
     def read(self, key: str) -> memoryview | None:
-        """As in the protocol."""
+        """Implement the protocol."""
         found = self._objects.get(key)
         return None if found is None else memoryview(bytearray(found))
 
     def record(self, key: str) -> Versioned | None:
-        """As in the protocol."""
+        """Implement the protocol."""
         with self._lock:
             data = self._objects.get(key)
             return None if data is None else Versioned(data, str(self._versions[key]))
 
     def swap(self, key: str, data: bytes, seen: str | None) -> str | None:
-        """As in the protocol."""
+        """Implement the protocol."""
         with self._lock:
             there = str(self._versions[key]) if key in self._objects else None
             if there != seen:
@@ -47,27 +47,27 @@ class MemoryStore:
             return str(self._versions[key])
 
     def keys(self, prefix: str) -> list[str]:
-        """As in the protocol."""
+        """Implement the protocol."""
         with self._lock:
             return sorted(key for key in self._objects if key.startswith(prefix))
 
     def delete(self, keys: Sequence[str]) -> None:
-        """As in the protocol."""
+        """Implement the protocol."""
         with self._lock:
             for key in keys:
                 self._objects.pop(key, None)
 
     def tidy(self, older_than_s: float) -> int:
-        """Nothing is there in part."""
+        """Do nothing: no write is ever incomplete."""
         return 0
 
     def stored_bytes(self) -> int:
-        """As in the protocol."""
+        """Implement the protocol."""
         with self._lock:
             return sum(map(len, self._objects.values()))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
     def _put(self, key: str, data: bytes) -> None:
         self._count += 1

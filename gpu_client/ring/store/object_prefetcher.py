@@ -1,4 +1,4 @@
-"""Objects of a distant store that are fetched side by side, ahead of being read."""
+"""Prefetch objects of a distant store concurrently."""
 
 from __future__ import annotations
 
@@ -8,48 +8,48 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 THREADS = 8
-"""Objects that are fetched at a time."""
+"""Number of concurrent reads."""
 
 Read = Callable[[str], memoryview | None]
 
 
-class Fetching:
-    """Those of one store. Threads may share it; a forked process begins with none."""
+class ObjectPrefetcher:
+    """Prefetched objects of one store. Thread-safe; a forked process starts empty."""
 
     def __init__(self, name: str) -> None:
-        """`name`: of its threads."""
+        """`name`: prefix of the thread names."""
         self._name = name
         self._threads: ThreadPoolExecutor | None = None
-        self.begun: dict[str, Future[memoryview | None]] = {}
+        self.pending: dict[str, Future[memoryview | None]] = {}
         self._lock, self._process = threading.Lock(), os.getpid()
 
-    def begin(self, keys: Sequence[str], read: Read) -> None:
-        """Fetch these; what was begun before and is not among them is given up. One alone is read when it is wanted."""
-        with self._own_lock():
-            for key in self.begun.keys() - set(keys):
-                self.begun.pop(key).cancel()
+    def prefetch(self, keys: Sequence[str], read: Read) -> None:
+        """Begin to read `keys`; cancels earlier reads that are not among them. A single key is read on demand."""
+        with self._process_lock():
+            for key in self.pending.keys() - set(keys):
+                self.pending.pop(key).cancel()
             if len(keys) > 1:
                 if self._threads is None:
                     self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=self._name)
                 submit = self._threads.submit
-                self.begun.update({key: submit(read, key) for key in keys if key not in self.begun})
+                self.pending.update({key: submit(read, key) for key in keys if key not in self.pending})
 
     def read(self, key: str, read: Read) -> memoryview | None:
-        """What was begun, or what `read` says: then nobody has begun with it. Raises what that raises."""
-        with self._own_lock():
-            begun = self.begun.pop(key, None)
-        return read(key) if begun is None or begun.cancel() else begun.result()
+        """Return the prefetched object, or read the object now. Raises the exception of `read`."""
+        with self._process_lock():
+            pending = self.pending.pop(key, None)
+        return read(key) if pending is None or pending.cancel() else pending.result()
 
     def close(self) -> None:
-        """End the threads; the next `begin` makes others."""
-        with self._own_lock():
-            threads, self._threads, self.begun = self._threads, None, {}
+        """End the threads; the next `prefetch` starts new ones."""
+        with self._process_lock():
+            threads, self._threads, self.pending = self._threads, None, {}
         if threads is not None:
             threads.shutdown(cancel_futures=True)
 
-    def _own_lock(self) -> threading.Lock:
-        """What was begun before a fork is not this process's, and nor is the lock."""
+    def _process_lock(self) -> threading.Lock:
+        """Return the lock of this process. After a fork, the lock and the pending reads belong to the parent."""
         if self._process != os.getpid():
-            self._threads, self.begun = None, {}
+            self._threads, self.pending = None, {}
             self._lock, self._process = threading.Lock(), os.getpid()
         return self._lock

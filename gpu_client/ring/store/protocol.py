@@ -1,4 +1,4 @@
-"""What a ring needs of the place where it lies: few operations, each of them atomic."""
+"""Operations that a ring needs of its place: few, and each atomic."""
 
 from __future__ import annotations
 
@@ -8,80 +8,78 @@ from typing import Protocol, runtime_checkable
 from gpu_client.ring.format.records import Versioned
 
 
-class RingStore(Protocol):
-    """Objects, which never change, and a few records, which are compared and swapped.
+class RingBackend(Protocol):
+    """A store of immutable objects and of a few records that are compared and swapped.
 
-    Keys are relative paths of letters, digits and `-_.`; a place is one ring's alone. All operations may raise OSError
-    where the store cannot be reached, and StoreFull where nothing fits in.
+    Keys are relative paths of letters, digits and `-_.`. A place holds one ring. All operations may raise OSError for
+    an unreachable store, and StoreFull.
     """
 
     def create(self, key: str, pieces: Sequence[memoryview]) -> bool:
-        """Store an object whole, or not at all; False, and nothing changes, if there is one of that key."""
+        """Store an object completely or not at all. Returns False, without a change, if the key exists."""
 
     def read(self, key: str) -> memoryview | None:
-        """An object, for as long as it is held even if it is deleted; None if there is none.
-
-        The bytes may be altered in place without altering the store's.
-        """
+        """Read an object; None if absent. The bytes stay valid after a deletion, and the caller may change them."""
 
     def record(self, key: str) -> Versioned | None:
-        """A record as it is now."""
+        """Read a record."""
 
     def swap(self, key: str, data: bytes, seen: str | None) -> str | None:
-        """Write a record if its version is still `seen` (None: there is none); its new version, None if it was not."""
+        """Write a record if its version is still `seen` (None: absent). Returns the new version, or None if another was
+        faster.
+        """
 
     def keys(self, prefix: str) -> list[str]:
-        """All keys below a prefix that ends with `/`, in their order, among them every object and record that was there
-        before the call and was not deleted."""
+        """List the keys below a prefix that ends with `/`, sorted: all that exist during the whole call."""
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Forget objects or records; those that are not there are passed over."""
+        """Delete objects or records; absent keys are ignored."""
 
     def tidy(self, older_than_s: float) -> int:
-        """Remove what was being stored for so long by processes that have died: how many pieces."""
+        """Remove incomplete writes of dead processes, older than this (s). Returns the number of removed pieces."""
 
     def close(self) -> None:
-        """Give back what this process holds."""
+        """Release the resources of this process."""
 
 
 @runtime_checkable
 class DistantStore(Protocol):
-    """A store where reading is mostly waiting: several objects are fetched in the time of one."""
+    """A store with a high latency, where concurrent reads pay off."""
 
-    def begin(self, keys: Sequence[str]) -> None:
-        """These objects are read next: fetch them at the same time. What was begun before and not read is given up."""
+    def prefetch(self, keys: Sequence[str]) -> None:
+        """Begin to fetch objects that are read next. Cancels earlier prefetches that were not read."""
 
 
 @runtime_checkable
 class SizedStore(Protocol):
-    """A store that can tell how much it has."""
+    """A store that knows its size."""
 
     def stored_bytes(self) -> int:
-        """Return the bytes of all that was there before the call and was not deleted, parts of objects included."""
+        """Sum up the bytes of all that exists during the whole call, incomplete writes included."""
 
 
 @runtime_checkable
 class ExpectingStore(Protocol):
-    """A store that is quicker if it knows what comes."""
+    """A store that benefits from knowing future reads."""
 
     def expect(self, keys: Sequence[str]) -> None:
-        """These objects are going to be read, in any order."""
+        """Announce objects that will be read, in any order."""
 
 
 @runtime_checkable
 class SyncingStore(Protocol):
-    """Offer to flush writes: without that a loss of power can undo the last writes of a store on a file system."""
+    """A store that can flush writes: without a flush, a loss of power can undo the last writes of a file system."""
 
     def sync_writes(self) -> None:
         """Flush each write to the disk from now on, before the operation returns.
 
-        Raises RingMismatch where the file system cannot flush directories.
+        Raises RingMismatch for a file system that cannot flush directories.
         """
 
 
 @runtime_checkable
 class RemovingStore(Protocol):
-    """A store that removes its ring itself."""
+    """A store that removes its ring by one operation."""
 
     def remove(self) -> int:
-        """Remove all records and objects; return how many there were. Raises RingMissing if there is no ring."""
+        """Remove all records and objects. Returns their number. Raises RingMissing if there is no ring."""

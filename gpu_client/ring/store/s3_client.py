@@ -1,6 +1,8 @@
-"""Requests to one bucket: signed, tried again where that helps, and answers told apart.
+"""Client of one bucket: addresses, signs and repeats requests, and classifies answers.
 
-Any process may use it at any time, also one that was forked: connections and threads are each process's own.
+Credentials and the region come from the sources of the AWS tools: `AWS_ACCESS_KEY_ID`, profiles (`AWS_PROFILE`), a web
+identity, or the role of the machine. `AWS_ENDPOINT_URL_S3` or `AWS_ENDPOINT_URL` names a store other than S3.
+Fork-safe: connections and threads belong to one process.
 """
 
 from __future__ import annotations
@@ -36,37 +38,38 @@ from gpu_client.transport.retry import RETRIED_STATUSES, Failure, RetryPolicy, p
 logger = logging.getLogger("baton.ring")
 
 _CREDENTIALS_TIMEOUT_S = 30.0
-_LOOKED_UP_AFTER_S = 900.0
-"""Credentials are asked for again after so long, since profiles are edited and roles change."""
-_BEFORE_THE_END_S = 300.0
-_TRIED_AGAIN_AFTER_S = 10.0
+_REFRESH_AFTER_S = 900.0
+"""Maximum age of credentials, because profiles are edited and roles change (s)."""
+_REFRESH_BEFORE_EXPIRY_S = 300.0
+_RETRY_AFTER_S = 10.0
 _DEFAULT_REGION = "us-east-1"
 
 
 @dataclass(frozen=True)
-class Endpoint:
-    """One bucket's origin, and what paths begin with there."""
+class BucketEndpoint:
+    """Origin of a bucket, and the prefix of its paths."""
 
     origin: str
-    """Without a slash at its end."""
+    """URL without a final slash."""
     path: str
-    """The bucket where it is named in the path, as other stores than AWS's want it; ends with `/`."""
+    """Path prefix, ends with `/`; contains the bucket for path-style stores."""
 
     @property
     def host(self) -> str:
-        """As it is signed, and as http.client sends it: without a port that is the scheme's own."""
+        """Host header, as signed and as http.client sends it: without the default port."""
         parts = urlsplit(self.origin)
         own = {"http": 80, "https": 443}[parts.scheme]
         name = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
         return name if parts.port in (None, own) else f"{name}:{parts.port}"
 
     @classmethod
-    def of_bucket(cls, bucket: str, region: str, environment: Mapping[str, str]) -> Endpoint:
-        """Raises RingMismatch for an endpoint that is none."""
+    def of_bucket(cls, bucket: str, region: str, environment: Mapping[str, str]) -> BucketEndpoint:
+        """Choose the endpoint. Raises RingMismatch for an invalid endpoint URL."""
         own = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
         if own:
             wrong = RingMismatch(
-                f"the endpoint {own[:100]!r} is no URL of a store", "Set AWS_ENDPOINT_URL_S3 like https://host:port"
+                f"the endpoint {own[:100]!r} is not the URL of a store",
+                "Set AWS_ENDPOINT_URL_S3 like https://host:port",
             )
             try:
                 parts = urlsplit(own)
@@ -82,44 +85,43 @@ class Endpoint:
         return cls(f"https://{bucket}.s3.{region}.{suffix}", "/")
 
 
-def region_of(environment: Mapping[str, str]) -> str:
-    """As the environment or the profile says; where neither does, the one that AWS itself begins with."""
-    said = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
-    if said:
-        return said
+def find_region(environment: Mapping[str, str]) -> str:
+    """Find the region in the environment or the profile; else the default of AWS."""
+    detail = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
+    if detail:
+        return detail
     name = environment.get("AWS_PROFILE") or "default"
     path = Path(environment.get("AWS_CONFIG_FILE") or "~/.aws/config").expanduser()
     profiles = configparser.RawConfigParser(strict=False)
     try:
         profiles.read(path, encoding="utf-8")
     except (configparser.Error, OSError, UnicodeDecodeError) as error:
-        raise RingMismatch(f"{path} cannot be read ({error})", "Mend it, or set AWS_REGION") from error
+        raise RingMismatch(f"{path} cannot be read ({error})", "Correct the file, or set AWS_REGION") from error
     for section in ("default",) if name == "default" else (f"profile {name}", name):
         if profiles.has_option(section, "region"):
             return profiles.get(section, "region").strip()
     return _DEFAULT_REGION
 
 
-class Signer:
-    """Signs requests of one process. Threads may share it; a forked process needs its own."""
+class RequestSigner:
+    """Sign requests by AWS Signature Version 4. Thread-safe; a forked process needs a signer of its own."""
 
     def __init__(self, region: str, *, clock: Callable[[], float] = time.time) -> None:
-        """`clock`: Unix time, for the signatures."""
+        """`clock`: Unix time for the signatures."""
         self.region = region
         self._clock = clock
-        self._ahead_s = 0.0
+        self._clock_offset_s = 0.0
         self._lock = threading.Lock()
         self._chain: Any = None
         self._kept: Any = None
-        self._good_until = 0.0
+        self._valid_until = 0.0
 
     def signed(self, method: str, target: str, headers: Mapping[str, str]) -> dict[str, str]:
-        """The headers with those that prove who asks. `headers` name the `Host`; `target`: path and query, encoded.
-
-        The body is not part of it. Raises PermissionError without credentials.
+        """Return the headers with a signature. `headers` contain `Host`; `target` is the encoded path and query. The
+        signature does not cover the body. Raises PermissionError without credentials.
         """
         request = http.HttpRequest(method, target, http.HttpHeaders(list(headers.items())))
-        at = datetime.fromtimestamp(self._clock(), UTC) + timedelta(seconds=self._ahead_s)
+        at = datetime.fromtimestamp(self._clock(), UTC) + timedelta(seconds=self._clock_offset_s)
         config = auth.AwsSigningConfig(
             credentials_provider=self._credentials(),
             region=self.region,
@@ -134,40 +136,40 @@ class Signer:
         return dict(request.headers)
 
     def forget_credentials(self) -> None:
-        """The store does not take them any more: look them up again."""
+        """Fetch new credentials at the next request, after a rejection."""
         with self._lock:
             self._kept = self._chain = None
 
     def set_time(self, store_at: datetime) -> None:
-        """Sign by the store's clock, which differs from this machine's."""
-        self._ahead_s = store_at.timestamp() - self._clock()
+        """Sign by the store's clock from now on."""
+        self._clock_offset_s = store_at.timestamp() - self._clock()
 
     def _credentials(self) -> Any:
-        """Of the kind that needs no thread to be asked: signing waits for nothing."""
+        """Return a static provider, so that signing never waits for a thread."""
         with self._lock:
             now = time.monotonic()
-            if self._kept is None or now >= self._good_until:
+            if self._kept is None or now >= self._valid_until:
                 try:
-                    found = self._looked_up()
+                    found = self._fetch_credentials()
                 except PermissionError:
                     if self._kept is None:
                         raise
-                    # The last ones may be good for some time yet; the store tells when they are not.
-                    self._good_until = now + _TRIED_AGAIN_AFTER_S
+                    # The old credentials may still be valid; the store rejects them otherwise.
+                    self._valid_until = now + _RETRY_AFTER_S
                 else:
                     self._kept = auth.AwsCredentialsProvider.new_static(
                         found.access_key_id, found.secret_access_key, found.session_token
                     )
-                    left_s = _LOOKED_UP_AFTER_S
+                    left_s = _REFRESH_AFTER_S
                     if found.expiration is not None:
-                        left_s = (found.expiration - datetime.now(UTC)).total_seconds() - _BEFORE_THE_END_S
-                    self._good_until = now + min(max(left_s, _TRIED_AGAIN_AFTER_S), _LOOKED_UP_AFTER_S)
+                        left_s = (found.expiration - datetime.now(UTC)).total_seconds() - _REFRESH_BEFORE_EXPIRY_S
+                    self._valid_until = now + min(max(left_s, _RETRY_AFTER_S), _REFRESH_AFTER_S)
             return self._kept
 
-    def _looked_up(self) -> Any:
+    def _fetch_credentials(self) -> Any:
         try:
             if self._chain is None:
-                # Not awscrt's own shared threads: a forked process would wait for its parent's for ever.
+                # A forked process would wait for the parent's shared awscrt threads for ever, therefore own threads.
                 threads = io.EventLoopGroup(1)
                 bootstrap = io.ClientBootstrap(threads, io.DefaultHostResolver(threads))
                 self._chain = auth.AwsCredentialsProvider.new_default_chain(bootstrap)
@@ -180,21 +182,21 @@ class Signer:
 
 
 POLICY = RetryPolicy(max_tries=12, budget_s=90.0, first_delay_s=0.1, max_delay_s=10.0)
-_TOLD_FROM_TRY = 4
-"""So often is tried in silence, as it were."""
+_WARN_FROM_TRY = 4
+"""First try that is logged as WARNING; earlier ones are INFO."""
 THREADS = 8
-"""Parts of objects that are read at a time."""
+"""Number of concurrent reads of parts."""
 _JOINED_BYTES = 256 * 1024
-"""Smaller pieces are sent together."""
+"""Smaller pieces are joined into one send."""
 _MAX_ERROR_BYTES = 64 * 1024
-_PASSING = frozenset({"RequestTimeout", "SlowDown", "OperationAborted", "ConditionalRequestConflict"})
-_OLD_CREDENTIALS = frozenset({"ExpiredToken", "TokenRefreshRequired", "InvalidToken", "ExpiredTokenException"})
+_TRANSIENT = frozenset({"RequestTimeout", "SlowDown", "OperationAborted", "ConditionalRequestConflict"})
+_EXPIRED_CREDENTIALS = frozenset({"ExpiredToken", "TokenRefreshRequired", "InvalidToken", "ExpiredTokenException"})
 _FULL = frozenset({"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """One request. `key`: in the bucket; none is about the bucket itself."""
+class BucketRequest:
+    """Request to the store. An empty `key` addresses the bucket."""
 
     method: str
     key: str = ""
@@ -202,32 +204,32 @@ class Request:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: Sequence[memoryview] = ()
     expected: frozenset[int] = frozenset()
-    """Statuses of 400 and above that are answers."""
+    """Statuses of 400 and above that are answers, not errors."""
     receive: Callable[[HTTPResponse], Any] | None = None
     """Reads the body of a success."""
 
 
 @dataclass(frozen=True)
-class Reply:
-    """What came back."""
+class BucketReply:
+    """Answer of the store."""
 
     status: int
     headers: Mapping[str, str]
-    """By names in small letters."""
+    """Headers by lower-case name."""
     body: bytes
     received: Any
-    """What `receive` made of a success."""
+    """Result of `receive` for a success."""
     repeated: bool
-    """Whether an earlier try went unanswered: it may have been carried out."""
+    """True if an earlier try had no answer, and may have been executed."""
 
     @property
     def code(self) -> str:
-        """Of a refusal."""
-        return _said(self.body, "Code")
+        """Error code of the store."""
+        return _xml_text(self.body, "Code")
 
 
-class Bucket:
-    """Sends requests to one bucket. `sent` counts them by method, tries again among them."""
+class BucketClient:
+    """Send requests to one bucket. `sent` counts requests by method, retries included."""
 
     def __init__(
         self,
@@ -238,28 +240,27 @@ class Bucket:
         clock: Callable[[], float] = time.time,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
-        """Nothing is asked of the store yet. Raises RingMismatch for settings that cannot be right."""
+        """Prepare without a request. Raises RingMismatch for invalid settings."""
         self.name = name
         self._environment = os.environ if environment is None else environment
         self._policy, self._clock, self._pause = policy, clock, pause
-        self._region = region_of(self._environment)
+        self._region = find_region(self._environment)
         self.sent: Counter[str] = Counter()
-        self._of_parents: list[Signer] = []
+        self._inherited_signers: list[RequestSigner] = []
         self._begin()
 
     def _begin(self) -> None:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._connections = Connections()
-        # Whoever opens rings by their places need not close them.
+        # Rings are opened by place and often not closed, therefore the finalizer closes the connections.
         weakref.finalize(self, self._connections.close)
-        self._signer = Signer(self._region, clock=self._clock)
-        self._endpoint = Endpoint.of_bucket(self.name, self._region, self._environment)
+        self._signer = RequestSigner(self._region, clock=self._clock)
+        self._endpoint = BucketEndpoint.of_bucket(self.name, self._region, self._environment)
         self._threads: ThreadPoolExecutor | None = None
 
     def part_threads(self) -> ThreadPoolExecutor:
-        """For parts of one object. Others than those for objects: who waits for a part must not keep it from being
-        read."""
+        """Return the threads for parts of an object. Separate from the threads for objects, which wait for parts."""
         self._check_process()
         with self._lock:
             if self._threads is None:
@@ -267,36 +268,36 @@ class Bucket:
             return self._threads
 
     def close(self) -> None:
-        """End what this process holds."""
+        """Release connections and threads of this process."""
         if self._process == os.getpid():
             if self._threads is not None:
                 self._threads.shutdown(cancel_futures=True)
             self._threads = None
             self._connections.close()
 
-    def send(self, request: Request) -> Reply:
-        """The answer, as soon as there is one.
+    def send(self, request: BucketRequest) -> BucketReply:
+        """Send until there is an answer.
 
-        Raises ConnectionError after all tries, PermissionError, RingMismatch where there is no such bucket, StoreFull,
-        and OSError for any other refusal.
+        Raises ConnectionError after all tries, PermissionError, RingMismatch for a missing bucket, StoreFull, and
+        OSError for any other refusal.
         """
         self._check_process()
         began_at = time.monotonic()
-        tries = mended = 0
+        tries = corrections = 0
         repeated = False
         while True:
             tries += 1
             try:
-                reply = self._once(request, repeated)
+                reply = self._send_once(request, repeated)
                 if reply.status < 300 or (reply.status in request.expected and reply.code != "NoSuchBucket"):
                     return reply
-                if mended < 3 and self._mended(reply):
-                    mended += 1
+                if corrections < 3 and self._corrected(reply):
+                    corrections += 1
                     continue
-                failure = self._judged(request, reply)
+                failure = self._classify(request, reply)
             except BrokenConnection as error:
                 if error.stale:
-                    # Stores close connections that were idle for long. The next one is new, or as old: at most all.
+                    # Stores close idle connections. The next one is new or equally old: at most all of them fail.
                     repeated, tries = True, tries - 1
                     continue
                 failure = Failure(reason=str(error))
@@ -314,11 +315,11 @@ class Bucket:
                     f"{self._endpoint.origin} did not do the {request.method} of {request.key or self.name} "
                     f"in {tries} tries ({failure.reason})"
                 )
-            level = logging.INFO if tries < _TOLD_FROM_TRY else logging.WARNING
+            level = logging.INFO if tries < _WARN_FROM_TRY else logging.WARNING
             logger.log(level, "%s of %s: %s; again in %.1f s", request.method, request.key, failure.reason, delay_s)
             self._pause(delay_s)
 
-    def _once(self, request: Request, repeated: bool) -> Reply:
+    def _send_once(self, request: BucketRequest, repeated: bool) -> BucketReply:
         endpoint = self._endpoint
         path = endpoint.path + quote(request.key, safe="/-_.~")
         query = "&".join(f"{name}={quote(value, safe='-_.~')}" for name, value in sorted(request.query.items()))
@@ -334,22 +335,22 @@ class Bucket:
         ) as response:
             headers = {name.lower(): value for name, value in response.getheaders()}
             if response.status < 300 and request.receive is not None:
-                return Reply(response.status, headers, b"", request.receive(response), repeated)
+                return BucketReply(response.status, headers, b"", request.receive(response), repeated)
             announced = response.length
             body = response.read() if response.status < 300 else response.read(_MAX_ERROR_BYTES)
             if announced is not None and len(body) < min(announced, _MAX_ERROR_BYTES) and request.method != "HEAD":
                 raise BrokenConnection(f"cut short after {len(body)} of {announced} bytes")
-            return Reply(response.status, headers, body, None, repeated)
+            return BucketReply(response.status, headers, body, None, repeated)
 
-    def _mended(self, reply: Reply) -> bool:
-        """Whether the request can be right at the next try, with what the answer has told."""
-        region = reply.headers.get("x-amz-bucket-region") or _said(reply.body, "Region")
+    def _corrected(self, reply: BucketReply) -> bool:
+        """Apply what the answer says about region, credentials or time. Returns True if a retry can succeed."""
+        region = reply.headers.get("x-amz-bucket-region") or _xml_text(reply.body, "Region")
         if reply.status in (301, 307, 400) and region and region != self._signer.region:
             logger.info("the bucket %s is in %s", self.name, region)
             self._region = self._signer.region = region
-            self._endpoint = Endpoint.of_bucket(self.name, region, self._environment)
+            self._endpoint = BucketEndpoint.of_bucket(self.name, region, self._environment)
             return True
-        if reply.code in _OLD_CREDENTIALS:
+        if reply.code in _EXPIRED_CREDENTIALS:
             self._signer.forget_credentials()
             return True
         if reply.code == "RequestTimeTooSkewed" and "date" in reply.headers:
@@ -362,32 +363,33 @@ class Bucket:
             return True
         return False
 
-    def _judged(self, request: Request, reply: Reply) -> Failure:
-        """What a refusal means: a Failure if it may pass by itself."""
+    def _classify(self, request: BucketRequest, reply: BucketReply) -> Failure:
+        """Return a Failure for a transient refusal; raise for others."""
         code, status = reply.code, reply.status
-        said = " ".join(f"{status} {code} {_said(reply.body, 'Message')[:300]}".split())
-        what = f"the {request.method} of {request.key or 'its keys'} in the bucket {self.name}"
+        detail = " ".join(f"{status} {code} {_xml_text(reply.body, 'Message')[:300]}".split())
+        operation = f"the {request.method} of {request.key or 'its keys'} in the bucket {self.name}"
         if code in _FULL or status == 507:
             raise StoreFull(
-                f"there is no room in the bucket {self.name} ({said})", "Free some, or lower the ring's cap"
+                f"there is no space in the bucket {self.name} ({detail})",
+                "Free space, or make a ring with a smaller cap",
             )
-        if status in RETRIED_STATUSES or status == 409 or code in _PASSING:
-            # 409: somebody else changes the same key at the same moment.
+        if status in RETRIED_STATUSES or status == 409 or code in _TRANSIENT:
+            # 409: another process changes the same key at the same moment.
             status = 503 if status not in RETRIED_STATUSES else status
             after_s = parse_retry_after(reply.headers.get("retry-after"), date=reply.headers.get("date"))
-            return Failure(reason=said, status=status, code=code, retry_after_s=after_s)
+            return Failure(reason=detail, status=status, code=code, retry_after_s=after_s)
         if code == "NoSuchBucket":
-            raise RingMismatch(f"there is no bucket {self.name}", "Make it, or name the one where the ring is")
+            raise RingMismatch(f"there is no bucket {self.name}", "Make the bucket, or name the bucket of the ring")
         if status in (401, 403):
-            raise PermissionError(f"{what} was refused ({said})")
+            raise PermissionError(f"{operation} was refused ({detail})")
         if status in (301, 307):
-            raise RingMismatch(f"the bucket {self.name} is elsewhere ({said})", "Set AWS_REGION")
-        raise OSError(f"{what} was refused ({said})")
+            raise RingMismatch(f"the bucket {self.name} is elsewhere ({detail})", "Set AWS_REGION")
+        raise OSError(f"{operation} was refused ({detail})")
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
-            # Kept for ever: to end a signer is to wait for its threads, which are only there in the process before.
-            self._of_parents.append(self._signer)
+            # A signer waits for its threads when it ends, and they exist only in the parent, therefore keep it.
+            self._inherited_signers.append(self._signer)
             self._begin()
 
 
@@ -408,6 +410,6 @@ def _sender(body: Sequence[memoryview]) -> Callable[[socket.socket], None]:
     return send
 
 
-def _said(body: bytes, name: str) -> str:
+def _xml_text(body: bytes, name: str) -> str:
     found = re.search(rf"<{name}>([^<]*)</{name}>", body[:_MAX_ERROR_BYTES].decode("utf-8", "replace"))
     return found[1] if found else ""

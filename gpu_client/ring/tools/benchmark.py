@@ -1,7 +1,7 @@
-"""How fast a place is as a ring, beside what it and the machine could do at best: `baton ring bench`.
+"""Measure the speed of a ring at a place, beside the limits of the place and the machine: `baton ring bench`.
 
-What is compared is measured sample by sample in turns, so that a machine that is shared is as slow for one as for the
-other. A ring of its own is made below the place and removed afterwards; a ring that is there is not touched.
+The two sides are measured sample by sample in turns, so a shared machine slows both equally. The benchmark makes and
+removes a ring of its own below the place and does not touch others.
 """
 
 from __future__ import annotations
@@ -24,54 +24,54 @@ from typing import Any, Self
 import numpy as np
 import xxhash
 
-from gpu_client.ring.core.garbage_collector import Collector
-from gpu_client.ring.core.ring import emptied, make_ring
+from gpu_client.ring.core.garbage_collector import GarbageCollector
+from gpu_client.ring.core.ring import delete_contents, make_ring
 from gpu_client.ring.format.manifest import ObjectId
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store.filesystem import BESIDE
+from gpu_client.ring.store.filesystem import TEMPORARY
 from gpu_client.ring.store.protocol import RemovingStore
-from gpu_client.ring.store.uri import store_at
+from gpu_client.ring.store.uri import open_store
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _WRITER, _RAW_EPOCH = "bench", 99_999_999
-_RAW_BESIDE = f"{BESIDE}/raw"
+_RAW_TEMPORARY = f"{TEMPORARY}/raw"
 _LOOPBACK_PIECE_BYTES = 1024 * 1024
 
 
 @dataclass
-class Turn:
-    """Seconds for one sample each, in turns."""
+class BenchmarkTurn:
+    """Seconds for one sample by each operation."""
 
     raw_put_s: float
-    """Its bytes into a new file; elsewhere than in directories, into a new object."""
+    """Write the bytes to a new file; outside directories, to a new object."""
     put_s: float
-    """As a writer of a ring does it: stored and claimed."""
+    """`RingWriter.put`: store and claim."""
     raw_get_s: float = 0.0
-    """Mapped and hashed; elsewhere than in directories, fetched and hashed."""
+    """Map and hash; outside directories, fetch and hash."""
     get_s: float = 0.0
-    """As a reader of a ring does it: verified, and put together."""
+    """`RingReader.sample`: verify and rebuild."""
 
 
 @dataclass
-class Rates:
-    """What was measured of one place. `size_bytes`: of a sample."""
+class BenchmarkRates:
+    """Measurements of one place. `size_bytes`: of a sample."""
 
     size_bytes: int
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[BenchmarkTurn] = field(default_factory=list)
 
     def per_s(self, name: str) -> float:
-        """Samples per second, by the median turn."""
+        """Return samples per second of the median turn."""
         return 1 / float(median(getattr(turn, name) for turn in self.turns))
 
     def of_raw(self, name: str) -> float:
-        """`put` or `get`: the part of the raw limit that is reached, by the median of the turns' ratios."""
+        """Return the reached share of the raw limit of `put` or `get`: the median of the turns' ratios."""
         return float(median(getattr(turn, f"raw_{name}_s") / getattr(turn, f"{name}_s") for turn in self.turns))
 
 
-def sample_of(size_bytes: int, seed: int = 0) -> dict[str, Array]:
-    """An image and a label of together so many bytes, which nothing can compress."""
+def make_sample(size_bytes: int, seed: int = 0) -> dict[str, Array]:
+    """Make an incompressible image and label of this total size (bytes)."""
     half = size_bytes // 2
     chance = np.random.default_rng(seed)
     return {
@@ -80,8 +80,8 @@ def sample_of(size_bytes: int, seed: int = 0) -> dict[str, Array]:
     }
 
 
-class PlaceBench:
-    """A ring of its own below a place, while it is entered."""
+class StoreBenchmark:
+    """A temporary ring below a place, while entered."""
 
     def __init__(
         self,
@@ -92,18 +92,18 @@ class PlaceBench:
         settings: RingSettings | None = None,
         raw_put: Callable[[Path, Sequence[memoryview]], object] | None = None,
     ) -> None:
-        """`samples`: how many a round has. `raw_put`: the baseline in a directory, `new_file` unless given.
+        """`samples`: number in a round. `raw_put`: baseline in a directory, default `write_new_file`.
 
-        Raises RingMismatch where there can be no ring.
+        Raises RingMismatch for an unusable place.
         """
-        self._new_file = raw_put or new_file
+        self._new_file = raw_put or write_new_file
         self.sample, self.samples = sample, samples
         self.size_bytes = sum(array.nbytes for array in sample.values())
-        self.place = _beside(place)
+        self.place = _name_bench_place(place)
         self._directory = _directory_of(self.place)
         self._made = [] if self._directory is None else [one for one in self._directory.parents if not one.exists()]
-        self._store = store_at(self.place, make=True)
-        # Nobody waits for readers, and nothing is replaced before it was read.
+        self._store = open_store(self.place, make=True)
+        # Writers never wait for readers, and no sample is replaced before it is read.
         self._settings = settings or RingSettings(cap=4 * samples)
         self.ring = make_ring(self.place, self._settings)
         self._writer = RingWriter(self.ring, _WRITER)
@@ -111,10 +111,10 @@ class PlaceBench:
         self._raws: list[str] = []
         self._rounds = 0
 
-    def round(self) -> list[Turn]:
-        """Put so many samples and read them, each once beside the raw way."""
-        # Named as objects are, which stores may keep elsewhere than all the rest: of an epoch that the writer never
-        # reaches, for what no living writer could claim may be collected.
+    def run_round(self) -> list[BenchmarkTurn]:
+        """Put and read the samples of one round, each beside the raw operation."""
+        # Object keys, because stores may keep objects apart from records; of an epoch that the writer never reaches,
+        # because unclaimable objects of other writers may be collected.
         raws = [ObjectId(_WRITER, _RAW_EPOCH, self._rounds * self.samples + at).key for at in range(self.samples)]
         self._rounds += 1
         if self._directory is not None:
@@ -126,26 +126,28 @@ class PlaceBench:
         first = self._writer.put_samples
         for key in raws:
             turns.append(
-                Turn(*self._in_turn(partial(self._raw_put, key, pieces), partial(self._writer.put, self.sample)))
+                BenchmarkTurn(
+                    *self._time_pair(partial(self._raw_put, key, pieces), partial(self._writer.put, self.sample))
+                )
             )
             if self._directory is not None:
-                (self._directory / _RAW_BESIDE).rename(self._directory / key)
+                (self._directory / _RAW_TEMPORARY).rename(self._directory / key)
         self._writer.swap()
         with RingReader(self.ring) as reader:
             slots = reader.newest().slots[-(self._writer.put_samples - first) :]
             for turn, key, slot in zip(turns, raws, slots, strict=True):
-                turn.raw_get_s, turn.get_s = self._in_turn(partial(self._raw_get, key), partial(reader.sample, slot))
+                turn.raw_get_s, turn.get_s = self._time_pair(partial(self._raw_get, key), partial(reader.sample, slot))
         self._store.delete(raws)
         self._raws.clear()
-        Collector(self.ring).collect()
+        GarbageCollector(self.ring).collect()
         return turns
 
     def close(self) -> None:
-        """Remove all of it."""
+        """Remove the ring."""
         try:
             self._writer.close()
         finally:
-            self._removed()
+            self._remove()
 
     def __enter__(self) -> Self:
         return self
@@ -155,7 +157,7 @@ class PlaceBench:
     ) -> None:
         self.close()
 
-    def _removed(self) -> None:
+    def _remove(self) -> None:
         if self._directory is not None:
             shutil.rmtree(self._directory)
             for parent in self._made:
@@ -165,47 +167,47 @@ class PlaceBench:
         if isinstance(self._store, RemovingStore):
             self._store.remove()
         else:
-            emptied(self._store)
+            delete_contents(self._store)
         self._store.close()
 
-    def _in_turn(self, raw: Callable[[], object], ours: Callable[[], object]) -> tuple[float, float]:
-        """Seconds of both. Each is first every other time: the second finds other memory free, and other caches."""
+    def _time_pair(self, raw: Callable[[], object], ring_action: Callable[[], object]) -> tuple[float, float]:
+        """Time both operations (s), alternating the first: the second finds warmer caches and other free memory."""
         self._raw_first = not self._raw_first
         if self._raw_first:
-            return _timed(raw), _timed(ours)
-        ours_s = _timed(ours)
-        return _timed(raw), ours_s
+            return _time(raw), _time(ring_action)
+        ring_s = _time(ring_action)
+        return _time(raw), ring_s
 
     def _raw_put(self, key: str, pieces: Sequence[memoryview]) -> None:
         if self._directory is None:
             self._store.create(key, pieces)
         else:
-            # In the directory in which the store makes its files. ext4 without a journal keeps inodes of removed files
-            # for a minute, and passes over all of them for each new file near by: files that were removed a moment ago
-            # would slow down one of two directories only.
-            self._new_file(self._directory / _RAW_BESIDE, pieces)
+            # Write where the store makes its files. ext4 without a journal keeps inodes of removed files for a minute
+            # and skips all of them for each new file nearby: recently removed files would slow down only one of two
+            # directories.
+            self._new_file(self._directory / _RAW_TEMPORARY, pieces)
 
     def _raw_get(self, key: str) -> None:
         if self._directory is not None:
-            mapped_and_hashed(self._directory / key)
+            map_and_hash(self._directory / key)
             return
         data = self._store.read(key)
         assert data is not None
         xxhash.xxh3_64_intdigest(data)
 
 
-def bench(place: str, *, size_bytes: int, samples: int, rounds: int) -> Rates:
-    """The first round is not counted. Raises RingMismatch, StoreFull, and OSError."""
-    rates = Rates(size_bytes)
-    with PlaceBench(place, sample_of(size_bytes), samples) as there:
+def run_benchmark(place: str, *, size_bytes: int, samples: int, rounds: int) -> BenchmarkRates:
+    """Measure rounds after one warm-up round. Raises RingMismatch, StoreFull, and OSError."""
+    rates = BenchmarkRates(size_bytes)
+    with StoreBenchmark(place, make_sample(size_bytes), samples) as there:
         for number in range(rounds + 1):
-            turns = there.round()
+            turns = there.run_round()
             rates.turns += turns if number else []
     return rates
 
 
-def new_file(path: Path, pieces: Sequence[memoryview]) -> None:
-    """The raw limit of putting: these bytes in a new file, and nothing else."""
+def write_new_file(path: Path, pieces: Sequence[memoryview]) -> None:
+    """Write the bytes to a new file: the raw limit of `put`."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         for piece in pieces:
@@ -216,25 +218,25 @@ def new_file(path: Path, pieces: Sequence[memoryview]) -> None:
         os.close(fd)
 
 
-def mapped_and_hashed(path: Path) -> int:
-    """The raw limit of getting: a file mapped, and every byte hashed once."""
+def map_and_hash(path: Path) -> int:
+    """Map a file and hash every byte: the raw limit of `get`."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return xxhash.xxh3_64_intdigest(data)
 
 
-def machine_limits(size_bytes: int, tries: int = 5) -> dict[str, float]:
-    """Bytes per second that one thread of this machine copies, hashes, and sends to itself; medians."""
+def measure_machine(size_bytes: int, tries: int = 5) -> dict[str, float]:
+    """Measure bytes per second that one thread copies, hashes, and sends over loopback; medians."""
     source = np.random.default_rng(1).integers(0, 256, size_bytes, np.uint8)
     target = np.empty_like(source)
     ways: dict[str, Callable[[], object]] = {
         "copy": lambda: np.copyto(target, source),
         "xxh3": lambda: xxhash.xxh3_64_intdigest(source.data),
-        "loopback": lambda: _sent_to_itself(source.data),
+        "loopback": lambda: _send_over_loopback(source.data),
     }
-    return {name: size_bytes / median(_timed(way) for _ in range(tries)) for name, way in ways.items()}
+    return {name: size_bytes / median(_time(way) for _ in range(tries)) for name, way in ways.items()}
 
 
-def _sent_to_itself(data: memoryview) -> None:
+def _send_over_loopback(data: memoryview) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         sender = socket.create_connection(server.getsockname())
         receiver, _ = server.accept()
@@ -247,7 +249,7 @@ def _sent_to_itself(data: memoryview) -> None:
         sending.join()
 
 
-def _beside(place: str) -> str:
+def _name_bench_place(place: str) -> str:
     return f"{place.rstrip('/')}{'-' if _names_no_path(place) else '/'}bench-{secrets.token_hex(4)}"
 
 
@@ -260,7 +262,7 @@ def _directory_of(place: str) -> Path | None:
     return Path(rest if colon else place).expanduser() if not colon or kind == "fs" else None
 
 
-def _timed(what: Callable[[], object]) -> float:
+def _time(action: Callable[[], object]) -> float:
     began_at = time.perf_counter()
-    what()
+    action()
     return time.perf_counter() - began_at

@@ -1,9 +1,9 @@
-"""From a ring to a data set that stays: shuffled, in shards, with where each sample came from.
+"""Record samples of a ring as a data set that stays: shuffled, in shards, with the origin of each sample.
 
     <directory>/index.json       {"version": 1, "shards": [{"name", "samples", "size_bytes", "xxh3"}], "seed", "xxh3"}
-    <directory>/shards/00000     an object as rings store them (`objects.py`), with many samples
+    <directory>/shards/00000     one object as rings store them (`format/objects.py`), with many samples
 
-The index is written last: a directory without one is no data set yet.
+The index is written last: a directory without one is not a data set yet.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from typing import Any
 import xxhash
 
 from gpu_client.ring.errors import ObjectDamaged, RingError, RingMismatch
-from gpu_client.ring.format.manifest import Manifest, Slot
+from gpu_client.ring.format.manifest import RingManifest, Slot
 from gpu_client.ring.format.objects import Provenance, StoredSamples, encode
-from gpu_client.ring.format.sample_tree import Taken, take_apart
+from gpu_client.ring.format.sample_tree import FlattenedSample, flatten
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.store.filesystem import DirectoryStore
 
 INDEX = "index.json"
 SHARDS = "shards/"
 _OPEN_SHARDS = 128
-"""Each takes a descriptor, of which a process has few."""
+"""Maximum number of open shards; each holds a descriptor."""
 
 
 def record(
@@ -42,24 +42,26 @@ def record(
     shard: int = 256,
     shuffle: int = 4096,
     seed: int = 0,
-    told: Callable[[int], object] = lambda _: None,
+    on_progress: Callable[[int], object] = lambda _: None,
 ) -> int:
-    """Take each new sample of the ring once, until there are so many; how many damaged ones were left out.
+    """Record each new sample of the ring once, until there are enough. Returns the number of excluded damaged samples.
 
-    shard: samples in one. shuffle: so many are held in memory, from which the next one is taken at random. told: is
-    given how many were taken. Raises RingMismatch where something is already, WaitedTooLong, StoreFull, RingError for
-    numbers that mean nothing.
+    `shard`: samples in one shard. `shuffle`: size of the shuffle buffer in samples. `on_progress`: receives the number
+    of recorded samples. Raises RingMismatch for a used directory, WaitedTooLong, StoreFull, RingError for invalid
+    numbers.
     """
     if samples < 1 or shard < 1 or shuffle < 0:
-        raise RingError(f"{samples} samples in shards of {shard} are none", "Both are at least 1, shuffle at least 0")
+        raise RingError(
+            f"{samples} samples in shards of {shard} are empty", "Use at least 1 for both, and at least 0 for shuffle"
+        )
     if (directory / INDEX).exists():
-        raise RingMismatch(f"{directory} has a data set already", "Name another directory")
+        raise RingMismatch(f"{directory} already has a data set", "Name another directory")
     if any((directory / SHARDS).glob("*")):
         raise RingMismatch(f"{directory} has a part of a data set", "Remove it, or name another directory")
     store = DirectoryStore(directory)
     writer = _ShardWriter(store, shard, reader.name)
     chance = random.Random(seed)  # noqa: S311 - an order, not a secret
-    held: list[tuple[Taken, Any]] = []
+    buffered: list[tuple[FlattenedSample, Any]] = []
     damaged = 0
     taken = 0
     for slot in _new_slots(reader):
@@ -68,32 +70,32 @@ def record(
         except ObjectDamaged:
             damaged += 1
             continue
-        # Thousands are held, and each would keep its object open.
-        held.append((take_apart(sample).copied(), reader.provenance(slot)))
-        reader.took(1)
+        # Copy: the buffer holds thousands of samples, and each would keep its object open.
+        buffered.append((flatten(sample).copied(), reader.provenance(slot)))
+        reader.record_consumed(1)
         taken += 1
-        told(taken)
-        if len(held) > shuffle:
-            writer.put(*_drawn(held, chance))
+        on_progress(taken)
+        if len(buffered) > shuffle:
+            writer.put(*_draw(buffered, chance))
         if taken == samples:
             break
-    while held:
-        writer.put(*_drawn(held, chance))
+    while buffered:
+        writer.put(*_draw(buffered, chance))
     writer.finish(seed)
     return damaged
 
 
 class Recorded:
-    """A recorded data set, by index: a map-style data set for torch, or for anything else."""
+    """A recorded data set, map-style: for torch and others."""
 
     def __init__(self, directory: str | Path) -> None:
-        """Raises RingMismatch for a directory that is none."""
+        """Open the data set. Raises RingMismatch if there is none."""
         self._directory = Path(directory)
         try:
             index = json.loads((self._directory / INDEX).read_text(encoding="utf-8"))
             self._shards: list[dict[str, Any]] = index["shards"]
             self._ends = list(accumulate(int(one["samples"]) for one in self._shards))
-            if "xxh3" in index and index.pop("xxh3") != _digest_of(index):
+            if "xxh3" in index and index.pop("xxh3") != _index_digest(index):
                 raise ValueError(f"{INDEX} was altered")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RingMismatch(
@@ -105,29 +107,29 @@ class Recorded:
         return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, index: int) -> Any:
-        """Raises IndexError, and ObjectDamaged for one whose bytes were altered."""
-        stored, number = self._at(index)
+        """Read a sample. Raises IndexError, and ObjectDamaged for altered bytes."""
+        stored, number = self._locate(index)
         return stored.sample(number)
 
     def provenance(self, index: int) -> Any:
-        """Who made it, and from what."""
-        stored, number = self._at(index)
+        """Return the origin of a sample."""
+        stored, number = self._locate(index)
         return stored.seed(number)
 
     def verify(self) -> None:
-        """Read everything. Raises ObjectDamaged."""
+        """Verify all samples. Raises ObjectDamaged."""
         for place, one in enumerate(self._shards):
             stored = self._shard(place)
             stored.verify()
-            if xxhash.xxh3_64_hexdigest(_mapped(self._directory / one["name"])) != one["xxh3"]:
-                raise ObjectDamaged(f"{one['name']} is another one than was recorded", "Record it again")
+            if xxhash.xxh3_64_hexdigest(_map_private(self._directory / one["name"])) != one["xxh3"]:
+                raise ObjectDamaged(f"{one['name']} differs from the recorded shard", "Record the data set again")
             if len(stored) != one["samples"]:
                 raise ObjectDamaged(f"{one['name']} has {len(stored)} samples", f"The index says {one['samples']}")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": OrderedDict()}
 
-    def _at(self, index: int) -> tuple[StoredSamples, int]:
+    def _locate(self, index: int) -> tuple[StoredSamples, int]:
         if not -len(self) <= index < len(self):
             raise IndexError(f"there are {len(self)} samples, and no {index}")
         index %= len(self)
@@ -139,7 +141,7 @@ class Recorded:
         found = self._open.get(place)
         if found is None:
             path = self._directory / self._shards[place]["name"]
-            found = self._open[place] = StoredSamples(str(path), _mapped(path))
+            found = self._open[place] = StoredSamples(str(path), _map_private(path))
             while len(self._open) > _OPEN_SHARDS:
                 self._open.popitem(last=False)
         self._open.move_to_end(place)
@@ -149,30 +151,32 @@ class Recorded:
 class _ShardWriter:
     def __init__(self, store: DirectoryStore, size: int, name: str) -> None:
         self._store, self._size, self._name = store, size, name
-        self._held: list[tuple[Taken, Any]] = []
+        self._buffered: list[tuple[FlattenedSample, Any]] = []
         self._written: list[dict[str, Any]] = []
 
-    def put(self, sample: Taken, provenance: Any) -> None:
-        self._held.append((sample, provenance))
-        if len(self._held) == self._size:
+    def put(self, sample: FlattenedSample, provenance: Any) -> None:
+        self._buffered.append((sample, provenance))
+        if len(self._buffered) == self._size:
             self._flush()
 
     def finish(self, seed: int) -> None:
         self._flush()
         index: dict[str, Any] = {"version": 1, "seed": seed, "shards": self._written}
-        index["xxh3"] = _digest_of(index)
+        index["xxh3"] = _index_digest(index)
         if not self._store.create(INDEX, [memoryview(json.dumps(index, indent=1).encode())]):
-            raise RingMismatch("somebody else has recorded there at the same time", "Name an empty directory")
+            raise RingMismatch(
+                "another process has recorded into the directory at the same time", "Name an empty directory"
+            )
 
     def _flush(self) -> None:
-        if not self._held:
+        if not self._buffered:
             return
         number = len(self._written)
         name = f"{SHARDS}{number:05d}"
         made = encode(
-            [sample for sample, _ in self._held],
+            [sample for sample, _ in self._buffered],
             Provenance(self._name, 1, number, 0.0, "recorded"),
-            seeds=[provenance for _, provenance in self._held],
+            seeds=[provenance for _, provenance in self._buffered],
         )
         if not self._store.create(name, made):
             raise RingMismatch(f"{name} is there already", "Name an empty directory")
@@ -180,21 +184,21 @@ class _ShardWriter:
         for piece in made:
             digest.update(piece)
         self._written.append(
-            {"name": name, "samples": len(self._held), "size_bytes": made.size_bytes, "xxh3": digest.hexdigest()}
+            {"name": name, "samples": len(self._buffered), "size_bytes": made.size_bytes, "xxh3": digest.hexdigest()}
         )
-        self._held.clear()
+        self._buffered.clear()
 
 
 def _new_slots(reader: RingReader) -> Iterator[Slot]:
-    """Every sample once, as it becomes readable; those that are there at first, too."""
+    """Yield every sample once as it becomes readable, beginning with the readable ones."""
     seen = 0
 
-    def ready() -> Manifest | None:
+    def ready() -> RingManifest | None:
         newest = reader.newest()
         return newest if newest.inserted > seen else None
 
     while True:
-        manifest: Manifest = reader.wait(ready, "no new samples came")
+        manifest: RingManifest = reader.wait(ready, "no new samples came")
         reader.keep_only([manifest.number])
         for slot in manifest.slots:
             if slot.inserted >= seen:
@@ -202,23 +206,23 @@ def _new_slots(reader: RingReader) -> Iterator[Slot]:
         seen = manifest.inserted
 
 
-def _digest_of(index: dict[str, Any]) -> str:
-    """Of an index without its digest."""
+def _index_digest(index: dict[str, Any]) -> str:
+    """Digest an index without its own digest."""
     return xxhash.xxh3_64_hexdigest(json.dumps(index, sort_keys=True).encode())
 
 
-def _mapped(path: Path) -> memoryview:
-    """A file, from anywhere: data sets often lie where nobody may write. Raises ObjectDamaged if it is not there."""
+def _map_private(path: Path) -> memoryview:
+    """Map a file of any directory, also a read-only one. Raises ObjectDamaged for a missing file."""
     try:
         with path.open("rb") as file:
             size_bytes = os.fstat(file.fileno()).st_size
-            # Private: arrays of it can be written to, and nobody else sees it.
+            # Private mapping: the caller may write to the arrays without changing the file.
             return memoryview(mmap.mmap(file.fileno(), size_bytes, access=mmap.ACCESS_COPY) if size_bytes else b"")
     except FileNotFoundError as error:
-        raise ObjectDamaged(f"{path} is not there", "Record it again") from error
+        raise ObjectDamaged(f"{path} is not there", "Record the data set again") from error
 
 
-def _drawn(held: list[tuple[Taken, Any]], chance: random.Random) -> tuple[Taken, Any]:
-    place = chance.randrange(len(held))
-    held[place], held[-1] = held[-1], held[place]
-    return held.pop()
+def _draw(buffered: list[tuple[FlattenedSample, Any]], chance: random.Random) -> tuple[FlattenedSample, Any]:
+    place = chance.randrange(len(buffered))
+    buffered[place], buffered[-1] = buffered[-1], buffered[place]
+    return buffered.pop()

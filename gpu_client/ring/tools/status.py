@@ -1,4 +1,4 @@
-"""How a ring stands, for people and programs; and whether all that it lists can be read."""
+"""Read the state of a ring, and compute rates from successive states."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from gpu_client.ring.core.damage_report import quarantined
-from gpu_client.ring.core.garbage_collector import read_so_far
-from gpu_client.ring.core.liveness import seen_in
+from gpu_client.ring.core.damage_report import list_quarantined
+from gpu_client.ring.core.garbage_collector import count_samples_read
+from gpu_client.ring.core.liveness import decode_silences
 from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.format.manifest import ObjectId
-from gpu_client.ring.format.records import SAMPLES, WATCHED, WRITERS, content_of
-from gpu_client.ring.reading.reader import readers_of
+from gpu_client.ring.format.records import SAMPLES, WATCHED, WRITERS, decode_record
+from gpu_client.ring.reading.reader import list_readers
 
 
 @dataclass(frozen=True)
 class WriterRow:
-    """One that generates, as it says of itself."""
+    """A generator, as described by its record."""
 
     name: str
     alive: bool
@@ -27,36 +27,36 @@ class WriterRow:
     put_bytes: int
     refused: int
     waited_s: float
-    """For readers, or for room."""
+    """Total wait for readers or space (s)."""
     silent_s: float = 0.0
-    """For so long it has given no sign of life, where that is longer than a lease; a lease and a half is death."""
+    """Silence longer than a lease (s), else 0; 1.5 leases are death."""
 
     @property
     def at_work(self) -> bool:
-        """Whether it is alive as far as is known."""
+        """True for a writer that is alive as far as known."""
         return self.alive and not self.silent_s
 
     @property
     def state(self) -> str:
-        """For people: nothing of a writer that is at work."""
+        """State for people; "" for a working writer."""
         return "dead" if not self.alive else f"silent for {self.silent_s:.0f} s" if self.silent_s else ""
 
 
 @dataclass(frozen=True)
 class ReaderRow:
-    """One that reads, as it says of itself."""
+    """A reader, as described by its record."""
 
     name: str
     read: int
     waited_s: float
-    """For samples."""
+    """Total wait for samples (s)."""
     damaged: int
     manifests: list[int]
 
 
 @dataclass(frozen=True)
-class Status:
-    """A ring at one moment."""
+class RingStatus:
+    """State of a ring at one moment."""
 
     at: float
     """Unix time."""
@@ -69,45 +69,45 @@ class Status:
     finished: int
     """Samples that wait to become readable."""
     read: int
-    """By all readers together."""
+    """Samples read by all readers."""
     oldest_s: float | None
-    """Age of the oldest sample that can be read, since it was claimed."""
+    """Age of the oldest readable sample since its claim (s)."""
     newest_s: float | None
     objects: int
-    """Stored, those that nobody can read any more among them."""
+    """Stored objects, including garbage."""
     unlisted: int
-    """Of these: in flight, or to be removed."""
+    """Stored objects that are pending or garbage."""
     damaged: Mapping[str, str]
     writers: list[WriterRow] = field(default_factory=list)
     readers: list[ReaderRow] = field(default_factory=list)
 
     @property
     def at_work(self) -> list[WriterRow]:
-        """Writers that give signs of life: only these are summed up."""
+        """Working writers: only these are summed up."""
         return [row for row in self.writers if row.at_work]
 
     @property
     def reuse(self) -> float | None:
-        """How often a sample was read in the mean."""
+        """Mean number of reads of a sample."""
         return self.read / self.inserted if self.inserted else None
 
-    def rates(self, before: Status) -> tuple[float, float] | None:
-        """Samples that became readable, and were read, per second since then."""
+    def rates(self, before: RingStatus) -> tuple[float, float] | None:
+        """Samples per second that became readable and were read since `before`."""
         seconds = self.at - before.at
         if seconds <= 0:
             return None
-        # What a reader that has died had read last may be lost: it never becomes less than nothing.
+        # The last reads of a dead reader may be lost, so the difference may be negative.
         return (self.inserted - before.inserted) / seconds, max(self.read - before.read, 0) / seconds
 
 
-def status_of(ring: Ring) -> Status:
-    """Raises ManifestMissing, and OSError where the store cannot be reached."""
+def read_status(ring: Ring) -> RingStatus:
+    """Read the state. Raises ManifestMissing, and OSError for an unreachable store."""
     now = ring.clock()
     newest = ring.newest()
     listed = {slot.object for slot in newest.slots}
     objects = [found for found in map(ObjectId.of_key, ring.store.keys(SAMPLES)) if found is not None]
     ages_s = [now - slot.at_ms / 1000 for slot in newest.slots]
-    return Status(
+    return RingStatus(
         at=now,
         cap=ring.settings.cap,
         mode=ring.settings.mode,
@@ -115,25 +115,25 @@ def status_of(ring: Ring) -> Status:
         readable=len(newest),
         inserted=newest.inserted,
         finished=newest.finished(ring.claims()),
-        read=read_so_far(ring),
+        read=count_samples_read(ring),
         oldest_s=max(ages_s, default=None),
         newest_s=min(ages_s, default=None),
         objects=len(objects),
         unlisted=sum(found not in listed for found in objects),
-        damaged=quarantined(ring),
+        damaged=list_quarantined(ring),
         writers=_writers(ring),
-        readers=[_reader(name, content) for name, content in sorted(readers_of(ring).items())],
+        readers=[_reader(name, content) for name, content in sorted(list_readers(ring).items())],
     )
 
 
 def _writers(ring: Ring) -> list[WriterRow]:
-    noted = seen_in(ring.store.record(WATCHED))
+    silences = decode_silences(ring.store.record(WATCHED))
     rows = []
     for key in ring.store.keys(WRITERS):
         record = ring.store.record(key)
-        version, unchanged_s = noted.get(key, ("", 0.0))
+        version, unchanged_s = silences.get(key, ("", 0.0))
         silent = record is not None and record.version == version and unchanged_s > ring.settings.lease_s
-        rows.append(_writer(key.removeprefix(WRITERS), content_of(record), unchanged_s if silent else 0.0))
+        rows.append(_writer(key.removeprefix(WRITERS), decode_record(record), unchanged_s if silent else 0.0))
     return rows
 
 
@@ -160,12 +160,12 @@ def _reader(name: str, content: Mapping[str, Any]) -> ReaderRow:
     )
 
 
-KEPT_LOOKS = 120
-REUSE_LOOKS = 30
-"""Reuse now is counted over so many looks: single ones say little, since samples come one at a time."""
+KEPT_STATUSES = 120
+REUSE_STATUSES = 30
+"""Number of states over which the current reuse is computed: single samples would make it jump."""
 
 
-class _Told(NamedTuple):
+class _RateSample(NamedTuple):
     at: float
     samples: int
     size_bytes: int
@@ -173,98 +173,98 @@ class _Told(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pace:
-    """How fast one writer or reader is, of late."""
+class ProcessRate:
+    """Current rate of one writer or reader."""
 
     per_s: float
-    """Samples."""
+    """Samples per second."""
     bytes_per_s: float
     waited_share: float
-    """Of its time."""
+    """Share of the time spent waiting."""
 
 
-class Trend:
-    """Is given one look after the other."""
+class RateTrend:
+    """Rates from successive states of a ring."""
 
     def __init__(self) -> None:
-        self._looks: deque[Status] = deque(maxlen=KEPT_LOOKS)
-        self._writers: dict[str, list[_Told]] = {}
-        self._readers: dict[str, list[_Told]] = {}
+        self._statuses: deque[RingStatus] = deque(maxlen=KEPT_STATUSES)
+        self._writers: dict[str, list[_RateSample]] = {}
+        self._readers: dict[str, list[_RateSample]] = {}
 
-    def look(self, found: Status) -> None:
-        """The ring as it is now."""
-        self._looks.append(found)
-        told = {row.name: _Told(found.at, row.put, row.put_bytes, row.waited_s) for row in found.at_work}
-        self._writers = _followed(self._writers, told)
-        told = {row.name: _Told(found.at, row.read, 0, row.waited_s) for row in found.readers}
-        self._readers = _followed(self._readers, told)
+    def add(self, found: RingStatus) -> None:
+        """Add the current state."""
+        self._statuses.append(found)
+        samples = {row.name: _RateSample(found.at, row.put, row.put_bytes, row.waited_s) for row in found.at_work}
+        self._writers = _follow(self._writers, samples)
+        samples = {row.name: _RateSample(found.at, row.read, 0, row.waited_s) for row in found.readers}
+        self._readers = _follow(self._readers, samples)
 
     @property
     def rates(self) -> list[tuple[float, float]]:
-        """Samples that became readable, and were read, per second between each two looks."""
-        return [found for before, after in pairwise(self._looks) if (found := after.rates(before)) is not None]
+        """Samples per second that became readable and were read, between each two states."""
+        return [found for before, after in pairwise(self._statuses) if (found := after.rates(before)) is not None]
 
     @property
     def reuse(self) -> float | None:
-        """Reads of a sample of late; None while nothing comes."""
-        looks = list(self._looks)[-REUSE_LOOKS:]
-        if len(looks) < 2 or looks[-1].inserted == looks[0].inserted:
+        """Current mean number of reads of a sample; None without new samples."""
+        statuses = list(self._statuses)[-REUSE_STATUSES:]
+        if len(statuses) < 2 or statuses[-1].inserted == statuses[0].inserted:
             return None
-        return max(looks[-1].read - looks[0].read, 0) / (looks[-1].inserted - looks[0].inserted)
+        return max(statuses[-1].read - statuses[0].read, 0) / (statuses[-1].inserted - statuses[0].inserted)
 
-    def writer(self, name: str) -> Pace | None:
-        """None before it has told twice."""
+    def writer(self, name: str) -> ProcessRate | None:
+        """Return the rate of a writer; None before its second report."""
         return self._pace(self._writers.get(name, ()))
 
-    def reader(self, name: str) -> Pace | None:
-        """None before it has told twice."""
+    def reader(self, name: str) -> ProcessRate | None:
+        """Return the rate of a reader; None before its second report."""
         return self._pace(self._readers.get(name, ()))
 
     @property
     def bytes_per_s(self) -> float:
-        """Of all writers."""
+        """Bytes per second of all writers."""
         return sum(pace.bytes_per_s for pace in self._paces(self._writers))
 
     @property
     def writers_waited_share(self) -> float | None:
-        """In the mean of those that have told twice."""
+        """Mean share of waiting of the writers with a rate."""
         return _mean(pace.waited_share for pace in self._paces(self._writers))
 
     @property
     def readers_waited_share(self) -> float | None:
-        """In the mean of those that have told twice."""
+        """Mean share of waiting of the readers with a rate."""
         return _mean(pace.waited_share for pace in self._paces(self._readers))
 
-    def _paces(self, told: dict[str, list[_Told]]) -> list[Pace]:
-        return [pace for one in told.values() if (pace := self._pace(one)) is not None]
+    def _paces(self, samples: dict[str, list[_RateSample]]) -> list[ProcessRate]:
+        return [pace for one in samples.values() if (pace := self._pace(one)) is not None]
 
-    def _pace(self, told: Sequence[_Told]) -> Pace | None:
-        if len(told) < 2:
+    def _pace(self, samples: Sequence[_RateSample]) -> ProcessRate | None:
+        if len(samples) < 2:
             return None
-        before, after = told
-        # Each tells at intervals of its own. One that is overdue has become slower.
-        seconds = max(after.at - before.at, self._looks[-1].at - after.at)
+        before, after = samples
+        # Each process reports at its own interval; an overdue one has become slower.
+        seconds = max(after.at - before.at, self._statuses[-1].at - after.at)
         if seconds <= 0:
             return None
         waited_share = min(max(after.waited_s - before.waited_s, 0.0) / seconds, 1.0)
-        return Pace(
+        return ProcessRate(
             max(after.samples - before.samples, 0) / seconds,
             max(after.size_bytes - before.size_bytes, 0) / seconds,
             waited_share,
         )
 
 
-def _followed(before: dict[str, list[_Told]], now: dict[str, _Told]) -> dict[str, list[_Told]]:
-    """Of each that is there, the last two things that it told; one look that shows nothing new is none."""
+def _follow(before: dict[str, list[_RateSample]], now: dict[str, _RateSample]) -> dict[str, list[_RateSample]]:
+    """Keep the last two different samples of each process."""
     found = {}
     for name, one in now.items():
-        told = before.get(name, [])
-        if told and one[1:] == told[-1][1:]:
-            found[name] = told
-        elif told and one.samples < told[-1].samples:
-            found[name] = [one]  # it has begun anew
+        samples = before.get(name, [])
+        if samples and one[1:] == samples[-1][1:]:
+            found[name] = samples
+        elif samples and one.samples < samples[-1].samples:
+            found[name] = [one]  # the process was restarted
         else:
-            found[name] = [*told[-1:], one]
+            found[name] = [*samples[-1:], one]
     return found
 
 

@@ -1,4 +1,8 @@
-"""Wirehead's logger on a ring: its swaps, and snapshots of the ring, as JSON lines."""
+"""Wirehead's configuration file, and its logger on a ring: swaps and snapshots as JSON lines.
+
+Manifests are deleted, but the record of swaps stays. Any process may add to the record; compare-and-swap decides which
+process adds a generation, so each is added once.
+"""
 
 from __future__ import annotations
 
@@ -18,39 +22,39 @@ import yaml
 from gpu_client.ring.core.ring import Ring, make_ring
 from gpu_client.ring.errors import ManifestMissing, RingMismatch
 from gpu_client.ring.format.manifest import manifest_number
-from gpu_client.ring.format.records import MANIFESTS, SWAPS, content_of, sealed
+from gpu_client.ring.format.records import MANIFESTS, SWAPS, decode_record, encode_checksummed
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.tools.status import Status, status_of
+from gpu_client.ring.tools.status import RingStatus, read_status
 
 KEPT = 200
-"""Swaps in the record: the newest."""
+"""Number of newest swaps in the record."""
 
 
 class Swap(NamedTuple):
-    """One generation that became readable."""
+    """A generation that became readable."""
 
     manifest: int
-    """The number of its manifest."""
+    """Number of its manifest."""
     total: int
-    """Swaps up to this one."""
+    """Number of swaps up to this one."""
     inserted: int
     """Samples that had become readable up to this one."""
     at_ms: int
 
 
-def swaps_of(ring: Ring) -> list[Swap]:
-    """Return the recorded swaps, oldest first."""
-    return [Swap(*entry) for entry in content_of(ring.store.record(SWAPS)).get("swaps", [])]
+def read_swaps(ring: Ring) -> list[Swap]:
+    """Read the recorded swaps, oldest first."""
+    return [Swap(*entry) for entry in decode_record(ring.store.record(SWAPS)).get("swaps", [])]
 
 
-def note_swaps(ring: Ring) -> list[Swap]:
-    """Record the generations that became readable since the last entry. Return those that this call has added.
+def record_swaps(ring: Ring) -> list[Swap]:
+    """Record generations that became readable since the last entry. Returns those that this call has added.
 
-    A generation whose manifest was removed before any process called this counts, and has no entry.
+    A generation whose manifest was deleted before any call counts, and has no entry.
     """
     while True:
         record = ring.store.record(SWAPS)
-        known = [Swap(*entry) for entry in content_of(record).get("swaps", [])]
+        known = [Swap(*entry) for entry in decode_record(record).get("swaps", [])]
         last = known[-1] if known else Swap(0, 0, 0, 0)
         newest = ring.newest()
         if newest.inserted <= last.inserted:
@@ -62,14 +66,17 @@ def note_swaps(ring: Ring) -> list[Swap]:
             try:
                 found = ring.manifest(number)
             except ManifestMissing:
-                continue  # the collector was faster
+                continue  # collected meanwhile
             before = added[-1] if added else last
             more = found.inserted - before.inserted
             if more > 0:
                 swaps = -(-more // ring.settings.cap)
                 added.append(Swap(number, before.total + swaps, found.inserted, found.at_ms))
         content = {"swaps": [*known, *added][-KEPT:]}
-        if not added or ring.store.swap(SWAPS, sealed(content), record.version if record else None) is not None:
+        if (
+            not added
+            or ring.store.swap(SWAPS, encode_checksummed(content), record.version if record else None) is not None
+        ):
             return added
 
 
@@ -82,8 +89,8 @@ _OF_MONGODB = (
 )  # fmt: skip
 
 
-class Config(NamedTuple):
-    """What the file says."""
+class WireheadConfig(NamedTuple):
+    """Content of Wirehead's config.yaml."""
 
     name: str
     place: str
@@ -91,17 +98,19 @@ class Config(NamedTuple):
     kinds: tuple[str, ...]
 
     @classmethod
-    def read(cls, path: str | Path) -> Config:
-        """Raises RingMismatch for a file that is none."""
+    def read(cls, path: str | Path) -> WireheadConfig:
+        """Read a configuration file. Raises RingMismatch for an invalid file."""
         try:
             content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise RingMismatch(f"{path} cannot be read ({error})", "Name Wirehead's config.yaml") from error
         if not isinstance(content, dict):
-            raise RingMismatch(f"{path} is no Wirehead configuration", "It has keys like SWAP_CAP and DBNAME")
+            raise RingMismatch(
+                f"{path} is not a Wirehead configuration", "Name a file with keys such as SWAP_CAP and DBNAME"
+            )
         ignored = [key for key in _OF_MONGODB if key in content]
         if ignored:
-            # A warning: of a script that sets up no logging nothing less is shown.
+            # A warning, because scripts without logging set-up show nothing less severe.
             logger.warning("%s: there is no MongoDB here, so these are ignored: %s", path, ", ".join(ignored))
         unknown = [str(key) for key in content if key not in (*_USED, *_OF_MONGODB)]
         if unknown:
@@ -109,14 +118,16 @@ class Config(NamedTuple):
         cap, name = content.get("SWAP_CAP"), content.get("DBNAME", "wirehead")
         kinds = content.get("SAMPLE", ["data", "label"])
         if not isinstance(cap, int) or isinstance(cap, bool) or cap < 1:
-            raise RingMismatch(f"{path}: SWAP_CAP is {cap!r}", "Say how many samples make a generation: SWAP_CAP: 1000")
+            raise RingMismatch(
+                f"{path}: SWAP_CAP is {cap!r}", "Set the number of samples of a generation: SWAP_CAP: 1000"
+            )
         if not isinstance(kinds, list) or not kinds or not all(isinstance(kind, str) for kind in kinds):
-            raise RingMismatch(f"{path}: SAMPLE is {kinds!r}", 'Name what a sample has: SAMPLE: ["data", "label"]')
+            raise RingMismatch(f"{path}: SAMPLE is {kinds!r}", 'Name the arrays of a sample: SAMPLE: ["data", "label"]')
         place = content.get("RING") or Path(path).resolve().parent / f"{name}.ring"
         return cls(str(name), str(place), cap, tuple(kinds))
 
     def ring(self) -> Ring:
-        """The ring, made if it is not there."""
+        """Open the ring; makes a missing one."""
         return make_ring(self.place, RingSettings(cap=self.cap, mode="generation", shapes="any", finite=False))
 
 
@@ -125,7 +136,7 @@ _MB = 1024 * 1024
 
 @dataclass
 class SwapLog:
-    """One generation that became readable. `swap_duration`: seconds for which the one before it was the newest."""
+    """Generation that became readable. `swap_duration`: time for which the previous one was the newest (s)."""
 
     swap_timestamp: float
     prev_swap_timestamp: float | None = None
@@ -134,7 +145,7 @@ class SwapLog:
     db_name: str = ""
 
     def to_jsonl(self) -> str:
-        """Return the fields as one line of JSON."""
+        """Format as one line of JSON."""
         return json.dumps(asdict(self))
 
     def __str__(self) -> str:
@@ -145,9 +156,9 @@ class SwapLog:
 class WireheadSnapshot:
     """State of a ring at one moment, in Wirehead's fields.
 
-    `write_*` are the samples that wait for the next generation, `read_*` those of the newest; their sizes follow from
-    the mean size that the writers at work have put. A sample is counted when it is stored and a swap is one atomic
-    write, so `in_flight`, `is_swapping`, `swap_lock_duration` and `mongo_active_ops` never change.
+    `write_*` describe the samples that wait for the next generation, `read_*` those of the newest; sizes follow from
+    the mean size of the working writers. A sample is counted when it is stored, and a swap is one atomic write, so
+    `in_flight`, `is_swapping`, `swap_lock_duration` and `mongo_active_ops` never change.
     """
 
     samples_started: int = 0
@@ -176,7 +187,7 @@ class WireheadSnapshot:
     recent_swaps: list[SwapLog] = field(default_factory=list)
 
     def to_jsonl(self) -> str:
-        """Return the fields as one line of JSON."""
+        """Format as one line of JSON."""
         return json.dumps(asdict(self))
 
     def __str__(self) -> str:
@@ -184,7 +195,7 @@ class WireheadSnapshot:
 
 
 class WireheadLogger:
-    """Follow the swaps of the ring that a configuration names."""
+    """Follow the swaps of the ring of a configuration."""
 
     def __init__(
         self,
@@ -193,23 +204,23 @@ class WireheadLogger:
         *,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
-        """Make the ring if there is none. `poll_interval`: seconds between two looks. Raises RingMismatch."""
-        config = Config.read(config_path)
+        """Open the ring; makes a missing one. `poll_interval`: seconds between two reads. Raises RingMismatch."""
+        config = WireheadConfig.read(config_path)
         self._ring = config.ring()
         self._pause = pause
-        self._before: tuple[Status, int] | None = None
+        self._before: tuple[RingStatus, int] | None = None
         self.db_name = config.name
         self.poll_interval = poll_interval
 
     def history(self) -> list[SwapLog]:
         """Return the newest recorded swaps, oldest first."""
-        note_swaps(self._ring)
-        return [self._log(one, before) for before, one in pairwise([None, *swaps_of(self._ring)]) if one is not None]
+        record_swaps(self._ring)
+        return [self._log(one, before) for before, one in pairwise([None, *read_swaps(self._ring)]) if one is not None]
 
     def snapshot(self) -> WireheadSnapshot:
-        """Return the state of the ring now; rates are since the last call."""
+        """Return the current state; rates are since the last call."""
         logs = self.history()
-        found, last = status_of(self._ring), logs[-1] if logs else None
+        found, last = read_status(self._ring), logs[-1] if logs else None
         count = last.swap_count if last else 0
         samples_per_s = swaps_per_s = 0.0
         if self._before is not None and found.at > self._before[0].at:
@@ -245,19 +256,19 @@ class WireheadLogger:
         )
 
     def run(self) -> None:
-        """Print each recorded swap, and then each new one, until the process ends."""
-        say(f"Logger: {self.db_name}, looked at every {self.poll_interval:g} s")
+        """Print each recorded swap, then each new one, until the process ends."""
+        print_lines(f"Logger: {self.db_name}, looked at every {self.poll_interval:g} s")
         printed = 0
         while True:
             logs = [log for log in self.history() if log.swap_count > printed]
-            say(*logs)
+            print_lines(*logs)
             printed = logs[-1].swap_count if logs else printed
             self._pause(self.poll_interval)
 
     def run_daemon(self) -> None:
         """Print a snapshot every `poll_interval` seconds until the process ends."""
         while True:
-            say(self.snapshot())
+            print_lines(self.snapshot())
             self._pause(self.poll_interval)
 
     def _log(self, swap: Swap, before: Swap | None) -> SwapLog:
@@ -265,8 +276,8 @@ class WireheadLogger:
         return SwapLog(at, before_at, None if before_at is None else at - before_at, swap.total, self.db_name)
 
 
-def say(*lines: object) -> None:
-    """Write lines to standard output at once, as it is now: scripts replace `sys.stdout`."""
+def print_lines(*lines: object) -> None:
+    """Write lines to the current `sys.stdout`, which scripts may replace, and flush."""
     for line in lines:
         sys.stdout.write(f"{line}\n")
     sys.stdout.flush()

@@ -8,8 +8,8 @@ import numpy as np
 
 from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.generating.writer import RingWriter
-from gpu_client.ring.store.control_plane import ApiStore
-from gpu_client.ring.store.uri import Access
+from gpu_client.ring.store.control_plane import ControlPlaneStore
+from gpu_client.ring.store.uri import ControlPlaneAccess
 from tests.functional.cli.people import Baton
 from tests.kits.clouds.emulator import unique
 from tests.kits.stack.stack import Stack
@@ -21,7 +21,7 @@ def test_a_ring_from_its_making_to_its_end(baton: Baton, stack: Stack) -> None:
     settings = ("--set", "publish_interval_s=0.1", "--set", "publish_every_samples=3")
     baton("ring", "make", place, "--set", "cap=4", *settings).ok()
     assert name in [ring["name"] for ring in baton("ring", "list", "--json").ok().json["rings"]]
-    ring = Ring.open(ApiStore(name, Access(stack.url, stack.keys["submit"])))
+    ring = Ring.open(ControlPlaneStore(name, ControlPlaneAccess(stack.url, stack.keys["submit"])))
     with RingWriter(ring, "w") as writer:
         for number in range(3):
             writer.put({"x": np.full(10, float(number))})

@@ -1,4 +1,4 @@
-"""The generator program as processes: several at once, told to stop, killed, and left alone."""
+"""Test the generator program as processes: concurrent, stopped, killed, orphaned."""
 
 from __future__ import annotations
 

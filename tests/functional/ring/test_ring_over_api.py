@@ -1,4 +1,4 @@
-"""Rings at `baton:NAME`: writers, readers and data loaders over HTTP, with nothing but a key, or a job's token."""
+"""Test rings at `baton:NAME` over HTTP: writers, readers and loaders with a key or a job's token."""
 
 from __future__ import annotations
 
@@ -330,7 +330,7 @@ def test_a_jobs_process_generates_with_what_its_agent_gives_it(served: ServedApi
     ring.publish()
     assert len(ring.newest()) == 3
     refused = generated(f"baton:{other}")
-    assert refused.returncode == 1 and f"names the rings {name}" in refused.stderr
+    assert refused.returncode == 1 and f"names only the rings {name}" in refused.stderr
     without = item.model_copy(update={"rings": []})
     plain = build_environment(without, directories, "", "", base, api_url=served.url)
     assert not {"BATON_API_URL", "BATON_RING_TOKEN"} & plain.keys()
@@ -387,8 +387,8 @@ def test_a_writer_that_renews_its_lease_while_a_claim_is_answered_is_not_fenced(
     ring.store.create = renewed_meanwhile  # type: ignore[method-assign]
     for number in range(3):
         writer.put({"x": np.full(4, number)})
-    assert writer.put_samples == 3 and writer.holds_name()
+    assert writer.put_samples == 3 and writer.owns_name()
     other = writer_of(Ring.open(served.store(name)))
     with pytest.raises(WriterFenced):
         writer.put({"x": np.full(4, 3)})
-    assert not writer.holds_name() and other.holds_name()
+    assert not writer.owns_name() and other.owns_name()

@@ -1,4 +1,4 @@
-"""A training with loader workers in processes of their own: the machine is taken back, and the training goes on."""
+"""Test a training with loader workers as processes: preempted and continued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wirehead's unit example and its way with SLURM, as processes: one import changed, and what is read was put."""
+"""Test Wirehead's unit example and SLURM scripts as processes, with one changed import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bucket for one test's ring, on a server of S3; and stores in it."""
+"""A bucket for the ring of one test on an S3 server, and stores in it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from functions.local.emulator import Emulator
 from gpu_client.ring.store.s3 import BucketStore
-from gpu_client.ring.store.s3_client import Bucket
+from gpu_client.ring.store.s3_client import BucketClient
 from tests.kits.clouds.emulator import unique
 
 
@@ -39,7 +39,7 @@ class RingBucket:
 
     def opened(self, pause: Callable[[float], object] = at_once) -> BucketStore:
         """`pause`: is called for waiting."""
-        bucket = Bucket(self.name, environment=self.environment, pause=pause)
+        bucket = BucketClient(self.name, environment=self.environment, pause=pause)
         self._stores.append(BucketStore(f"{self.name}/rings/one", bucket))
         return self._stores[-1]
 

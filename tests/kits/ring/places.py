@@ -13,7 +13,7 @@ from baton.contract.names import DATA_BUCKET, RING_SETTINGS
 from baton.contract.rings import is_object
 from functions.domain.rings import RingStore, StoredRing
 from functions.local.emulator import Emulator
-from gpu_client.ring.store.protocol import uri
+from gpu_client.ring.store import uri
 from tests.kits.api.harness import TENANT
 from tests.kits.api.served_api import ServedApi, served_api
 from tests.kits.clouds.emulator import unique

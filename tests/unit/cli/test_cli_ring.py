@@ -12,12 +12,12 @@ from gpu_client.cli.core.output import CommandOutput
 from gpu_client.cli.core.session import CliSession
 from gpu_client.cli.main import main
 from gpu_client.ring.core.ring import make_ring, open_ring
-from gpu_client.ring.format.manifest import Manifest, manifest_key
+from gpu_client.ring.format.manifest import RingManifest, manifest_key
 from gpu_client.ring.format.records import SAMPLES, Versioned
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.filesystem import DirectoryStore
-from gpu_client.ring.tools.status import status_of
+from gpu_client.ring.tools.status import read_status
 
 
 class Command:
@@ -78,7 +78,7 @@ def test_what_is_damaged_is_found(command: Command, tmp_path: Path) -> None:
     said = json.loads(out)
     assert said["objects"] == 3
     assert set(said["damaged"]) == {one, two}
-    assert said["damaged"][two] == "it is not there"
+    assert said["damaged"][two] == "missing"
 
 
 def test_what_is_damaged_is_repaired(command: Command, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_what_is_damaged_is_repaired(command: Command, tmp_path: Path) -> None:
     assert "baton ring verify --repair" in err
     code, out, err = command("verify", place)
     assert code == 1
-    assert out.splitlines()[0].startswith("pointer: it cannot be read")
+    assert out.splitlines()[0].startswith("pointer: unreadable")
     assert err.splitlines() == [
         "3 objects read, 2 damaged",
         "Exclude the damaged objects with: baton ring verify --repair",
@@ -147,7 +147,7 @@ def test_a_manifest_that_is_replaced_while_it_is_looked_at_is_no_error(tmp_path:
     filled(tmp_path / "ring", 3)
     manifest, gone = ring.manifest, []
 
-    def late(number: int) -> Manifest:
+    def late(number: int) -> RingManifest:
         if not gone:
             gone.append(number)
             filled(tmp_path / "ring", 5)
@@ -155,7 +155,7 @@ def test_a_manifest_that_is_replaced_while_it_is_looked_at_is_no_error(tmp_path:
         return manifest(number)
 
     ring.manifest = late  # type: ignore[method-assign]
-    assert status_of(ring).inserted == 8
+    assert read_status(ring).inserted == 8
     assert gone
 
 

@@ -11,7 +11,7 @@ from gpu_client.cli.core.session import CliSession
 from gpu_client.cli.main import main
 from gpu_client.ring.core.ring import make_ring, open_ring
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.tools.benchmark import PlaceBench, Rates, Turn, sample_of
+from gpu_client.ring.tools.benchmark import BenchmarkRates, BenchmarkTurn, StoreBenchmark, make_sample
 
 LITTLE = ("--size", "0.05", "--samples", "2", "--rounds", "1")
 
@@ -54,8 +54,8 @@ def test_a_place_that_cannot_be_written_to_is_told(capsys: pytest.CaptureFixture
 
 
 def test_other_places_are_measured_through_their_store() -> None:
-    with PlaceBench("memory:bench", sample_of(1000), 2) as bench:
-        turns = bench.round()
+    with StoreBenchmark("memory:bench", make_sample(1000), 2) as bench:
+        turns = bench.run_round()
         store = bench.ring.store
     assert len(turns) == 2
     assert all(min(turn.raw_put_s, turn.put_s, turn.raw_get_s, turn.get_s) > 0 for turn in turns)
@@ -64,7 +64,9 @@ def test_other_places_are_measured_through_their_store() -> None:
 
 
 def test_what_is_told_is_the_median_of_what_was_beside_each_other() -> None:
-    rates = Rates(100, [Turn(1.0, 2.0, 3.0, 3.0), Turn(1.0, 1.25, 1.0, 4.0), Turn(9.0, 10.0, 3.0, 4.0)])
+    rates = BenchmarkRates(
+        100, [BenchmarkTurn(1.0, 2.0, 3.0, 3.0), BenchmarkTurn(1.0, 1.25, 1.0, 4.0), BenchmarkTurn(9.0, 10.0, 3.0, 4.0)]
+    )
     assert rates.per_s("put_s") == 1 / 2.0
     assert rates.of_raw("put") == 0.8
     assert rates.of_raw("get") == 0.75

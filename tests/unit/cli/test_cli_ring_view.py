@@ -8,12 +8,12 @@ from dataclasses import replace
 from rich.console import Console
 
 from gpu_client.cli.ring.view import render_status, sparkline
-from gpu_client.ring.tools.status import ReaderRow, Status, Trend, WriterRow
+from gpu_client.ring.tools.status import RateTrend, ReaderRow, RingStatus, WriterRow
 
-EMPTY = Status(0.0, 512, "rolling", 0, 0, 0, 0, 0, None, None, 0, 0, {})
+EMPTY = RingStatus(0.0, 512, "rolling", 0, 0, 0, 0, 0, None, None, 0, 0, {})
 
 
-def at(second: int, *, writers: int = 4, waits_s: float = 0.0) -> Status:
+def at(second: int, *, writers: int = 4, waits_s: float = 0.0) -> RingStatus:
     """Ten samples a second, each read twelve times."""
     rows = [WriterRow(f"w{n}", n != 2, 10 * second, 40_960 * second, 0, 0.25 * second) for n in range(writers)]
     readers = [ReaderRow("train", 120 * second, waits_s * second, 0, [second])]
@@ -24,10 +24,10 @@ def at(second: int, *, writers: int = 4, waits_s: float = 0.0) -> Status:
     )  # fmt: skip
 
 
-def shown(*looks: Status, lines: int = 40, columns: int = 100, unicode: bool = True) -> list[str]:
-    trend = Trend()
+def shown(*looks: RingStatus, lines: int = 40, columns: int = 100, unicode: bool = True) -> list[str]:
+    trend = RateTrend()
     for look in looks:
-        trend.look(look)
+        trend.add(look)
     console = Console(file=io.StringIO(), width=columns, height=lines, force_terminal=True, color_system=None)
     console.print(render_status("/mnt/ring", looks[-1], trend, lines=lines, columns=columns, unicode=unicode))
     assert isinstance(console.file, io.StringIO)

@@ -1,4 +1,4 @@
-"""A ring into which is generated, on one clock and without threads."""
+"""A generation loop on one clock, without threads."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from gpu_client.ring.core.garbage_collector import Collector
-from gpu_client.ring.core.liveness import Watch
-from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.garbage_collector import GarbageCollector
+from gpu_client.ring.core.liveness import LeaseWatch
+from gpu_client.ring.core.maintenance import Maintainer
 from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.format.objects import StoredSamples
-from gpu_client.ring.generating.generation_loop import Generation, Made, samples_of
+from gpu_client.ring.generating.generation_loop import GenerationCounts, GenerationLoop, adapt_generator
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.memory import MemoryStore
-from gpu_client.ring.store.protocol import RingStore
+from gpu_client.ring.store.protocol import RingBackend
 from tests.unit.ring.ring_kit import Clock
 
 
@@ -24,7 +24,7 @@ def one(seed: int) -> np.ndarray[Any, Any]:
 
 
 def but_at(seed: int, do: Callable[[], object]) -> Callable[[int], Any]:
-    """Makes samples as `one` does; before that of this seed, something happens."""
+    """Make samples as `one` does; call a hook before the sample of one seed."""
 
     def make(given: int) -> Any:
         if given == seed:
@@ -35,7 +35,7 @@ def but_at(seed: int, do: Callable[[], object]) -> Callable[[int], Any]:
 
 
 class Told:
-    """Who is told; wants to stop when a test says so."""
+    """Record progress; request a stop when a test asks for one."""
 
     def __init__(self) -> None:
         self.should_stop = False
@@ -53,7 +53,7 @@ class Told:
 
 
 class Scene:
-    """One ring on one clock, without threads: who waits lets the keeper have its turn."""
+    """One ring on one clock, without threads: a waiting process runs a turn of the maintainer."""
 
     def __init__(self, **settings: Any) -> None:
         self.clock = Clock()
@@ -62,34 +62,38 @@ class Scene:
         self.ring = Ring.make(self.store, self.settings, clock=self.clock)
 
     def generation(
-        self, generator: Callable[..., Any] = one, told: Told | None = None, store: RingStore | None = None, **more: Any
-    ) -> Generation:
+        self,
+        generator: Callable[..., Any] = one,
+        told: Told | None = None,
+        store: RingBackend | None = None,
+        **more: Any,
+    ) -> GenerationLoop:
         options = more.pop("options", {})
         ring = Ring(store or self.store, self.settings, clock=self.clock)
-        keeper = Keeper(ring, "k", clock=self.clock)
+        keeper = Maintainer(ring, "k", clock=self.clock)
 
         def turn(seconds: float) -> None:
             self.clock.go_on(seconds)
             keeper.turn()
 
         keeper.wait_turn = turn  # type: ignore[method-assign]
-        return Generation(
+        return GenerationLoop(
             ring,
-            samples_of(generator, options),
+            adapt_generator(generator, options),
             told or Told(),
-            keeper=keeper,
+            maintainer=keeper,
             threads=False,
             clock=self.clock,
             pause=self.clock.go_on,
             **more,
         )
 
-    def run(self, generator: Callable[..., Any] = one, told: Told | None = None, **more: Any) -> Made:
+    def run(self, generator: Callable[..., Any] = one, told: Told | None = None, **more: Any) -> GenerationCounts:
         return self.generation(generator, told, **more).run()
 
     def bury(self) -> None:
-        """Whoever generates is silent for so long that it is taken for dead."""
-        collector = Collector(self.ring, Watch(self.clock))
+        """Make the generator silent until it counts as dead."""
+        collector = GarbageCollector(self.ring, LeaseWatch(self.clock))
         collector.collect()
         self.clock.go_on(3 * self.settings.lease_s)
         assert collector.collect().fenced
@@ -99,7 +103,7 @@ class Scene:
             pass
 
     def readable(self) -> list[tuple[str, int]]:
-        """Writer and seed of each sample that has ever become readable; its value is what its seed makes."""
+        """Return writer and seed of each sample that became readable; require the value of its seed."""
         self.publish()
         found = {}
         for number in range(1, self.ring.pointer()[0] + 1):
@@ -113,7 +117,7 @@ class Scene:
 
 
 class Slow:
-    """A generator whose samples take a second each."""
+    """Make samples that take a second each."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock

@@ -1,4 +1,4 @@
-"""A ring in memory with one writer, from which tests read, on a clock of its own."""
+"""A ring in memory with one writer and readers, on its own clock."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from gpu_client.ring.core.garbage_collector import Collector
-from gpu_client.ring.core.liveness import Watch
-from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.garbage_collector import GarbageCollector
+from gpu_client.ring.core.liveness import LeaseWatch
+from gpu_client.ring.core.maintenance import Maintainer
 from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.format.records import MANIFESTS
 from gpu_client.ring.generating.writer import RingWriter
-from gpu_client.ring.reading.batch_stream import Stream
+from gpu_client.ring.reading.batch_stream import BatchStream
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.memory import MemoryStore
@@ -27,13 +27,13 @@ class Scene:
         self.store = MemoryStore()
         self.settings = RingSettings(**{"cap": 4, "retain": 2, "lease_s": 10.0, "max_ahead": 10_000, **settings})
         self.ring = Ring.make(self.store, self.settings, clock=self.clock)
-        self.keeper = Keeper(self.ring, "k", clock=self.clock)
-        self.collector = Collector(self.ring, Watch(self.clock))
-        self.writer = RingWriter(self.ring, "w", keeper=self.keeper, threads=False, clock=self.clock)
+        self.keeper = Maintainer(self.ring, "k", clock=self.clock)
+        self.collector = GarbageCollector(self.ring, LeaseWatch(self.clock))
+        self.writer = RingWriter(self.ring, "w", maintainer=self.keeper, threads=False, clock=self.clock)
         self.next = 0
 
     def put(self, count: int) -> None:
-        """So many samples, each readable before the next."""
+        """Put this many samples, each readable before the next."""
         for _ in range(count):
             self.writer.put(np.array([self.next]))
             self.next += 1
@@ -48,12 +48,12 @@ class Scene:
             self.clock.go_on(6.0)
             self.writer.renew()
             for reader in living:
-                reader.tell()
+                reader.flush_stats()
             self.collector.collect()
 
     def manifests(self) -> int:
         return len(self.store.keys(MANIFESTS))
 
 
-def batch(stream: Stream) -> list[int]:
+def batch(stream: BatchStream) -> list[int]:
     return sorted(int(sample[0]) for sample in stream.next_batch()[1])

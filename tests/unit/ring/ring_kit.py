@@ -1,4 +1,4 @@
-"""A ring on a clock of its own, in a store that dies where a test wants it to."""
+"""A ring on its own clock, in a store that dies at a chosen operation."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from gpu_client.ring.format.records import Versioned
-from gpu_client.ring.store.protocol import RingStore
+from gpu_client.ring.store.protocol import RingBackend
 
 T = TypeVar("T")
 
 
 class Died(BaseException):
-    """The process that used the store is no more: nothing may catch this."""
+    """Simulated death of the process that uses the store: product code must not catch it."""
 
 
 class Clock:
-    """Seconds since the epoch; moves when told to."""
+    """Clock in seconds since the epoch, moved by tests."""
 
     def __init__(self) -> None:
         self.now_s = 1_790_000_000.0
@@ -29,14 +29,14 @@ class Clock:
 
 
 class MortalStore:
-    """One process's way to a store that others use, too. It dies at the operation that is told, before it or behind."""
+    """One process's connection to a shared store; dies before or after a chosen operation."""
 
-    def __init__(self, store: RingStore) -> None:
+    def __init__(self, store: RingBackend) -> None:
         self.store = store
         self.dies_after: int | None = None
-        """So many operations are done; the next one is the last."""
+        """Number of operations before the last one."""
         self.done_first = False
-        """Whether that last one is done."""
+        """True if the last operation takes effect."""
         self.operations = 0
 
     def create(self, key: str, pieces: Sequence[memoryview]) -> bool:

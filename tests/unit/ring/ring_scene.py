@@ -1,13 +1,13 @@
-"""A ring without threads, whose clock moves when told to."""
+"""A ring without threads, on a clock that tests move."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from gpu_client.ring.core.garbage_collector import Collector
-from gpu_client.ring.core.liveness import Watch
-from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.garbage_collector import GarbageCollector
+from gpu_client.ring.core.liveness import LeaseWatch
+from gpu_client.ring.core.maintenance import Maintainer
 from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.format.objects import StoredSamples
 from gpu_client.ring.generating.writer import RingWriter
@@ -23,25 +23,25 @@ class Scene:
         self.clock = Clock()
         self.store = MemoryStore()
         self.ring = Ring.make(self.store, RingSettings(**{"cap": 4, **settings}), clock=self.clock)
-        self.keeper = Keeper(self.ring, "k", clock=self.clock)
-        self.collector = Collector(self.ring, Watch(self.clock))
+        self.keeper = Maintainer(self.ring, "k", clock=self.clock)
+        self.collector = GarbageCollector(self.ring, LeaseWatch(self.clock))
         self.keeper.wait_turn = self.waited  # type: ignore[method-assign, assignment]
 
     def waited(self, seconds: float) -> None:
-        """What a writer does that has to wait."""
+        """Run the wait of a writer."""
         self.clock.go_on(seconds)
         self.keeper.turn()
 
     def writer(self, name: str = "w", *, clock: Callable[[], float] | None = None, **more: Any) -> RingWriter:
         ring = Ring(self.store, self.ring.settings, clock=clock) if clock is not None else self.ring
-        return RingWriter(ring, name, keeper=self.keeper, threads=False, clock=self.clock, **more)
+        return RingWriter(ring, name, maintainer=self.keeper, threads=False, clock=self.clock, **more)
 
     def publish(self) -> None:
         while self.ring.publish() is not None:
             pass
 
     def values(self) -> list[Any]:
-        """Of all samples that can be read, in their order."""
+        """Return the values of all readable samples in order."""
         found = []
         for slot in self.ring.newest().slots:
             data = self.store.read(slot.object.key)
@@ -50,7 +50,7 @@ class Scene:
         return found
 
     def bury(self, *living: RingWriter) -> None:
-        """Long enough that whoever is silent is taken for dead, and what it left removed."""
+        """Pass enough time to detect the dead and to collect their garbage."""
         for _ in range(8):
             self.clock.go_on(self.ring.settings.lease_s)
             for writer in living:

@@ -1,4 +1,4 @@
-"""A server that gives the answers of a script, one after the other, and keeps what it was asked."""
+"""An HTTP server that answers by a script and records the requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.kits.network.http_server import Listening, QuietHandler
 
 @dataclass
 class Scripted:
-    """One answer. `cut`: so many bytes of the body are left out, and the connection ends."""
+    """One answer. `cut`: bytes of the body to omit before closing the connection."""
 
     status: int = 200
     body: bytes = b""
@@ -19,30 +19,30 @@ class Scripted:
 
 
 def refusal(status: int, code: str, more: str = "", **headers: str) -> Scripted:
-    """As S3 says no."""
+    """Format a refusal as S3 does."""
     body = f"<Error><Code>{code}</Code><Message>that is why</Message>{more}</Error>".encode()
     return Scripted(status, body, {name.replace("_", "-"): value for name, value in headers.items()})
 
 
 @dataclass
 class Asked:
-    """A request as it came."""
+    """A received request."""
 
     method: str
     target: str
     headers: Mapping[str, str]
     body: bytes
     port: int
-    """Of whoever asked: it tells connections apart."""
+    """Port of the client, which identifies the connection."""
 
     @property
     def credential(self) -> str:
-        """Who says to have signed it, and for which region."""
+        """Key and region of the signature."""
         return self.headers["authorization"].partition("Credential=")[2].partition(",")[0]
 
 
 class ScriptedStore(Listening):
-    """Answers what comes by its script, and keeps it."""
+    """Answer requests by the script and record them."""
 
     def __init__(self, *script: Scripted) -> None:
         self.script = list(script)

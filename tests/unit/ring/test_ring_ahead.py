@@ -1,4 +1,4 @@
-"""One batch ahead of a training."""
+"""Test the prefetching of one batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from gpu_client.ring.reading.loader import POLL_S, Ahead
+from gpu_client.ring.reading.loader import POLL_S, BatchPrefetcher
 from tests.kits.waiting import soon
 
 
@@ -25,7 +25,7 @@ def test_one_batch_is_taken_before_it_is_asked_for_and_no_more() -> None:
             taken.append(number)
             yield number
 
-    ahead = Ahead(batches())
+    ahead = BatchPrefetcher(batches())
     soon(lambda: taken == [0])
     second.set()
     soon(lambda: taken == [0, 1])  # the first is waiting to be asked for, the second to wait
@@ -40,7 +40,7 @@ def test_what_a_batch_raises_is_raised_where_it_is_asked_for_however_often() -> 
         yield 1
         raise KeyError("lost")
 
-    ahead = Ahead(batches())
+    ahead = BatchPrefetcher(batches())
     assert next(ahead) == 1
     for _ in range(3):
         with pytest.raises(KeyError, match="lost"):
@@ -65,7 +65,7 @@ def test_who_waits_for_workers_waits_for_as_long_as_it_takes_and_can_be_closed(g
     go_on = torch.multiprocessing.get_context("fork").Event()
     loader = DataLoader(Slow(go_on), batch_size=None, num_workers=1, timeout=POLL_S)
     batches = iter(loader)
-    ahead = Ahead(batches)
+    ahead = BatchPrefetcher(batches)
     assert next(ahead) == torch.zeros(1)
     threading.Event().wait(3 * POLL_S)  # so that torch gives up several times
     if goes_on:

@@ -1,4 +1,4 @@
-"""Who reads something damaged tells the job's agent, from whatever process; without an agent nothing changes."""
+"""Test damage reports: any process reports to the job's agent; without an agent nothing changes."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_without_an_agent_nothing_is_said(tmp_path: Path, caplog: pytest.LogCapt
 @pytest.mark.parametrize("path", ["nowhere", "x" * 200, "a\0b"])
 def test_an_agent_that_is_gone_stops_nobody(tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture) -> None:
     assert not report_damage("/mnt/ring", "samples/w/1", "altered", {"BATON_CHANNEL": str(tmp_path / path)})
-    assert "cannot be told" in caplog.text
+    assert "cannot be reported" in caplog.text
 
 
 def test_an_agent_that_does_not_answer_stops_nobody_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,16 @@
-"""Machines whose clocks are wrong, by hours: who is alive stays alive, who is dead is found, and nobody is mixed up."""
+"""Test wrong clocks, by hours: the living stay alive, the dead are detected, and processes are not confused."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from gpu_client.ring.core.garbage_collector import Collected, Collector
-from gpu_client.ring.core.liveness import DEAD_AFTER_LEASES, Watch
-from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.garbage_collector import CollectionResult, GarbageCollector
+from gpu_client.ring.core.liveness import DEAD_AFTER_LEASES, LeaseWatch
+from gpu_client.ring.core.maintenance import Maintainer
 from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.errors import WriterFenced
-from gpu_client.ring.format.records import PUBLISHER, content_of
+from gpu_client.ring.format.records import PUBLISHER, decode_record
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
@@ -36,14 +36,14 @@ class Machines:
 
     def writer(self, name: str, skew_s: float) -> RingWriter:
         ring = self.ring(skew_s)
-        keeper = Keeper(ring, name, clock=self.time)
-        return RingWriter(ring, name, keeper=keeper, threads=False, clock=self.time, pause=self.time.go_on)
+        keeper = Maintainer(ring, name, clock=self.time)
+        return RingWriter(ring, name, maintainer=keeper, threads=False, clock=self.time, pause=self.time.go_on)
 
     def reader(self, name: str, skew_s: float) -> RingReader:
         return RingReader(self.ring(skew_s), name, threads=False, clock=self.time)
 
-    def collector(self, skew_s: float) -> Collector:
-        return Collector(self.ring(skew_s), Watch(self.time))
+    def collector(self, skew_s: float) -> GarbageCollector:
+        return GarbageCollector(self.ring(skew_s), LeaseWatch(self.time))
 
 
 @pytest.mark.parametrize("watcher_s", [0.0, -20 * HOURS, 20 * HOURS])
@@ -56,13 +56,13 @@ def test_leases_run_out_by_the_time_that_passes_not_by_what_clocks_say(skew_s: f
     dying.put(np.array([0]))
     machines.ring(watcher_s).publish()
     leaving.newest()
-    leaving.took(3)
-    leaving.tell()
+    leaving.record_consumed(3)
+    leaving.flush_stats()
 
-    def passes(seconds: float) -> Collected:
+    def passes(seconds: float) -> CollectionResult:
         machines.time.go_on(seconds)
         living.renew()
-        reading.tell()
+        reading.flush_stats()
         machines.ring(watcher_s).publish()
         return collector.collect()
 
@@ -77,7 +77,7 @@ def test_leases_run_out_by_the_time_that_passes_not_by_what_clocks_say(skew_s: f
         dying.put(np.array([2]))
     machines.ring(watcher_s).publish()
     assert [slot.object.writer for slot in machines.ring(0).newest().slots] == ["dying", "living"]
-    assert content_of(machines.store.record("read"))["samples"] == 3
+    assert decode_record(machines.store.record("read"))["samples"] == 3
     assert machines.store.keys("readers/") == ["readers/reading"]
 
 
@@ -85,7 +85,7 @@ def test_leases_run_out_by_the_time_that_passes_not_by_what_clocks_say(skew_s: f
 def test_a_publisher_that_dies_is_followed_by_one_with_another_clock(skew_s: float) -> None:
     machines = Machines()
     first, second = (
-        Keeper(machines.ring(own_s), name, clock=machines.time) for name, own_s in (("a", 0), ("b", skew_s))
+        Maintainer(machines.ring(own_s), name, clock=machines.time) for name, own_s in (("a", 0), ("b", skew_s))
     )
     writer = machines.writer("w", skew_s / 2)
     assert first.turn()
@@ -100,7 +100,7 @@ def test_a_publisher_that_dies_is_followed_by_one_with_another_clock(skew_s: flo
         machines.time.go_on(0.5)
         turns.append(second.turn())
     assert turns.index(True) in (2, 3), "after the second that it takes to see that nothing changes"
-    assert content_of(machines.store.record(PUBLISHER))["holder"] == "b"
+    assert decode_record(machines.store.record(PUBLISHER))["holder"] == "b"
     assert machines.ring(0).newest().inserted == 11
     machines.time.go_on(0.5)
     assert [first.turn() for _ in range(2)] == [True, False], "back again, it sees in its turn that it was followed"

@@ -1,4 +1,4 @@
-"""Copies of a generator, watched over by whoever has started them: a store that cannot be reached ends none of them."""
+"""Test the generator pool: an unreachable store ends none of the processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.format.records import PUBLISHER
-from gpu_client.ring.generating.generator_pool import Copies
+from gpu_client.ring.generating.generator_pool import GeneratorPool
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.memory import MemoryStore
 from tests.unit.ring.ring_kit import Clock, MortalStore
@@ -78,14 +78,14 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
     return made
 
 
-def watched(store: Unreachable, told: Told, *programs: str, again: bool = True) -> Copies:
+def watched(store: Unreachable, told: Told, *programs: str, again: bool = True) -> GeneratorPool:
     clock = Clock()
     ring = (
         Ring.open(store, clock=clock)
         if store.record("ring.json")
         else Ring.make(store, RingSettings(cap=8), clock=clock)
     )
-    found = Copies(
+    found = GeneratorPool(
         ring,
         {f"w-{number}": [program] for number, program in enumerate(programs)},
         {},
@@ -96,8 +96,8 @@ def watched(store: Unreachable, told: Told, *programs: str, again: bool = True) 
         pause=lambda seconds: clock.go_on(1.0),
     )
     # Without a thread; it holds the publisher's record, which it gives up at the end.
-    found._keeper.start = lambda: None  # type: ignore[method-assign]
-    assert found._keeper.turn()
+    found._maintainer.start = lambda: None  # type: ignore[method-assign]
+    assert found._maintainer.turn()
     return found
 
 
@@ -178,7 +178,7 @@ def test_where_the_store_cannot_be_reached_at_the_end_a_collector_forgets_them(
     alive = scene.writer("alive")
     store.cut_off = True
     assert found.run() == 0
-    assert "left to others" in caplog.text
+    assert "cannot be deleted now" in caplog.text
     scene.collector.collect()
     scene.clock.go_on(10.0)
     alive.renew()

@@ -1,4 +1,4 @@
-"""Directories that are full, that nobody may write to, or that answer as network file systems do."""
+"""Test directories that are full, read-only, or behave as network file systems do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from gpu_client.ring.core.ring import make_ring, open_ring
 from gpu_client.ring.errors import RingMismatch, StoreFull
-from gpu_client.ring.format.objects import _LARGE_BYTES, _NO_DIGEST, Encoded
+from gpu_client.ring.format.objects import _LARGE_BYTES, _NO_DIGEST, EncodedObject
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
@@ -49,7 +49,7 @@ def as_nobody() -> Iterator[None]:
         os.seteuid(mine)
 
 
-def large_object(kind: type[Encoded] = Encoded) -> Encoded:
+def large_object(kind: type[EncodedObject] = EncodedObject) -> EncodedObject:
     """One that is hashed while it is written."""
     data = memoryview(random.Random(1).randbytes(_LARGE_BYTES))
     entry = ["bytes", "", [len(data)], len(data), "none", 0, len(data), _NO_DIGEST]
@@ -69,7 +69,7 @@ def others_directory() -> Iterator[Path]:
 def test_a_disk_that_is_full_in_the_middle_of_an_object_leaves_nothing_of_it(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "ring")
     pieces = [memoryview(bytes(30_000)) for _ in range(4)]
-    with largest_file(100_000), pytest.raises(StoreFull, match=r"there is no room in .*ring\. Free some"):
+    with largest_file(100_000), pytest.raises(StoreFull, match=r"there is no space in .*ring\. Free space"):
         store.create("samples/w/1", pieces)
     assert store.read("samples/w/1") is None
     assert store.keys("samples/") == []
@@ -96,7 +96,7 @@ def test_an_object_without_its_head_is_seen_by_nobody(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "ring")
     sizes = []
 
-    class Dying(Encoded):
+    class Dying(EncodedObject):
         def head(self) -> memoryview:
             (beside,) = (tmp_path / "ring/tmp").iterdir()
             sizes.append(beside.stat().st_size)
@@ -150,7 +150,7 @@ def test_a_directory_that_may_not_be_written_to_is_refused(others_directory: Pat
     with as_nobody():
         for place in (others_directory, others_directory / "ring"):
             with pytest.raises(
-                RingMismatch, match=r"cannot hold a ring: Permission denied\. Name a directory to write"
+                RingMismatch, match=r"cannot hold a ring: Permission denied\. Name a writable directory"
             ):
                 make_ring(str(place), RingSettings(cap=4))
     assert list(others_directory.iterdir()) == []

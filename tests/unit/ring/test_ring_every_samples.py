@@ -1,4 +1,4 @@
-"""Rings in which new samples are readable as soon as there are so many, or after a while."""
+"""Test `publish_every_samples`: new samples become readable by their number or after the interval."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from gpu_client.ring.core.maintenance import COLLECTIONS_IN_A_LEASE, Keeper
+from gpu_client.ring.core.maintenance import COLLECTIONS_IN_A_LEASE, Maintainer
 from gpu_client.ring.core.ring import Ring
-from gpu_client.ring.format.records import INBOX, SAMPLES, SETTINGS, sealed
-from gpu_client.ring.generating.generation_loop import Standing
+from gpu_client.ring.format.records import INBOX, SAMPLES, SETTINGS, encode_checksummed
+from gpu_client.ring.generating.generation_loop import RingMetrics
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.memory import MemoryStore
 from tests.unit.ring.ring_kit import Clock
@@ -31,7 +31,7 @@ class Closing:
         return self.clock() > self.until_s
 
 
-def look_for(keeper: Keeper, clock: Clock, seconds: float) -> None:
+def look_for(keeper: Maintainer, clock: Clock, seconds: float) -> None:
     """What its thread does meanwhile."""
     keeper._closing = Closing(clock, clock() + seconds)  # type: ignore[assignment]
     keeper._run()
@@ -88,7 +88,7 @@ def test_what_is_replaced_goes_however_long_the_interval_is(lease_s: float) -> N
 def test_nothing_is_said_of_what_nobody_has_measured_yet() -> None:
     scene = Scene(cap=4, publish_every_samples=1, publish_interval_s=INTERVAL_S)
     scene.writer().put(np.array([1]))
-    standing = Standing(4, scene.clock)
+    standing = RingMetrics(4, scene.clock)
     assert (scene.keeper.flow.inserted, standing.at(scene.keeper, 0.0)) == (1, {})
     scene.keeper.turn()
     assert standing.at(scene.keeper, 0.0) == {"ring.orphans": 0, "ring.fill": 25.0, "data.reuse": 0.0}
@@ -184,7 +184,7 @@ def test_it_is_part_of_the_ring_and_rings_without_it_are_opened() -> None:
     older = RingSettings(cap=8).model_dump(mode="json")
     del older["publish_every_samples"]
     before = MemoryStore()
-    before.create(SETTINGS, [memoryview(sealed(older))])
+    before.create(SETTINGS, [memoryview(encode_checksummed(older))])
     assert Ring.open(before).settings == RingSettings(cap=8) == Ring.make(before, RingSettings(cap=8)).settings
     # And what does not have it can be opened by who does not know of it.
     plain = MemoryStore()

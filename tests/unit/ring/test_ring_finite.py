@@ -1,4 +1,4 @@
-"""Whether an array is finite, and its digest, which comes with it."""
+"""Test the check for non-finite values, and the digest that it computes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import xxhash
 
 from gpu_client.ring.format.codecs import _PART_BYTES, is_finite
 from gpu_client.ring.format.objects import Provenance, StoredSamples, encode
-from gpu_client.ring.format.sample_tree import take_apart
+from gpu_client.ring.format.sample_tree import flatten
 
 LONG = _PART_BYTES // 4 + 3
 FROM = Provenance("w", 1, 1, 0.0)
@@ -24,19 +24,19 @@ FROM = Provenance("w", 1, 1, 0.0)
 def test_one_bad_value_is_found_wherever_it_is(dtype: str, torch_too: bool, value: float, place: int) -> None:
     array: Any = np.zeros(LONG, dtype)
     array[place] = value
-    (leaf,) = take_apart(torch.from_numpy(array) if torch_too else array).leaves
+    (leaf,) = flatten(torch.from_numpy(array) if torch_too else array).leaves
     assert not is_finite(leaf)
 
 
 @pytest.mark.parametrize("value", [np.finfo("f4").max, -np.finfo("f4").max, 1e-45, 0.0])
 def test_any_finite_value_will_do(value: float) -> None:
-    (leaf,) = take_apart(np.full(LONG, value, "f4")).leaves
+    (leaf,) = flatten(np.full(LONG, value, "f4")).leaves
     assert is_finite(leaf)
 
 
 @pytest.mark.parametrize("array", [np.zeros(0, "f4"), np.arange(LONG, dtype="f4"), np.arange(7.0), np.arange(7)])
 def test_the_digest_that_comes_with_it_is_the_one_that_is_stored(array: Any) -> None:
-    sample = take_apart(array)
+    sample = flatten(array)
     plain = b"".join(encode([sample], FROM))
     assert is_finite(sample.leaves[0])
     assert sample.leaves[0].digest in ("", xxhash.xxh3_64_hexdigest(array.tobytes()))

@@ -1,4 +1,4 @@
-"""How often samples are read: writers and readers of any speed, with one number to keep to or with a pair."""
+"""Test the rate limiter with writers and readers of any speed, for one number and for a pair."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import settings as checked
 from hypothesis import strategies as st
 
-from gpu_client.ring.core.rate_limiter import Flow, read_wait, write_wait
+from gpu_client.ring.core.rate_limiter import RingFlow, reader_wait_reason, writer_wait_reason
 from gpu_client.ring.errors import RingError
-from gpu_client.ring.reading.batch_plan import Shape
+from gpu_client.ring.reading.batch_plan import BatchShape
 from gpu_client.ring.settings import RingSettings
 from tests.unit.ring.ring_scene import Scene
 
@@ -29,11 +29,11 @@ def reuse(settings: RingSettings, speed: float) -> float:
         credit += speed
         while credit >= 1:
             credit -= 1
-            if not write_wait(Flow(inserted, finished, read, min(inserted, CAP)), settings, BATCH):
+            if not writer_wait_reason(RingFlow(inserted, finished, read, min(inserted, CAP)), settings, BATCH):
                 finished += settings.pack
         if settings.mode == "rolling" or finished >= CAP:
             inserted, finished = inserted + finished, 0
-        if not read_wait(Flow(inserted, finished, read, min(inserted, CAP)), settings, BATCH):
+        if not reader_wait_reason(RingFlow(inserted, finished, read, min(inserted, CAP)), settings, BATCH):
             read += BATCH
     assert inserted > 300, "both go on"
     return read / inserted
@@ -66,14 +66,16 @@ def test_of_a_pair_each_side_keeps_to_its_own(mode: Any, speed: float, found: fl
 
 def test_what_is_said_has_the_number_that_is_kept_to() -> None:
     settings = RingSettings(cap=CAP, samples_per_insert=(2, 8))
-    assert write_wait(Flow(inserted=100, read=100, readable=20), settings, 4).endswith("; 2 times each is wanted")
-    assert "not more than 8 times" in read_wait(Flow(inserted=1, read=8, readable=20), settings, 1)
+    assert writer_wait_reason(RingFlow(inserted=100, read=100, readable=20), settings, 4).endswith(
+        "; 2 times each is wanted"
+    )
+    assert "not more than 8 times" in reader_wait_reason(RingFlow(inserted=1, read=8, readable=20), settings, 1)
 
 
 def test_a_smallest_number_of_none_lets_writers_go_on() -> None:
     settings = RingSettings(cap=CAP, samples_per_insert=(0, 2))
-    assert write_wait(Flow(inserted=10**6, read=0, readable=20), settings, 4) == ""
-    assert read_wait(Flow(inserted=1, read=2, readable=20), settings, 1) != ""
+    assert writer_wait_reason(RingFlow(inserted=10**6, read=0, readable=20), settings, 4) == ""
+    assert reader_wait_reason(RingFlow(inserted=1, read=2, readable=20), settings, 1) != ""
 
 
 @pytest.mark.parametrize(
@@ -112,12 +114,12 @@ class Sides:
         self.wanted, self.slack = (max(batches), 1) if told else (0, max(batches))
         self.inserted = self.finished = self.read = self.readable = self.made = 0
 
-    def flow(self) -> Flow:
-        return Flow(self.inserted, self.finished, self.read, self.readable, self.wanted)
+    def flow(self) -> RingFlow:
+        return RingFlow(self.inserted, self.finished, self.read, self.readable, self.wanted)
 
     def write(self) -> bool:
         """Make one sample; whole packs are finished."""
-        if write_wait(self.flow(), self.settings, self.slack):
+        if writer_wait_reason(self.flow(), self.settings, self.slack):
             return False
         self.made += 1
         if self.made == self.pack:
@@ -135,7 +137,7 @@ class Sides:
         return True
 
     def take(self, batch: int) -> bool:
-        if read_wait(self.flow(), self.settings, batch):
+        if reader_wait_reason(self.flow(), self.settings, batch):
             return False
         self.read += batch
         return True
@@ -217,6 +219,6 @@ def test_packs_that_no_whole_number_of_fits_keep_nobody_from_reading_all_of_the_
             writer.put(np.array([number]))
         scene.publish()
         assert len(scene.ring.newest()) == 100
-    Shape(80).require_fits(scene.ring.settings.cap)
+    BatchShape(80).require_fits(scene.ring.settings.cap)
     with pytest.raises(RingError, match="more than the ring's 100"):
-        Shape(101).require_fits(scene.ring.settings.cap)
+        BatchShape(101).require_fits(scene.ring.settings.cap)

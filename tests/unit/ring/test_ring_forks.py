@@ -1,4 +1,4 @@
-"""Processes that are forked while a thread is inside the store, as workers of loaders are: the ring goes on."""
+"""Test forks while a thread is inside the store, as DataLoader workers are forked."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_process_that_is_forked_while_the_lock_is_held_does_not_keep_it(
     inside, leave = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with store._locked():
+        with store._lock():
             inside.set()
             assert leave.wait(30)
 
@@ -91,7 +91,7 @@ def test_a_process_that_is_forked_while_a_thread_waits_for_the_lock_does_not_kee
             asked.set()
         flock(fd, how)
 
-    with store._locked():
+    with store._lock():
         monkeypatch.setattr(fcntl, "flock", told)
         swapped: list[str | None] = []
         waiting = threading.Thread(target=lambda: swapped.append(store.swap("pointer", b"1", None)), daemon=True)
@@ -110,7 +110,7 @@ def test_a_process_that_is_forked_while_a_thread_waits_for_the_lock_does_not_kee
 
 
 def test_a_process_that_is_forked_inside_leaves_the_lock_to_its_parent(store: DirectoryStore, tmp_path: Path) -> None:
-    held = store._locked()
+    held = store._lock()
     held.__enter__()
     with child(lambda: held.__exit__(None, None, None)) as acted:
         assert acted() == 0
@@ -122,19 +122,23 @@ def test_a_process_that_is_forked_inside_leaves_the_lock_to_its_parent(store: Di
 def test_a_process_that_dies_inside_leaves_the_lock_to_nobody(store: DirectoryStore, tmp_path: Path) -> None:
     """Its children live on, as workers of a killed training do for a while."""
     live, live_end = os.pipe()
+    forked, forked_end = os.pipe()
     pid = os.fork()
     if pid == 0:
-        with store._locked():
+        with store._lock():
             if os.fork() == 0:
+                os.write(forked_end, b"\0")
                 os.close(live_end)
                 os.read(live, 1)
             os._exit(0)
     os.waitpid(pid, 0)
+    assert os.read(forked, 1), "the grandchild has run its handlers of forks"
     os.close(live)
     try:
         assert is_free(tmp_path)
     finally:
-        os.close(live_end)
+        for fd in (live_end, forked, forked_end):
+            os.close(fd)
 
 
 def test_what_a_thread_held_in_memory_is_free_in_a_forked_process() -> None:

@@ -1,4 +1,4 @@
-"""The program that generates: what it is called, what it refuses, how it is ended."""
+"""Test the generator program: names, refusals, signals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from gpu_client.ring.core.ring import make_ring, open_ring
 from gpu_client.ring.format.manifest import WRITER_NAME
 from gpu_client.ring.format.records import SAMPLES
-from gpu_client.ring.generate import Alone, main, writer_name
+from gpu_client.ring.generate import StandaloneProgress, choose_writer_name, main
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
 from tests.unit.ring.ring_kit import Clock
@@ -63,7 +63,7 @@ def test_it_makes_the_ring_and_puts_what_the_function_makes_with_its_options(wor
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"function": "shapes_of_test"}, "names no function. Write it as in shapes:make"),
+        ({"function": "shapes_of_test"}, "names no function. Use the form shapes:make"),
         ({"function": "no_such_module:make"}, "there is no module no_such_module"),
         ({"function": "shapes_of_test:circle"}, "shapes_of_test has no function circle"),
         ({"function": "shapes_of_test:NUMBER"}, "has no function NUMBER"),
@@ -71,13 +71,13 @@ def test_it_makes_the_ring_and_puts_what_the_function_makes_with_its_options(wor
         ({"more": ["--options", "side"]}, "'side' is not NAME=VALUE"),
         ({"more": ["--count=0"]}, "count is 0"),
         ({"more": ["--first-seed=-1"]}, "first seed is -1"),
-        ({"more": ["--processes=0"]}, "0 processes are none"),
-        ({"more": ["--name=a b"]}, "'a b' is no name of a writer"),
-        ({"more": [f"--name={'a' * 63}", "--processes=2"]}, "is no name of a writer"),
+        ({"more": ["--processes=0"]}, "processes is 0"),
+        ({"more": ["--name=a b"]}, "'a b' is not a name of a writer"),
+        ({"more": [f"--name={'a' * 63}", "--processes=2"]}, "is not a name of a writer"),
         ({"ring": "elsewhere"}, "there is no directory elsewhere"),
-        ({"ring": "odd:place"}, "no place of a ring"),
-        ({"more": ["--settings", "cap=0"]}, "no settings of a ring: cap: Input should be greater"),
-        ({"more": ["--settings", "cap=5"]}, "there is a ring already, with cap 4 instead of 5"),
+        ({"ring": "odd:place"}, "not a place of a ring"),
+        ({"more": ["--settings", "cap=0"]}, "invalid settings of a ring: cap: Input should be greater"),
+        ({"more": ["--settings", "cap=5"]}, "a ring exists with cap 4 instead of 5"),
     ],
 )
 def test_what_cannot_be_generated_ends_with_one_line(
@@ -101,12 +101,12 @@ def test_a_module_that_lacks_another_shows_where(workplace: Path) -> None:
 
 
 def test_writers_are_called_after_their_job_or_task() -> None:
-    assert writer_name({"BATON_JOB_ID": "j1", "SLURM_JOB_ID": "5"}) == "job-j1"
+    assert choose_writer_name({"BATON_JOB_ID": "j1", "SLURM_JOB_ID": "5"}) == "job-j1"
     task = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "3"}
-    assert writer_name(task) == "slurm-7-3-0"
-    assert writer_name({**task, "SLURM_PROCID": "2"}) == "slurm-7-3-2"
-    assert writer_name({"SLURM_JOB_ID": "9"}) == "slurm-9-0-0"
-    assert writer_name({}) == ""
+    assert choose_writer_name(task) == "slurm-7-3-0"
+    assert choose_writer_name({**task, "SLURM_PROCID": "2"}) == "slurm-7-3-2"
+    assert choose_writer_name({"SLURM_JOB_ID": "9"}) == "slurm-9-0-0"
+    assert choose_writer_name({}) == ""
 
 
 def test_unnamed_copies_have_names_that_never_come_again(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_unnamed_copies_have_names_that_never_come_again(workplace: Path, monkey
         def run(self) -> int:
             return 0
 
-    monkeypatch.setattr("gpu_client.ring.generate.Copies", Noted)
+    monkeypatch.setattr("gpu_client.ring.generate.GeneratorPool", Noted)
     monkeypatch.setattr("socket.gethostname", lambda: "gpu node_7!.local")
     for _ in range(2):
         generate("--count=4", "--processes=2")
@@ -131,26 +131,26 @@ def test_unnamed_copies_have_names_that_never_come_again(workplace: Path, monkey
 
 def test_alone_signals_ask_it_to_stop() -> None:
     before = signal.getsignal(signal.SIGINT)
-    alone = Alone()
+    alone = StandaloneProgress()
     assert not alone.should_stop
     signal.raise_signal(signal.SIGTERM)
     signal.raise_signal(signal.SIGTERM)  # to the process, and to its group
     assert alone.should_stop
     signal.signal(signal.SIGINT, before)
-    alone = Alone()
+    alone = StandaloneProgress()
     signal.raise_signal(signal.SIGINT)
     assert alone.should_stop
     assert signal.getsignal(signal.SIGINT) is before, "the next Ctrl-C ends it"
 
 
 def test_alone_it_ends_with_whoever_has_started_it() -> None:
-    assert not Alone(parent=os.getppid()).should_stop
-    assert Alone(parent=os.getpid()).should_stop
+    assert not StandaloneProgress(parent=os.getppid()).should_stop
+    assert StandaloneProgress(parent=os.getpid()).should_stop
 
 
 def test_alone_it_logs_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    alone = Alone(clock)
+    alone = StandaloneProgress(clock)
     with caplog.at_level("INFO", "baton.ring"):
         for step in range(1, 41):
             alone.report(step, 40)

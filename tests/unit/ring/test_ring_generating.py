@@ -1,4 +1,4 @@
-"""Generators: seeds that are given out once, samples that stay, whoever dies; what is wrong with one is told."""
+"""Test generators: no seed is used twice, samples survive every death, faults of the generator are raised."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_client.ring.core.garbage_collector import Collector
-from gpu_client.ring.core.liveness import Watch
+from gpu_client.ring.core.garbage_collector import GarbageCollector
+from gpu_client.ring.core.liveness import LeaseWatch
 from gpu_client.ring.errors import RingMismatch, WriterFenced
 from gpu_client.ring.format.records import SEEDS
 from gpu_client.ring.generating.generation_loop import (
-    MOST_FAILURES,
+    MAX_FAILURES,
     GeneratorFault,
-    samples_of,
+    adapt_generator,
 )
-from gpu_client.ring.generating.seeds import Seeds
+from gpu_client.ring.generating.seeds import SeedSource
 from gpu_client.ring.store.memory import MemoryStore
 from tests.unit.ring.generating_kit import Scene, Slow, Told, one
 from tests.unit.ring.ring_kit import Clock, Died, MortalStore
@@ -86,7 +86,7 @@ def test_one_that_never_makes_a_good_sample_ends_with_the_reason() -> None:
 
     with pytest.raises(ValueError, match="always"):
         Scene().run(broken, count=5)
-    assert len(calls) == MOST_FAILURES
+    assert len(calls) == MAX_FAILURES
     with pytest.raises(GeneratorFault, match=r"10 samples in a row .* not finite"):
         Scene().run(lambda seed: np.array([np.inf]), count=5)
 
@@ -128,7 +128,7 @@ def test_all_forms_of_generators() -> None:
 @pytest.mark.parametrize("form", [one, batches, Loaded, lambda seed, size: one(seed)])
 def test_options_that_it_does_not_take_are_an_error_before_anything_is_made(form: Any) -> None:
     with pytest.raises(TypeError):
-        samples_of(form, {"colour": "red"})
+        adapt_generator(form, {"colour": "red"})
 
 
 def test_generators_that_lose_count_are_told_so() -> None:
@@ -138,7 +138,7 @@ def test_generators_that_lose_count_are_told_so() -> None:
     def lazy(seeds: Iterator[int]) -> Iterator[Any]:
         yield from ()
 
-    with pytest.raises(GeneratorFault, match="without having taken a seed"):
+    with pytest.raises(GeneratorFault, match="without taking a seed"):
         Scene().run(unasked)
     with pytest.raises(GeneratorFault, match="ends without a sample"):
         Scene().run(lazy)
@@ -168,7 +168,7 @@ def test_told_to_stop_it_stores_the_pack_that_is_not_full() -> None:
 
 def test_taken_for_dead_it_begins_again_and_taken_over_it_leaves() -> None:
     scene = Scene(lease_s=1.0)
-    collector = Collector(scene.ring, Watch(scene.clock))
+    collector = GarbageCollector(scene.ring, LeaseWatch(scene.clock))
 
     def suspended(seed: int) -> Any:
         if seed == 3:
@@ -220,11 +220,11 @@ def test_what_is_told_says_how_the_ring_stands() -> None:
     turns = iter(range(100))
 
     def look(seed: int) -> Any:
-        generation._keeper.turn()
+        generation._maintainer.turn()
         next(turns)
         return Slow(scene.clock)(seed)
 
-    generation._samples = samples_of(look, {})
+    generation._samples = adapt_generator(look, {})
     generation.run()
     step, total, metrics = told.reports[-2]
     assert (step, total) == (8, 8)
@@ -236,16 +236,16 @@ def test_what_is_told_says_how_the_ring_stands() -> None:
 
 def test_seeds_are_fetched_for_about_a_second_and_never_before_the_first() -> None:
     clock, store = Clock(), MemoryStore()
-    fast = Seeds(store, 100, clock=clock)
+    fast = SeedSource(store, 100, clock=clock)
     given = []
     for _ in range(100):
         given.append(next(fast))
         clock.go_on(0.01)
     assert given == list(range(100, 200))
     assert store.record(SEEDS) is not None
-    other = next(Seeds(store, clock=clock))
+    other = next(SeedSource(store, clock=clock))
     assert 200 <= other <= 300, "a second's worth was fetched ahead"
-    slow = Seeds(store, clock=clock)
+    slow = SeedSource(store, clock=clock)
     numbers = []
     for _ in range(5):
         numbers.append(next(slow))
@@ -258,4 +258,4 @@ def test_a_record_of_seeds_that_cannot_be_read_is_an_error(damaged: bytes) -> No
     store = MemoryStore()
     store.swap(SEEDS, damaged, None)
     with pytest.raises(RingMismatch, match="seeds"):
-        next(Seeds(store))
+        next(SeedSource(store))

@@ -1,4 +1,4 @@
-"""Generators that were taken for dead or over, or whose ring cannot be reached: no seed comes twice."""
+"""Test generators that were fenced or cannot reach the ring: no seed is used twice."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gpu_client.ring.core.garbage_collector import Collector
-from gpu_client.ring.core.liveness import Watch
+from gpu_client.ring.core.garbage_collector import GarbageCollector
+from gpu_client.ring.core.liveness import LeaseWatch
 from gpu_client.ring.errors import RingError, WriterFenced
-from gpu_client.ring.generating.generation_loop import STOPPING_PATIENCE_S, STORE_PATIENCE_S, Generation
-from gpu_client.ring.generating.named_counter import put_under
+from gpu_client.ring.generating.generation_loop import STOPPING_PATIENCE_S, STORE_PATIENCE_S, GenerationLoop
+from gpu_client.ring.generating.named_counter import read_count
 from tests.unit.ring.generating_kit import Scene, Slow, Told, but_at, one
 from tests.unit.ring.ring_kit import MortalStore
 
@@ -70,10 +70,10 @@ class Outage(MortalStore):
         return operation()
 
 
-def outage(scene: Scene, pack: int, fails_after: int, fails_done: bool, told: Told | None = None) -> Generation:
+def outage(scene: Scene, pack: int, fails_after: int, fails_done: bool, told: Told | None = None) -> GenerationLoop:
     """A generation that cannot reach its ring from seed 3 on for so long that it is taken for dead."""
     store = Outage(scene.store)
-    collector = Collector(scene.ring, Watch(scene.clock))
+    collector = GarbageCollector(scene.ring, LeaseWatch(scene.clock))
 
     def cut_off() -> None:
         store.cut_off = True
@@ -136,20 +136,20 @@ def test_taken_over_in_an_outage_it_leaves() -> None:
 def test_told_to_stop_while_it_cannot_begin_again_it_ends() -> None:
     scene, told = Scene(lease_s=1.0), Told()
     generation = outage(scene, 1, 0, False, told)
-    store, fenced = generation._ring.store, generation._begin_again
+    store, fenced = generation._ring.store, generation._reopen_writer
 
     def cut_off_again() -> Any:
         store.cut_off = told.should_stop = True  # type: ignore[attr-defined]
         return fenced()
 
-    generation._begin_again = cut_off_again  # type: ignore[method-assign]
+    generation._reopen_writer = cut_off_again  # type: ignore[method-assign]
     with pytest.raises(RingError, match="could not be stored"):
         generation.run()
     seeds = [seed for _, seed in scene.readable()]
     assert seeds[:3] == [0, 1, 2] and len(set(seeds)) == len(seeds) <= 4
 
 
-def ending(scene: Scene, told: Told, stops: bool, lasts_s: float) -> Generation:
+def ending(scene: Scene, told: Told, stops: bool, lasts_s: float) -> GenerationLoop:
     """One whose last pack is not full, and whose store cannot be reached as it ends."""
     store = Outage(scene.store)
     began_at = scene.clock()
@@ -170,7 +170,7 @@ def ending(scene: Scene, told: Told, stops: bool, lasts_s: float) -> Generation:
 @pytest.mark.parametrize(("stops", "lasts_s"), [(False, STORE_PATIENCE_S - 20), (True, STOPPING_PATIENCE_S - 5)])
 def test_the_last_pack_is_stored_when_the_store_is_back(stops: bool, lasts_s: float) -> None:
     scene = Scene(pack=4)
-    assert ending(scene, Told(), stops, lasts_s).run().put == 5 == put_under(scene.store, "w")
+    assert ending(scene, Told(), stops, lasts_s).run().put == 5 == read_count(scene.store, "w")
     assert [seed for _, seed in scene.readable()] == list(range(5))
 
 
@@ -178,7 +178,7 @@ def test_the_last_pack_is_stored_when_the_store_is_back(stops: bool, lasts_s: fl
 def test_a_last_pack_that_cannot_be_stored_is_an_error(stops: bool) -> None:
     scene = Scene(pack=4)
     began_at = scene.clock()
-    with pytest.raises(RingError, match="what was put last could not be stored: no route"):
+    with pytest.raises(RingError, match="the last samples could not be stored: no route"):
         ending(scene, Told(), stops, 1e9).run()
     patience_s = STOPPING_PATIENCE_S if stops else STORE_PATIENCE_S
     assert patience_s < scene.clock() - began_at < patience_s + 20
@@ -200,7 +200,7 @@ def test_told_to_stop_late_in_an_outage_it_tries_its_last_pack_once_more_for_a_w
 
     generation = scene.generation(but_at(1, cut_off), told, store=store, count=9, name="w")
     generation._pause = pause
-    assert generation.run().put == 2 == put_under(scene.store, "w")
+    assert generation.run().put == 2 == read_count(scene.store, "w")
     assert [seed for _, seed in scene.readable()] == [0, 1]
 
 
@@ -211,11 +211,11 @@ def test_fenced_before_its_last_pack_it_makes_others() -> None:
         scene.bury()
         scene.publish()
 
-    assert scene.run(but_at(4, suspended), count=5, name="w").put == 5 == put_under(scene.store, "w")
+    assert scene.run(but_at(4, suspended), count=5, name="w").put == 5 == read_count(scene.store, "w")
     assert [seed for _, seed in scene.readable()] == [0, 1, 2, 3, 5]
 
 
-def leaves_late(scene: Scene) -> Generation:
+def leaves_late(scene: Scene) -> GenerationLoop:
     """It has put some samples that are not noted; another one of its name is begun before it ends."""
     told = Told()
 
@@ -223,9 +223,9 @@ def leaves_late(scene: Scene) -> Generation:
         told.should_stop = True
 
     generation = scene.generation(but_at(2, stopping), told, count=20, name="w")
-    while not generation._over():
-        generation._some()
-    assert generation._put == 3 and put_under(scene.store, "w") == 1
+    while not generation._is_over():
+        generation._run_generator()
+    assert generation._put == 3 and read_count(scene.store, "w") == 1
     return generation
 
 
@@ -234,8 +234,8 @@ def test_one_that_was_taken_over_notes_no_count_any_more() -> None:
     before = leaves_late(scene)
     after = scene.generation(name="w", count=5)
     before._end()
-    assert after.run().put == 5 == put_under(scene.store, "w")
-    assert scene.run(name="w", count=7).put == 7 == put_under(scene.store, "w")
+    assert after.run().put == 5 == read_count(scene.store, "w")
+    assert scene.run(name="w", count=7).put == 7 == read_count(scene.store, "w")
     assert len(scene.readable()) == 2 + 7, "those that were not noted, and no more"
 
 
@@ -244,10 +244,10 @@ def test_a_count_that_was_taken_by_one_that_is_fenced_is_taken_back() -> None:
     scene = Scene()
     before = leaves_late(scene)
     after = scene.generation(name="w", count=5)
-    assert before._tally is not None
-    before._tally.take(before._put)
+    assert before._counter is not None
+    before._counter.acquire(before._put)
     before._end()
-    assert after.run().put == 5 == put_under(scene.store, "w")
+    assert after.run().put == 5 == read_count(scene.store, "w")
 
 
 def test_begun_again_it_counts_on_from_what_others_of_its_name_have_put() -> None:
@@ -257,7 +257,7 @@ def test_begun_again_it_counts_on_from_what_others_of_its_name_have_put() -> Non
         scene.bury()
         assert scene.run(name="w", count=8).put == 8
 
-    assert scene.run(but_at(3, overtaken), name="w", count=10).put == 10 == put_under(scene.store, "w")
+    assert scene.run(but_at(3, overtaken), name="w", count=10).put == 10 == read_count(scene.store, "w")
     assert len(scene.readable()) == 3 + 10, "the first ones were not noted, and no more were made"
 
 
@@ -268,4 +268,4 @@ def test_a_count_of_which_the_answer_was_lost_is_noted_all_the_same(fails_done: 
         store = Outage(scene.store)
         generation = scene.generation(Slow(scene.clock), store=store, count=8, name="w")
         store.fails_after, store.fails_done = fails_after, fails_done
-        assert generation.run().put == 8 == put_under(scene.store, "w"), fails_after
+        assert generation.run().put == 8 == read_count(scene.store, "w"), fails_after

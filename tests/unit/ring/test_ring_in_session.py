@@ -1,4 +1,4 @@
-"""A ring's loader among the states of a session: killed anywhere, the training reads what it would have read."""
+"""Test the loader as a state of a session: a killed training reads the same samples again."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_client.training.session.data_sources import DataSources
 
 from baton import Session
-from gpu_client.ring.core.garbage_collector import Collector
+from gpu_client.ring.core.garbage_collector import GarbageCollector
 from gpu_client.ring.format.records import GROUPS, MANIFESTS, PINS, SAMPLES
 from gpu_client.ring.reading.loader import RingLoader
 from gpu_client.ring.reading.mixed_loader import MixedLoader
+from gpu_client.training.session.data_sources import DataSources
 from tests.unit.ring.training_kit import Generator
 
 EVERY = 4
@@ -53,7 +53,7 @@ def train(
                 session.checkpoint(step, **state)
             if new_each_step:
                 generator.put(2)
-                Collector(generator.ring).collect()
+                GarbageCollector(generator.ring).collect()
             if step == until:
                 return
 
@@ -77,7 +77,7 @@ def test_what_no_checkpoint_needs_any_more_goes(generator: Generator, tmp_path: 
             step += 1
             if session.checkpoint_due(step, every=EVERY):
                 session.checkpoint(step, batches=loader)
-                Collector(generator.ring).collect()
+                GarbageCollector(generator.ring).collect()
                 kept.append(len(generator.ring.store.keys(MANIFESTS)))
                 decisions = [int(key[-10:]) for key in generator.ring.store.keys(f"{GROUPS}train/")]
                 assert min(decisions) == max(step - EVERY, EVERY), "those since the checkpoint before the newest"
@@ -103,7 +103,7 @@ def test_after_an_interruption_that_was_too_long_it_goes_on_with_other_samples(
     assert [step for step, _ in again] == [9, 10, 11, 12, 13, 14]
     newest = {slot.id for slot in generator.ring.newest().slots}
     assert all(set(ids) <= newest for _, ids in again)
-    assert "is not kept any more" in caplog.text
+    assert "reading the newest samples" in caplog.text
 
 
 def test_a_rollback_passes_over_batches(generator: Generator) -> None:
@@ -194,6 +194,6 @@ def test_taken_back_further_than_is_kept_it_goes_on_with_other_samples(
     with caplog.at_level(logging.WARNING, "baton.ring"):
         again = list(train(generator, output, 40, resume_from=4))
     assert [step for step, _ in again] == list(range(5, 41))
-    assert "is not kept any more" in caplog.text
+    assert "reading the newest samples" in caplog.text
     resumed = list(train(generator, output, 40, resume_from=36, new_each_step=False))
     assert resumed == [(step, ids) for step, ids in again if step > 36], "from there on it is exact again"

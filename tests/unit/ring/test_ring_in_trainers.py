@@ -1,4 +1,4 @@
-"""A ring's loader in Trainers of Hugging Face and Lightning: resumed exactly, and told which checkpoints are safe."""
+"""Test the loader in Trainers of Hugging Face and Lightning: exact resume, checkpoints declared safe."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from baton import Session, SessionError
-from gpu_client.ring.core.garbage_collector import Collector
+from gpu_client.ring.core.garbage_collector import GarbageCollector
 from gpu_client.ring.format.records import GROUPS, MANIFESTS
 from gpu_client.ring.reading.loader import RingLoader
 from gpu_client.ring.reading.mixed_loader import MixedLoader
@@ -44,7 +44,7 @@ class Kept:
         self.ids[step] = loader.ids
         self.metrics = loader.data_metrics()
         if step % EVERY == 1 and step > 1:
-            Collector(generator.ring).collect()
+            GarbageCollector(generator.ring).collect()
             self.manifests.append(len(generator.ring.store.keys(MANIFESTS)))
         if new:
             generator.put(2)

@@ -1,4 +1,4 @@
-"""Leases whose answers get lost, publishers and collectors in trouble, records that others have changed."""
+"""Test maintenance: lost answers, failing publishers and collectors, records changed by other processes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_client.ring.core.liveness import Held
-from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.liveness import LeaseHandle
+from gpu_client.ring.core.maintenance import Maintainer
 from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.errors import ManifestMissing, WaitedTooLong
 from gpu_client.ring.format.manifest import ENDED, manifest_key
@@ -33,7 +33,7 @@ def test_an_answer_that_was_lost_costs_nobody_the_lease() -> None:
             raise OSError("the answer was lost")
         return found
 
-    held = Held(store, "writers/a", {}, None)
+    held = LeaseHandle(store, "writers/a", {}, None)
     store.swap = lost  # type: ignore[method-assign]
     for _ in range(3):
         with pytest.raises(OSError, match="lost"):
@@ -42,14 +42,14 @@ def test_an_answer_that_was_lost_costs_nobody_the_lease() -> None:
     lose = False
     assert held.renew(put=1)
     assert held.is_own()
-    other = Held(store, "writers/a", {}, store.record("writers/a"))
+    other = LeaseHandle(store, "writers/a", {}, store.record("writers/a"))
     assert not held.renew(put=2)
     assert other.is_own()
 
 
 def test_an_answer_that_the_store_itself_tried_to_get_again_costs_nobody_the_lease() -> None:
     store = MemoryStore()
-    held = Held(store, "writers/a", {}, None)
+    held = LeaseHandle(store, "writers/a", {}, None)
     swap = store.swap
 
     def tried_again(key: str, data: bytes, seen: str | None) -> str | None:
@@ -102,7 +102,7 @@ class Faulty(MemoryStore):
 def test_trouble_that_a_keeper_has_does_not_end_it_and_is_told_to_who_waits() -> None:
     store = Faulty()
     ring = Ring.make(store, RingSettings(cap=4, publish_interval_s=0.01))
-    keeper = Keeper(ring, "k")
+    keeper = Maintainer(ring, "k")
     store.broken = True
     turned = threading.Event()
     turn = keeper.turn
@@ -136,7 +136,7 @@ def damaged(scene: Scene, error: Exception) -> None:
 def test_what_cannot_be_removed_holds_up_neither_writers_nor_whoever_follows_another_keeper(error: Exception) -> None:
     """The flow was told behind the collection: a writer that was `max_ahead` waited until its patience ended."""
     scene = Scene(max_ahead=2)
-    other = Keeper(scene.ring, "other", clock=scene.clock)
+    other = Maintainer(scene.ring, "other", clock=scene.clock)
     damaged(scene, error)
     writer = scene.writer()
     for number in (1, 2):
@@ -155,7 +155,7 @@ def test_what_cannot_be_removed_holds_up_neither_writers_nor_whoever_follows_ano
 
 def test_what_cannot_be_removed_is_told_until_it_can(caplog: pytest.LogCaptureFixture) -> None:
     ring = Ring.make(MemoryStore(), RingSettings(cap=4, publish_interval_s=0.01))
-    keeper = Keeper(ring, "k")
+    keeper = Maintainer(ring, "k")
     collect = keeper._collector.collect
 
     def broken() -> Any:
@@ -175,7 +175,7 @@ def test_what_cannot_be_removed_is_told_until_it_can(caplog: pytest.LogCaptureFi
 
 def test_nobody_takes_over_from_a_keeper_that_is_removing() -> None:
     scene = Scene(lease_s=10.0)
-    other = Keeper(scene.ring, "other", clock=scene.clock)
+    other = Maintainer(scene.ring, "other", clock=scene.clock)
     collect = scene.keeper._collector.collect
     seen = []
 
@@ -198,9 +198,9 @@ def test_while_one_collects_or_has_died_in_it_another_publishes(mode: Any) -> No
     nothing new."""
     scene = Scene(cap=4, mode=mode, lease_s=10.0, max_ahead=4)
     interval_s = scene.ring.settings.publish_interval_s
-    other = Keeper(scene.ring, "other", clock=scene.clock)
+    other = Maintainer(scene.ring, "other", clock=scene.clock)
     other.wait_turn = lambda seconds: (scene.clock.go_on(seconds), other.turn())  # type: ignore[method-assign, assignment]
-    writer = RingWriter(scene.ring, "w", keeper=other, threads=False, clock=scene.clock, patience_s=5.0)
+    writer = RingWriter(scene.ring, "w", maintainer=other, threads=False, clock=scene.clock, patience_s=5.0)
     dead, dead_store = scene.keeper, MortalStore(scene.store)
     dead._collector._ring = Ring(dead_store, scene.ring.settings, clock=scene.clock)
     dead_store.dies_after = 3
@@ -235,7 +235,7 @@ def test_while_one_collects_or_has_died_in_it_another_publishes(mode: Any) -> No
 def test_who_sees_another_at_work_asks_for_nothing_but_its_record() -> None:
     scene = Scene(lease_s=10.0)
     store = MortalStore(scene.store)
-    other = Keeper(Ring(store, scene.ring.settings, clock=scene.clock), "other", clock=scene.clock)
+    other = Maintainer(Ring(store, scene.ring.settings, clock=scene.clock), "other", clock=scene.clock)
     asked: list[int] = []
 
     def looked() -> None:
@@ -251,7 +251,7 @@ def test_who_sees_another_at_work_asks_for_nothing_but_its_record() -> None:
     assert set(asked) == {1}, "also in the midst of a collection that ends before its next look"
 
 
-def collecting(keeper: Keeper, meanwhile: Callable[[], object]) -> None:
+def collecting(keeper: Maintainer, meanwhile: Callable[[], object]) -> None:
     """Its next collection takes so long that this happens meanwhile."""
     collect = keeper._collector.collect
 
@@ -267,11 +267,11 @@ def collecting(keeper: Keeper, meanwhile: Callable[[], object]) -> None:
 def test_who_follows_a_publisher_tells_the_flow_that_was_known_until_it_has_measured(closed: bool) -> None:
     """It told zeros until its first collection ended: writers put without end."""
     scene = Scene(max_ahead=4, mode="generation")
-    others = Keeper(scene.ring, "others", clock=scene.clock)
-    follower = Keeper(scene.ring, "follower", clock=scene.clock)
+    others = Maintainer(scene.ring, "others", clock=scene.clock)
+    follower = Maintainer(scene.ring, "follower", clock=scene.clock)
     first, second = (
         scene.writer("first"),
-        RingWriter(scene.ring, "second", keeper=others, threads=False, clock=scene.clock, patience_s=-1.0),
+        RingWriter(scene.ring, "second", maintainer=others, threads=False, clock=scene.clock, patience_s=-1.0),
     )
     scene.keeper.turn()
     for number in range(3):
@@ -304,7 +304,7 @@ def test_who_follows_a_publisher_tells_the_flow_that_was_known_until_it_has_meas
 
 def test_a_publisher_that_nothing_was_told_yet_tells_nothing_until_it_has_measured() -> None:
     scene = Scene()
-    others, follower = (Keeper(scene.ring, name, clock=scene.clock) for name in ("others", "follower"))
+    others, follower = (Maintainer(scene.ring, name, clock=scene.clock) for name in ("others", "follower"))
     collecting(scene.keeper, others.turn)
     scene.keeper.turn()
     assert others.turns == 0
@@ -326,8 +326,8 @@ def test_a_publisher_that_nothing_was_told_yet_tells_nothing_until_it_has_measur
 
 def test_a_writer_counts_what_it_has_put_since_the_flow_was_measured_not_since_it_was_looked_at() -> None:
     scene = Scene(max_ahead=4, mode="generation")
-    others = Keeper(scene.ring, "others", clock=scene.clock)
-    writer = RingWriter(scene.ring, "w", keeper=others, threads=False, clock=scene.clock, patience_s=-1.0)
+    others = Maintainer(scene.ring, "others", clock=scene.clock)
+    writer = RingWriter(scene.ring, "w", maintainer=others, threads=False, clock=scene.clock, patience_s=-1.0)
     scene.keeper.turn()
     for number in range(4):
         others.turn()
@@ -363,7 +363,7 @@ def test_what_is_watched_does_not_grow_with_all_that_ever_were_there() -> None:
         with scene.writer(f"w{number}"):
             scene.collector.collect()
     scene.collector.collect()
-    assert [key for key in scene.collector._watch._seen if key.startswith((WRITERS, READERS))] == []
+    assert [key for key in scene.collector._watch._first_seen if key.startswith((WRITERS, READERS))] == []
 
 
 def test_files_of_others_beside_manifests_are_left_alone() -> None:

@@ -1,4 +1,4 @@
-"""Loaders, data sets and recordings in a directory, used as they should not be."""
+"""Test misuse of loaders, datasets and recordings in a directory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from gpu_client.ring.core.garbage_collector import Collector
-from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.garbage_collector import GarbageCollector
+from gpu_client.ring.core.maintenance import Maintainer
 from gpu_client.ring.core.ring import make_ring, open_ring
 from gpu_client.ring.errors import RingError, RingMismatch, WaitedTooLong
 from gpu_client.ring.format.records import SAMPLES
 from gpu_client.ring.generating.writer import RingWriter
-from gpu_client.ring.reading.batch_plan import Shape
-from gpu_client.ring.reading.batch_stream import Stream
+from gpu_client.ring.reading.batch_plan import BatchShape
+from gpu_client.ring.reading.batch_stream import BatchStream
 from gpu_client.ring.reading.loader import RingDataset, RingLoader
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
@@ -98,7 +98,7 @@ def test_one_loader_is_iterated_once_at_a_time(place: str) -> None:
     next(second)
     ids.append(loader.ids)
     assert not {*ids[0]} & {*ids[1]}, "it goes on where the first one was"
-    with pytest.raises(RingMismatch, match="by somebody else by now"):
+    with pytest.raises(RingMismatch, match="a newer iteration of this loader"):
         next(first)
     next(second)
     assert loader.state_dict()["batch"] == 3
@@ -120,8 +120,8 @@ def test_errors_go_from_process_to_process() -> None:
 def test_many_samples_leave_nothing_behind(tmp_path: Path) -> None:
     settings = RingSettings(cap=8, retain=2, pack=2, max_ahead=64)
     ring = make_ring(str(tmp_path / "ring"), settings)
-    keeper = Keeper(ring, "k")
-    collector = Collector(ring)
+    keeper = Maintainer(ring, "k")
+    collector = GarbageCollector(ring)
     number = 0
 
     def go_on(rounds: int) -> None:
@@ -145,10 +145,10 @@ def test_many_samples_leave_nothing_behind(tmp_path: Path) -> None:
         return files, len(list(Path("/proc/self/fd").iterdir())), held_bytes
 
     with (
-        RingWriter(ring, "w", keeper=keeper, threads=False) as writer,
+        RingWriter(ring, "w", maintainer=keeper, threads=False) as writer,
         RingReader(open_ring(str(tmp_path / "ring")), "r", threads=False) as reader,
     ):
-        stream = Stream(reader, Shape(8, policy="latest"))
+        stream = BatchStream(reader, BatchShape(8, policy="latest"))
         tracemalloc.start()
         go_on(20)
         before = held()
@@ -215,7 +215,7 @@ def test_a_recorded_set_is_read_without_writing_beside_it(place: str, tmp_path: 
 
 @pytest.mark.parametrize("more", [{"samples": 0}, {"shard": 0}, {"shuffle": -1}])
 def test_recordings_that_would_never_end_are_refused(place: str, tmp_path: Path, more: dict[str, Any]) -> None:
-    with RingReader(open_ring(place), threads=False) as reader, pytest.raises(RingError, match="are none"):
+    with RingReader(open_ring(place), threads=False) as reader, pytest.raises(RingError, match="are empty"):
         record(reader, tmp_path / "set", **{"samples": 1, **more})
 
 

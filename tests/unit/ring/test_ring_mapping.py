@@ -1,4 +1,4 @@
-"""Samples that are held cost memory, and no descriptor."""
+"""Test mapped files: held samples cost memory, but no descriptor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store.filesystem import DirectoryStore, mapped
+from gpu_client.ring.store.filesystem import DirectoryStore, map_file
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_what_is_mapped_is_this_process_s_own_and_is_given_back(tmp_path: Path, 
     file = tmp_path / "file"
     file.write_bytes(content := os.urandom(size_bytes))
     fd = os.open(file, os.O_RDONLY)
-    view = mapped(fd, size_bytes)
+    view = map_file(fd, size_bytes)
     os.close(fd)
     file.unlink()
     assert view == content and not view.readonly and mappings_of(file) == 1
@@ -72,7 +72,7 @@ def test_large_files_lie_where_the_system_maps_large_pages(tmp_path: Path, size_
     file = tmp_path / "file"
     file.write_bytes(content := os.urandom(size_bytes))
     fd = os.open(file, os.O_RDONLY)
-    views = [mapped(fd, size_bytes) for _ in range(3)]
+    views = [map_file(fd, size_bytes) for _ in range(3)]
     os.close(fd)
     assert all(view == content for view in views)
     if is_aligned:
@@ -83,10 +83,10 @@ def test_large_files_lie_where_the_system_maps_large_pages(tmp_path: Path, size_
 
 
 def test_nothing_is_mapped_of_an_empty_file_and_what_cannot_be_mapped_is_told(tmp_path: Path) -> None:
-    assert bytes(mapped(-1, 0)) == b""
+    assert bytes(map_file(-1, 0)) == b""
     directory = os.open(tmp_path, os.O_RDONLY)
     with pytest.raises(OSError) as told:
-        mapped(directory, 10)
+        map_file(directory, 10)
     os.close(directory)
     assert told.value.errno == errno.ENODEV
 
@@ -104,5 +104,5 @@ def test_where_the_system_maps_no_more_it_is_copied(tmp_path: Path, monkeypatch:
     assert bytes(found) == b"XX it was" and bytes(store.read("samples/w/1") or b"") == b"as it was"
     fd = os.open(tmp_path / "ring" / "samples" / "w" / "1", os.O_RDONLY)
     with pytest.raises(OSError, match="the file ends after 9 of 10 bytes"):
-        mapped(fd, 10)
+        map_file(fd, 10)
     os.close(fd)

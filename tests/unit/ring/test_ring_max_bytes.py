@@ -1,4 +1,4 @@
-"""A ring with `max_bytes`: no more is ever stored, and writers go on as soon as something was removed."""
+"""Test `max_bytes`: the bound holds at every moment, and writers continue after a collection."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.maintenance import Maintainer
 from gpu_client.ring.core.ring import Ring
-from gpu_client.ring.core.storage_quota import measure
+from gpu_client.ring.core.storage_quota import measure_storage
 from gpu_client.ring.errors import StoreFull, WaitedTooLong
-from gpu_client.ring.format.records import ROOM, SAMPLES, content_of
+from gpu_client.ring.format.records import ROOM, SAMPLES, decode_record
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
@@ -52,7 +52,7 @@ class Scene:
         self.clock, self.store = Clock(), Watched()
         self.settings = given
         self.ring = Ring.make(self.store, given, clock=self.clock)
-        self.keeper = Keeper(self.ring, "k", clock=self.clock)
+        self.keeper = Maintainer(self.ring, "k", clock=self.clock)
         self.keeper.wait_turn = self.waited  # type: ignore[method-assign, assignment]
         self.renewed: list[Callable[[], object]] = []
 
@@ -64,7 +64,7 @@ class Scene:
 
     def writer(self, name: str, store: Any = None, **more: Any) -> RingWriter:
         ring = self.ring if store is None else Ring(store, self.settings, clock=self.clock)
-        writer = RingWriter(ring, name, keeper=self.keeper, threads=False, clock=self.clock, **more)
+        writer = RingWriter(ring, name, maintainer=self.keeper, threads=False, clock=self.clock, **more)
         self.renewed.append(writer.renew)
         return writer
 
@@ -90,7 +90,7 @@ def test_what_readers_pin_counts() -> None:
         writer.put(SAMPLE)
     scene.waited(TURN_S)
     reader = RingReader(scene.ring, "r", threads=False, clock=scene.clock)
-    scene.renewed.append(reader.tell)
+    scene.renewed.append(reader.flush_stats)
     pinned = reader.newest()
     with pytest.raises(WaitedTooLong, match="max_bytes"):
         for _ in range(100):
@@ -113,7 +113,7 @@ def test_a_sample_that_found_no_room_is_not_taken_and_may_be_put_again(pack: int
         put(number)
     scene.waited(TURN_S)
     reader = RingReader(scene.ring, "r", threads=False, clock=scene.clock)
-    scene.renewed.append(reader.tell)
+    scene.renewed.append(reader.flush_stats)
     reader.newest()
     number = 11
     with pytest.raises(WaitedTooLong, match="max_bytes"):
@@ -126,7 +126,7 @@ def test_a_sample_that_found_no_room_is_not_taken_and_may_be_put_again(pack: int
             put(number)
     assert (writer.put_samples, writer.put_bytes) == counts
     assert writer.waited_s - waited_s == pytest.approx(scene.clock() - began_at)
-    scene.renewed.remove(reader.tell)
+    scene.renewed.remove(reader.flush_stats)
     reader.close()
     put(number)
     assert writer.put_samples == number + 1
@@ -154,8 +154,8 @@ def test_what_the_killed_leave_counts_until_it_is_removed(dies_after: int, done_
     for _ in range(int(4 * LEASE_S / TURN_S)):
         scene.waited(TURN_S)
     assert len(scene.store.keys(SAMPLES)) == 10, "what the ring lists, and no orphan"
-    measure(scene.ring)
-    assert content_of(scene.store.record(ROOM))["writers"] == {}, "no grant of the dead is left"
+    measure_storage(scene.ring)
+    assert decode_record(scene.store.record(ROOM))["writers"] == {}, "no grant of the dead is left"
 
 
 def test_two_that_measure_at_once_forget_no_grant() -> None:
@@ -169,13 +169,13 @@ def test_two_that_measure_at_once_forget_no_grant() -> None:
         found = stored_bytes()
         for _ in range(5):
             writer.put(SAMPLE)
-        measure(scene.ring)
+        measure_storage(scene.ring)
         for _ in range(5):
             writer.put(SAMPLE)
         return found
 
     scene.store.stored_bytes = stored_while_it_is_measured  # type: ignore[method-assign]
-    measure(scene.ring)
+    measure_storage(scene.ring)
     for _ in range(20):
         writer.put(SAMPLE)
     assert scene.settings.max_bytes is not None

@@ -1,41 +1,41 @@
-"""Both modes make the same samples readable in the same order; they differ in when, and in what else is there."""
+"""Test both modes: the same samples become readable in the same order, at different times."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_client.ring.format.manifest import EMPTY, Claim, Manifest, ObjectId, Slot, advanced
+from gpu_client.ring.format.manifest import EMPTY, ObjectId, RingManifest, SampleClaim, Slot, next_manifest
 from gpu_client.ring.settings import RingSettings
 
 NOW_MS = 1_790_000_000_000
 packs = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 3)), min_size=1, max_size=40)
 
 
-def claimed(made: list[tuple[str, int]]) -> list[Claim]:
+def claimed(made: list[tuple[str, int]]) -> list[SampleClaim]:
     """Writers begin, then claim packs of their own, one after the other in time."""
     names = sorted({writer for writer, _ in made})
     seqs = dict.fromkeys(names, 0)
-    claims = [Claim(ObjectId(name, 1, 0), 0, NOW_MS + place) for place, name in enumerate(names)]
+    claims = [SampleClaim(ObjectId(name, 1, 0), 0, NOW_MS + place) for place, name in enumerate(names)]
     for place, (writer, samples) in enumerate(made):
         seqs[writer] += 1
-        claims.append(Claim(ObjectId(writer, 1, seqs[writer]), samples, NOW_MS + 100 + place))
+        claims.append(SampleClaim(ObjectId(writer, 1, seqs[writer]), samples, NOW_MS + 100 + place))
     return claims
 
 
-def published(claims: list[Claim], settings: RingSettings, looks: list[int]) -> list[Manifest]:
+def published(claims: list[SampleClaim], settings: RingSettings, looks: list[int]) -> list[RingManifest]:
     """All manifests, when a publisher looks after so many more claims each time, and at once in the end."""
     manifests, last, there = [], EMPTY, 0
     for more in [*looks, len(claims)]:
         there += more
-        while (ahead := advanced(last, claims[:there], settings, NOW_MS + 1000)) is not None:
+        while (ahead := next_manifest(last, claims[:there], settings, NOW_MS + 1000)) is not None:
             manifests.append(last := ahead)
-    while (ahead := advanced(last, claims, settings, NOW_MS + 1000, at_once=True)) is not None:
+    while (ahead := next_manifest(last, claims, settings, NOW_MS + 1000, at_once=True)) is not None:
         manifests.append(last := ahead)
     return manifests
 
 
-def inserted(manifests: list[Manifest]) -> list[Slot]:
+def inserted(manifests: list[RingManifest]) -> list[Slot]:
     """Samples in the order in which they became readable."""
     found = {slot.inserted: slot for manifest in manifests for slot in manifest.slots}
     return [found[number] for number in sorted(found)]
@@ -68,7 +68,7 @@ def test_a_generation_is_new_as_a_whole_and_a_rolling_ring_has_the_newest(
         if manifest.inserted > before.inserted:
             assert [slot.inserted for slot in manifest.slots] == list(range(before.inserted, manifest.inserted))
             assert len(manifest) == cap or manifest.inserted == sum(samples for _, samples in made)
-            assert Manifest.from_bytes(manifest.to_bytes(), manifest.number) == manifest
+            assert RingManifest.from_bytes(manifest.to_bytes(), manifest.number) == manifest
         else:
             assert manifest.slots == before.slots, "only writers that begin"
         before = manifest

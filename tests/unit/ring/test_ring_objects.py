@@ -1,4 +1,4 @@
-"""Samples come back bit by bit, whatever they are; what was altered is noticed, wherever it was."""
+"""Test objects: samples come back bit for bit, and every altered bit is detected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from gpu_client.ring.errors import ObjectDamaged, SampleRefused
 from gpu_client.ring.format.objects import _LARGE_BYTES, _PART_BYTES, Provenance, StoredSamples, encode
-from gpu_client.ring.format.sample_tree import ALIGNED, MAX_DEPTH, take_apart
+from gpu_client.ring.format.sample_tree import ALIGNED, MAX_DEPTH, flatten
 from gpu_client.ring.settings import Codec
 
 FROM = Provenance("w-1", 3, 7, 1_790_000_000.25, "shapes:make", "2")
@@ -33,7 +33,7 @@ SHAPES = [(), (1,), (0,), (7,), (3, 5), (2, 0, 3), (2, 3, 4), (1, 2, 3, 4), (2, 
 
 
 def stored(*samples: object, codec: Codec = "none", seeds: Sequence[object] = (), **more: Any) -> StoredSamples:
-    made = encode([take_apart(sample) for sample in samples], FROM, codec=codec, seeds=seeds, **more)
+    made = encode([flatten(sample) for sample in samples], FROM, codec=codec, seeds=seeds, **more)
     data = bytearray(b"".join(made))
     assert len(data) == made.size_bytes
     return StoredSamples("samples/x", memoryview(data))
@@ -120,7 +120,7 @@ def test_a_pack_has_its_samples_and_their_seeds() -> None:
 @pytest.mark.parametrize("codec", LOSSLESS)
 def test_any_flipped_bit_is_noticed(codec: Codec) -> None:
     sample = {"a": np.arange(60, dtype="u1"), "b": torch.arange(5.0)}
-    made = encode([take_apart(sample)] * 2, FROM, codec=codec)
+    made = encode([flatten(sample)] * 2, FROM, codec=codec)
     data = b"".join(made)
     for place in range(len(data)):
         altered = bytearray(data)
@@ -130,7 +130,7 @@ def test_any_flipped_bit_is_noticed(codec: Codec) -> None:
 
 
 def test_anything_cut_off_or_added_is_noticed() -> None:
-    data = b"".join(encode([take_apart(np.arange(100))], FROM))
+    data = b"".join(encode([flatten(np.arange(100))], FROM))
     for length in [*range(0, len(data), 7), len(data) - 1]:
         with pytest.raises(ObjectDamaged):
             StoredSamples("samples/x", memoryview(bytearray(data[:length]))).verify()
@@ -141,8 +141,8 @@ def test_anything_cut_off_or_added_is_noticed() -> None:
 def test_a_large_object_is_hashed_while_it_is_written() -> None:
     large = np.frombuffer(random_bytes(_LARGE_BYTES), np.uint8)
     sample = {"before": np.arange(7.0), "large": large, "small": large[:9], "again": large.reshape(2, -1)}
-    expected = b"".join(encode([take_apart(sample)], FROM))
-    made = encode([take_apart(sample)], FROM)
+    expected = b"".join(encode([flatten(sample)], FROM))
+    made = encode([flatten(sample)], FROM)
     head_bytes = made.head_bytes
     known = [made.head_is_known]
     next(made.behind_head())  # and then the disk was full
@@ -163,7 +163,7 @@ def test_a_large_object_is_hashed_while_it_is_written() -> None:
 
 def test_parts_of_large_arrays_end_where_pages_of_files_do() -> None:
     arrays = [np.zeros(size, np.uint8) for size in (_LARGE_BYTES + 100, 5, 2 * _LARGE_BYTES - 1)]
-    made = encode([take_apart(arrays)], FROM)
+    made = encode([flatten(arrays)], FROM)
     ends, end = [], made.head_bytes
     for some in made.behind_head():
         end += sum(map(len, some))
@@ -174,7 +174,7 @@ def test_parts_of_large_arrays_end_where_pages_of_files_do() -> None:
 
 
 def test_a_sample_is_verified_when_it_is_first_read() -> None:
-    data = bytearray(b"".join(encode([take_apart(np.arange(100)), take_apart(np.arange(100))], FROM)))
+    data = bytearray(b"".join(encode([flatten(np.arange(100)), flatten(np.arange(100))], FROM)))
     data[-1] ^= 1
     found = StoredSamples("samples/x", memoryview(data))
     assert np.array_equal(found.sample(0), np.arange(100))
@@ -200,7 +200,7 @@ def refused_samples() -> list[tuple[object, str]]:
     for _ in range(MAX_DEPTH + 1):
         deep = [deep]
     return [
-        ({1: np.zeros(1)}, "no text"),
+        ({1: np.zeros(1)}, "not a text"),
         (np.array([object()]), "dtype object"),
         (np.array([(1, None)], dtype=[("a", "i4"), ("b", "O")]), "dtype"),
         ({"x": {"y": object()}}, r"sample\['x'\]\['y'\] is a builtins.object"),
@@ -214,12 +214,12 @@ def refused_samples() -> list[tuple[object, str]]:
 @pytest.mark.parametrize(("sample", "reason"), refused_samples(), ids=lambda value: str(value)[:20])
 def test_what_cannot_be_stored_is_refused_with_its_place(sample: object, reason: str) -> None:
     with pytest.raises(SampleRefused, match=reason):
-        take_apart(sample)
+        flatten(sample)
 
 
 def test_schemas_tell_kinds_of_samples_apart() -> None:
     def schema(sample: object, shapes: bool = True) -> str:
-        return take_apart(sample).schema(shapes=shapes)
+        return flatten(sample).schema(shapes=shapes)
 
     one = {"x": np.zeros((2, 3), "f4"), "y": 1}
     assert schema(one) == schema({"x": np.ones((2, 3), "f4"), "y": 7})

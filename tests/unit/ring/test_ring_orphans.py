@@ -1,4 +1,4 @@
-"""What writers leave behind that die between storing a sample and claiming it."""
+"""Test the garbage of writers that die between storing and claiming."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.maintenance import Maintainer
 from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.format.records import INBOX, SAMPLES
 from gpu_client.ring.generating.writer import RingWriter
@@ -27,8 +27,8 @@ def test_they_are_gone_within_two_lease_periods(mode: str, dies_after_renewal_s:
     clock, store = Clock(), MemoryStore()
     settings = RingSettings.model_validate({"cap": 4, "mode": mode, "lease_s": LEASE_S, "publish_interval_s": TURN_S})
     ring = Ring.make(store, settings, clock=clock)
-    keeper = Keeper(ring, "k", clock=clock)
-    writer = RingWriter(ring, "dies", keeper=keeper, threads=False, clock=clock, pause=clock.go_on)
+    keeper = Maintainer(ring, "k", clock=clock)
+    writer = RingWriter(ring, "dies", maintainer=keeper, threads=False, clock=clock, pause=clock.go_on)
     # In a generation that waits for more, what has begun behind its claims waits with them.
     for _ in range(4):
         writer.put(np.zeros(2))
@@ -52,8 +52,8 @@ def test_they_are_gone_within_two_lease_periods(mode: str, dies_after_renewal_s:
 def test_who_renews_as_it_should_is_never_taken_for_dead() -> None:
     clock, store = Clock(), MemoryStore()
     ring = Ring.make(store, RingSettings(cap=4, lease_s=LEASE_S), clock=clock)
-    keeper = Keeper(ring, "k", clock=clock)
-    writer = RingWriter(ring, "lives", keeper=keeper, threads=False, clock=clock, pause=clock.go_on)
+    keeper = Maintainer(ring, "k", clock=clock)
+    writer = RingWriter(ring, "lives", maintainer=keeper, threads=False, clock=clock, pause=clock.go_on)
     # Three times in a lease, and twice in a row it could not.
     for _ in range(20):
         for _ in range(int(LEASE_S / TURN_S)):
@@ -68,8 +68,8 @@ def test_who_renews_as_it_should_is_never_taken_for_dead() -> None:
 def test_the_end_of_a_dead_writer_is_said_once_however_long_a_generation_takes() -> None:
     clock, store = Clock(), MemoryStore()
     ring = Ring.make(store, RingSettings(cap=4, mode="generation", lease_s=LEASE_S), clock=clock)
-    keeper = Keeper(ring, "k", clock=clock)
-    writer = RingWriter(ring, "dies", keeper=keeper, threads=False, clock=clock, pause=clock.go_on)
+    keeper = Maintainer(ring, "k", clock=clock)
+    writer = RingWriter(ring, "dies", maintainer=keeper, threads=False, clock=clock, pause=clock.go_on)
     writer.put(np.zeros(2))
     for _ in range(int(600 / TURN_S)):
         clock.go_on(TURN_S)
@@ -84,11 +84,11 @@ class Leaves:
         self.clock, self.store = Clock(), MemoryStore()
         self.ring = Ring.make(self.store, RingSettings(cap=8, lease_s=LEASE_S, **settings), clock=self.clock)
 
-    def keeper(self, name: str = "k") -> Keeper:
-        return Keeper(self.ring, name, clock=self.clock)
+    def keeper(self, name: str = "k") -> Maintainer:
+        return Maintainer(self.ring, name, clock=self.clock)
 
-    def writer(self, name: str, keeper: Keeper) -> RingWriter:
-        return RingWriter(self.ring, name, keeper=keeper, threads=False, clock=self.clock, pause=self.clock.go_on)
+    def writer(self, name: str, keeper: Maintainer) -> RingWriter:
+        return RingWriter(self.ring, name, maintainer=keeper, threads=False, clock=self.clock, pause=self.clock.go_on)
 
     def leave(self, name: str, *numbers: int) -> None:
         for number in numbers:
@@ -97,7 +97,7 @@ class Leaves:
     def stored(self, name: str) -> int:
         return len(self.store.keys(f"{SAMPLES}{name}/"))
 
-    def turns_for(self, seconds: float, keeper: Keeper) -> None:
+    def turns_for(self, seconds: float, keeper: Maintainer) -> None:
         for _ in range(int(seconds / TURN_S)):
             self.clock.go_on(TURN_S)
             keeper.turn()
@@ -154,8 +154,8 @@ def test_who_takes_the_work_over_tells_them_on_and_lists_nothing_more_for_it() -
 
 def test_they_go_out_with_a_generator_s_progress() -> None:
     scene = Generating(lease_s=LEASE_S)
-    keeper = Keeper(scene.ring, "other", clock=scene.clock)
-    dies = RingWriter(scene.ring, "dies", keeper=keeper, threads=False, clock=scene.clock, pause=scene.clock.go_on)
+    keeper = Maintainer(scene.ring, "other", clock=scene.clock)
+    dies = RingWriter(scene.ring, "dies", maintainer=keeper, threads=False, clock=scene.clock, pause=scene.clock.go_on)
     assert dies.put_samples == 0
     scene.store.create(f"{SAMPLES}dies/00000001-0000000001", [])
     told = Told()
@@ -163,7 +163,7 @@ def test_they_go_out_with_a_generator_s_progress() -> None:
     def look(seed: int) -> Any:
         scene.clock.go_on(1.0)
         generation._writer.renew()
-        generation._keeper.turn()
+        generation._maintainer.turn()
         return one(seed)
 
     generation = scene.generation(look, told, count=40, name="w")

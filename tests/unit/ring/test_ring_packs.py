@@ -1,4 +1,4 @@
-"""Packs end by their number of samples or by their bytes, whichever comes first; nothing that was put is lost by it."""
+"""Test packs: limits by number and by bytes; no sample is lost."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import settings as checked
 from hypothesis import strategies as st
 
-from gpu_client.ring.core.repair import repaired
+from gpu_client.ring.core.repair import repair_ring
 from gpu_client.ring.errors import StoreFull
-from gpu_client.ring.format.manifest import Passed, Slot
+from gpu_client.ring.format.manifest import Slot, WriterWatermark
 from gpu_client.ring.format.objects import StoredSamples
 from gpu_client.ring.format.records import POINTER, SAMPLES
 from gpu_client.ring.reading.reader import RingReader
@@ -146,7 +146,7 @@ def test_a_pack_that_two_generations_share_is_read_whole_and_then_goes() -> None
         writer.put(np.array([number]))
     first = scene.ring.publish() and scene.ring.newest()
     assert first and [int(value[0]) for value in scene.values()] == [0, 1, 2, 3]
-    assert first.passed["w"] == Passed(1, 1, first.at_ms, 1)
+    assert first.passed["w"] == WriterWatermark(1, 1, first.at_ms, 1)
     assert first.finished(scene.ring.claims()) == 2 and scene.ring.publish() is None
     for _ in range(3):
         scene.collector.collect()
@@ -185,7 +185,7 @@ def test_a_repair_lists_nothing_twice_of_a_pack_that_two_generations_share() -> 
     newest = scene.ring.newest()
     assert newest.inserted == 8
     scene.store.delete([f"manifests/{newest.number:012d}"])
-    repaired(scene.ring)
+    repair_ring(scene.ring)
     writer.close()
     values, last = [], 0
     while True:

@@ -1,4 +1,4 @@
-"""Which samples a batch has: none twice, none of two manifests, and the same again for who is resumed."""
+"""Test batch plans: no sample twice, no mixed manifests, the same samples after a resume."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_client.ring.format.manifest import Manifest, ObjectId, Slot
-from gpu_client.ring.reading.batch_plan import Decision, Plan, Policy, Shape
+from gpu_client.ring.format.manifest import ObjectId, RingManifest, Slot
+from gpu_client.ring.reading.batch_plan import BatchPlan, BatchShape, ManifestDecision, Policy
 
 
-def manifest(number: int, first: int, count: int) -> Manifest:
+def manifest(number: int, first: int, count: int) -> RingManifest:
     slots = tuple(Slot(ObjectId("w", 1, one + 1), 0, one, one * 1000) for one in range(first, first + count))
-    return Manifest(number, slots, first + count, {}, 0)
+    return RingManifest(number, slots, first + count, {}, 0)
 
 
-def go_on(plan: Plan, manifests: list[Manifest], batches: int) -> list[list[int]]:
+def go_on(plan: BatchPlan, manifests: list[RingManifest], batches: int) -> list[list[int]]:
     """So many global batches; the k-th decision is for the k-th manifest, the last one again and again."""
     found: list[list[int]] = []
     current = manifests[min(plan.decided, len(manifests)) - 1] if plan.decision else None
     while len(found) < batches:
         if plan.wants_decision(current):
             following = manifests[min(plan.decided, len(manifests) - 1)]
-            plan.decide(Decision(following.number, 10**6), following, current)
+            plan.decide(ManifestDecision(following.number, 10**6), following, current)
             current = following
         assert current is not None
         batch = plan.next_batch(current)
@@ -36,7 +36,7 @@ def go_on(plan: Plan, manifests: list[Manifest], batches: int) -> list[list[int]
 
 
 def test_a_pass_has_every_sample_once() -> None:
-    plan = Plan(Shape(2, world_size=2, seed=1))
+    plan = BatchPlan(BatchShape(2, world_size=2, seed=1))
     batches = go_on(plan, [manifest(1, 0, 12)], 6)
     first, second = batches[:3], batches[3:]
     assert sorted([*chain.from_iterable(first)]) == sorted([*chain.from_iterable(second)]) == list(range(12))
@@ -45,9 +45,9 @@ def test_a_pass_has_every_sample_once() -> None:
 
 
 def test_ranks_share_a_batch_without_duplicates() -> None:
-    shape = Shape(3, world_size=4)
-    plan, there = Plan(shape), manifest(1, 0, 24)
-    plan.decide(Decision(1, 0), there, None)
+    shape = BatchShape(3, world_size=4)
+    plan, there = BatchPlan(shape), manifest(1, 0, 24)
+    plan.decide(ManifestDecision(1, 0), there, None)
     batch = plan.next_batch(there)
     shares = [plan.share(batch, rank) for rank in range(4)]
     assert [len(one) for one in shares] == [3, 3, 3, 3]
@@ -57,7 +57,7 @@ def test_ranks_share_a_batch_without_duplicates() -> None:
 @pytest.mark.parametrize("policy", ["latest", "pass", 3])
 def test_a_batch_is_of_one_manifest(policy: Policy) -> None:
     manifests = [manifest(number, number * 5, 10) for number in range(1, 9)]
-    for batch in go_on(Plan(Shape(2, policy=policy)), manifests, 15):
+    for batch in go_on(BatchPlan(BatchShape(2, policy=policy)), manifests, 15):
         assert any(set(batch) <= {slot.inserted for slot in one.slots} for one in manifests)
 
 
@@ -65,7 +65,7 @@ def test_policies_look_for_the_newest_when_they_say() -> None:
     manifests = [manifest(number, number, 8) for number in range(1, 50)]
     decided: dict[Any, int] = {}
     for policy in ("latest", "pass", 3):
-        plan = Plan(Shape(2, policy=policy))  # type: ignore[arg-type]
+        plan = BatchPlan(BatchShape(2, policy=policy))  # type: ignore[arg-type]
         go_on(plan, manifests, 12)
         decided[policy] = plan.decided
     assert decided == {"latest": 12, "pass": 3, 3: 4}
@@ -89,9 +89,9 @@ def test_who_is_resumed_gets_what_the_uninterrupted_one_gets(
         manifests.append(manifest(number, first, end - first))
     fresh = manifest(len(manifests) + 1, first + 100, 400)
     manifests.append(fresh)
-    shape = Shape(size, seed=3, policy=policy, max_uses=max_uses)
+    shape = BatchShape(size, seed=3, policy=policy, max_uses=max_uses)
 
-    def steps(plan: Plan, count: int) -> list[list[int]]:
+    def steps(plan: BatchPlan, count: int) -> list[list[int]]:
         found: list[list[int]] = []
         current = next((one for one in manifests if plan.decision and one.number == plan.decision.number), None)
         while len(found) < count:
@@ -100,17 +100,17 @@ def test_who_is_resumed_gets_what_the_uninterrupted_one_gets(
                 found.append([slot.inserted for slot in batch])
                 continue
             following = manifests[min(plan.decided, len(manifests) - 1)]
-            plan.decide(Decision(following.number, 10**6), following, current)
+            plan.decide(ManifestDecision(following.number, 10**6), following, current)
             current = following
-            if not plan.enough(current, 10**6, None) and current is fresh:
+            if not plan.can_fill_batch(current, 10**6, None) and current is fresh:
                 return found
         return found
 
-    whole = Plan(shape)
+    whole = BatchPlan(shape)
     expected = steps(whole, 16)
-    interrupted = Plan(shape)
+    interrupted = BatchPlan(shape)
     before = steps(interrupted, cut)
-    resumed = Plan(shape)
+    resumed = BatchPlan(shape)
     resumed.load_state_dict(interrupted.state_dict())
     assert before + steps(resumed, 16 - cut) == expected
     assert resumed.batch == whole.batch
@@ -120,18 +120,18 @@ def test_who_is_resumed_gets_what_the_uninterrupted_one_gets(
 
 def test_what_is_too_old_at_the_decision_is_left_out() -> None:
     there = manifest(1, 0, 10)
-    plan = Plan(Shape(1, max_age_s=4.0))
-    plan.decide(Decision(1, 9000), there, None)
+    plan = BatchPlan(BatchShape(1, max_age_s=4.0))
+    plan.decide(ManifestDecision(1, 9000), there, None)
     assert sorted([*chain.from_iterable(go_on_same(plan, there, 5))]) == [5, 6, 7, 8, 9]
     assert plan.wants_decision(there)
 
 
-def go_on_same(plan: Plan, there: Manifest, batches: int) -> list[list[int]]:
+def go_on_same(plan: BatchPlan, there: RingManifest, batches: int) -> list[list[int]]:
     return [[slot.inserted for slot in plan.next_batch(there)] for _ in range(batches)]
 
 
 def test_a_damaged_state_is_refused() -> None:
-    state = Plan(Shape(1)).state_dict()
+    state = BatchPlan(BatchShape(1)).state_dict()
     for wrong in ({**state, "version": 2}, {}, {**state, "uses": 3}):
         with pytest.raises((ValueError, KeyError, TypeError)):
-            Plan(Shape(1)).load_state_dict(wrong)
+            BatchPlan(BatchShape(1)).load_state_dict(wrong)

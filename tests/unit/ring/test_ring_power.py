@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_client.ring.core.garbage_collector import Collector
-from gpu_client.ring.core.liveness import Watch
-from gpu_client.ring.core.maintenance import Keeper
-from gpu_client.ring.core.repair import verified
+from gpu_client.ring.core.garbage_collector import GarbageCollector
+from gpu_client.ring.core.liveness import LeaseWatch
+from gpu_client.ring.core.maintenance import Maintainer
+from gpu_client.ring.core.repair import verify_objects
 from gpu_client.ring.core.ring import Ring, make_ring, open_ring
 from gpu_client.ring.errors import RingMismatch
-from gpu_client.ring.generating.seeds import Seeds
+from gpu_client.ring.generating.seeds import SeedSource
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
@@ -39,10 +39,10 @@ class Run:
         clock = Clock()
         ring = make_ring(str(place), RingSettings(cap=CAP, retain=2, max_ahead=100, **settings))
         self.made = len(disk.calls)
-        keeper = Keeper(ring, "k", clock=clock)
-        writer = RingWriter(ring, "w", keeper=keeper, threads=False, clock=clock, pause=clock.go_on)
-        collector = Collector(ring, Watch(clock))
-        seeds = Seeds(ring.store)
+        keeper = Maintainer(ring, "k", clock=clock)
+        writer = RingWriter(ring, "w", maintainer=keeper, threads=False, clock=clock, pause=clock.go_on)
+        collector = GarbageCollector(ring, LeaseWatch(clock))
+        seeds = SeedSource(ring.store)
         for sample in range(puts):
             seed = next(seeds)
             self.seeds.append((len(disk.calls), seed))
@@ -58,18 +58,18 @@ class Run:
         """Open the ring that is left behind `place` calls, and find each sample that was acknowledged by then."""
         ring = open_ring(str(found))
         clock = Clock()
-        with RingWriter(ring, "w", keeper=Keeper(ring, "k2", clock=clock), threads=False, clock=clock):
+        with RingWriter(ring, "w", maintainer=Maintainer(ring, "k2", clock=clock), threads=False, clock=clock):
             while ring.publish() is not None:
                 pass
         newest = ring.newest()
-        assert not any(why for _, why in verified(ring, newest)), "what is listed can be read"
+        assert not any(why for _, why in verify_objects(ring, newest)), "what is listed can be read"
         with RingReader(ring, threads=False) as reader:
             held = [int(reader.sample(slot)[0]) for slot in newest.slots]
         acknowledged = [sample for calls, sample in self.acknowledged if calls <= place]
         # The sample in the making may be there as well, and have replaced the oldest.
         assert held in (acknowledged[-CAP:], [*acknowledged, len(acknowledged)][-CAP:])
         given = [seed for calls, seed in self.seeds if calls <= place]
-        assert next(Seeds(ring.store)) > max(given, default=-1), "no seed comes twice"
+        assert next(SeedSource(ring.store)) > max(given, default=-1), "no seed comes twice"
 
 
 def below(calls: list[tuple[str, str]], keys: str = "") -> list[tuple[str, str]]:
@@ -111,7 +111,7 @@ def test_each_step_flushes_what_the_next_one_relies_on(tmp_path: Path, monkeypat
     """Require sample before claim, manifest before pointer, and pointer before the removal of what it replaced."""
     ring = make_ring(str(tmp_path / "ring"), RingSettings(cap=CAP, fsync=True))
     clock = Clock()
-    writer = RingWriter(ring, "w", keeper=Keeper(ring, "k", clock=clock), threads=False, clock=clock)
+    writer = RingWriter(ring, "w", maintainer=Maintainer(ring, "k", clock=clock), threads=False, clock=clock)
     for _ in range(2):  # all directories are there, and flushed
         writer.put(np.zeros(3))
         ring.publish()

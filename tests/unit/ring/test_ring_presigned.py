@@ -1,4 +1,4 @@
-"""URLs are asked for together, ahead of their use, and dropped before they run out."""
+"""Test the URL cache: URLs are requested together, ahead of use, and dropped before they expire."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gpu_client.ring.errors import RingMismatch
-from gpu_client.ring.store.control_plane import MARGIN_S, PresignedObjects, Url, Urls, numbered_after
-from gpu_client.ring.store.s3_client import Bucket, Request
-from gpu_client.ring.store.uri import Access, find_access, look_elsewhere
+from gpu_client.ring.store.control_plane import MARGIN_S, PresignedObjects, PresignedUrl, UrlCache, following_keys
+from gpu_client.ring.store.s3_client import BucketClient, BucketRequest
+from gpu_client.ring.store.uri import ControlPlaneAccess, find_access, set_access_source
 from gpu_client.transport.net.connections import SENT_BYTES, Connections
 
 LIFE_S = 600.0
@@ -26,20 +26,20 @@ class Asked:
         self.now_s = 0.0
         self.batches: list[list[str]] = []
 
-    def __call__(self, keys: Sequence[str]) -> Mapping[str, Url]:
+    def __call__(self, keys: Sequence[str]) -> Mapping[str, PresignedUrl]:
         self.batches.append(list(keys))
-        return {key: Url(f"{key}@{self.now_s:g}", {}, self.now_s + LIFE_S) for key in keys}
+        return {key: PresignedUrl(f"{key}@{self.now_s:g}", {}, self.now_s + LIFE_S) for key in keys}
 
 
-def urls(asked: Asked, most_ahead: int = 16) -> Urls:
-    return Urls(asked, numbered_after, most_ahead=most_ahead, clock=lambda: asked.now_s)
+def urls(asked: Asked, most_ahead: int = 16) -> UrlCache:
+    return UrlCache(asked, following_keys, most_ahead=most_ahead, clock=lambda: asked.now_s)
 
 
 def test_each_batch_is_twice_the_last_up_to_the_most() -> None:
     asked = Asked()
     kept = urls(asked)
     for number in range(1, 60):
-        assert kept.of(f"samples/w/{number:03d}").url == f"samples/w/{number:03d}@0"
+        assert kept.get(f"samples/w/{number:03d}").url == f"samples/w/{number:03d}@0"
     assert [len(batch) for batch in asked.batches] == [5, 9, 17, 17, 17]
     assert [batch[0] for batch in asked.batches][:3] == ["samples/w/001", "samples/w/006", "samples/w/015"]
 
@@ -47,19 +47,19 @@ def test_each_batch_is_twice_the_last_up_to_the_most() -> None:
 def test_a_url_is_not_used_shortly_before_it_runs_out() -> None:
     asked = Asked()
     kept = urls(asked)
-    kept.of("a1")
+    kept.get("a1")
     asked.now_s = LIFE_S - MARGIN_S - 1
-    assert kept.of("a1").url == "a1@0"
+    assert kept.get("a1").url == "a1@0"
     asked.now_s = LIFE_S - MARGIN_S
-    assert kept.of("a1").url == f"a1@{asked.now_s:g}"
+    assert kept.get("a1").url == f"a1@{asked.now_s:g}"
 
 
 def test_what_was_used_or_refused_is_asked_for_again() -> None:
     asked = Asked()
     kept = urls(asked)
-    kept.of("a1")
+    kept.get("a1")
     kept.forget("a1")
-    kept.of("a1")
+    kept.get("a1")
     assert [batch[0] for batch in asked.batches] == ["a1", "a1"]
     assert not set(asked.batches[0][1:]) & set(asked.batches[1][1:]), "the others are at hand"
 
@@ -80,13 +80,13 @@ class Watched:
 
 def test_who_waits_for_what_cannot_be_had_does_not_ask_once_more() -> None:
     """Each of a batch's samples had waited out all tries, one after the other: a process could not end for hours."""
-    kept: Urls
+    kept: UrlCache
     asked: list[str] = []
     failures: list[OSError] = []
     waiting = threading.Event()
     behind = threading.Thread(target=lambda: fail("b1"))
 
-    def ask(keys: Sequence[str]) -> Mapping[str, Url]:
+    def ask(keys: Sequence[str]) -> Mapping[str, PresignedUrl]:
         asked.append(keys[0])
         if keys[0] == "a1":
             waiting.clear()
@@ -96,10 +96,10 @@ def test_who_waits_for_what_cannot_be_had_does_not_ask_once_more() -> None:
 
     def fail(key: str) -> None:
         with pytest.raises(OSError, match="nobody answers") as told:
-            kept.of(key)
+            kept.get(key)
         failures.append(told.value)
 
-    kept = Urls(ask, numbered_after, most_ahead=16)
+    kept = UrlCache(ask, following_keys, most_ahead=16)
     kept._asking = Watched(waiting.set)  # type: ignore[assignment]
     fail("a1")
     behind.join(30)
@@ -109,29 +109,31 @@ def test_who_waits_for_what_cannot_be_had_does_not_ask_once_more() -> None:
 
 
 def test_what_comes_next_is_counted_up_within_its_width() -> None:
-    assert numbered_after("samples/w/00000001-0000000009", 2) == [
+    assert following_keys("samples/w/00000001-0000000009", 2) == [
         "samples/w/00000001-0000000010",
         "samples/w/00000001-0000000011",
     ]
-    assert numbered_after("manifests/98", 5) == ["manifests/99"]
-    assert numbered_after("manifests/none", 5) == []
+    assert following_keys("manifests/98", 5) == ["manifests/99"]
+    assert following_keys("manifests/none", 5) == []
 
 
 def test_access_is_a_token_before_a_key_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_client.ring.store.uri._elsewhere", [])
+    monkeypatch.setattr("gpu_client.ring.store.uri._access_sources", [])
     both = {"BATON_API_URL": "https://a", "BATON_API_KEY": "key", "BATON_RING_TOKEN": "token"}
-    assert find_access(both) == Access("https://a", "token")
-    assert find_access({**both, "BATON_RING_TOKEN": ""}) == Access("https://a", "key")
+    assert find_access(both) == ControlPlaneAccess("https://a", "token")
+    assert find_access({**both, "BATON_RING_TOKEN": ""}) == ControlPlaneAccess("https://a", "key")
     assert "token" not in repr(find_access(both))
     for missing in ("BATON_API_URL", "BATON_API_KEY"):
         said = {name: value for name, value in both.items() if name not in (missing, "BATON_RING_TOKEN")}
         with pytest.raises(RingMismatch, match="BATON_API_URL and BATON_API_KEY are not both set"):
             find_access(said)
-    look_elsewhere(lambda: ("https://profile", "its key"))
-    assert find_access({}) == Access("https://profile", "its key")
-    assert find_access(both) == Access("https://profile", "its key"), "a profile that was asked for comes first"
-    look_elsewhere(lambda: None)
-    assert find_access(both) == Access("https://a", "token")
+    set_access_source(lambda: ("https://profile", "its key"))
+    assert find_access({}) == ControlPlaneAccess("https://profile", "its key")
+    assert find_access(both) == ControlPlaneAccess("https://profile", "its key"), (
+        "a profile that was asked for comes first"
+    )
+    set_access_source(lambda: None)
+    assert find_access(both) == ControlPlaneAccess("https://a", "token")
 
 
 class SlowSocket:
@@ -162,11 +164,11 @@ def test_a_large_array_that_moves_slowly_is_not_given_up(kind: str, monkeypatch:
     monkeypatch.setattr(Connections, "exchange", exchange)
     pieces = [memoryview(bytes([number]) * size) for number, size in enumerate((100, 3 * SENT_BYTES + 7, 0, 64))]
     if kind == "presigned":
-        assert PresignedObjects().put("a", Url("http://a/b", {}, 0.0), pieces)
+        assert PresignedObjects().put("a", PresignedUrl("http://a/b", {}, 0.0), pieces)
     else:
         environment = {
             "AWS_REGION": "x", "AWS_ENDPOINT_URL": "http://a", "AWS_ACCESS_KEY_ID": "i", "AWS_SECRET_ACCESS_KEY": "k"
         }  # fmt: skip
-        Bucket("bucket", environment=environment).send(Request(method="PUT", key="a", body=pieces))
+        BucketClient("bucket", environment=environment).send(BucketRequest(method="PUT", key="a", body=pieces))
     assert sock.received == b"".join(pieces)
     assert max(sock.sizes) <= SENT_BYTES

@@ -1,5 +1,4 @@
-"""Writers, publishers, collectors and readers that die anywhere, in any order, whatever their clocks say: what was put
-is read, once."""
+"""Test the protocol by a state machine: processes die at any step, with any clocks, and each sample is read once."""
 
 from __future__ import annotations
 
@@ -12,12 +11,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gpu_client.ring.core.garbage_collector import Collector
-from gpu_client.ring.core.liveness import Watch
-from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.garbage_collector import GarbageCollector
+from gpu_client.ring.core.liveness import LeaseWatch
+from gpu_client.ring.core.maintenance import Maintainer
 from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.errors import ManifestMissing, WriterFenced
-from gpu_client.ring.format.manifest import Manifest
+from gpu_client.ring.format.manifest import RingManifest
 from gpu_client.ring.format.records import Versioned
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.reading.reader import RingReader
@@ -44,8 +43,8 @@ class RingMachine(RuleBasedStateMachine):
         )
         Ring.make(self.store, self.settings)
         self.writers: list[tuple[MortalStore, RingWriter]] = []
-        self.readers: list[tuple[RingReader, Manifest]] = []
-        self.collector = Collector(Ring(self.store, self.settings, clock=self.clock), Watch(self.clock))
+        self.readers: list[tuple[RingReader, RingManifest]] = []
+        self.collector = GarbageCollector(Ring(self.store, self.settings, clock=self.clock), LeaseWatch(self.clock))
         self.next = self.number_of_readers = 0
         self.put: set[int] = set()
         self.seen: dict[int, str] = {}
@@ -72,8 +71,8 @@ class RingMachine(RuleBasedStateMachine):
         store, ring = self.own(skew_s)
         kill(store, death)
         try:
-            keeper = Keeper(ring, name, clock=self.clock)
-            writer = RingWriter(ring, name, keeper=keeper, threads=False, clock=self.clock)
+            keeper = Maintainer(ring, name, clock=self.clock)
+            writer = RingWriter(ring, name, maintainer=keeper, threads=False, clock=self.clock)
         except Died:
             return
         kill(store, None)
@@ -114,7 +113,7 @@ class RingMachine(RuleBasedStateMachine):
         store, writer = self.writers.pop(which % len(self.writers))
         publish = writer._ring.publish
 
-        def looked_at(*, at_once: bool = False) -> Manifest | None:
+        def looked_at(*, at_once: bool = False) -> RingManifest | None:
             """Closing publishes again and again: what is read of it has to be looked for each time."""
             found = publish(at_once=at_once)
             for slot in found.slots if found is not None else ():
@@ -166,7 +165,7 @@ class RingMachine(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.clock.go_on(seconds)
         for reader, _ in self.readers:
-            reader.tell()
+            reader.flush_stats()
 
     @rule()
     def read(self) -> None:

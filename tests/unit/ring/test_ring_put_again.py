@@ -1,4 +1,4 @@
-"""A `put` that raises has not taken its sample, or says that it is stored: no sample is lost or there twice."""
+"""Test a repeated `put` after an exception: no sample is lost or stored twice."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def put_until_taken(writer: RingWriter, number: int) -> int:
             writer.put(sample)
         except (KeyboardInterrupt, StoreFull, OSError):
             raised += 1
-            if writer.unsure:
+            if writer.commit_uncertain:
                 return raised
         else:
             return raised
@@ -67,7 +67,7 @@ def test_put_again_where_it_is_not_unsure_a_sample_is_there_once(
         store = FailsOnce(scene, error, 0, done_first=done_first)
         ring = Ring(store, scene.ring.settings, clock=scene.clock)
         # Without patience a full store is told at once.
-        writer = RingWriter(ring, "w", keeper=scene.keeper, threads=False, patience_s=-1.0, clock=scene.clock)
+        writer = RingWriter(ring, "w", maintainer=scene.keeper, threads=False, patience_s=-1.0, clock=scene.clock)
         store.at = at
         for number in range(SAMPLES_PUT):
             raised += put_until_taken(writer, number)
@@ -98,9 +98,9 @@ def test_samples_of_earlier_calls_stay(prefix: str) -> None:
     for _ in range(3):
         with pytest.raises(StoreFull):
             writer.put(np.array([2]))
-        if writer.unsure:
+        if writer.commit_uncertain:
             break
-    assert (writer.unsure, writer.put_samples) == (prefix == INBOX, 0)
+    assert (writer.commit_uncertain, writer.put_samples) == (prefix == INBOX, 0)
     full = False
     writer.flush()
     scene.publish()
@@ -124,17 +124,17 @@ def test_one_that_is_behind_a_sample_without_a_claim_is_not_unsure() -> None:
     def put_another() -> None:
         with pytest.raises(StoreFull):
             writer.put(np.array([1]))
-        told.append(writer.unsure)
+        told.append(writer.commit_uncertain)
 
     with pytest.raises(StoreFull):
         writer.put(np.array([0]))
     thread = threading.Thread(target=put_another)
     thread.start()
     thread.join()
-    assert (told, writer.unsure) == ([False], True)
+    assert (told, writer.commit_uncertain) == ([False], True)
     full = False
     writer.put(np.array([1]))
-    assert not writer.unsure
+    assert not writer.commit_uncertain
     scene.publish()
     assert [int(value[0]) for value in scene.values()] == [0, 1]
 
@@ -145,4 +145,4 @@ def test_fenced_behind_its_storing_it_is_unsure() -> None:
     scene.writer("same")
     with pytest.raises(WriterFenced):
         first.put(np.array([1]))
-    assert first.unsure
+    assert first.commit_uncertain

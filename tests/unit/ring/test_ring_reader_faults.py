@@ -1,5 +1,4 @@
-"""Readers that are used wrongly, fall silent, or meet what others have left: no stale samples, no false alarm, no wait
-without end, and nothing kept that nobody needs."""
+"""Test misused, silent and unlucky readers: no stale samples, no false alarm, no endless wait, no leak."""
 
 from __future__ import annotations
 
@@ -10,20 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_client.ring.core.damage_report import quarantined
-from gpu_client.ring.core.garbage_collector import _NOTES
-from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.damage_report import list_quarantined
+from gpu_client.ring.core.garbage_collector import _MAX_QUARANTINE_NOTES
+from gpu_client.ring.core.maintenance import Maintainer
 from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.errors import ManifestMissing, ObjectDamaged, RingMismatch, WaitedTooLong
 from gpu_client.ring.format.manifest import ObjectId, Slot
-from gpu_client.ring.format.records import QUARANTINE, READERS, content_of
+from gpu_client.ring.format.records import QUARANTINE, READERS, decode_record
 from gpu_client.ring.generating.writer import RingWriter
-from gpu_client.ring.reading.batch_plan import Shape
-from gpu_client.ring.reading.batch_stream import Stream
+from gpu_client.ring.reading.batch_plan import BatchShape
+from gpu_client.ring.reading.batch_stream import BatchStream
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.memory import MemoryStore
-from gpu_client.ring.store.object_prefetcher import THREADS, Fetching
+from gpu_client.ring.store.object_prefetcher import THREADS, ObjectPrefetcher
 from tests.unit.ring.reading_scene import Scene
 
 
@@ -34,7 +33,7 @@ def test_who_waits_does_not_keep_all_that_comes_meanwhile() -> None:
         scene.put(1)
         reader.newest()
         scene.collector.collect()
-    assert len(content_of(scene.store.record(f"{READERS}r"))["manifests"]) == 1
+    assert len(decode_record(scene.store.record(f"{READERS}r"))["manifests"]) == 1
     assert scene.manifests() <= 3
     kept = reader.newest()
     reader.keep_only([kept.number])
@@ -60,18 +59,18 @@ def test_what_a_reader_lost_by_being_silent_is_no_damage() -> None:
     scene.put(4)
     reader = scene.reader("r")
     there = reader.newest()
-    reader.took(4)
-    reader.tell()
+    reader.record_consumed(4)
+    reader.flush_stats()
     scene.put(8)
     scene.bury()
-    with pytest.raises(ManifestMissing, match="taken for dead"):
+    with pytest.raises(ManifestMissing, match="counted as dead"):
         reader.sample(there.slots[0])
-    assert quarantined(scene.ring) == {}
+    assert list_quarantined(scene.ring) == {}
     again = reader.newest()
     assert [int(reader.sample(slot)[0]) for slot in again.slots] == [8, 9, 10, 11]
-    reader.took(2)
+    reader.record_consumed(2)
     reader.close()
-    assert content_of(scene.store.record("read"))["samples"] == 6, "each was counted once"
+    assert decode_record(scene.store.record("read"))["samples"] == 6, "each was counted once"
 
 
 def test_a_reader_that_comes_back_is_not_removed_by_who_was_just_burying_it() -> None:
@@ -86,7 +85,7 @@ def test_a_reader_that_comes_back_is_not_removed_by_who_was_just_burying_it() ->
 
     def comes_back_before(keys: Any) -> None:
         if list(keys) == [f"{READERS}r"]:
-            reader.tell()
+            reader.flush_stats()
         delete(keys)
 
     scene.store.delete = comes_back_before  # type: ignore[method-assign]
@@ -99,14 +98,14 @@ def test_two_readers_of_one_name_do_not_take_each_other_s_place() -> None:
     scene = Scene()
     scene.put(4)
     one, other = scene.reader("same"), scene.reader("same")
-    one.took(3)
-    other.took(4)
+    one.record_consumed(3)
+    other.record_consumed(4)
     for reader in (one, other, one):
         reader.newest()
-        reader.tell()
+        reader.flush_stats()
     one.close()
     other.close()
-    assert content_of(scene.store.record("read"))["samples"] == 7
+    assert decode_record(scene.store.record("read"))["samples"] == 7
 
 
 def test_damage_that_cannot_be_noted_is_told_all_the_same() -> None:
@@ -130,13 +129,13 @@ def test_damage_that_cannot_be_noted_is_told_all_the_same() -> None:
 def test_notes_of_damage_do_not_pile_up() -> None:
     scene = Scene()
     scene.put(4)
-    for number in range(_NOTES + 20):
+    for number in range(_MAX_QUARANTINE_NOTES + 20):
         scene.store.create(f"{QUARANTINE}samples.gone.00000001-{number:010d}", [])
     listed = scene.ring.newest().slots[0].object.key.replace("/", ".")
     scene.store.create(QUARANTINE + listed, [])
     scene.collector.collect()
     notes = scene.store.keys(QUARANTINE)
-    assert len(notes) == _NOTES
+    assert len(notes) == _MAX_QUARANTINE_NOTES
     assert QUARANTINE + listed in notes
 
 
@@ -157,7 +156,7 @@ def test_names_that_are_no_part_of_a_key_are_refused(name: str) -> None:
     with pytest.raises(RingMismatch, match="no name of a reader"):
         scene.reader(name)
     with scene.reader() as reader, pytest.raises(RingMismatch, match="no name of a group"):
-        Stream(reader, Shape(1), group=name)
+        BatchStream(reader, BatchShape(1), group=name)
 
 
 def test_the_newest_manifest_is_found_however_fast_it_is_replaced() -> None:
@@ -187,13 +186,13 @@ def test_a_ring_that_was_removed_is_told_and_one_made_anew_is_read() -> None:
     slots = reader.newest().slots
     for key in list(scene.store._objects):
         scene.store.delete([key])
-    with pytest.raises(RingMismatch, match="removed while it was used"):
+    with pytest.raises(RingMismatch, match="removed during its use"):
         reader.newest()
-    with pytest.raises(RingMismatch, match="removed while it was used"):
+    with pytest.raises(RingMismatch, match="removed during its use"):
         reader.sample(Slot(ObjectId("w", 1, 99), 0, 99, 0))
     assert len(slots) == 4
     anew = Ring.make(scene.store, scene.settings, clock=scene.clock)
-    RingWriter(anew, "new", keeper=Keeper(anew, "new"), threads=False).put(np.array([77]))
+    RingWriter(anew, "new", maintainer=Maintainer(anew, "new"), threads=False).put(np.array([77]))
     while anew.publish() is not None:
         pass
     assert [int(reader.sample(slot)[0]) for slot in reader.newest().slots] == [77]
@@ -216,12 +215,12 @@ class FarAway(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fetching = Fetching("far-away")
+        self.fetching = ObjectPrefetcher("far-away")
         self.blocked = threading.Event()
         self.fetched: list[str] = []
 
-    def begin(self, keys: Sequence[str]) -> None:
-        self.fetching.begin(keys, self._fetch)
+    def prefetch(self, keys: Sequence[str]) -> None:
+        self.fetching.prefetch(keys, self._fetch)
 
     def _fetch(self, key: str) -> memoryview | None:
         assert self.blocked.wait(30)
@@ -236,9 +235,9 @@ def test_what_was_begun_and_nobody_reads_is_given_up_with_the_reader() -> None:
         for number in range(32):
             writer.put({"x": np.full(1, number)})
     with RingReader(ring, threads=False) as reader:
-        reader.soon(reader.newest().slots)
-        assert len(store.fetching.begun) == 32
-    assert not store.fetching.begun
+        reader.prefetch(reader.newest().slots)
+        assert len(store.fetching.pending) == 32
+    assert not store.fetching.pending
     store.blocked.set()
     store.fetching.close()
     assert len(store.fetched) <= THREADS

@@ -1,4 +1,4 @@
-"""Reading: pins hold, damage is noticed and told, and a loader goes on exactly where it was."""
+"""Test reading: pins hold, damage is detected and reported, a loader resumes exactly."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from gpu_client.ring.core.damage_report import quarantined
-from gpu_client.ring.core.garbage_collector import read_so_far
-from gpu_client.ring.core.repair import repaired
+from gpu_client.ring.core.damage_report import list_quarantined
+from gpu_client.ring.core.garbage_collector import count_samples_read
+from gpu_client.ring.core.repair import repair_ring
 from gpu_client.ring.core.ring import make_ring, open_ring
 from gpu_client.ring.errors import ManifestMissing, ObjectDamaged, RingMismatch, WaitedTooLong
 from gpu_client.ring.format.records import READERS, SAMPLES
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.reading import loader
-from gpu_client.ring.reading.batch_plan import Shape
-from gpu_client.ring.reading.batch_stream import Stream
+from gpu_client.ring.reading.batch_plan import BatchShape
+from gpu_client.ring.reading.batch_stream import BatchStream
 from gpu_client.ring.reading.loader import RingDataset, RingLoader
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
@@ -88,7 +88,7 @@ def test_what_workers_of_a_stock_loader_read_is_counted(generator: Generator, me
     generator.put(12)
     dataset = RingDataset(generator.place)
     list(DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context=method))
-    assert read_so_far(generator.ring) == 12
+    assert count_samples_read(generator.ring) == 12
     assert len(generator.ring.store.keys(READERS)) == 1, "the workers have left"
     dataset.close()
     assert generator.ring.store.keys(READERS) == []
@@ -109,12 +109,12 @@ def test_a_data_set_is_not_read_more_often_than_is_wanted(tmp_path: Path) -> Non
     dataset = RingDataset(generator.place, patience_s=0.05)
     assert [one["number"] for one in dataset[[0, 1, 2, 3]]] == [0, 1, 2, 3]
     assert dataset[3]["number"] == 3
-    with pytest.raises(WaitedTooLong, match="as often as they may be"):
+    with pytest.raises(WaitedTooLong, match="as often as samples_per_insert permits"):
         dataset[[0, 1, 2, 3]]
     generator.put(1)
     assert [one["number"] for one in dataset[[0, 1, 2, 3]]] == [0, 1, 2, 3]
     dataset.close()
-    assert read_so_far(generator.ring) == 9
+    assert count_samples_read(generator.ring) == 9
 
 
 def test_damage_is_met_once_told_and_another_sample_read_for_it(generator: Generator) -> None:
@@ -125,13 +125,13 @@ def test_damage_is_met_once_told_and_another_sample_read_for_it(generator: Gener
         slots = reader.newest().slots
         with pytest.raises(ObjectDamaged, match="were altered"):
             reader.sample(slots[5])
-        stream = Stream(reader, Shape(12))
+        stream = BatchStream(reader, BatchShape(12))
         found, samples = stream.next_batch()
         assert len(found) == len(samples) == 12
         assert stream.substituted == 1
         numbers = [sample["number"] for sample in samples]
         assert sorted(numbers) == [0, 1, 2, 3, 4, 6, 6, 7, 8, 9, 10, 11]
-        said = quarantined(generator.ring)
+        said = list_quarantined(generator.ring)
         assert list(said) == [key]
         assert "were altered" in next(iter(said.values()))
 
@@ -148,7 +148,7 @@ def test_who_waits_in_vain_is_told_why(generator: Generator) -> None:
         RingReader(open_ring(generator.place), threads=False, patience_s=0.05) as reader,
         pytest.raises(WaitedTooLong, match="too few samples are readable"),
     ):
-        Stream(reader, Shape(1)).next_batch()
+        BatchStream(reader, BatchShape(1)).next_batch()
 
 
 @pytest.mark.parametrize("policy", ["latest", "pass", 2])
@@ -255,7 +255,7 @@ def test_what_was_read_counts_on_when_a_reader_leaves(generator: Generator) -> N
     generator.put(12)
     for _ in range(2):
         with RingReader(open_ring(generator.place), threads=False) as reader:
-            Stream(reader, Shape(4), group=reader.name).next_batch()
+            BatchStream(reader, BatchShape(4), group=reader.name).next_batch()
     said = json.loads(generator.ring.store.record("read").data)  # type: ignore[union-attr]
     assert said["samples"] == 8
 
@@ -265,28 +265,28 @@ def test_what_was_read_is_counted_once_at_every_step_of_leaving(dies: bool) -> N
     scene = Scene()
     scene.put(4)
     reader = scene.reader("r")
-    reader.took(7)
-    reader.tell()
+    reader.record_consumed(7)
+    reader.flush_stats()
     counts: list[int] = []
     swap, delete = scene.store.swap, scene.store.delete
 
     def swapped(key: str, data: bytes, seen: str | None) -> str | None:
         found = swap(key, data, seen)
-        counts.append(read_so_far(scene.ring))
+        counts.append(count_samples_read(scene.ring))
         return found
 
     def deleted(keys: Sequence[str]) -> None:
         if dies and "readers/r" in keys:
             raise OSError("it has died")
         delete(keys)
-        counts.append(read_so_far(scene.ring))
+        counts.append(count_samples_read(scene.ring))
 
     scene.store.swap, scene.store.delete = swapped, deleted  # type: ignore[method-assign]
     reader.close()
     dies = False
     scene.bury()
     assert scene.store.keys(READERS) == []
-    assert read_so_far(scene.ring) == 7
+    assert count_samples_read(scene.ring) == 7
     assert set(counts) == {7}
 
 
@@ -294,12 +294,12 @@ def test_readers_of_a_generation_keep_to_the_greater_one_of_a_pair() -> None:
     scene = Scene(mode="generation", samples_per_insert=(2, 3))
     scene.put(4)
     with scene.reader(patience_s=5.0) as reader:
-        stream = Stream(reader, Shape(4), group=reader.name)
+        stream = BatchStream(reader, BatchShape(4), group=reader.name)
         for _ in range(3):
             stream.next_batch()
-        with pytest.raises(WaitedTooLong, match="as often as they may be"):
+        with pytest.raises(WaitedTooLong, match="as often as samples_per_insert permits"):
             stream.next_batch()
-        assert read_so_far(scene.ring) == 12
+        assert count_samples_read(scene.ring) == 12
 
 
 @pytest.mark.parametrize("pin", [False, True])
@@ -331,12 +331,12 @@ def test_a_pointer_that_was_lost_is_told_to_everybody_who_comes(generator: Gener
     generator.put(3)
     generator.put(3)
     (Path(generator.place) / "pointer").unlink()
-    with pytest.raises(ManifestMissing, match="the pointer is not there"):
+    with pytest.raises(ManifestMissing, match="the pointer is missing"):
         open_ring(generator.place).publish()
-    with pytest.raises(ManifestMissing, match="the pointer is not there"):
+    with pytest.raises(ManifestMissing, match="the pointer is missing"):
         RingWriter(open_ring(generator.place), "late", threads=False)
     assert list((Path(generator.place) / "inbox").iterdir()) == []
-    repaired(open_ring(generator.place))
+    repair_ring(open_ring(generator.place))
     assert len(open_ring(generator.place).newest()) == 6
 
 
@@ -374,7 +374,7 @@ def test_workers_of_a_loader_that_cannot_begin_are_ended(generator: Generator, m
     def refused(*_: object, **__: object) -> None:
         raise OSError("cannot be reached")
 
-    monkeypatch.setattr("gpu_client.ring.reading.loader.Stream", refused)
+    monkeypatch.setattr("gpu_client.ring.reading.loader.BatchStream", refused)
     with pytest.raises(OSError, match="cannot be reached"):
         next(iter(loader))
     assert "ring-ahead" not in [thread.name for thread in threading.enumerate()]

@@ -1,4 +1,4 @@
-"""Recording a ring, and mixing what was recorded with what comes."""
+"""Test recorded data sets and mixtures."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_what_is_damaged_is_left_out_and_what_never_comes_is_not_waited_for(tmp_
     (tmp_path / "ring" / key).write_bytes(b"short")
     assert recorded(place, tmp_path / "set", 5) == 1
     assert len(Recorded(tmp_path / "set")) == 5
-    with pytest.raises(RingMismatch, match="a data set already"):
+    with pytest.raises(RingMismatch, match="already has a data set"):
         recorded(place, tmp_path / "set", 5)
     with pytest.raises(WaitedTooLong, match="no new samples"):
         recorded(place, tmp_path / "other", 7)
@@ -86,7 +86,7 @@ def test_a_shard_that_is_whole_but_another_one_is_noticed(tmp_path: Path) -> Non
     for name in ("set", "other"):
         recorded(filled(tmp_path / f"ring of {name}", 6), tmp_path / name, 6, seed=len(name))
     (tmp_path / "set/shards/00000").write_bytes((tmp_path / "other/shards/00000").read_bytes())
-    with pytest.raises(ObjectDamaged, match="another one than was recorded"):
+    with pytest.raises(ObjectDamaged, match="differs from the recorded shard"):
         Recorded(tmp_path / "set").verify()
 
 

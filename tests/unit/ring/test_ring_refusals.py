@@ -1,4 +1,4 @@
-"""What the control plane answers, in the words of rings: answers that were lost, and those of others in between."""
+"""Test the translation of control plane answers, including lost answers and gateways."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from baton.contract.rings import RecordsRequest, RemovalAnswer
 from gpu_client.ring.errors import RingMismatch
-from gpu_client.ring.store.control_plane import MOST_KEPT, ApiStore
-from gpu_client.ring.store.uri import Access
+from gpu_client.ring.store.control_plane import MOST_KEPT, ControlPlaneStore
+from gpu_client.ring.store.uri import ControlPlaneAccess
 from gpu_client.transport.errors import NotFound
 
 
@@ -34,10 +34,10 @@ class Calls:
         self.remove_ring(ring)
 
 
-def store(monkeypatch: pytest.MonkeyPatch, *answers: RemovalAnswer | NotFound) -> ApiStore:
-    found = ApiStore("shapes", Access("https://api", "key"))
+def store(monkeypatch: pytest.MonkeyPatch, *answers: RemovalAnswer | NotFound) -> ControlPlaneStore:
+    found = ControlPlaneStore("shapes", ControlPlaneAccess("https://api", "key"))
     line = SimpleNamespace(calls=Calls(*answers))
-    monkeypatch.setattr(found, "_opened", lambda: line)
+    monkeypatch.setattr(found, "_open_connection", lambda: line)
     return found
 
 
@@ -79,4 +79,4 @@ def test_urls_are_asked_for_ahead_only_where_they_are_kept(
     found = store(monkeypatch)
     keys = [f"samples/w/{number}" for number in range(listed)]
     found.expect(keys)
-    assert len(found._read_after(keys[0], 256)) == ahead
+    assert len(found._keys_read_after(keys[0], 256)) == ahead

@@ -1,4 +1,4 @@
-"""Removing a ring takes all that is the ring's, and nothing else."""
+"""Test the removal of a ring: all of the ring, and nothing else."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.maintenance import Maintainer
 from gpu_client.ring.core.ring import make_ring, open_ring, remove_ring
 from gpu_client.ring.errors import RingMismatch
 from gpu_client.ring.format.records import GENERATORS, PINS, SETTINGS
-from gpu_client.ring.generating.seeds import Seeds
+from gpu_client.ring.generating.seeds import SeedSource
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
@@ -20,8 +20,8 @@ from gpu_client.ring.store.filesystem import DirectoryStore
 
 def filled(place: str) -> None:
     ring = make_ring(place, RingSettings(cap=4))
-    keeper = Keeper(ring, "k")
-    with RingWriter(ring, "w", keeper=keeper, threads=False, patience_s=5) as writer:
+    keeper = Maintainer(ring, "k")
+    with RingWriter(ring, "w", maintainer=keeper, threads=False, patience_s=5) as writer:
         for number in range(6):
             writer.put({"x": np.full(3, number)})
             keeper.turn()
@@ -32,7 +32,7 @@ def filled(place: str) -> None:
     ring.store.create("groups/train/0000000001", [memoryview(b"[1, 2]")])
     ring.store.swap("generators/name", b"{}", None)
     ring.store.create("quarantine/samples.w.1", [memoryview(b"why")])
-    assert next(Seeds(ring.store)) == 0
+    assert next(SeedSource(ring.store)) == 0
     ring.store.swap(f"{GENERATORS}job-1", b'{"put": 6}', None)
 
 

@@ -1,4 +1,4 @@
-"""What is damaged is found and left out; what is lost takes nothing else with it; the ring goes on."""
+"""Test inspection and repair: damage is excluded, losses stay local, the ring continues."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_client.ring.core.damage_report import quarantined
-from gpu_client.ring.core.garbage_collector import Collector
-from gpu_client.ring.core.liveness import Watch
-from gpu_client.ring.core.repair import examined, repaired
+from gpu_client.ring.core.damage_report import list_quarantined
+from gpu_client.ring.core.garbage_collector import GarbageCollector
+from gpu_client.ring.core.liveness import LeaseWatch
+from gpu_client.ring.core.repair import inspect_ring, repair_ring
 from gpu_client.ring.core.ring import Ring, make_ring, open_ring
 from gpu_client.ring.errors import ManifestMissing
 from gpu_client.ring.format.manifest import manifest_key
@@ -67,12 +67,12 @@ def rig(tmp_path: Path) -> Rig:
 def test_nothing_is_done_to_a_ring_that_is_whole(rig: Rig) -> None:
     rig.put(5)
     before = {path: path.read_bytes() for path in rig.place.rglob("*") if path.is_file()}
-    assert examined(rig.ring).damaged == repaired(rig.ring).damaged == {}
+    assert inspect_ring(rig.ring).damaged == repair_ring(rig.ring).damaged == {}
     assert {path: path.read_bytes() for path in rig.place.rglob("*") if path.is_file()} == before
 
 
 def test_a_ring_without_any_sample_is_whole(rig: Rig) -> None:
-    assert repaired(rig.ring).damaged == {}
+    assert repair_ring(rig.ring).damaged == {}
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b"null", b'{"manifest": "x"}', b'{"manifest": 0}'])
@@ -80,10 +80,10 @@ def test_a_pointer_that_is_lost_is_set_to_the_newest_manifest(rig: Rig, content:
     rig.put(5)
     newest = rig.ring.newest()
     (rig.place / POINTER).unlink() if content is None else (rig.place / POINTER).write_bytes(content)
-    assert list(examined(rig.ring).damaged) == [POINTER]
-    repaired(rig.ring)
+    assert list(inspect_ring(rig.ring).damaged) == [POINTER]
+    repair_ring(rig.ring)
     assert rig.ring.newest() == newest
-    assert examined(rig.ring).damaged == {}
+    assert inspect_ring(rig.ring).damaged == {}
     rig.put(2)
     assert rig.readable() == list(range(7))
 
@@ -96,14 +96,14 @@ def test_a_pointer_to_a_lost_manifest_goes_back_to_the_last_good_one(rig: Rig, g
     (rig.place / key).unlink() if gone else rig.alter(key)
     with pytest.raises(ManifestMissing, match="baton ring verify --repair"):
         rig.ring.newest()
-    found = examined(rig.ring)
-    assert f"it names manifest {lost.number}, which" in found.damaged[POINTER]
+    found = inspect_ring(rig.ring)
+    assert f"names manifest {lost.number}, which" in found.damaged[POINTER]
     assert list(found.manifests) == ([] if gone else [key])
-    repaired(rig.ring)
+    repair_ring(rig.ring)
     newest = rig.ring.newest()
     assert newest.number == lost.number + 1, "a number that nobody remembers"
     assert newest.inserted == lost.inserted
-    assert examined(rig.ring).damaged == {}
+    assert inspect_ring(rig.ring).damaged == {}
     assert rig.readable() == [0, 1, 2, 3], "the writer may be about to claim its last one"
     rig.put(2)
     assert rig.readable() == [0, 1, 2, 3, 5, 6]
@@ -119,7 +119,7 @@ def test_what_only_lost_manifests_listed_can_be_read_again(rig: Rig) -> None:
     newest = rig.ring.newest().number
     for number in range(newest - 2, newest + 1):
         (rig.place / manifest_key(number)).unlink(missing_ok=True)
-    repaired(rig.ring)
+    repair_ring(rig.ring)
     assert rig.readable() == list(range(6)), "the writer has left: all that it has stored counts"
     while rig.ring.publish() is not None:
         pass
@@ -136,7 +136,7 @@ def test_a_writer_whose_end_only_a_lost_manifest_has_told_need_not_be_remembered
     assert newest.passed["w"].ended
     for number in range(newest.number - 1, newest.number + 1):
         (rig.place / manifest_key(number)).unlink()
-    repaired(rig.ring)
+    repair_ring(rig.ring)
     assert rig.ring.newest().passed["w"].ended
     assert rig.readable() == [0, 1, 2]
 
@@ -144,9 +144,9 @@ def test_a_writer_whose_end_only_a_lost_manifest_has_told_need_not_be_remembered
 def test_the_stored_samples_that_are_not_listed_again_are_collected(rig: Rig) -> None:
     rig.put(5)
     (rig.place / manifest_key(rig.ring.newest().number)).unlink()
-    repaired(rig.ring)
+    repair_ring(rig.ring)
     rig.put(10)
-    Collector(rig.ring, Watch()).collect()
+    GarbageCollector(rig.ring, LeaseWatch()).collect()
     kept = {slot.object for number in range(3) for slot in rig.ring.manifest(rig.ring.newest().number - number).slots}
     assert len(rig.ring.store.keys(SAMPLES)) == len(kept) == 10
 
@@ -156,11 +156,11 @@ def test_damaged_objects_are_left_out_and_noted(rig: Rig) -> None:
     keys = rig.ring.store.keys(SAMPLES)
     rig.alter(keys[1])
     (rig.place / keys[3]).unlink()
-    found = repaired(rig.ring)
+    found = repair_ring(rig.ring)
     assert set(found.objects) == {keys[1], keys[3]}
-    assert set(quarantined(rig.ring)) == {keys[1], keys[3]}
+    assert set(list_quarantined(rig.ring)) == {keys[1], keys[3]}
     assert rig.readable() == [0, 2, 4]
-    assert examined(rig.ring).damaged == {}
+    assert inspect_ring(rig.ring).damaged == {}
     rig.put(1)
     assert rig.readable() == [0, 2, 4, 5]
 
@@ -172,8 +172,8 @@ def test_a_damaged_manifest_ahead_of_the_pointer_stops_nobody(rig: Rig) -> None:
     with suppress(ManifestMissing):
         rig.put(1)
     assert rig.readable() == [0, 1, 2], "it stands in the way"
-    assert list(examined(rig.ring).damaged) == [ahead]
-    repaired(rig.ring)
+    assert list(inspect_ring(rig.ring).damaged) == [ahead]
+    repair_ring(rig.ring)
     rig.put(1)
     assert rig.readable() == [0, 1, 2, 3, 4]
 
@@ -183,9 +183,9 @@ def test_a_damaged_manifest_that_is_retained_stops_no_collecting(rig: Rig) -> No
     older = manifest_key(rig.ring.newest().number - 1)
     rig.alter(older)
     with pytest.raises(ManifestMissing):
-        Collector(rig.ring, Watch()).collect()
-    assert list(repaired(rig.ring).damaged) == [older]
-    Collector(rig.ring, Watch()).collect()
+        GarbageCollector(rig.ring, LeaseWatch()).collect()
+    assert list(repair_ring(rig.ring).damaged) == [older]
+    GarbageCollector(rig.ring, LeaseWatch()).collect()
     assert rig.readable() == [0, 1, 2, 3]
 
 
@@ -202,7 +202,7 @@ def test_a_publisher_that_is_faster_is_not_undone(rig: Rig, monkeypatch: pytest.
         return create(key, pieces)
 
     monkeypatch.setattr(ring.store, "create", racing)
-    repaired(ring)
+    repair_ring(ring)
     assert raced
     assert rig.readable() == [1, 2, 3]
 
@@ -215,7 +215,7 @@ def test_a_whole_generation_that_is_lost_comes_back(tmp_path: Path) -> None:
     assert rig.readable() == [4, 5, 6, 7]
     (rig.place / manifest_key(newest.number)).unlink()
     (rig.place / POINTER).write_bytes(json.dumps({"manifest": newest.number}).encode())
-    repaired(rig.ring)
+    repair_ring(rig.ring)
     assert rig.readable() == [4, 5, 6, 7]
     assert rig.ring.newest().inserted == 8
 
@@ -228,11 +228,11 @@ def test_what_is_replaced_while_it_is_looked_at_is_not_told_as_lost(rig: Rig, mo
     def slow(key: str) -> memoryview | None:
         if key.startswith(SAMPLES) and rig.next == 8:
             rig.put(20)
-            Collector(rig.ring, Watch()).collect()
+            GarbageCollector(rig.ring, LeaseWatch()).collect()
         return read(key)
 
     monkeypatch.setattr(ring.store, "read", slow)
-    assert examined(ring).damaged == {}
+    assert inspect_ring(ring).damaged == {}
     assert rig.readable() == list(range(20, 28))
 
 
@@ -262,9 +262,9 @@ def test_whatever_was_lost_takes_nothing_else_with_it(acts: list[str], pointer: 
         store.delete([POINTER])
     if pointer == "rubbish":
         store.swap(POINTER, b"?", None)
-    repaired(Ring.open(store))
+    repair_ring(Ring.open(store))
     ring = Ring.open(store)
-    assert examined(ring).damaged == {}
+    assert inspect_ring(ring).damaged == {}
     for name, writer in writers.items():
         writer.put(np.array([put[name]]))
         put[name] += 1

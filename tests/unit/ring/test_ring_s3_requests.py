@@ -1,4 +1,4 @@
-"""Requests to buckets: where they go, how they are signed, and what answers mean."""
+"""Test bucket requests: endpoints, signatures, classification of answers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.errors import ObjectDamaged, RingError, RingMismatch, StoreFull
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.s3 import BucketStore
-from gpu_client.ring.store.s3_client import Bucket, Endpoint, Signer, region_of
-from gpu_client.ring.store.uri import store_at
+from gpu_client.ring.store.s3_client import BucketClient, BucketEndpoint, RequestSigner, find_region
+from gpu_client.ring.store.uri import open_store
 from tests.kits.clouds.second_store import ACCESS_KEY_ID, SECRET_ACCESS_KEY, SecondStore
 from tests.unit.ring.scripted_store import Scripted, ScriptedStore, refusal
 
@@ -37,7 +37,7 @@ def opened() -> Iterator[Opened]:
     def open_one(*script: Scripted) -> tuple[BucketStore, ScriptedStore]:
         server = ScriptedStore(*script)
         environment = {"AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL": f"{server.url}/store"}
-        bucket = Bucket("bucket", environment=environment, pause=lambda _: None, clock=NOW.timestamp)
+        bucket = BucketClient("bucket", environment=environment, pause=lambda _: None, clock=NOW.timestamp)
         made.extend([store := BucketStore("bucket/p", bucket), server])
         return store, server
 
@@ -59,7 +59,7 @@ def opened() -> Iterator[Opened]:
 def test_buckets_have_their_addresses(
     bucket: str, region: str, environment: dict[str, str], origin: str, path: str
 ) -> None:
-    assert Endpoint.of_bucket(bucket, region, environment) == Endpoint(origin, path)
+    assert BucketEndpoint.of_bucket(bucket, region, environment) == BucketEndpoint(origin, path)
 
 
 @pytest.mark.parametrize(
@@ -72,38 +72,38 @@ def test_buckets_have_their_addresses(
     ],
 )
 def test_hosts_are_signed_as_they_are_sent(origin: str, host: str) -> None:
-    assert Endpoint(origin, "/").host == host
+    assert BucketEndpoint(origin, "/").host == host
 
 
 @pytest.mark.parametrize("url", ["store:9000", "ftp://store", "http://store:port", "http://", "http://store?x=1"])
 def test_an_endpoint_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(RingMismatch, match="is no URL of a store"):
-        Endpoint.of_bucket("b", "r", {"AWS_ENDPOINT_URL": url})
+    with pytest.raises(RingMismatch, match="is not the URL of a store"):
+        BucketEndpoint.of_bucket("b", "r", {"AWS_ENDPOINT_URL": url})
 
 
 @pytest.mark.parametrize(
     "place",
-    ["s3://", "s3://bucket", "s3://bucket/", "s3://Bucket/x", "s3://b/x", "s3://bucket/a b", "s3://bucket/a//b",
+    ["s3://", "s3://bucket", "s3://bucket/", "s3://BucketClient/x", "s3://b/x", "s3://bucket/a b", "s3://bucket/a//b",
      "s3://bucket/../x", "s3://bucket/a/.x/b", "s3:bucket/x", f"s3://bucket/{'x' * 501}"],
 )  # fmt: skip
 def test_places_that_are_none_are_refused(place: str) -> None:
-    with pytest.raises(RingMismatch, match="is no place of a ring"):
-        store_at(place, make=True)
+    with pytest.raises(RingMismatch, match="is not a place of a ring"):
+        open_store(place, make=True)
 
 
 def test_the_region_is_the_environment_s_or_the_profile_s(tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text("[default]\nregion = eu-north-1\n[profile lab]\nregion=ap-south-1\n[profile bare]\noutput=json\n")
     files = {"AWS_CONFIG_FILE": str(config)}
-    assert region_of({**files, "AWS_REGION": "a", "AWS_DEFAULT_REGION": "b"}) == "a"
-    assert region_of({**files, "AWS_DEFAULT_REGION": "b"}) == "b"
-    assert region_of(files) == "eu-north-1"
-    assert region_of({**files, "AWS_PROFILE": "lab"}) == "ap-south-1"
-    assert region_of({**files, "AWS_PROFILE": "bare"}) == "us-east-1"
-    assert region_of({"AWS_CONFIG_FILE": str(tmp_path / "none")}) == "us-east-1"
+    assert find_region({**files, "AWS_REGION": "a", "AWS_DEFAULT_REGION": "b"}) == "a"
+    assert find_region({**files, "AWS_DEFAULT_REGION": "b"}) == "b"
+    assert find_region(files) == "eu-north-1"
+    assert find_region({**files, "AWS_PROFILE": "lab"}) == "ap-south-1"
+    assert find_region({**files, "AWS_PROFILE": "bare"}) == "us-east-1"
+    assert find_region({"AWS_CONFIG_FILE": str(tmp_path / "none")}) == "us-east-1"
     config.write_text("region = x")
     with pytest.raises(RingMismatch, match="cannot be read"):
-        region_of(files)
+        find_region(files)
 
 
 @pytest.mark.parametrize("token", [None, "session/token=="])
@@ -114,7 +114,7 @@ def test_a_signature_is_the_one_that_botocore_makes(monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv("AWS_SESSION_TOKEN", token)
     target = "/samples/w/00000001-1?continuation-token=a%2Fb%3D&list-type=2&prefix=p%2Finbox%2F"
     headers = {"If-None-Match": "*", "x-amz-meta-baton-put": "1f", "host": "b.s3.eu-west-1.amazonaws.com"}
-    ours = Signer("eu-west-1", clock=NOW.timestamp).signed("PUT", target, headers)
+    ours = RequestSigner("eu-west-1", clock=NOW.timestamp).signed("PUT", target, headers)
 
     monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda remove_tzinfo=True: NOW.replace(tzinfo=None))
     request = AWSRequest("PUT", f"https://b.s3.eu-west-1.amazonaws.com{target}", headers)
@@ -132,7 +132,7 @@ def test_a_store_that_checks_signatures_takes_the_right_ones_only(
         environment = {"AWS_REGION": "auto", "AWS_ENDPOINT_URL": second.endpoint_url}
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY_ID)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY)
-        store = BucketStore("signed/rings/one", Bucket("signed", environment=environment))
+        store = BucketStore("signed/rings/one", BucketClient("signed", environment=environment))
         keys = [f"samples/w/{number}" for number in range(3)]
         for key in keys:
             assert store.create(key, [memoryview(key.encode())])
@@ -143,12 +143,12 @@ def test_a_store_that_checks_signatures_takes_the_right_ones_only(
         store.delete(keys[:2])
         assert store.keys("samples/") == keys[2:]
         store.close()
-        with pytest.raises(RingMismatch, match="does not refuse to write over what is there"):
+        with pytest.raises(RingMismatch, match="ignores the conditions of writes"):
             Ring.make(store, RingSettings(cap=3))
         assert store.read("ring.json") is None
         assert store.record("pointer") is None
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
-        wrong = BucketStore("signed/rings/one", Bucket("signed", environment=environment))
+        wrong = BucketStore("signed/rings/one", BucketClient("signed", environment=environment))
         with pytest.raises(PermissionError, match="was refused"):
             wrong.record("pointer")
         wrong.close()
@@ -161,10 +161,10 @@ def test_credentials_are_those_of_the_profile(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_PROFILE", "lab")
-    assert "Credential=OF-LAB/" in Signer("r").signed("GET", "/", {"host": "h"})["Authorization"]
+    assert "Credential=OF-LAB/" in RequestSigner("r").signed("GET", "/", {"host": "h"})["Authorization"]
     monkeypatch.setenv("AWS_PROFILE", "other")
     with pytest.raises(PermissionError, match=r"there are no AWS credentials .*: set AWS_ACCESS_KEY_ID"):
-        Signer("r").signed("GET", "/", {"host": "h"})
+        RequestSigner("r").signed("GET", "/", {"host": "h"})
 
 
 def test_a_bucket_elsewhere_is_found(opened: Opened) -> None:
@@ -197,8 +197,8 @@ def test_a_clock_that_is_wrong_is_made_up_for(opened: Opened) -> None:
 @pytest.mark.parametrize(
     ("answer", "error", "said"),
     [
-        (refusal(507, "InsufficientStorage"), StoreFull, "no room in the bucket bucket"),
-        (refusal(403, "QuotaExceeded"), StoreFull, "no room"),
+        (refusal(507, "InsufficientStorage"), StoreFull, "no space in the bucket bucket"),
+        (refusal(403, "QuotaExceeded"), StoreFull, "no space"),
         (refusal(404, "NoSuchBucket"), RingMismatch, "there is no bucket bucket"),
         (refusal(403, "AccessDenied"), PermissionError, "403 AccessDenied that is why"),
         (refusal(400, "InvalidRequest"), OSError, "400 InvalidRequest that is why"),
@@ -246,7 +246,7 @@ def test_a_store_without_ranges_is_read_whole(opened: Opened) -> None:
 @pytest.mark.parametrize("said", ["bytes 1-9/10", "bytes 0-9/*", "nonsense"])
 def test_other_bytes_than_were_asked_for_are_damage(opened: Opened, said: str) -> None:
     store, _ = opened(Scripted(206, b"123456789", {"Content-Range": said, "ETag": '"e"'}))
-    with pytest.raises(ObjectDamaged, match="other bytes than were asked for"):
+    with pytest.raises(ObjectDamaged, match="other than the requested range"):
         store.read("samples/w/1")
 
 
@@ -261,7 +261,7 @@ def test_keys_that_are_not_deleted_are_an_error(opened: Opened) -> None:
 
 def test_a_listing_that_breaks_off_is_an_error(opened: Opened) -> None:
     store, _ = opened(Scripted(200, b"<R><IsTruncated>true</IsTruncated><Contents><Key>p/a</Key></Contents></R>"))
-    with pytest.raises(OSError, match="not how to go on"):
+    with pytest.raises(OSError, match="without a continuation token"):
         store.keys("a/")
 
 

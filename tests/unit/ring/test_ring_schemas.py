@@ -1,4 +1,4 @@
-"""The record of what a ring's samples are: damaged it is told as such, and set anew from what is there."""
+"""Test the schema record: damage is detected, and the schema restored from samples."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_client.ring.core.repair import examined, repaired
-from gpu_client.ring.core.ring import Ring, stored_schema
+from gpu_client.ring.core.repair import inspect_ring, repair_ring
+from gpu_client.ring.core.ring import Ring, decode_schema
 from gpu_client.ring.errors import ObjectDamaged, SampleRefused
 from gpu_client.ring.format.records import SCHEMA
-from gpu_client.ring.format.sample_tree import take_apart
+from gpu_client.ring.format.sample_tree import flatten
 from gpu_client.ring.generating.writer import RingWriter
 from tests.unit.ring.reading_scene import Scene
 
@@ -24,7 +24,7 @@ def document(scene: Scene) -> bytes:
 def newcomer(scene: Scene, name: str = "new") -> RingWriter:
     """A process that remembers nothing."""
     ring = Ring.open(scene.store, clock=scene.clock)
-    return RingWriter(ring, name, keeper=scene.keeper, threads=False, clock=scene.clock)
+    return RingWriter(ring, name, maintainer=scene.keeper, threads=False, clock=scene.clock)
 
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
@@ -41,12 +41,12 @@ def test_every_altered_bit_of_a_schema_is_noticed() -> None:
     scene = Scene()
     scene.put(1)
     data = document(scene)
-    assert stored_schema(memoryview(data)) == take_apart(np.array([1])).schema(shapes=True)
+    assert decode_schema(memoryview(data)) == flatten(np.array([1])).schema(shapes=True)
     for bit in range(8 * len(data)):
         altered = bytearray(data)
         altered[bit // 8] ^= 1 << bit % 8
         with pytest.raises(ValueError):
-            stored_schema(memoryview(altered))
+            decode_schema(memoryview(altered))
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -58,13 +58,13 @@ def test_a_damaged_schema_is_told_and_set_anew_from_a_sample(damage: str, shapes
     scene.store._objects[SCHEMA] = DAMAGES[damage](good)
     scene.store._objects[scene.ring.newest().slots[-1].object.key] = b"rot"
     writer = newcomer(scene)
-    with pytest.raises(ObjectDamaged, match=r"schema\.json is damaged: .*baton ring verify --repair sets it anew"):
+    with pytest.raises(ObjectDamaged, match=r"schema\.json is damaged: .*Repair the ring: baton ring verify --repair"):
         writer.put(np.array([3]))
     assert (writer.put_samples, writer.refused) == (0, 0)
-    assert SCHEMA in examined(scene.ring).damaged
-    repaired(scene.ring)
+    assert SCHEMA in inspect_ring(scene.ring).damaged
+    repair_ring(scene.ring)
     assert document(scene) == good
-    assert examined(scene.ring).damaged == {}
+    assert inspect_ring(scene.ring).damaged == {}
     writer.put(np.array([3]))
     with pytest.raises(SampleRefused):
         writer.put(np.array([3.0]))
@@ -72,12 +72,12 @@ def test_a_damaged_schema_is_told_and_set_anew_from_a_sample(damage: str, shapes
 
 def test_a_damaged_schema_of_a_ring_without_samples_is_the_next_sample_s() -> None:
     scene = Scene()
-    scene.ring.require_schema(take_apart(np.array([1])).schema(shapes=True))
+    scene.ring.require_schema(flatten(np.array([1])).schema(shapes=True))
     scene.store._objects[SCHEMA] = b"rot"
-    assert list(repaired(scene.ring).damaged) == [SCHEMA]
+    assert list(repair_ring(scene.ring).damaged) == [SCHEMA]
     assert scene.store.read(SCHEMA) is None
     newcomer(scene).put(np.array([1.0]))
-    assert stored_schema(memoryview(document(scene))) == take_apart(np.array([1.0])).schema(shapes=True)
+    assert decode_schema(memoryview(document(scene))) == flatten(np.array([1.0])).schema(shapes=True)
 
 
 def test_a_schema_that_was_lost_is_that_of_the_samples() -> None:
@@ -85,7 +85,7 @@ def test_a_schema_that_was_lost_is_that_of_the_samples() -> None:
     scene.put(2)
     good = document(scene)
     scene.store.delete([SCHEMA])
-    assert repaired(scene.ring).damaged == {SCHEMA: "it is not there, and samples are"}
+    assert repair_ring(scene.ring).damaged == {SCHEMA: "missing, although samples exist"}
     assert document(scene) == good
 
 
@@ -94,10 +94,10 @@ def test_a_schema_that_was_stored_without_a_digest_is_read_and_compared(altered:
     scene = Scene()
     scene.put(2)
     good = document(scene)
-    old = take_apart(np.array([1])).schema(shapes=True).encode()
+    old = flatten(np.array([1])).schema(shapes=True).encode()
     scene.store._objects[SCHEMA] = old.replace(b"<i8", b"<i0") if altered else old
-    assert list(examined(scene.ring).damaged) == ([SCHEMA] if altered else [])
-    repaired(scene.ring)
+    assert list(inspect_ring(scene.ring).damaged) == ([SCHEMA] if altered else [])
+    repair_ring(scene.ring)
     assert document(scene) == (good if altered else old)
     newcomer(scene).put(np.array([1]))
 
@@ -115,7 +115,7 @@ def test_stored_samples_say_their_schema_as_it_was_put(sample: Any) -> None:
     good = document(scene)
     scene.store.delete([SCHEMA])
     scene.ring.publish()
-    repaired(scene.ring)
+    repair_ring(scene.ring)
     assert document(scene) == good
 
 
@@ -124,6 +124,6 @@ def test_a_plain_value_of_another_type_is_refused_also_if_it_is_equal(other: obj
     writer = newcomer(Scene())
     for number in (2, 1, 1):
         writer.put({"x": np.zeros(3), "n": number})
-    with pytest.raises(SampleRefused, match="the ring's samples are"):
+    with pytest.raises(SampleRefused, match="the ring expects"):
         writer.put({"x": np.zeros(3), "n": other})
     assert (writer.put_samples, writer.refused) == (3, 1)

@@ -1,4 +1,4 @@
-"""Every altered bit of what a ring is run by is noticed, and mended as what cannot be read."""
+"""Test checksummed records: every altered bit is detected, and repaired like a missing record."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_client.ring.core.repair import examined, repaired
-from gpu_client.ring.core.ring import Pointed, Ring, make_ring, open_ring
+from gpu_client.ring.core.repair import inspect_ring, repair_ring
+from gpu_client.ring.core.ring import PointerRecord, Ring, make_ring, open_ring
 from gpu_client.ring.errors import ManifestMissing, ObjectDamaged, RingError, RingMismatch
-from gpu_client.ring.format.manifest import Manifest, manifest_key
-from gpu_client.ring.format.records import POINTER, SEEDS, SETTINGS, content_of, sealed, unsealed
-from gpu_client.ring.generating.named_counter import Tally
-from gpu_client.ring.generating.seeds import Seeds
+from gpu_client.ring.format.manifest import RingManifest, manifest_key
+from gpu_client.ring.format.records import (
+    POINTER,
+    SEEDS,
+    SETTINGS,
+    decode_checksummed,
+    decode_record,
+    encode_checksummed,
+)
+from gpu_client.ring.generating.named_counter import NamedCounter
+from gpu_client.ring.generating.seeds import SeedSource
 from gpu_client.ring.generating.writer import RingWriter
-from gpu_client.ring.reading.batch_plan import Shape
-from gpu_client.ring.reading.batch_stream import Group, Stream
+from gpu_client.ring.reading.batch_plan import BatchShape
+from gpu_client.ring.reading.batch_stream import BatchStream, ReaderGroup
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.memory import MemoryStore
@@ -49,10 +56,10 @@ def test_every_altered_bit_of_a_stored_manifest_is_noticed() -> None:
     newest = scene.ring.newest()
     key = manifest_key(newest.number)
     data = bytes(scene.store.read(key) or b"")
-    assert Manifest.from_bytes(data, newest.number) == newest
+    assert RingManifest.from_bytes(data, newest.number) == newest
     for altered in flips(data):
         with pytest.raises(ValueError):
-            Manifest.from_bytes(altered, newest.number)
+            RingManifest.from_bytes(altered, newest.number)
     assert scene.store.read(key) == data
 
 
@@ -74,7 +81,9 @@ def test_a_manifest_in_the_place_of_another_is_noticed() -> None:
     scene.put(3)
     newest = scene.ring.newest().number
     set_anew(scene.store, manifest_key(newest), bytes(scene.store.read(manifest_key(newest - 1)) or b""))
-    with pytest.raises(ManifestMissing, match=f"manifest {newest} cannot be read .it is manifest {newest - 1}"):
+    with pytest.raises(
+        ManifestMissing, match=f"manifest {newest} cannot be read .the content is manifest {newest - 1}"
+    ):
         Ring.open(scene.store).newest()
 
 
@@ -87,7 +96,7 @@ def test_what_was_stored_without_a_digest_is_read() -> None:
     ring = Ring.open(scene.store, clock=scene.clock)
     assert (ring.settings, ring.newest()) == (scene.settings, newest)
     assert Ring.make(scene.store, scene.settings).newest() == newest
-    assert examined(ring).damaged == {}
+    assert inspect_ring(ring).damaged == {}
     scene.put(1)
     assert ring.newest().number == newest.number + 1
     assert b'"digest"' in bytes(scene.store.read(manifest_key(newest.number + 1)) or b"")
@@ -106,12 +115,15 @@ def test_nothing_goes_on_with_an_altered_manifest_until_it_is_mended(tmp_path: P
     altered = data.replace(b'"w":[1,3,', b'"w":[1,7,')
     assert sum((one ^ other).bit_count() for one, other in zip(data, altered, strict=True)) == 1
     path.write_bytes(altered)
-    with pytest.raises(ManifestMissing, match=r"cannot be read \(it was altered\). baton ring verify --repair"):
+    with pytest.raises(
+        ManifestMissing,
+        match=r"cannot be read \(the document was altered\). Repair the ring: baton ring verify --repair",
+    ):
         open_ring(str(place)).publish()
-    assert set(examined(open_ring(str(place))).damaged) == {POINTER, path.relative_to(place).as_posix()}
-    repaired(open_ring(str(place)))
+    assert set(inspect_ring(open_ring(str(place))).damaged) == {POINTER, path.relative_to(place).as_posix()}
+    repair_ring(open_ring(str(place)))
     again = open_ring(str(place))
-    assert examined(again).damaged == {}
+    assert inspect_ring(again).damaged == {}
     writer = RingWriter(again, "w", threads=False)
     for number in range(3, 7):
         writer.put(np.array([number]))
@@ -129,7 +141,9 @@ def test_settings_that_were_altered_are_written_anew_by_making_the_ring_again(tm
     path = tmp_path / "ring" / SETTINGS
     path.write_bytes(path.read_bytes().replace(b'"cap":8', b'"cap":9'))
     for use in (lambda: open_ring(place), lambda: make_ring(place, settings)):
-        with pytest.raises(RingMismatch, match=r"cannot be read: it was altered\. Delete it, and make the ring again"):
+        with pytest.raises(
+            RingMismatch, match=r"cannot be read: the document was altered\. Delete the file and make the ring again"
+        ):
             use()
     path.unlink()
     assert make_ring(place, settings).newest().inserted == 1
@@ -140,16 +154,16 @@ def run_ring(store: MemoryStore) -> Ring:
     """With everything that writers, readers and trainings leave behind in it."""
     ring = Ring.make(store, RingSettings(cap=8))
     with RingWriter(ring, "w", threads=False) as writer:
-        seeds = Seeds(store)
+        seeds = SeedSource(store)
         for _ in range(8):
             writer.put(np.array([next(seeds)]), seed=0)
     ring.publish()
     for _ in range(2):
         with RingReader(ring, name="r", threads=False) as reader:
-            stream = Stream(reader, Shape(4), group="training")
+            stream = BatchStream(reader, BatchShape(4), group="training")
             stream.next_batch()
             stream.state_dict()
-    Tally(store, "generators/g", lambda: True).take(5)
+    NamedCounter(store, "generators/g", lambda: True).acquire(5)
     RingWriter(ring, "left", threads=False)
     return ring
 
@@ -158,13 +172,13 @@ def run_ring(store: MemoryStore) -> Ring:
 def test_every_altered_bit_of_a_record_is_noticed(prefix: str) -> None:
     """A bit more in a pinned manifest's number, and what a training is to resume with would have been collected."""
     store = MemoryStore()
-    RingReader(run_ring(store), name="alive", threads=False).tell()
+    RingReader(run_ring(store), name="alive", threads=False).flush_stats()
     (key, *_) = (key for key in store._objects if key.startswith(prefix))
     record = store.record(key)
-    assert record is not None and content_of(record)
+    assert record is not None and decode_record(record)
     for altered in flips(bytes(record.data)):
-        assert content_of(record._replace(data=altered)) == {}
-    assert content_of(record._replace(data=without_digest(record.data))) == content_of(record)
+        assert decode_record(record._replace(data=altered)) == {}
+    assert decode_record(record._replace(data=without_digest(record.data))) == decode_record(record)
 
 
 def test_every_altered_bit_of_the_seeds_is_told() -> None:
@@ -175,9 +189,9 @@ def test_every_altered_bit_of_the_seeds_is_told() -> None:
     for altered in flips(data):
         set_anew(store, SEEDS, altered)
         with pytest.raises(RingMismatch, match="record of seeds cannot be read"):
-            next(Seeds(store))
+            next(SeedSource(store))
     set_anew(store, SEEDS, without_digest(data))
-    assert next(Seeds(store)) >= 8
+    assert next(SeedSource(store)) >= 8
 
 
 def test_every_altered_bit_of_a_decision_is_told() -> None:
@@ -188,7 +202,7 @@ def test_every_altered_bit_of_a_decision_is_told() -> None:
     data = bytes(store.read(key) or b"")
     run, number = (int(part) for part in key.rpartition("/")[2].split("."))
     with RingReader(ring, name="again", threads=False) as reader:
-        group = Group(reader, "training")
+        group = ReaderGroup(reader, "training")
         assert group.resume(run)
         decision = group.decision(number)
         assert decision is not None
@@ -203,12 +217,12 @@ def test_every_altered_bit_of_a_decision_is_told() -> None:
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b'"text"', b"\xff", b'{"other":1}', b"7" * 100])
 def test_what_is_no_document_is_told(data: bytes) -> None:
     with pytest.raises(ValueError):
-        unsealed(data, frozenset({"known"}))
+        decode_checksummed(data, frozenset({"known"}))
     with pytest.raises(ValueError):
-        Pointed.from_bytes(data)
+        PointerRecord.from_bytes(data)
 
 
 def test_a_document_is_as_it_was() -> None:
     content = {"a": [1, {"digest": "x"}], "b": None, "c": 'text"}', "digest of": 0.1}
-    assert unsealed(sealed(content), frozenset()) == content
-    assert unsealed(memoryview(sealed(content)), frozenset()) == content
+    assert decode_checksummed(encode_checksummed(content), frozenset()) == content
+    assert decode_checksummed(memoryview(encode_checksummed(content)), frozenset()) == content

@@ -1,4 +1,4 @@
-"""Batches of a stock DataLoader are of one generation, though a generator swaps while they are read."""
+"""Test batches of a stock DataLoader: one generation each, although a generator swaps meanwhile."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch
 import yaml
 from torch.utils.data import DataLoader
 
-from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.maintenance import Maintainer
 from gpu_client.ring.core.ring import open_ring
 from gpu_client.ring.generating.writer import RingWriter
-from gpu_client.ring.tools.wirehead import Config, MongoheadDataset, MongoTupleheadDataset
+from gpu_client.ring.tools.wirehead import MongoheadDataset, MongoTupleheadDataset, WireheadConfig
 
 CAP = 4
 
@@ -28,11 +28,11 @@ class Swapping:
         self.config_path = config_path
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
-        ring = Config.read(self.config_path).ring()
+        ring = WireheadConfig.read(self.config_path).ring()
         with open(self.config_path, "rb") as file:  # noqa: PTH123 - one worker at a time makes a generation
             fcntl.flock(file, fcntl.LOCK_EX)
             number = ring.newest().inserted // CAP
-            writer = RingWriter(ring, threads=False, keeper=Keeper(ring, "test"))
+            writer = RingWriter(ring, threads=False, maintainer=Maintainer(ring, "test"))
             for _ in range(CAP):
                 writer.put({"data": np.full(3, float(number)), "label": np.full(3, number)})
             writer.close()
@@ -77,7 +77,9 @@ def test_batches_of_a_stock_loader_are_of_one_generation(config_path: str, worke
         assert len(generations(images)) == 1 and generations(labels) == generations(images)
         seen.append(generations(images))
     assert len(seen) == CAP
-    assert open_ring(Config.read(config_path).place).newest().inserted == CAP * (1 + 2 * CAP), "each read has swapped"
+    assert open_ring(WireheadConfig.read(config_path).place).newest().inserted == CAP * (1 + 2 * CAP), (
+        "each read has swapped"
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -1,4 +1,4 @@
-"""What a store holds of samples: where arrays lie in it, and what is read from it once more before it is given up."""
+"""Test stored samples: alignment of arrays, and the second read before damage is raised."""
 
 from __future__ import annotations
 

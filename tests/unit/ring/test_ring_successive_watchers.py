@@ -1,4 +1,4 @@
-"""Watchers that are replaced more often than a lease lasts: the dead are found all the same, and nobody else."""
+"""Test watchers that are replaced within a lease: the dead are detected, and only they."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from gpu_client.ring.core.liveness import DEAD_AFTER_LEASES
-from gpu_client.ring.core.maintenance import COLLECTIONS_IN_A_LEASE, TAKEN_OVER_AFTER_S, Keeper
+from gpu_client.ring.core.maintenance import COLLECTIONS_IN_A_LEASE, TAKEN_OVER_AFTER_S, Maintainer
 from gpu_client.ring.core.ring import Ring
-from gpu_client.ring.format.records import PUBLISHER, WRITERS, content_of
+from gpu_client.ring.format.records import PUBLISHER, WRITERS, decode_record
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.memory import MemoryStore
-from gpu_client.ring.tools.status import status_of
+from gpu_client.ring.tools.status import read_status
 from tests.unit.ring.ring_kit import Clock
 
 LEASE_S, TURN_S = 12.0, 0.25
@@ -35,16 +35,16 @@ class Succession:
 
     def writer(self, name: str) -> RingWriter:
         writer = RingWriter(
-            self.ring, name, keeper=Keeper(self.ring, name, clock=self.clock), threads=False, clock=self.clock
+            self.ring, name, maintainer=Maintainer(self.ring, name, clock=self.clock), threads=False, clock=self.clock
         )
         writer.put(np.zeros(2))
         return writer
 
-    def keeper(self) -> Keeper:
+    def keeper(self) -> Maintainer:
         self.keepers += 1
-        return Keeper(self.ring, f"k{self.keepers}", clock=self.clock)
+        return Maintainer(self.ring, f"k{self.keepers}", clock=self.clock)
 
-    def turn(self, keeper: Keeper) -> bool:
+    def turn(self, keeper: Maintainer) -> bool:
         self.clock.go_on(TURN_S)
         for writer in self.living:
             if self.clock() - self.renewed_at.get(writer.name, 0.0) >= SLOW_S:
@@ -53,7 +53,7 @@ class Succession:
         return keeper.turn()
 
     def follow(
-        self, lives_s: float, lasts_s: float, left: Callable[[], bool], end: Callable[[Keeper], object]
+        self, lives_s: float, lasts_s: float, left: Callable[[], bool], end: Callable[[Maintainer], object]
     ) -> float:
         """Replace publishers every `lives_s` until nothing is left; the seconds that took."""
         began_at = self.clock()
@@ -66,13 +66,13 @@ class Succession:
         return self.clock() - began_at
 
 
-def killed(_: Keeper) -> None:
+def killed(_: Maintainer) -> None:
     """Leaves everything as it is."""
 
 
-@pytest.mark.parametrize("end", [killed, Keeper.close])
+@pytest.mark.parametrize("end", [killed, Maintainer.close])
 @pytest.mark.parametrize("lives_s", [0.2 * LEASE_S, 0.5 * LEASE_S, 0.9 * LEASE_S])
-def test_dead_writers_are_marked_and_their_records_removed(lives_s: float, end: Callable[[Keeper], object]) -> None:
+def test_dead_writers_are_marked_and_their_records_removed(lives_s: float, end: Callable[[Maintainer], object]) -> None:
     scene = Succession()
     for number in range(12):
         scene.writer(f"dead-{number}")
@@ -88,7 +88,7 @@ def test_dead_writers_are_marked_and_their_records_removed(lives_s: float, end: 
     until = scene.clock() + 10 * LEASE_S
     scene.follow(lives_s, math.inf, lambda: scene.clock() < until, end)
     slow.put(np.ones(2))
-    assert not content_of(scene.store.record("writers/slow")).get("dead")
+    assert not decode_record(scene.store.record("writers/slow")).get("dead")
 
 
 def test_a_publisher_that_died_while_it_collected_is_followed_though_those_who_wait_die_too() -> None:
@@ -96,10 +96,10 @@ def test_a_publisher_that_died_while_it_collected_is_followed_though_those_who_w
     scene.writer("dead")
     first = scene.keeper()
     assert scene.turn(first)
-    assert first._held is not None
-    first._held.renew(busy=True)
+    assert first._lease is not None
+    first._lease.renew(busy=True)
     scene.follow(0.8 * LEASE_S, 6 * LEASE_S, lambda: bool(scene.store.keys(WRITERS)), killed)
-    assert content_of(scene.store.record(PUBLISHER))["holder"] != "k1"
+    assert decode_record(scene.store.record(PUBLISHER))["holder"] != "k1"
 
 
 def test_a_note_of_a_watcher_that_was_stopped_for_long_shortens_no_life() -> None:
@@ -113,12 +113,12 @@ def test_a_note_of_a_watcher_that_was_stopped_for_long_shortens_no_life() -> Non
         scene.turn(other)
         if scene.clock() % LEASE_S < TURN_S:
             writer.renew()
-    stopped._observations.note()
+    stopped._silence_notes.save()
     third = scene.keeper()
     for _ in range(int(LEASE_S / TURN_S)):
         scene.turn(third)
     writer.put(np.ones(2))
-    assert not content_of(scene.store.record("writers/lives")).get("dead")
+    assert not decode_record(scene.store.record("writers/lives")).get("dead")
 
 
 def test_status_tells_who_is_silent_before_it_is_taken_for_dead() -> None:
@@ -128,7 +128,7 @@ def test_status_tells_who_is_silent_before_it_is_taken_for_dead() -> None:
     keeper = scene.keeper()
     for _ in range(int(1.4 * LEASE_S / TURN_S)):
         scene.turn(keeper)
-    rows = {row.name: row for row in status_of(scene.ring).writers}
+    rows = {row.name: row for row in read_status(scene.ring).writers}
     assert rows["silent"].silent_s > LEASE_S
     assert rows["slow"].silent_s == 0
     assert rows["silent"].alive

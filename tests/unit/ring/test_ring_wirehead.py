@@ -1,4 +1,4 @@
-"""Wirehead's names, its file and its unit example, on a ring: with the values that were put."""
+"""Test Wirehead's classes, file and unit example on a ring."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 import yaml
 from torch.utils.data import DataLoader
 
-from gpu_client.ring.core.garbage_collector import read_so_far
+from gpu_client.ring.core.garbage_collector import count_samples_read
 from gpu_client.ring.core.ring import open_ring
 from gpu_client.ring.errors import RingMismatch
 from gpu_client.ring.format.records import READERS
 from gpu_client.ring.generating.writer import RingWriter
-from gpu_client.ring.tools.wirehead import Config, MongoheadDataset, MongoTupleheadDataset, WireheadGenerator
+from gpu_client.ring.tools.wirehead import MongoheadDataset, MongoTupleheadDataset, WireheadConfig, WireheadGenerator
 
 UNIT = {
     "MONGOHOST": "localhost", "DBNAME": "unit-test", "SWAP_CAP": 10, "SAMPLE": ["data", "label"],
@@ -157,7 +157,7 @@ def test_for_a_damaged_sample_another_is_read(tmp_path: Path, caplog: pytest.Log
     whole[-200] ^= 1
     objects[4].write_bytes(whole)
     assert float(dataset[4]["input"][0]) == 5.5
-    assert "is read for it" in caplog.text
+    assert "reading " in caplog.text
 
 
 def test_indices_behind_the_end_of_a_part_of_a_generation_begin_anew(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_generation_of_an_earlier_run_is_told_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = config(tmp_path)
-    with RingWriter(Config.read(path).ring()) as writer:
+    with RingWriter(WireheadConfig.read(path).ring()) as writer:
         for one in range(10):
             writer.put((np.full(2, one), np.full(2, one)))
         writer.swap()
@@ -194,7 +194,7 @@ def test_a_generation_of_an_earlier_run_is_told_of(
         monkeypatch.undo()
         caplog.clear()
     MongoheadDataset(path)
-    assert "ago, and nobody generates now: if that was another run, remove" in caplog.text
+    assert "ago, and no generator is at work: if it is of another run, remove" in caplog.text
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -206,6 +206,6 @@ def test_what_workers_of_a_stock_loader_read_is_counted_and_they_leave(tmp_path:
     dataset = MongoheadDataset(path)
     length = len(dataset)
     list(DataLoader(dataset, batch_size=None, sampler=range(length), num_workers=2, multiprocessing_context=method))
-    ring = Config.read(path).ring()
-    assert read_so_far(ring) == length
+    ring = WireheadConfig.read(path).ring()
+    assert count_samples_read(ring) == length
     assert len(ring.store.keys(READERS)) == 1

@@ -1,4 +1,4 @@
-"""What went wrong with Wirehead, and has no test elsewhere: each failure that was measured or found in its source."""
+"""Test known failures of Wirehead, measured or found in its source, that other tests do not cover."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import yaml
 
-from gpu_client.ring.core.garbage_collector import Collector
-from gpu_client.ring.core.liveness import Watch
-from gpu_client.ring.core.maintenance import TAKEN_OVER_AFTER_S, Keeper
+from gpu_client.ring.core.garbage_collector import GarbageCollector
+from gpu_client.ring.core.liveness import LeaseWatch
+from gpu_client.ring.core.maintenance import TAKEN_OVER_AFTER_S, Maintainer
 from gpu_client.ring.core.ring import Ring, make_ring, open_ring
 from gpu_client.ring.errors import WaitedTooLong
 from gpu_client.ring.format.records import SAMPLES
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.memory import MemoryStore
-from gpu_client.ring.tools.status import status_of
+from gpu_client.ring.tools.status import read_status
 from gpu_client.ring.tools.wirehead import MongoheadDataset, WireheadGenerator
 from tests.unit.ring.ring_kit import Clock, Died, MortalStore
 
@@ -37,8 +37,8 @@ class Scene:
     def writer(self, name: str) -> tuple[RingWriter, MortalStore]:
         store = MortalStore(self.store)
         ring = Ring(store, self.settings, clock=self.clock)
-        keeper = Keeper(ring, name, clock=self.clock)
-        made = RingWriter(ring, name, keeper=keeper, threads=False, clock=self.clock, pause=self.clock.go_on)
+        keeper = Maintainer(ring, name, clock=self.clock)
+        made = RingWriter(ring, name, maintainer=keeper, threads=False, clock=self.clock, pause=self.clock.go_on)
         return made, store
 
     def publish(self) -> None:
@@ -78,11 +78,11 @@ def test_a_crash_costs_its_own_sample_and_never_a_generation() -> None:
 def test_nobody_s_lock_stays_when_its_holder_dies() -> None:
     """Whoever publishes is replaced as soon as it is silent, by any other."""
     scene = Scene()
-    dead = Keeper(scene.ring, "dead", clock=scene.clock)
+    dead = Maintainer(scene.ring, "dead", clock=scene.clock)
     assert dead.turn()
     writer, _ = scene.writer("w")
     writer.put(np.array([1]))
-    others = [Keeper(scene.ring, f"k{number}", clock=scene.clock) for number in range(3)]
+    others = [Maintainer(scene.ring, f"k{number}", clock=scene.clock) for number in range(3)]
     assert [other.turn() for other in others] == [False, False, False]
     assert len(scene.ring.newest()) == 0
     scene.clock.go_on(TAKEN_OVER_AFTER_S + 0.1)
@@ -145,7 +145,7 @@ def test_writers_that_all_begin_at_once_find_the_ring_and_each_other(tmp_path: P
 def test_what_was_put_can_be_read_at_the_publisher_s_next_turn() -> None:
     scene = Scene(cap=1000)
     writer, _ = scene.writer("w")
-    keeper = Keeper(scene.ring, "k", clock=scene.clock)
+    keeper = Maintainer(scene.ring, "k", clock=scene.clock)
     for number in range(1, 20):
         writer.put(np.array([number]))
         assert keeper.turn()
@@ -155,7 +155,7 @@ def test_what_was_put_can_be_read_at_the_publisher_s_next_turn() -> None:
 
 def test_records_and_objects_do_not_grow_with_what_was_generated() -> None:
     scene = Scene(cap=10, retain=3)
-    collector = Collector(scene.ring, Watch(scene.clock))
+    collector = GarbageCollector(scene.ring, LeaseWatch(scene.clock))
     sizes = []
     for turn in range(60):
         writer, _ = scene.writer(f"w{turn}")  # every one dies after ten samples
@@ -168,7 +168,7 @@ def test_records_and_objects_do_not_grow_with_what_was_generated() -> None:
             scene.publish()
         sizes.append(sum(len(scene.store.keys(prefix)) for prefix in ("", "inbox/", SAMPLES, "writers/", "manifests/")))
     assert max(sizes[10:]) <= max(sizes[:10]), sizes
-    assert status_of(scene.ring).inserted == 600
+    assert read_status(scene.ring).inserted == 600
 
 
 def config(folder: Path, **changed: Any) -> str:

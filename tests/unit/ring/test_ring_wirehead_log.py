@@ -1,4 +1,4 @@
-"""Names that Wirehead's examples use beside the generator and the dataset: cycle, its logger, clean."""
+"""Test further names of Wirehead's examples: cycle, logger, clean."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.memory import MemoryStore
 from gpu_client.ring.tools.wirehead import (
-    Config,
     MongoTupleheadDataset,
     SwapLog,
+    WireheadConfig,
     WireheadGenerator,
     WireheadLogger,
     WireheadSnapshot,
 )
-from gpu_client.ring.tools.wirehead_log import KEPT, note_swaps, swaps_of
+from gpu_client.ring.tools.wirehead_log import KEPT, read_swaps, record_swaps
 from gpu_client.ring.wirehead_clean import main
 
 
@@ -64,7 +64,7 @@ def test_cycle_puts_one_sample_of_a_generator_and_writers_leave_with_their_gener
         for _ in range(6):
             generator.cycle()
         del generator
-    ring = Config.read(path).ring()
+    ring = WireheadConfig.read(path).ring()
     assert ring.newest().inserted == 10
     assert sum(claim.samples for claim in ring.claims() if not ring.newest().settled(claim.object)) == 2
     assert ring.store.keys(WRITERS) == []
@@ -108,7 +108,7 @@ def test_a_swap_that_cannot_be_recorded_costs_no_generator(
     def full(_: Ring) -> list[Any]:
         raise StoreFull("nothing fits in")
 
-    monkeypatch.setattr("gpu_client.ring.tools.wirehead.note_swaps", full)
+    monkeypatch.setattr("gpu_client.ring.tools.wirehead.record_swaps", full)
     assert WireheadGenerator(numbered(), path, 10).run(verbose=True) == 10
     assert "swaps cannot be recorded now: nothing fits in" in caplog.text
     monkeypatch.undo()
@@ -168,25 +168,27 @@ def test_many_that_look_at_once_record_each_swap_once() -> None:
     for _ in range(20):
         generation(ring)
     added: list[int] = []
-    threads = [threading.Thread(target=lambda: added.extend(swap.total for swap in note_swaps(ring))) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: added.extend(swap.total for swap in record_swaps(ring))) for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(added) == list(range(1, 21)) == [swap.total for swap in swaps_of(ring)]
+    assert sorted(added) == list(range(1, 21)) == [swap.total for swap in read_swaps(ring)]
 
 
 def test_a_swap_whose_manifest_is_gone_counts_and_the_record_is_bounded() -> None:
     ring = Ring.make(MemoryStore(), RingSettings(cap=2, mode="generation", retain=1000))
     generation(ring)
-    assert [swap.total for swap in note_swaps(ring)] == [1]
+    assert [swap.total for swap in record_swaps(ring)] == [1]
     last = ring.newest().number
     for _ in range(KEPT + 5):
         generation(ring)
     ring.store.delete([manifest_key(number) for number in range(last + 1, last + 10)])
     fresh = Ring.open(ring.store)
-    assert note_swaps(fresh)[-1].total == KEPT + 6
-    kept = swaps_of(fresh)
+    assert record_swaps(fresh)[-1].total == KEPT + 6
+    kept = read_swaps(fresh)
     assert len(kept) == KEPT and kept[-1].inserted == 2 * (KEPT + 6)
 
 
@@ -215,7 +217,7 @@ def test_clean_removes_the_ring_whatever_its_settings_and_nothing_else(
 
 @pytest.mark.parametrize(
     ("changed", "status", "said"),
-    [(None, 1, "cannot be read"), ("RING: 'ftp:there'", 1, "is no place of a ring"), ("--help", 2, "usage:")],
+    [(None, 1, "cannot be read"), ("RING: 'ftp:there'", 1, "is not a place of a ring"), ("--help", 2, "usage:")],
 )
 def test_clean_says_what_is_wrong(
     path: str, capsys: pytest.CaptureFixture[str], changed: str | None, status: int, said: str

@@ -1,4 +1,4 @@
-"""Writers used wrongly, or whose store, clock or process does what it should not: nothing is lost or altered."""
+"""Test misused writers and misbehaving stores, clocks and processes: no sample is lost or altered."""
 
 from __future__ import annotations
 
@@ -154,14 +154,14 @@ def test_arrays_may_be_used_again_though_there_was_no_room_for_their_pack() -> N
 @pytest.mark.parametrize(
     ("settings", "sample", "seed", "reason"),
     [
-        ({"quantise": {"sample['x']": "uint8"}}, {"x": np.arange(3)}, None, "only floats are quantised"),
+        ({"quantise": {"sample['x']": "uint8"}}, {"x": np.arange(3)}, None, "only floats can be quantized"),
         (
             {"quantise": {"sample['x']": "uint8"}, "finite": False},
             {"x": np.array([np.inf])},
             None,
-            "values that are not finite",
+            "non-finite values",
         ),
-        ({}, {"x": np.ones(1)}, object(), "its seed cannot be noted"),
+        ({}, {"x": np.ones(1)}, object(), "the seed cannot be encoded"),
         ({}, {"x": np.ones(1), "loss": float("nan")}, None, r"sample\['loss'\] is nan"),
         ({}, {"x": np.ones(1), "deep": [(1.0, float("inf"))]}, None, r"sample\['deep'\]\[0\]\[1\] is inf"),
     ],
@@ -191,7 +191,7 @@ def test_seeds_of_numpy_are_noted_as_numbers() -> None:
 
 @pytest.mark.parametrize("name", ["a/b", "../up", "ünder", "x" * 65, "a b"])
 def test_names_that_could_become_another_s_are_refused(name: str) -> None:
-    with pytest.raises(RingMismatch, match="no name of a writer"):
+    with pytest.raises(RingMismatch, match="not a name of a writer"):
         Scene().writer(name)
 
 

@@ -1,4 +1,4 @@
-"""Putting: what is refused, who waits, what a full store and a taken name do."""
+"""Test `put`: refusals, waits, full stores, taken names."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_client.ring.core.garbage_collector import Collector
-from gpu_client.ring.core.liveness import Watch
-from gpu_client.ring.core.maintenance import Keeper
+from gpu_client.ring.core.garbage_collector import GarbageCollector
+from gpu_client.ring.core.liveness import LeaseWatch
+from gpu_client.ring.core.maintenance import Maintainer
 from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.errors import RingMismatch, SampleRefused, StoreFull, WaitedTooLong, WriterFenced
 from gpu_client.ring.format.records import SAMPLES
@@ -29,24 +29,24 @@ class Scene:
         self.clock = Clock()
         self.store = MemoryStore()
         self.ring = Ring.make(self.store, RingSettings(**{"cap": 4, **settings}), clock=self.clock)
-        self.keeper = Keeper(self.ring, "k", clock=self.clock)
+        self.keeper = Maintainer(self.ring, "k", clock=self.clock)
 
     def writer(self, name: str = "w", **more: Any) -> RingWriter:
         return RingWriter(
-            self.ring, name, keeper=self.keeper, threads=False, clock=self.clock, pause=self.clock.go_on, **more
+            self.ring, name, maintainer=self.keeper, threads=False, clock=self.clock, pause=self.clock.go_on, **more
         )
 
 
 def refusals() -> list[tuple[object, str]]:
     return [
-        ({"x": np.zeros(4, "f8"), "y": torch.zeros(2)}, "the ring's samples are"),
-        ({"x": np.zeros(5, "f4"), "y": torch.zeros(2)}, "the ring's samples are"),
-        ({"x": np.zeros(4, "f4")}, "the ring's samples are"),
+        ({"x": np.zeros(4, "f8"), "y": torch.zeros(2)}, "the ring expects"),
+        ({"x": np.zeros(5, "f4"), "y": torch.zeros(2)}, "the ring expects"),
+        ({"x": np.zeros(4, "f4")}, "the ring expects"),
         (
             {"x": np.array([0, np.nan, 0, 0], "f4"), "y": torch.zeros(2)},
-            r"sample\['x'\] has values that are not finite",
+            r"sample\['x'\] has non-finite values",
         ),
-        ({"x": np.zeros(4, "f4"), "y": torch.tensor([0, -torch.inf])}, r"sample\['y'\] has values that are not finite"),
+        ({"x": np.zeros(4, "f4"), "y": torch.tensor([0, -torch.inf])}, r"sample\['y'\] has non-finite values"),
         ({"x": object(), "y": torch.zeros(2)}, "builtins.object"),
         ({"only": "text"}, "no array"),
     ]
@@ -121,7 +121,7 @@ def test_whoever_was_silent_for_too_long_is_fenced_and_its_orphans_go() -> None:
     silent.put(np.array([1]))
     scene.store.create("samples/silent/00000001-0000000002", [])
     other = scene.writer("other")
-    collector = Collector(scene.ring, Watch(scene.clock))
+    collector = GarbageCollector(scene.ring, LeaseWatch(scene.clock))
     for _ in range(6):
         scene.clock.go_on(6.0)
         other.renew()
@@ -198,9 +198,9 @@ def test_packs_are_stored_when_they_are_full_and_at_the_end() -> None:
         ({"mode": "generation", "max_ahead": 3}, "before a generation is complete"),
         ({"publish_interval_s": 1e-9}, "publish_interval_s"),
         ({"publish_every_samples": 0}, "publish_every_samples"),
-        ({"publish_every_samples": 5}, "cap only 4: it would be more than the ring"),
-        ({"publish_every_samples": 2, "mode": "generation"}, "each is published when it is complete"),
-        ({"publish_every_samples": 3, "max_ahead": 2}, "writers would wait before so many do"),
+        ({"publish_every_samples": 5}, "cap only 4: the number would exceed the ring"),
+        ({"publish_every_samples": 2, "mode": "generation"}, "a generation is published when complete"),
+        ({"publish_every_samples": 3, "max_ahead": 2}, "writers would wait first"),
         ({"lease_s": 1e-9}, "lease_s"),
         ({"max_age_s": float("inf")}, "max_age_s"),
         ({"max_age_s": float("nan")}, "max_age_s"),
@@ -222,7 +222,7 @@ def test_two_rings_of_one_name_are_told_apart() -> None:
 def test_clocks_that_differ_put_nobody_s_samples_out_of_order() -> None:
     scene = Scene(cap=6)
     ahead = Ring(scene.store, scene.ring.settings, clock=_shifted(scene.clock, 5000.0))
-    early, late = scene.writer("early"), RingWriter(ahead, "late", keeper=scene.keeper, threads=False)
+    early, late = scene.writer("early"), RingWriter(ahead, "late", maintainer=scene.keeper, threads=False)
     for number in range(3):
         late.put(np.array([number]))
         early.put(np.array([number]))

@@ -1,4 +1,4 @@
-"""What puts samples into a ring for a training, when it is told to."""
+"""A generator for tests of trainings."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from gpu_client.ring.core.garbage_collector import Collector
+from gpu_client.ring.core.garbage_collector import GarbageCollector
 from gpu_client.ring.core.ring import make_ring
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
 
 
 class Generator:
-    """Puts numbered samples into a ring in a directory, when told to."""
+    """Put numbered samples into a ring in a directory, on request."""
 
     def __init__(self, place: Path, **settings: Any) -> None:
         self.place = str(place)
@@ -30,7 +30,7 @@ class Generator:
             pass
 
     def replace_all(self) -> None:
-        """Everything that is not pinned goes."""
+        """Collect everything that is not pinned."""
         for _ in range(4):
             self.put(8)
-        Collector(self.ring).collect()
+        GarbageCollector(self.ring).collect()
