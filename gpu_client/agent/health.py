@@ -53,7 +53,7 @@ class LivenessFile:
         self.close()
 
 
-def problem_of(environment: Mapping[str, str], now: float) -> str | None:
+def find_problem(environment: Mapping[str, str], now: float) -> str | None:
     """Return the reason why the agent counts as dead at the monotonic time `now`; None if the agent lives."""
     path = environment.get(VARIABLE)
     if not path:
@@ -70,7 +70,7 @@ def problem_of(environment: Mapping[str, str], now: float) -> str | None:
 
 def main() -> int:
     """Print why the agent counts as dead. Returns the exit code."""
-    problem = problem_of(os.environ, time.monotonic())
+    problem = find_problem(os.environ, time.monotonic())
     if problem is None:
         return 0
     sys.stderr.write(f"{problem}\n")

@@ -115,8 +115,8 @@ class AgentSettings(BaseSettings):
 
     def work_query(self) -> WorkQuery:
         """Return the worker's queue and resources. `nvidia-smi` describes the GPUs unless a variable does."""
-        found = _nvidia_gpus() if self.gpus is None or self.vram_gib is None else []
-        free_bytes = shutil.disk_usage(_existing_parent(self.workspace)).free
+        found = _query_nvidia_gpus() if self.gpus is None or self.vram_gib is None else []
+        free_bytes = shutil.disk_usage(_find_existing_parent(self.workspace)).free
         on_salad = self.salad_container_group_id is not None
         return WorkQuery(
             **self.identity().model_dump(),
@@ -158,7 +158,7 @@ def describe_problems(error: ValidationError) -> list[str]:
 
 
 @cache
-def _nvidia_gpus() -> list[tuple[str, float]]:
+def _query_nvidia_gpus() -> list[tuple[str, float]]:
     """Return name and memory (GiB) of each GPU from `nvidia-smi`; [] if the program is missing or fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -176,7 +176,7 @@ def _nvidia_gpus() -> list[tuple[str, float]]:
     return gpus
 
 
-def _existing_parent(path: Path) -> Path:
+def _find_existing_parent(path: Path) -> Path:
     while not path.exists():
         path = path.parent
     return path

@@ -15,7 +15,7 @@ from gpu_client.agent.app.settings import AgentSettings
 from gpu_client.agent.app.shutdown import ShutdownRequest
 from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome
 from gpu_client.agent.attempt.job_run import JobRun
-from gpu_client.agent.attempt.lease import key_is_refused
+from gpu_client.agent.attempt.lease import is_key_refused
 from gpu_client.agent.health import LivenessFile
 from gpu_client.agent.retry import backoff_s
 from gpu_client.agent.workspace.slots import Workspace
@@ -123,7 +123,7 @@ class WorkerLoop:
                 self._log_introduction(query)
             return self._claims.claim(query)
         except (BatonError, OSError) as error:
-            if isinstance(error, Unauthorized) and key_is_refused(error):
+            if isinstance(error, Unauthorized) and is_key_refused(error):
                 raise
             self._log_claim_failure(error, idle_since)
             return None

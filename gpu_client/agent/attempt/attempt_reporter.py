@@ -65,11 +65,11 @@ class AttemptReporter:
             step=progress.step if progress else None,
             metrics=progress.metrics or None if progress else None,
             goodput=goodput,
-            **self._ended_by(),
+            **self._get_ended_by(),
         )
         token = self._item.lease_token
         self._calls.call_with_retry(
-            "complete", lambda client: (self._flush(), client.complete(token, self._steered(request)))
+            "complete", lambda client: (self._flush(), client.complete(token, self._add_control_report(request)))
         )
 
     def fail(
@@ -82,13 +82,15 @@ class AttemptReporter:
             failure_class=failure.failure_class,
             exit_code=status.code if status else None,
             signal=status.signal if status else None,
-            message=_encodable(failure.reason, MAX_MESSAGE_CHARS),
-            log_tail=[_encodable(line, MAX_LOG_LINE_CHARS) for line in tail[-MAX_LOG_LINES:]],
+            message=_truncate(failure.reason, MAX_MESSAGE_CHARS),
+            log_tail=[_truncate(line, MAX_LOG_LINE_CHARS) for line in tail[-MAX_LOG_LINES:]],
             goodput=goodput,
-            **self._ended_by(failure.failure_class is FailureClass.STOPPED_BY_RULE),
+            **self._get_ended_by(failure.failure_class is FailureClass.STOPPED_BY_RULE),
         )
         token = self._item.lease_token
-        self._calls.call_with_retry("fail", lambda client: (self._flush(), client.fail(token, self._steered(request))))
+        self._calls.call_with_retry(
+            "fail", lambda client: (self._flush(), client.fail(token, self._add_control_report(request)))
+        )
 
     def release(self, reason: str, message: str, goodput: Goodput | None = None) -> None:
         """Release the job; `reason` is "pause" or "sigterm"."""
@@ -96,7 +98,7 @@ class AttemptReporter:
             **self._identity,
             job_id=self._item.id,
             reason=reason,
-            message=_encodable(message, MAX_RELEASE_MESSAGE_CHARS),
+            message=_truncate(message, MAX_RELEASE_MESSAGE_CHARS),
             goodput=goodput,
         )
         self._hand_back(request)
@@ -107,7 +109,7 @@ class AttemptReporter:
             **self._identity,
             job_id=self._item.id,
             reason=by_rule.kind,
-            message=_encodable(by_rule.reason, MAX_RELEASE_MESSAGE_CHARS),
+            message=_truncate(by_rule.reason, MAX_RELEASE_MESSAGE_CHARS),
             goodput=goodput,
             by_rule=encode_rule_exit(by_rule),
         )
@@ -116,20 +118,20 @@ class AttemptReporter:
     def _hand_back(self, request: ReleaseRequest) -> None:
         token = self._item.lease_token
         self._calls.call_with_retry(
-            "release", lambda client: (self._flush(), client.release(token, self._steered(request)))
+            "release", lambda client: (self._flush(), client.release(token, self._add_control_report(request)))
         )
 
-    def _ended_by(self, stopped: bool = False) -> dict[str, EndedBy]:
+    def _get_ended_by(self, stopped: bool = False) -> dict[str, EndedBy]:
         """Return the rule that ends the job. `stopped`: also a refused rollback counts as the end."""
         rule_exit = self._control.rule_exit
         by_rule = rule_exit is not None and (stopped or rule_exit.kind == "stop")
         return {"ended_by": rule_exit.ended_by} if rule_exit is not None and by_rule else {}
 
-    def _steered(self, request: _Request) -> _Request:
+    def _add_control_report(self, request: _Request) -> _Request:
         """Add the decisions and results of rules that no heartbeat has carried."""
         return request.model_copy(update={"control": self._control.report()})
 
 
-def _encodable(text: str, max_chars: int) -> str:
+def _truncate(text: str, max_chars: int) -> str:
     """Return the first `max_chars` characters without lone surrogates: a file name in an error need not be Unicode."""
     return text[:max_chars].encode("utf-8", "replace").decode()

@@ -20,7 +20,7 @@ from gpu_client.agent.app.shutdown import ShutdownLevel, ShutdownRequest
 from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome, AttemptReporter
 from gpu_client.agent.attempt.checkpoint_scheduler import CheckpointScheduler
 from gpu_client.agent.attempt.goodput import Activity
-from gpu_client.agent.attempt.lease import LeaseKeeper, LeaseLoss, key_is_refused
+from gpu_client.agent.attempt.lease import LeaseKeeper, LeaseLoss, is_key_refused
 from gpu_client.agent.attempt.leased_calls import LeasedCalls
 from gpu_client.agent.attempt.required_outputs import check_outputs, collect_declared_outputs, deliver_until_stored
 from gpu_client.agent.attempt.steps import StepContext, StepRunner, StepsResult
@@ -33,7 +33,7 @@ from gpu_client.agent.io.committer import Committer
 from gpu_client.agent.io.inputs import fetch_inputs
 from gpu_client.agent.io.log_shipper import LogShipper
 from gpu_client.agent.io.metric_buffer import MetricBuffer
-from gpu_client.agent.io.step_ledger import StepLedger, plan_of
+from gpu_client.agent.io.step_ledger import StepLedger, get_plan
 from gpu_client.agent.polled_event import PolledEvent
 from gpu_client.agent.process.failures import AttemptFailure, ExitStatus, classify_error, is_expected
 from gpu_client.agent.process.output import TrainerOutput
@@ -144,7 +144,7 @@ class JobRun:
         except TransferCanceled:
             return self._loss_outcome() if self._ended.is_set() else self._release()
         except Exception as error:
-            if isinstance(error, Unauthorized) and key_is_refused(error):
+            if isinstance(error, Unauthorized) and is_key_refused(error):
                 self._on_lease_lost(LeaseLoss(error.code, error.message))
                 return self._loss_outcome()
             if not is_expected(error):
@@ -224,8 +224,8 @@ class JobRun:
         store = LocalChunkCache(self._workspace.stores, item.id)
         leave = PolledEvent(self._interrupted)
         calls = LeasedCalls(self._client, self._keeper, given_up=self._interrupted)
-        ledger = StepLedger(plan_of(item).steps, directories)
-        resume_from = ledger.take(restore(calls, self._transfer, item, directories.output, store=store, cancel=leave))
+        ledger = StepLedger(get_plan(item).steps, directories)
+        resume_from = ledger.resume(restore(calls, self._transfer, item, directories.output, store=store, cancel=leave))
         self._enter("fetching")
         fetch_inputs(
             calls, self._transfer, item, directories.data, require_free=self._workspace.require_free, cancel=leave
@@ -300,7 +300,7 @@ class JobRun:
         if self._ended.is_set():
             return self._loss_outcome()
         if end.done:
-            plan = plan_of(self._item)
+            plan = get_plan(self._item)
             failure = check_outputs(directories.output, plan.outputs, plan.optional_outputs)
             if failure is None:
                 self._enter("uploading")

@@ -62,14 +62,14 @@ class LeaseLoss:
         return self.directive is Directive.CANCEL or self.code == ErrorCode.JOB_CANCELED
 
 
-def key_is_refused(error: Unauthorized) -> bool:
+def is_key_refused(error: Unauthorized) -> bool:
     """Return True if the control plane itself refused the key; a 403 of a proxy may pass."""
     return not error.foreign and error.code in _KEY_REFUSED
 
 
-def _loss_of(error: BatonError) -> LeaseLoss | None:
+def _find_loss(error: BatonError) -> LeaseLoss | None:
     """Return the loss that an answer to a heartbeat means; None if a later heartbeat may succeed."""
-    final = isinstance(error, LeaseLost | LeaseExpired) or (isinstance(error, Unauthorized) and key_is_refused(error))
+    final = isinstance(error, LeaseLost | LeaseExpired) or (isinstance(error, Unauthorized) and is_key_refused(error))
     # Any other 404 comes from a gateway or proxy that does not know the path.
     if isinstance(error, ApiError) and (final or error.code == ErrorCode.JOB_NOT_FOUND):
         return LeaseLoss(error.code, error.message)
@@ -157,7 +157,7 @@ class LeaseKeeper:
             try:
                 answer = self._send(request)
             except BatonError as error:
-                lost = _loss_of(error)
+                lost = _find_loss(error)
                 if lost is not None:
                     self._set_lost(lost)
                     return False

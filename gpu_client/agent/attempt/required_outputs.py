@@ -11,7 +11,7 @@ from baton.contract.jobs import FailureClass
 from baton.contract.names import SHARED_DIR
 from baton.contract.recipes.plan import OutputCheck
 from baton.contract.work import WorkItem
-from gpu_client.agent.io.step_ledger import plan_of
+from gpu_client.agent.io.step_ledger import get_plan
 from gpu_client.agent.process.failures import AttemptFailure
 from gpu_client.agent.workspace.slots import JobDirectories
 from gpu_client.checkpoints.local.directory_files import BadDirectory, resolve_files, resolve_inside
@@ -38,7 +38,7 @@ def check_outputs(
     """Return the failure that lists missing or bad outputs; None if all are good. `optional` outputs may be missing."""
     root = output_dir.resolve()
     wanted = [*checks, *(check for check in optional if (root / check.path).exists())]
-    problems = [f"{check.path} {problem}" for check in wanted if (problem := _problem(root, check))]
+    problems = [f"{check.path} {problem}" for check in wanted if (problem := _find_problem(root, check))]
     return AttemptFailure(FailureClass.MISSING_OUTPUT, f"outputs: {'; '.join(problems)}") if problems else None
 
 
@@ -49,7 +49,7 @@ def collect_declared_outputs(
 
     Raises the errors of `collect_outputs`.
     """
-    plan = plan_of(item)
+    plan = get_plan(item)
     optional = [*(one.path for one in plan.shared), *(check.path for check in plan.optional_outputs)]
     return collect_outputs(directories.output, item.outputs, optional, on_left_out=on_left_out)
 
@@ -101,7 +101,7 @@ def check_inputs(data_dir: Path, before: Inputs) -> AttemptFailure | None:
     return AttemptFailure(FailureClass.SCRIPT_ERROR, reason)
 
 
-def _problem(root: Path, check: OutputCheck) -> str | None:
+def _find_problem(root: Path, check: OutputCheck) -> str | None:
     place = root / check.path
     if not place.exists():
         return "is missing"
@@ -123,7 +123,7 @@ def _problem(root: Path, check: OutputCheck) -> str | None:
         return f"cannot be read: {error.strerror}"
 
 
-def _json(path: Path) -> str | None:
+def _check_json(path: Path) -> str | None:
     size_bytes = path.stat().st_size
     if size_bytes > MAX_JSON_BYTES:
         return f"has {size_bytes} bytes; at most {MAX_JSON_BYTES} are read as JSON"
@@ -134,7 +134,7 @@ def _json(path: Path) -> str | None:
     return None
 
 
-def _safetensors(path: Path) -> str | None:
+def _check_safetensors(path: Path) -> str | None:
     """Compare the header with the length of the file."""
     size_bytes = path.stat().st_size
     with path.open("rb") as file:
@@ -160,8 +160,8 @@ def _starts_with(start: bytes, kind: str) -> Callable[[Path], str | None]:
 
 
 _FORMATS: dict[str, Callable[[Path], str | None]] = {
-    "json": _json,
-    "safetensors": _safetensors,
+    "json": _check_json,
+    "safetensors": _check_safetensors,
     "png": _starts_with(_PNG, "PNG"),
     "jpeg": _starts_with(_JPEG, "JPEG"),
 }

@@ -22,7 +22,7 @@ from gpu_client.agent.control.channel_server import ChannelServer, StopReason
 from gpu_client.agent.control.control_relay import ControlRelay
 from gpu_client.agent.io.checkpoint_collector import CheckpointCollector
 from gpu_client.agent.io.committer import Committer, StagedCheckpoint
-from gpu_client.agent.io.step_ledger import RECORD, StepLedger, plan_of
+from gpu_client.agent.io.step_ledger import RECORD, StepLedger, get_plan
 from gpu_client.agent.polled_event import PolledEvent
 from gpu_client.agent.process.environment import build_environment, expand_command
 from gpu_client.agent.process.failures import AttemptFailure, ExitStatus, classify_exit, classify_start_error
@@ -100,7 +100,7 @@ class StepRunner:
         """`offer_artifact` takes each file that the training shows, or returns the reason against it."""
         self._offer_artifact = offer_artifact
         self._item = item
-        self._plan = plan_of(item)
+        self._plan = get_plan(item)
         self._directories = directories
         self._ledger = ledger
         self._collector = collector
@@ -120,8 +120,8 @@ class StepRunner:
         progress = self._channel.progress() if self._channel else None
         if progress is None or not self._ledger.base:
             return progress
-        total = None if progress.total is None else self._ledger.counted(progress.total)
-        step = self._ledger.counted(progress.step)
+        total = None if progress.total is None else self._ledger.to_job_step(progress.total)
+        step = self._ledger.to_job_step(progress.step)
         return TrainingProgress(step, total, progress.metrics, nonfinite=progress.nonfinite)
 
     def request_checkpoint(self) -> bool:
@@ -139,14 +139,14 @@ class StepRunner:
         """Run all steps that are left; the first one resumes from `resume_from`."""
         if self._plan.check is not None and (failure := self._check_health(self._plan.check)):
             return StepsResult(False, failure=failure)
-        for order in self._ledger.left():
+        for order in self._ledger.remaining_steps():
             if self._context.interrupted():
                 return StepsResult(False)
             end = self._run_with_retries(order, resume_from)
             if not end.done:
                 return end
             resume_from = None
-            if len(self._ledger.left()) > 1:
+            if len(self._ledger.remaining_steps()) > 1:
                 self._record(order)
         return StepsResult(True)
 
@@ -163,7 +163,7 @@ class StepRunner:
         tries = 0
         while True:
             if len(self._plan.steps) > 1 or tries:
-                self._log_line(self._ledger.place(order) + (f", try {tries + 1}" if tries else ""))
+                self._log_line(self._ledger.describe(order) + (f", try {tries + 1}" if tries else ""))
             end = self._run_once(order, resume_from)
             # Without a failure, a rule or a stop request ended the step: neither permits a retry.
             final = end.failure is None or end.failure.failure_class in _FINAL or end.failure.failure_class.node_fault
@@ -253,7 +253,7 @@ class StepRunner:
         self._context.control.poll()
         self._offer_artifacts(channel)
         for point in channel.take_points():
-            self.output.points.append(self._ledger.counted(point.step), point.metrics)
+            self.output.points.append(self._ledger.to_job_step(point.step), point.metrics)
 
     def _offer_artifacts(self, channel: ChannelServer) -> None:
         """Offer the files that the training has shown since the last call."""
@@ -275,7 +275,7 @@ class StepRunner:
             failure = AttemptFailure(FailureClass.STOPPED_BY_RULE, rule_exit.reason) if rule_exit.failed else None
             return StepsResult(False, status, failure)
         finished = rule_exit is not None and stop_reason
-        if status.clean and (finished or not (status.stopped_by_us or self._exited_early())):
+        if status.clean and (finished or not (status.stopped_by_us or self._has_exited_early())):
             failure = check_inputs(self._directories.data, dict(inputs)) or check_outputs(
                 self._directories.output, order.outputs, order.optional_outputs
             )
@@ -288,7 +288,7 @@ class StepRunner:
             return StepsResult(False, status)
         return StepsResult(False, status, classify_exit(status, self.output.last_lines(), end.silent_s))
 
-    def _exited_early(self) -> bool:
+    def _has_exited_early(self) -> bool:
         """Return True if a clean exit answers the agent's stop request rather than the end of the step."""
         if self._run is None or not self._run.asked_to_leave or self._channel is None:
             return False
@@ -301,7 +301,7 @@ class StepRunner:
 
     def _record(self, order: StepOrder) -> None:
         """Commit the record that the step is finished, with the files that it keeps."""
-        place = self._ledger.place(order)
+        place = self._ledger.describe(order)
         step, directory = self._ledger.finish(order, self._highest)
         self._highest = self._ledger.base
         self._committer.offer(StagedCheckpoint(step, directory, {}, "session"))

@@ -96,56 +96,58 @@ def parse(
         raise ProtocolError("malformed", f"not an object: {line[:80]!r}")
     kind = message.get("type")
     if kind == "hello":
-        return Hello(_integer(message, "pid"), _integer(message, "protocol"), message.get("steering") is True)
+        return Hello(
+            _parse_integer(message, "pid"), _parse_integer(message, "protocol"), message.get("steering") is True
+        )
     if kind == "progress":
-        return _progress_of(message)
+        return _parse_progress(message)
     if kind == "checkpoint":
         return CheckpointNotice(
-            _integer(message, "step"),
-            _path_inside(message, places, "checkpoint"),
+            _parse_integer(message, "step"),
+            _parse_path(message, places, "checkpoint"),
             sanitize_metrics(message.get("metrics")),
             sanitize_metrics({"stall_s": message.get("stall_s")}).get("stall_s"),
         )
     if kind == "artifact":
-        return ArtifactNotice(_path_inside(message, places[:1], "artifact"))
+        return ArtifactNotice(_parse_path(message, places[:1], "artifact"))
     if isinstance(kind, str) and kind in _STEERING:
         return SteeringNotice(message)
     raise ProtocolError("malformed", f"unknown type {str(kind)[:40]!r}")
 
 
-def _progress_of(message: dict[str, Any]) -> TrainingProgress:
-    step = _integer(message, "step")
-    total = None if message.get("total") is None else _integer(message, "total")
+def _parse_progress(message: dict[str, Any]) -> TrainingProgress:
+    step = _parse_integer(message, "step")
+    total = None if message.get("total") is None else _parse_integer(message, "total")
     metrics = sanitize_metrics(message.get("metrics"))
     readings = sanitize_readings(message.get("nonfinite"))
     nonfinite = {name: value for name, value in readings.items() if isinstance(value, str)}
-    phase = _phase_of(message)
+    phase = _parse_phase(message)
     points: tuple[Point, ...] = ()
     if isinstance(message.get("points"), list):
         whole = [one for one in message["points"][:MAX_POINTS_IN_A_MESSAGE] if isinstance(one, dict)]
-        points = tuple(Point(_integer(one, "step"), sanitize_readings(one.get("metrics"))) for one in whole)
+        points = tuple(Point(_parse_integer(one, "step"), sanitize_readings(one.get("metrics"))) for one in whole)
     elif phase is None:
         points = (Point(step, sanitize_readings({**metrics, **nonfinite})),)
     return TrainingProgress(step, total, metrics, phase, nonfinite, points, sanitize_metrics(message.get("signals")))
 
 
-def _integer(message: dict[str, Any], name: str) -> int:
+def _parse_integer(message: dict[str, Any], name: str) -> int:
     value = message.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_STEP:
         raise ProtocolError("invalid", f"{name} must be an integer from 0 to {MAX_STEP}, got {str(value)[:40]!r}")
     return value
 
 
-def _phase_of(message: dict[str, Any]) -> tuple[str, int] | None:
+def _parse_phase(message: dict[str, Any]) -> tuple[str, int] | None:
     phase = message.get("phase")
     if phase is None:
         return None
     if not isinstance(phase, dict) or not isinstance(phase.get("name"), str):
         raise ProtocolError("invalid", f"a phase has a name, got {str(phase)[:80]!r}")
-    return phase["name"], _integer(phase, "done")
+    return phase["name"], _parse_integer(phase, "done")
 
 
-def _path_inside(message: dict[str, Any], places: Sequence[Path], kind: str) -> Path:
+def _parse_path(message: dict[str, Any], places: Sequence[Path], kind: str) -> Path:
     value = message.get("path")
     if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
         raise ProtocolError("invalid", f"path must be absolute, got {str(value)[:80]!r}")

@@ -87,7 +87,7 @@ class ChannelServer:
         self._errors: Counter[str] = Counter()
         self._pending_stop: bytes | None = None  # The last stop request, also for processes that connect later.
         self._closing = False
-        self._directory = _private_directory()
+        self._directory = _make_private_directory()
         try:
             self.path = self._directory / "channel"
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -194,7 +194,7 @@ class ChannelServer:
             if message["type"] == "rules":
                 self._sent_steering = [one for one in self._sent_steering if one[1]["type"] != "rules"]
             self._sent_steering.append((now, message))
-            line = _steering_line(message, 0.0)
+            line = _encode_steering(message, 0.0)
             steered = [peer for fd, peer in self._peers.items() if fd in self._hellos and self._hellos[fd].steering]
             return sum(self._send(peer, line) for peer in steered)
 
@@ -339,7 +339,7 @@ class ChannelServer:
             if message.steering and not greeted:
                 now = self._clock()
                 for sent_at, sent in self._sent_steering:
-                    self._send(peer, _steering_line(sent, now - sent_at))
+                    self._send(peer, _encode_steering(sent, now - sent_at))
         elif isinstance(message, TrainingProgress):
             moved = self._progress is None or message.step != self._progress.step
             if moved or message.phase not in (None, self._phase):
@@ -357,7 +357,7 @@ class ChannelServer:
         self._news.set()
 
 
-def _private_directory() -> Path:
+def _make_private_directory() -> Path:
     """Create a directory that only this user may enter, with a path short enough for a socket."""
     for parent in (tempfile.gettempdir(), "/tmp"):  # noqa: S108 (mkdtemp makes a private directory in it)
         if len(os.fsencode(parent)) + len("/baton-xxxxxxxx/channel") <= MAX_SOCKET_PATH_BYTES:
@@ -365,7 +365,7 @@ def _private_directory() -> Path:
     raise OSError(f"the temporary directory's path is too long for a socket: {tempfile.gettempdir()}")
 
 
-def _steering_line(message: dict[str, Any], age_s: float) -> bytes:
+def _encode_steering(message: dict[str, Any], age_s: float) -> bytes:
     if "expires_in_s" in message:
         message = {**message, "expires_in_s": message["expires_in_s"] - age_s}
     return json.dumps(message, ensure_ascii=False).encode() + b"\n"

@@ -66,7 +66,7 @@ class ReportSource(Protocol):
 
 
 @cache
-def preset_rules() -> RuleSet:
+def load_preset_rules() -> RuleSet:
     """Return all presets."""
     rules = load(DOCUMENT, presets=True).rules
     assert rules is not None
@@ -214,7 +214,7 @@ class _TrainingState:
         self.log_line = log_line
         self._missed = missed
         self._clock = clock
-        rules = preset_rules()
+        rules = load_preset_rules()
         self._kinds = {metric.name: metric.kind for metric in rules.metrics().values()}
         self._evaluator = Evaluator(rules)
         self._ticked_at = clock()
@@ -251,7 +251,7 @@ class _TrainingState:
         now = self._clock()
         if now - self._ticked_at >= TICK_S:
             self._ticked_at = now
-            yield from self._evaluator.observe({**self._ages(now), **sample()}, step=self.step, now=now)
+            yield from self._evaluator.observe({**self._measure_ages(now), **sample()}, step=self.step, now=now)
 
     def render(self, message: Message) -> str:
         """Render a preset's text, with durations for people."""
@@ -267,9 +267,9 @@ class _TrainingState:
         return "".join(parts)
 
     def _new_values(self, report: TrainingProgress, at: float) -> dict[str, float]:
-        found = self._losses(report)
+        found = self._extract_losses(report)
         if report.step != self._step:
-            found |= self._step_times(report, at)
+            found |= self._measure_step_times(report, at)
             self._step, self._stepped_at, self._moved_at = report.step, at, at
             self.step = min(report.step + self._base, MAX_STEP)
             # The last step of a script that reports its total is done: later work may take any time.
@@ -282,7 +282,7 @@ class _TrainingState:
             self._phase = None if complete else report.phase
         return found
 
-    def _losses(self, report: TrainingProgress) -> dict[str, float]:
+    def _extract_losses(self, report: TrainingProgress) -> dict[str, float]:
         """Return the new losses by preset name: of several under one name a nonfinite one, else the first."""
         found: dict[str, float] = {}
         trend: float | None = None
@@ -312,7 +312,7 @@ class _TrainingState:
         self._names[metric_name] = known
         return known
 
-    def _step_times(self, report: TrainingProgress, at: float) -> dict[str, float]:
+    def _measure_step_times(self, report: TrainingProgress, at: float) -> dict[str, float]:
         """Return step times as the session measures them, else by the agent's clock."""
         measured = {name: value for name, value in report.signals.items() if name in _MEASURED}
         if self._step is not None:
@@ -322,7 +322,7 @@ class _TrainingState:
                 measured["step.time"] = gap / (report.step - self._step)
         return measured
 
-    def _ages(self, now: float) -> dict[str, float | None]:
+    def _measure_ages(self, now: float) -> dict[str, float | None]:
         """Return how long nothing has moved, and the explanation of the pause."""
         if self._storing():
             self._storing_since = self._storing_since or now

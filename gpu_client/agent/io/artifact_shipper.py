@@ -88,7 +88,7 @@ class ArtifactShipper:
             self._offered += 1
             if self._offered > MAX_FILES:
                 return f"more than {MAX_FILES} files to show" if self._offered == MAX_FILES + 1 else None
-        problem = self._problem(path)
+        problem = self._find_problem(path)
         if problem is not None:
             return problem
         with self._lock:
@@ -114,7 +114,7 @@ class ArtifactShipper:
         self._news.set()
         self._thread.join(CLOSE_WAIT_S)
 
-    def _problem(self, path: Path) -> str | None:
+    def _find_problem(self, path: Path) -> str | None:
         if not path.is_relative_to(self._root):
             return "is not inside the output directory"
         problem = path_problem(path.relative_to(self._root).as_posix(), max_bytes=MAX_PATH_BYTES)

@@ -204,7 +204,7 @@ class CheckpointCollector:
 
     def _job_step(self, step: int) -> int:
         """Convert a step of the training to a step of the job."""
-        counted = self._ledger.counted(step)
+        counted = self._ledger.to_job_step(step)
         self.highest = max(self.highest, counted)
         return counted
 
@@ -242,7 +242,7 @@ class CheckpointCollector:
         """Stage one checkpoint and add the record of finished steps. Raises StageError, OSError."""
         taken = stage(ready, self._directories.staging)
         try:
-            if not self._ledger.attach(taken.path):
+            if not self._ledger.attach_record(taken.path):
                 return taken, taken.files
             files = list_files(taken.path)
             if changed := set(taken.files) - set(files):
@@ -268,8 +268,8 @@ class CheckpointCollector:
             self._log_line(f"[baton] {ready.path.name} is not stored, for it could not be taken over: {error}")
 
     def _report_total(self, checkpoint: Path) -> None:
-        if (total := _total_in(checkpoint)) is not None:
-            self._on_total(self._ledger.counted(total))
+        if (total := _read_total(checkpoint)) is not None:
+            self._on_total(self._ledger.to_job_step(total))
 
     def _report_missed(self, step: int) -> None:
         """Write a line into the job's log at each power of two."""
@@ -309,7 +309,7 @@ def _has_grown(staged: StagedCheckpoint) -> bool:
     return staged.origin is not None and bool(find_added_file(staged.origin))
 
 
-def _total_in(checkpoint: Path) -> int | None:
+def _read_total(checkpoint: Path) -> int | None:
     """Read `max_steps` of the Hugging Face Trainer's state; returns None without it."""
     try:
         state = json.loads((checkpoint / "trainer_state.json").read_bytes())

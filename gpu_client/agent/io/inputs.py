@@ -67,7 +67,7 @@ def fetch_inputs(
     seen: dict[str, str] = {}
     """Key of each path."""
     pushed = _PushedFiles([ref.prefix for ref in item.inputs])
-    for cursor, page in _pages(client, item):
+    for cursor, page in _iterate_pages(client, item):
         own = [found for found in page.inputs if not found.shared]
         for around in page.manifests:
             pushed.add_manifest(around.key, around.url, transfer, cancel)
@@ -164,7 +164,7 @@ class _PushedFiles:
                 )
 
 
-def _pages(client: InputsApi, item: WorkItem) -> Iterator[tuple[str | None, InputPage]]:
+def _iterate_pages(client: InputsApi, item: WorkItem) -> Iterator[tuple[str | None, InputPage]]:
     """Yield all pages, each with its cursor. The next page is requested after this one is done."""
     cursor: str | None = None
     while True:

@@ -35,7 +35,7 @@ _FORMAT = 1
 _CHECKPOINT = re.compile(r"checkpoint-[0-9]{1,15}")
 
 
-def plan_of(item: WorkItem) -> RunPlan:
+def get_plan(item: WorkItem) -> RunPlan:
     """Return the job's plan; a bare command is a plan of one step."""
     return item.plan or RunPlan(steps=[StepOrder(name="command", command=item.command)])
 
@@ -50,19 +50,19 @@ class StepLedger:
         self.finished: list[str] = []
         self.base = 0
 
-    def counted(self, step: int) -> int:
+    def to_job_step(self, step: int) -> int:
         """Convert a step of the present training to a step of the job, at most MAX_STEP."""
         return min(step + self.base, MAX_STEP)
 
-    def left(self) -> list[StepOrder]:
+    def remaining_steps(self) -> list[StepOrder]:
         """Return the steps still to run. The end of the last step is the end of the job and is not recorded."""
         return self._steps[len(self.finished) :]
 
-    def place(self, order: StepOrder) -> str:
+    def describe(self, order: StepOrder) -> str:
         """Return the place of a step, such as `step prepare (1 of 2)`."""
         return f"step {order.name} ({self._steps.index(order) + 1} of {len(self._steps)})"
 
-    def take(self, restored: Restored | None) -> Path | None:
+    def resume(self, restored: Restored | None) -> Path | None:
         """Continue from a restored checkpoint. Returns where the present step resumes; None at its beginning.
 
         Raises RestoreFailed for a record of other steps, DiskFullError.
@@ -114,10 +114,10 @@ class StepLedger:
             self.base = step + 1
             directory = self._directories.staging / f"finished-{number}"
             directory.mkdir()
-            self.attach(directory)
+            self.attach_record(directory)
         return step, directory
 
-    def attach(self, checkpoint: Path) -> bool:
+    def attach_record(self, checkpoint: Path) -> bool:
         """Add the record to a staged checkpoint; returns False without finished steps. Raises OSError."""
         if self._kept is None:
             return False

@@ -136,39 +136,39 @@ def classify_exit(
     if exit_status.unkillable_pids:
         pids = ", ".join(str(pid) for pid in exit_status.unkillable_pids)
         return _failure(FailureClass.NODE_FAULT, f"processes did not end on SIGKILL (driver or disk hangs): {pids}")
-    number = _signal_of(exit_status)
+    number = _find_signal(exit_status)
     if number == signal.SIGKILL and not exit_status.stopped_by_us:
         return _failure(
             FailureClass.OUT_OF_MEMORY, "killed by SIGKILL that the agent did not send: most often out of memory"
         )
-    evidence = _strongest(last_lines)
+    evidence = _find_strongest_evidence(last_lines)
     if number is not None:
-        return _by_signal(number, evidence, exit_status)
-    return _by_exit_code(evidence, exit_status, last_lines)
+        return _classify_signal(number, evidence, exit_status)
+    return _classify_exit_code(evidence, exit_status, last_lines)
 
 
 def _failure(failure_class: FailureClass, reason: str) -> AttemptFailure:
     return AttemptFailure(failure_class, reason[:MAX_REASON_CHARS])
 
 
-def _signal_name(number: int) -> str:
+def _format_signal(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
 
 
-def _last_line(lines: Sequence[str]) -> str:
+def _find_last_line(lines: Sequence[str]) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
 
 
-def _refusal(lines: Sequence[str]) -> str:
+def _find_refusal(lines: Sequence[str]) -> str:
     """Return the last line that begins with "error: ", else the last line: libraries may print after an error."""
-    line = next((line for line in reversed(lines) if line.startswith("error: ")), _last_line(lines))
+    line = next((line for line in reversed(lines) if line.startswith("error: ")), _find_last_line(lines))
     return line.removeprefix("error: ").strip()
 
 
-def _signal_of(exit_status: ExitStatus) -> int | None:
+def _find_signal(exit_status: ExitStatus) -> int | None:
     if exit_status.signal is not None:
         return exit_status.signal
     if exit_status.code in _SHELL_SIGNALS:
@@ -176,7 +176,7 @@ def _signal_of(exit_status: ExitStatus) -> int | None:
     return None
 
 
-def _by_signal(number: int, evidence: AttemptFailure | None, exit_status: ExitStatus) -> AttemptFailure:
+def _classify_signal(number: int, evidence: AttemptFailure | None, exit_status: ExitStatus) -> AttemptFailure:
     """Classify a death by a signal; the output may explain more than the signal (an abort after a CUDA error)."""
     if evidence and evidence.failure_class in (
         FailureClass.OUT_OF_MEMORY,
@@ -185,46 +185,48 @@ def _by_signal(number: int, evidence: AttemptFailure | None, exit_status: ExitSt
     ):
         return evidence
     if number in _MEMORY_FAULTS:
-        return _failure(FailureClass.SEGFAULT, f"died by {_signal_name(number)}")
+        return _failure(FailureClass.SEGFAULT, f"died by {_format_signal(number)}")
     if exit_status.oom_suspected and not exit_status.stopped_by_us:
         return _failure(
-            FailureClass.OUT_OF_MEMORY, f"died by {_signal_name(number)} after the kernel had run out of memory"
+            FailureClass.OUT_OF_MEMORY, f"died by {_format_signal(number)} after the kernel had run out of memory"
         )
     sender = " sent by the agent" if exit_status.stopped_by_us else ""
-    return _failure(FailureClass.KILLED_BY_SIGNAL, f"died by {_signal_name(number)}{sender}")
+    return _failure(FailureClass.KILLED_BY_SIGNAL, f"died by {_format_signal(number)}{sender}")
 
 
-def _by_exit_code(
+def _classify_exit_code(
     evidence: AttemptFailure | None, exit_status: ExitStatus, last_lines: Sequence[str]
 ) -> AttemptFailure:
     """Classify an exit by itself, or by a launcher that passes on how its processes died."""
     if evidence and evidence.failure_class != FailureClass.SCRIPT_ERROR:
         return evidence
     if exit_status.code == BAD_INPUT_EXIT_CODE:
-        return _failure(FailureClass.BAD_INPUT, _refusal(last_lines))
+        return _failure(FailureClass.BAD_INPUT, _find_refusal(last_lines))
     if exit_status.code == UNAVAILABLE_EXIT_CODE:
-        return _failure(FailureClass.TRANSFER_FAILED, _refusal(last_lines))
+        return _failure(FailureClass.TRANSFER_FAILED, _find_refusal(last_lines))
     if exit_status.code in (126, 127):
         problem = "not found" if exit_status.code == 127 else "not executable"
         return _failure(
             FailureClass.COMMAND_NOT_FOUND,
-            f"a command was {problem} (exit code {exit_status.code}): {_last_line(last_lines)}",
+            f"a command was {problem} (exit code {exit_status.code}): {_find_last_line(last_lines)}",
         )
     if exit_status.oom_suspected:
         return _failure(
             FailureClass.OUT_OF_MEMORY, "the kernel killed one of the trainer's processes for lack of memory"
         )
-    launched = _launcher_signal(last_lines)
+    launched = _find_launcher_signal(last_lines)
     if launched == signal.SIGKILL and not exit_status.stopped_by_us:
         return _failure(
             FailureClass.OUT_OF_MEMORY, "a worker process of the launcher was killed: most often out of memory"
         )
     if launched in _MEMORY_FAULTS:
         return _failure(FailureClass.SEGFAULT, "a worker process of the launcher died by SIGSEGV or SIGBUS")
-    return evidence or _failure(FailureClass.SCRIPT_ERROR, f"exit code {exit_status.code}: {_last_line(last_lines)}")
+    return evidence or _failure(
+        FailureClass.SCRIPT_ERROR, f"exit code {exit_status.code}: {_find_last_line(last_lines)}"
+    )
 
 
-def _launcher_signal(last_lines: Sequence[str]) -> int | None:
+def _find_launcher_signal(last_lines: Sequence[str]) -> int | None:
     """Return the first signal that a launcher reports for one of its processes: that process took the others down."""
     for line in last_lines:
         if found := _LAUNCHER_SIGNAL.search(line):
@@ -232,7 +234,7 @@ def _launcher_signal(last_lines: Sequence[str]) -> int | None:
     return None
 
 
-def _meaning(line: str) -> FailureClass | None:
+def _classify_line(line: str) -> FailureClass | None:
     return next((failure_class for failure_class, pattern in _MEANINGS if pattern.search(line)), None)
 
 
@@ -249,14 +251,14 @@ _RANKING: tuple[tuple[FailureClass, bool], ...] = (
 )
 
 
-def _strongest(last_lines: Sequence[str]) -> AttemptFailure | None:
+def _find_strongest_evidence(last_lines: Sequence[str]) -> AttemptFailure | None:
     by_rank: dict[str, list[str]] = {}
     for line in last_lines:
         rank = _RANK.match(line)
         by_rank.setdefault(rank.group(1) if rank else "", []).append(line[rank.end() :] if rank else line)
     found: list[tuple[int, AttemptFailure]] = []
     for lines in by_rank.values():
-        for failure in _final_evidence(lines):
+        for failure in _find_final_evidence(lines):
             collective = bool(_COLLECTIVE.search(failure.reason)) and failure.failure_class in (
                 FailureClass.NODE_FAULT,
                 FailureClass.SCRIPT_ERROR,
@@ -265,7 +267,7 @@ def _strongest(last_lines: Sequence[str]) -> AttemptFailure | None:
     return min(found, key=lambda item: item[0])[1] if found else None
 
 
-def _final_evidence(lines: Sequence[str]) -> list[AttemptFailure]:
+def _find_final_evidence(lines: Sequence[str]) -> list[AttemptFailure]:
     """Return the final exception of one process and its chain, or its last crash line."""
     found: list[AttemptFailure] = []
     chained = False
@@ -278,8 +280,8 @@ def _final_evidence(lines: Sequence[str]) -> list[AttemptFailure]:
             if found and not chained:
                 break
             chained = False
-            found.append(_failure(_meaning(line) or FailureClass.SCRIPT_ERROR, line.strip()))
-        elif not found and _CRASH.search(line) and (meaning := _meaning(line)):
+            found.append(_failure(_classify_line(line) or FailureClass.SCRIPT_ERROR, line.strip()))
+        elif not found and _CRASH.search(line) and (meaning := _classify_line(line)):
             # An exception above a crash line is the same event, or an older one.
             return [_failure(meaning, line.strip())]
     return found

@@ -175,7 +175,7 @@ class LogSignals:
         if rules is None or rules.revision <= self._revision:
             return
         self._revision = rules.revision
-        wanted = _signals_of(rules)
+        wanted = _load_signals(rules)
         if wanted is not None:
             with self._lock:
                 self._counts = {signal: self._counts.get(signal, 0) for signal in wanted}
@@ -205,7 +205,7 @@ class LogSignals:
             return {signal.metric.name: float(count) for signal, count in self._counts.items()}
 
 
-def _signals_of(rules: RulesInForce) -> Sequence[Signal] | None:
+def _load_signals(rules: RulesInForce) -> Sequence[Signal] | None:
     """Return the signals of the rules; None if the rules are unreadable and the former ones stay."""
     if "signals" not in rules.text:
         return ()

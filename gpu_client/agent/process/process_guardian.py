@@ -60,7 +60,7 @@ def _prctl(option: int, value: int) -> bool:
         return False
 
 
-def descendants_of(ancestor_pid: int) -> list[int]:
+def list_descendants(ancestor_pid: int) -> list[int]:
     """Return the ids of living (not zombie) descendants of a process, from /proc. Linux only; [] elsewhere."""
     children: dict[int, list[int]] = {}
     zombies: set[int] = set()
@@ -225,7 +225,7 @@ class ProcessGuardian:
     def _alive(self) -> list[int]:
         """Return the living processes: ids, or without /proc the group as one negative number."""
         if IS_LINUX:
-            return descendants_of(os.getpid())
+            return list_descendants(os.getpid())
         return [-self._command_pid] if self._command_pid and _send(-self._command_pid, 0) else []
 
     def _kill_all(self) -> None:

@@ -39,7 +39,7 @@ OUTPUT_DRAIN_S = 5.0
 READ_BYTES = 64 * 1024
 
 
-def oom_kill_count(
+def read_oom_kill_count(
     membership: Path = Path("/proc/self/cgroup"), hierarchy: Path = Path("/sys/fs/cgroup")
 ) -> int | None:
     """Return the count of OOM kills in the agent's control group; None where the count is unreadable.
@@ -303,7 +303,7 @@ def start_trainer(
     output: TrainerOutput | None = None,
     *,
     leftover_grace_s: float = LEFTOVER_GRACE_S,
-    count_oom_kills: Callable[[], int | None] = oom_kill_count,
+    count_oom_kills: Callable[[], int | None] = read_oom_kill_count,
 ) -> TrainerProcess:
     """Start ``command`` in ``cwd`` with exactly ``env``; its output goes to ``output``.
 

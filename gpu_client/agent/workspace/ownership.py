@@ -39,7 +39,7 @@ def is_owned_by(slot: Path, owner: str) -> bool:
             mark = json.loads(os.read(descriptor, _MARK_MAX_BYTES))
         finally:
             os.close(descriptor)
-        return bool(mark["digest"] == _digest(bytes.fromhex(mark["key"]), owner))
+        return bool(mark["digest"] == _compute_digest(bytes.fromhex(mark["key"]), owner))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 
@@ -48,7 +48,7 @@ def write_mark(slot: Path, owner: str) -> None:
     """Write, atomically, the owner of the slot's files. Raises OSError."""
     key = secrets.token_bytes(16)
     temporary = slot / f".{MARK}.{uuid.uuid4().hex}"
-    temporary.write_text(json.dumps({"key": key.hex(), "digest": _digest(key, owner)}), encoding="utf-8")
+    temporary.write_text(json.dumps({"key": key.hex(), "digest": _compute_digest(key, owner)}), encoding="utf-8")
     temporary.chmod(0o600)
     temporary.replace(slot / MARK)
 
@@ -72,5 +72,5 @@ def clear_slot(slot: Path) -> tuple[Path, ...]:
     return tuple(remains)
 
 
-def _digest(key: bytes, owner: str) -> str:
+def _compute_digest(key: bytes, owner: str) -> str:
     return hashlib.blake2b(owner.encode(), key=key, digest_size=32).hexdigest()

@@ -68,7 +68,7 @@ def disk_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise DiskFullError(path, _free_bytes(path)) from error
+        raise DiskFullError(path, _measure_free_bytes(path)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ class Workspace:
 
     def free_bytes(self) -> int:
         """Return the free space of the file system."""
-        return _free_bytes(self._slot)
+        return _measure_free_bytes(self._slot)
 
     def require_free(self, needed_bytes: int) -> None:
         """Raise DiskFullError unless ``needed_bytes`` are free. The local stores give way, and are made again."""
@@ -260,7 +260,7 @@ class Workspace:
         self.close()
 
 
-def _free_bytes(path: Path) -> int:
+def _measure_free_bytes(path: Path) -> int:
     while not path.exists() and path != path.parent:
         path = path.parent
     return shutil.disk_usage(path).free
@@ -283,7 +283,7 @@ def _try_lock(path: Path) -> int | None:
 def _take_slot(root: Path, agent_id: str) -> tuple[int, int]:
     """Return the number and the lock of the slot to use."""
     # A restarted agent tries the slot in which it crashed first.
-    numbers = sorted(range(MAX_SLOTS), key=lambda number: _state_owner(root / f"slot-{number}") != agent_id)
+    numbers = sorted(range(MAX_SLOTS), key=lambda number: _read_state_owner(root / f"slot-{number}") != agent_id)
     for number in numbers:
         fd = _try_lock(root / f"slot-{number}.lock")
         if fd is not None:
@@ -291,7 +291,7 @@ def _take_slot(root: Path, agent_id: str) -> tuple[int, int]:
     raise WorkspaceError(f"all {MAX_SLOTS} slots under {root} are taken by running agents")
 
 
-def _state_owner(slot: Path) -> str | None:
+def _read_state_owner(slot: Path) -> str | None:
     state = _read_state(slot / STATE_FILE)
     return state.agent_id if state else None
 

@@ -130,4 +130,4 @@ def test_what_cannot_be_said_does_not_end_the_training(server: ChannelServer, ca
         channel.send_steering({"type": "decision"})
         soon(lambda: server._steering)
     assert server.take_steering() == [{"type": "decision"}]
-    assert caplog.text.count("left out") == 3
+    assert caplog.text.count("dropped") == 3

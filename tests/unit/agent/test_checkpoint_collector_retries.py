@@ -63,7 +63,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 def attach_to_a_full_disk(*_: object) -> bool:
-    """Replace `StepLedger.attach` on a disk that cannot take the record of finished steps."""
+    """Replace `StepLedger.attach_record` on a disk that cannot take the record of finished steps."""
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -71,7 +71,7 @@ def attach_to_a_full_disk(*_: object) -> bool:
 def test_a_held_checkpoint_outlives_a_full_disk(scene: Scene, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its links are there, and no look found it again."""
     with monkeypatch.context() as patch:
-        patch.setattr(StepLedger, "attach", attach_to_a_full_disk)
+        patch.setattr(StepLedger, "attach_record", attach_to_a_full_disk)
         scene.hold(how)
         scene.collect()
         scene.collect()
@@ -85,7 +85,7 @@ def test_a_held_checkpoint_outlives_a_full_disk(scene: Scene, how: str, monkeypa
 
 def test_a_held_checkpoint_is_tried_once_more_at_the_end(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(StepLedger, "attach", attach_to_a_full_disk)
+        patch.setattr(StepLedger, "attach_record", attach_to_a_full_disk)
         scene.hold("removed")
         scene.collect()
     scene.finish(clean_exit=False)
@@ -96,7 +96,7 @@ def test_a_held_checkpoint_is_tried_once_more_at_the_end(scene: Scene, monkeypat
 def test_what_is_never_taken_over_leaves_no_links_and_is_told(
     scene: Scene, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(StepLedger, "attach", attach_to_a_full_disk)
+    monkeypatch.setattr(StepLedger, "attach_record", attach_to_a_full_disk)
     if how == "settled":
         scene.write(20)
         scene.collect()
@@ -113,7 +113,7 @@ def test_what_is_never_taken_over_leaves_no_links_and_is_told(
 
 
 def test_what_the_last_look_cannot_take_over_is_told(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StepLedger, "attach", attach_to_a_full_disk)
+    monkeypatch.setattr(StepLedger, "attach_record", attach_to_a_full_disk)
     scene.write(20)
     scene.finish()
     assert len(scene.said) == 1
@@ -216,7 +216,7 @@ def test_a_file_that_is_written_to_while_the_record_is_added_is_noticed(
         return True
 
     with monkeypatch.context() as patch:
-        patch.setattr(StepLedger, "attach", attach)
+        patch.setattr(StepLedger, "attach_record", attach)
         scene.collect(5)
     assert scene.committer.offered == []
     scene.collect()

@@ -16,7 +16,7 @@ from baton.contract.work import HeartbeatRequest, WorkItem, WorkQuery
 from gpu_client.agent import health
 from gpu_client.agent.app.worker_loop import CLAIM_BUDGET_S, EXIT_DONE
 from gpu_client.agent.attempt.lease import MAX_INTERVAL_S, LeaseKeeper
-from gpu_client.agent.health import SLACK_S, VARIABLE, LivenessFile, problem_of
+from gpu_client.agent.health import SLACK_S, VARIABLE, LivenessFile, find_problem
 from tests.unit.agent.agent_kit import Clock, Heart, make_answer, make_item
 from tests.unit.agent.test_worker_loop import Client, Desk, Stop
 
@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def problem(path: Path, clock: Clock) -> str | None:
-    return problem_of({VARIABLE: str(path)}, clock())
+    return find_problem({VARIABLE: str(path)}, clock())
 
 
 def test_it_lives_until_the_promised_time_and_some_more(path: Path) -> None:
@@ -45,11 +45,11 @@ def test_it_lives_until_the_promised_time_and_some_more(path: Path) -> None:
 
 
 def test_what_is_said_where_no_agent_has_been(path: Path) -> None:
-    assert problem_of({}, 0) == "BATON_HEALTH_FILE: is not set; name the file that the agent updates"
+    assert find_problem({}, 0) == "BATON_HEALTH_FILE: is not set; name the file that the agent updates"
     for content in (None, "", "soon", "\u00fc"):
         if content is not None:
             path.write_text(content)
-        said = problem_of({VARIABLE: str(path)}, 0)
+        said = find_problem({VARIABLE: str(path)}, 0)
         assert said is not None and said.startswith(f"BATON_HEALTH_FILE={path}: no agent has written the file (")
 
 

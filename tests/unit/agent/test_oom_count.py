@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.agent.process.supervisor import oom_kill_count
+from gpu_client.agent.process.supervisor import read_oom_kill_count
 
 V2 = "low 0\nhigh 0\nmax 71\noom 3\noom_kill 2\noom_group_kill 0\n"
 
@@ -28,8 +28,8 @@ def test_oom_kill_count(tmp_path: Path, membership: str, file: str, content: str
     target = hierarchy / file
     target.parent.mkdir(parents=True)
     target.write_text(content)
-    assert oom_kill_count(tmp_path / "cgroup", hierarchy) == expected
+    assert read_oom_kill_count(tmp_path / "cgroup", hierarchy) == expected
 
 
 def test_no_cgroups_here(tmp_path: Path) -> None:
-    assert oom_kill_count(tmp_path / "missing", tmp_path) is None
+    assert read_oom_kill_count(tmp_path / "missing", tmp_path) is None

@@ -246,5 +246,5 @@ def test_hostile_numbers_are_no_reason_to_fall() -> None:
 
 
 def test_the_document_of_presets_is_read_once() -> None:
-    assert module.preset_rules() is module.preset_rules()
+    assert module.load_preset_rules() is module.load_preset_rules()
     assert load("presets: off\nrules: []").rules is not None

@@ -167,9 +167,9 @@ def test_salad_s_variables_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 @pytest.fixture
 def fresh_gpus() -> Any:
-    module._nvidia_gpus.cache_clear()
+    module._query_nvidia_gpus.cache_clear()
     yield
-    module._nvidia_gpus.cache_clear()
+    module._query_nvidia_gpus.cache_clear()
 
 
 def test_the_gpu_is_asked_for_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh_gpus: None) -> None:

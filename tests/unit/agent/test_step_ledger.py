@@ -47,10 +47,10 @@ def as_restored(place: JobDirectories, directory: Path, step: int) -> Restored:
 
 def test_a_fresh_job_has_all_steps_left(here: JobDirectories) -> None:
     ledger = StepLedger(ORDERS, here)
-    assert ledger.take(None) is None
-    assert [order.name for order in ledger.left()] == ["first", "second", "third"]
+    assert ledger.resume(None) is None
+    assert [order.name for order in ledger.remaining_steps()] == ["first", "second", "third"]
     assert (ledger.base, ledger.finished) == (0, [])
-    assert ledger.place(ORDERS[1]) == "step second (2 of 3)"
+    assert ledger.describe(ORDERS[1]) == "step second (2 of 3)"
 
 
 def test_a_finished_step_and_what_it_left_are_found_by_the_next_machine(here: JobDirectories, tmp_path: Path) -> None:
@@ -65,8 +65,8 @@ def test_a_finished_step_and_what_it_left_are_found_by_the_next_machine(here: Jo
 
     there = directories(tmp_path / "there")
     next_one = StepLedger(ORDERS, there)
-    assert next_one.take(as_restored(there, directory, step)) is None, "the second step begins"
-    assert [order.name for order in next_one.left()] == ["second", "third"]
+    assert next_one.resume(as_restored(there, directory, step)) is None, "the second step begins"
+    assert [order.name for order in next_one.remaining_steps()] == ["second", "third"]
     assert (next_one.base, files_in(there.output)) == (7, {"a.txt": "a.txt", "deep/b.txt": "deep/b.txt"})
 
 
@@ -80,16 +80,16 @@ def test_a_later_checkpoint_says_it_again_and_the_script_sees_its_own_numbers(
     own = here.staging / "checkpoint-10-x"
     own.mkdir()
     (own / "weights").write_text("w")
-    assert ledger.attach(own) is True
+    assert ledger.attach_record(own) is True
 
     there = directories(tmp_path / "there")
     next_one = StepLedger(ORDERS, there)
-    path = next_one.take(as_restored(there, own, 17))
+    path = next_one.resume(as_restored(there, own, 17))
     assert path == there.output / "checkpoint-10"
     assert files_in(there.output) == {"checkpoint-10/weights": "w", "a.txt": "of the first"}, "as the step began"
     again = there.staging / "again"
     again.mkdir()
-    next_one.attach(again)
+    next_one.attach_record(again)
     assert files_in(again) == {k: v for k, v in files_in(own).items() if k.startswith(".baton")}
 
 
@@ -100,7 +100,7 @@ def test_what_the_script_calls_the_record_is_replaced(here: JobDirectories) -> N
         taken = here.staging / str(number)
         taken.mkdir()
         make(taken / RECORD)
-        ledger.attach(taken)
+        ledger.attach_record(taken)
         assert json.loads((taken / RECORD / "steps.json").read_text())["finished"] == ["first"]
     assert Path("/etc").is_dir()
 
@@ -108,14 +108,14 @@ def test_what_the_script_calls_the_record_is_replaced(here: JobDirectories) -> N
 def test_before_a_step_is_finished_nothing_is_added(here: JobDirectories) -> None:
     taken = here.staging / "one"
     taken.mkdir()
-    assert StepLedger(ORDERS, here).attach(taken) is False
+    assert StepLedger(ORDERS, here).attach_record(taken) is False
     assert list(taken.iterdir()) == []
 
 
 def test_a_bare_command_is_not_looked_into(here: JobDirectories) -> None:
     found = restored(here, 4, {".baton/steps.json": "its own business"})
     ledger = StepLedger(ORDERS[:1], here)
-    assert ledger.take(found) == found.path
+    assert ledger.resume(found) == found.path
     assert (found.path / ".baton/steps.json").exists() and ledger.base == 0
 
 
@@ -141,7 +141,7 @@ def test_numbers_rise_through_all_steps(here: JobDirectories) -> None:
     first, _ = ledger.finish(ORDERS[0], 0)
     second, _ = ledger.finish(ORDERS[1], ledger.base + 100)
     assert (first, second, ledger.base) == (1, 103, 104)
-    assert [order.name for order in ledger.left()] == ["third"]
+    assert [order.name for order in ledger.remaining_steps()] == ["third"]
 
 
 def test_a_link_out_of_the_output_directory_is_not_followed(here: JobDirectories, tmp_path: Path) -> None:
@@ -167,4 +167,4 @@ def test_a_link_out_of_the_output_directory_is_not_followed(here: JobDirectories
 )
 def test_a_record_that_does_not_fit_starts_nothing(here: JobDirectories, record: str) -> None:
     with pytest.raises(RestoreFailed):
-        StepLedger(ORDERS, here).take(restored(here, 7, {".baton/steps.json": record, "w": "w"}))
+        StepLedger(ORDERS, here).resume(restored(here, 7, {".baton/steps.json": record, "w": "w"}))
