@@ -38,7 +38,7 @@ class UserHook(Protocol):
         """Act. `order` has the rule, the step, the name of the hook, and in `why` the values that led to the call."""
 
 
-class MetricSource(Protocol):
+class UserMetric(Protocol):
     """A user's metric, read at each step if a rule reads the metric."""
 
     def __call__(self) -> float | None:
@@ -65,7 +65,7 @@ class LoopCapabilities:
 
     knobs: dict[str, Knob] = field(default_factory=dict)
     hooks: dict[str, UserHook] = field(default_factory=dict)
-    metrics: dict[str, MetricSource] = field(default_factory=dict)
+    metrics: dict[str, UserMetric] = field(default_factory=dict)
     profiler: Profiler | None = None
     evaluates: bool = False
     skips_batches: bool = False

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any, TypeVar
 
-from gpu_client.controller.action_executor import LoopCapabilities, MetricSource, error_text
+from gpu_client.controller.action_executor import LoopCapabilities, UserMetric, error_text
 from gpu_client.controller.hardware_sampler import HardwareSampler
 
 
@@ -218,7 +218,7 @@ class Measurements:
             found.update(self._probe.take())
         return found
 
-    def _read_source(self, name: str, source: MetricSource) -> float | None:
+    def _read_source(self, name: str, source: UserMetric) -> float | None:
         try:
             return source()
         except Exception as error:  # noqa: BLE001 - the user's code: the training goes on, the value is missing

@@ -20,10 +20,10 @@ from baton.contract.rules.metrics import canonical_name
 from gpu_client.controller.action_executor import (
     ActionExecutor,
     LoopCapabilities,
-    MetricSource,
     Profiler,
     TrainingLoop,
     UserHook,
+    UserMetric,
 )
 from gpu_client.controller.epoch_tracker import EndedEpoch, EpochTracker
 from gpu_client.controller.event_reporter import EventReporter, Send
@@ -109,7 +109,7 @@ class Steering:
         self,
         *,
         knobs: Mapping[str, Knob] | None = None,
-        metrics: Mapping[str, MetricSource] | None = None,
+        metrics: Mapping[str, UserMetric] | None = None,
         hooks: Mapping[str, UserHook] | None = None,
         profiler: Profiler | None = None,
         evaluate: bool = False,

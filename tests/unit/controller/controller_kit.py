@@ -1,4 +1,4 @@
-"""A loop, an agent, other processes and a clock, for controllers under test."""
+"""A loop, an agent, other ranks and a clock for tests of the controller."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpu_client.training.protocol import MAX_LINE_BYTES, encode
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """A clock that tests advance, in seconds."""
 
     def __init__(self) -> None:
         self.now = 50.0
@@ -27,7 +27,7 @@ class Clock:
 
 
 class TrainingLoop:
-    """Remembers what it was asked for."""
+    """A loop that records the requests to it."""
 
     def __init__(self) -> None:
         self.stops: list[tuple[str, bool]] = []
@@ -49,7 +49,7 @@ class TrainingLoop:
 
 
 class Alone:
-    """The only process."""
+    """A single process."""
 
     size = 1
     first = True
@@ -59,7 +59,7 @@ class Alone:
 
 
 class Agent:
-    """Hears what a trainer says: all of it has to fit through the channel."""
+    """An agent that records the trainer's messages, and checks their size against the channel's limit."""
 
     def __init__(self) -> None:
         self.heard: list[dict[str, Any]] = []
@@ -73,7 +73,7 @@ class Agent:
         return [one for one in self.heard if one["type"] == kind]
 
     def decisions(self) -> list[tuple[str, str, int]]:
-        """Type, rule (or command) and step of each."""
+        """Return type, rule (or command) and step of each decision."""
         return [
             (one["decision"], one.get("rule") or one.get("command", ""), one["step"]) for one in self.of("decision")
         ]
@@ -86,7 +86,7 @@ class Agent:
 
 
 class Setup:
-    """A controller with everything around it."""
+    """A controller with its surroundings."""
 
     def __init__(self, rules: str = "", *, peers: Any = None, agent: bool = True, **start: Any) -> None:
         self.clock, self.loop, self.agent = Clock(), TrainingLoop(), Agent()
@@ -98,31 +98,31 @@ class Setup:
         self.steering.begin(control, self.agent if agent else None)
 
     def report(self, step: int, after_s: float = 1.0, **metrics: object) -> None:
-        """As a session does."""
+        """Report a step as a session does."""
         self.clock.now += after_s
         if self.steering.live:
             self.steering.report_step(step, metrics)
 
     def close(self) -> None:
-        """As a session does."""
+        """Close the controller as a session does."""
         if self.loop.voting is not None:
             self.loop.voting.close()
         self.steering.close()
 
 
 def command(seq: int, kind: str, *, expires_in_s: float | None = 600, **arguments: Any) -> dict[str, Any]:
-    """As the agent sends it."""
+    """Make a command message as the agent sends it."""
     life = {} if expires_in_s is None else {"expires_in_s": expires_in_s}
     return {"type": "command", "seq": seq, "kind": kind, "arguments": arguments, **life}
 
 
 def rule(name: str, when: str, do: str = "save", **more: object) -> str:
-    """One rule as a document."""
+    """Write one rule as a document."""
     return json.dumps({"rules": [{"name": name, "when": when, "do": json.loads(do) if do[0] in "[{" else do, **more}]})
 
 
 class Together:
-    """Processes in threads that meet as ranks do: whoever does not come makes all of them fail."""
+    """Ranks in threads that meet at barriers; a missing rank fails all."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -145,7 +145,7 @@ class Together:
 
 
 class Sent:
-    """Numbers under way."""
+    """Numbers in transit."""
 
     def __init__(self, together: Together, board: dict[int, Any]) -> None:
         self._together, self._board = together, board
@@ -160,7 +160,7 @@ class Sent:
 
 
 class Rank:
-    """One of them."""
+    """One rank of `Together`."""
 
     def __init__(self, together: Together, number: int) -> None:
         self._together = together
@@ -191,7 +191,7 @@ class Rank:
 
 
 class Rate:
-    """A learning rate."""
+    """A learning rate as a knob."""
 
     def __init__(self, value: float = 1.0) -> None:
         self.value = value
@@ -207,7 +207,7 @@ class Rate:
 
 
 def ranks(size: int, text: str = "", *, agent: bool = True, votes_take: float = 0, **start: Any) -> list[Setup]:
-    """As they are in a job: the first one alone has an agent. votes_take: seconds from one vote to the next."""
+    """Make the ranks of a job, of which only the first has an agent. votes_take: seconds between votes."""
     together = Together(size)
     setups = [Setup(text, peers=together.rank(number), agent=agent and number == 0, **start) for number in range(size)]
     for setup in setups:
@@ -218,7 +218,7 @@ def ranks(size: int, text: str = "", *, agent: bool = True, votes_take: float = 
 
 
 def run_together(size: int, text: str, losses: dict[int, list[float]], **more: Any) -> list[Setup]:
-    """Ranks that report and agree in turn, as session.report and checkpoint_due do, and close at the end."""
+    """Run ranks that report and agree in turn, as session.report and checkpoint_due do, and close at the end."""
     setups = ranks(size, text, **more)
     for step in range(1, len(losses[0]) + 1):
         for number, setup in enumerate(setups):
@@ -233,7 +233,7 @@ def run_together(size: int, text: str, losses: dict[int, list[float]], **more: A
 
 
 def agree(setups: list[Setup]) -> None:
-    """What all ranks do after a step."""
+    """Agree on all ranks after a step."""
 
     def one(voting: RankConsensus | None) -> None:
         assert voting is not None
@@ -244,7 +244,7 @@ def agree(setups: list[Setup]) -> None:
 
 
 def together(doings: Sequence[Callable[[], object]]) -> None:
-    """At the same time; raises what one of them raised."""
+    """Run functions at the same time; raise the first error."""
     with ThreadPoolExecutor(len(doings)) as pool:
         for done in [pool.submit(doing) for doing in doings]:
             done.result(30)

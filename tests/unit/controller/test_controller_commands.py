@@ -1,4 +1,4 @@
-"""Live commands: each once, in their order, none too late."""
+"""Live commands: each once, in order, none after its expiry."""
 
 from __future__ import annotations
 

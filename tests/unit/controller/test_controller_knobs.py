@@ -1,4 +1,4 @@
-"""The learning rate of real optimizers under every kind of schedule: it goes on, scaled, also after a resume."""
+"""The learning rate of real optimizers under every kind of schedule continues scaled, also after a resume."""
 
 from __future__ import annotations
 

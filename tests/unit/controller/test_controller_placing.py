@@ -1,4 +1,4 @@
-"""The control plane's rules are nothing to a training: it neither evaluates them nor complains of them."""
+"""A training ignores the control plane's rules without complaint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The controllers of several processes: they decide as one."""
+"""The controllers of several ranks decide as one."""
 
 from __future__ import annotations
 

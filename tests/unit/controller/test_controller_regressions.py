@@ -1,4 +1,4 @@
-"""What the framework that this replaces got wrong in a training: each with its input, and what is decided here."""
+"""Inputs that the replaced framework handled wrongly in a training, and the right decisions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The controller of a loop: what arrives, what is said, what is saved."""
+"""The controller of a loop: incoming messages, reports, saved state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What alerts say: also of metrics that no condition reads."""
+"""Texts of alerts, also with metrics that no condition reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training's rules that are changed while it runs: what was tried before acts afterwards."""
+"""Rules that change during a training: a rule that was tried in a dry run acts afterwards."""
 
 from __future__ import annotations
 

@@ -19,11 +19,11 @@ from tests.kits.dreambooth.tiny_pipelines import save_tiny_sd, save_tiny_sdxl
 
 @pytest.fixture(autouse=True)
 def no_traces() -> Iterator[None]:
-    """Nothing that a training sets for its process stays; nothing is looked up on the hub."""
+    """Restore the process settings that a training changes; keep the hub offline."""
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     benchmark, variables = torch.backends.cudnn.benchmark, dict(os.environ)
     os.environ["HF_HUB_OFFLINE"] = "1"
-    torch.set_num_threads(1)  # tiny tensors on several threads only wait for each other
+    torch.set_num_threads(1)  # tiny tensors gain nothing from several threads
     yield
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
@@ -49,7 +49,7 @@ def tiny_sdxl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    """Five views of a cat, 96 x 96 pixels."""
+    """Make five crops of a photograph of a cat, 96 x 96 pixels."""
     save_crops(tmp_path / "data" / "instance", "cat", 5)
     return tmp_path / "data"
 
@@ -61,7 +61,9 @@ def parameters(tiny_sd: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def run(tmp_path: Path, data_dir: Path, parameters: dict[str, Any]) -> Run:
-    """Trains with `parameters` changed by the keywords; returns the output directory. An existing one is resumed."""
+    """Return a function that trains with changed `parameters` and returns the output directory; an existing one
+    resumes.
+    """
 
     def begin(name: str = "out", *, variables: Mapping[str, str] | None = None, **changed: Any) -> Path:
         return train_in(tmp_path / name, data_dir, {**parameters, **changed}, variables)
@@ -71,7 +73,7 @@ def run(tmp_path: Path, data_dir: Path, parameters: dict[str, Any]) -> Run:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of the batches that were generated."""
+    """Record the sizes of the generated batches."""
     calls: list[int] = []
     sample = class_images.sample
 

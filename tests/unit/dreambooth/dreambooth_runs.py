@@ -1,4 +1,4 @@
-"""Short trainings, and what cuts them off."""
+"""Short trainings and their interruptions."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ EVERYTHING = {
     "use_ema": True,
     "snr_gamma": 5.0,
 }
-"""6 steps of 2 batches; 5 images make 3 batches: epochs end within steps. Each batch takes 2 losses."""
+"""6 steps of 2 batches; 5 images make 3 batches, so epochs end within steps. Each batch takes 2 losses."""
 CACHED = {**EVERYTHING, "train_text_encoder": False, "cache_latents": True, "cache_text_embeddings": True}
 
 
 def short_training(base: Path) -> dict[str, Any]:
-    """The parameters of a training that takes half a second, in float32."""
+    """Return the parameters of a training of half a second, in float32."""
     return {
         "instance_prompt": "a photo of sks cat",
         "pretrained_model_name_or_path": str(base),
@@ -63,7 +63,7 @@ def short_training(base: Path) -> dict[str, Any]:
 def train_in(
     output: Path, data_dir: Path, parameters: Mapping[str, Any], variables: Mapping[str, str] | None = None
 ) -> Path:
-    """Trains to the end, or to where it is told to stop, from the newest checkpoint in `output`; returns `output`."""
+    """Train from the newest checkpoint in `output` to the end or to a stop; return `output`."""
     config = DreamboothConfig.of(parameters)
     with Session.start(output_dir=output, data_dir=data_dir, resume=True, variables=variables or {}) as session:
         dreambooth_lora.train(session, config)
@@ -71,7 +71,7 @@ def train_in(
 
 
 def refusal(output: Path, data_dir: Path, parameters: Mapping[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
-    """What a job ends with whose trainer refuses it: the reason of its failure, which must be `bad_input`."""
+    """Return the failure reason of a job whose trainer refuses it; the failure must be `bad_input`."""
     failure = failure_of(output, data_dir, parameters, capsys)
     assert failure.failure_class is FailureClass.BAD_INPUT
     return failure.reason
@@ -80,7 +80,7 @@ def refusal(output: Path, data_dir: Path, parameters: Mapping[str, Any], capsys:
 def failure_of(
     output: Path, data_dir: Path, parameters: Mapping[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> AttemptFailure:
-    """What the agent makes of a trainer that ends before it trains, with one line that says why."""
+    """Classify, as the agent does, a trainer that ends before training with one line of explanation."""
     job = output.with_suffix(".json")
     job.write_text(json.dumps(parameters))
     capsys.readouterr()
@@ -98,7 +98,7 @@ class PowerCutError(Exception):
 
 @contextmanager
 def power_cut(after: int, where: str) -> Iterator[None]:
-    """The machine is gone after so many calls: of the loss, or of the making of pictures."""
+    """Simulate a power cut after a number of calls of the loss, or of the sampler."""
     module, name = {
         "loss": (dreambooth_lora, "denoising_loss"),
         "class images": (class_images, "sample"),
@@ -120,6 +120,6 @@ def power_cut(after: int, where: str) -> Iterator[None]:
 
 
 def outputs(directory: Path) -> dict[str, bytes]:
-    """Everything but the checkpoints."""
+    """Read all outputs except the checkpoints."""
     files = (path for path in directory.rglob("*") if path.is_file() and "checkpoint-" not in str(path))
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}

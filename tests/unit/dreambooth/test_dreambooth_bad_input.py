@@ -1,4 +1,4 @@
-"""What cannot be trained is refused before anything is trained, and says why and what would be right."""
+"""Faulty jobs are refused before training, with the reason and the remedy."""
 
 from __future__ import annotations
 

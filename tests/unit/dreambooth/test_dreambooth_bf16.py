@@ -1,4 +1,4 @@
-"""In bf16, interrupted equals uninterrupted: bit for bit on a CPU, and nearly on a GPU, where there is one."""
+"""In bf16, an interrupted run equals an uninterrupted one: bit for bit on a CPU, nearly on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An attempt is cut off while it makes class images: the next one, on another machine, goes on from what it made."""
+"""An attempt is interrupted while it makes class images; the next one, on another machine, takes them over."""
 
 from __future__ import annotations
 

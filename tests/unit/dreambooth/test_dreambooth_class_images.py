@@ -1,4 +1,4 @@
-"""Prior preservation: what came with the job is used, the rest is made once, and later jobs share it."""
+"""Prior preservation: provided images are used, the rest is generated once, and later jobs share them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The script as a process: without any control plane, killed and started again."""
+"""The script as a process without a control plane, killed and restarted."""
 
 from __future__ import annotations
 

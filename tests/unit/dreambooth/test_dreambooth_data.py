@@ -1,4 +1,4 @@
-"""Images, captions and masks; how they are cut; and the order in which they come."""
+"""Images, captions and masks; their crops; the order of batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mathematics: against plain torch, and that training teaches."""
+"""The mathematics compared with plain torch; training reduces the loss."""
 
 from __future__ import annotations
 

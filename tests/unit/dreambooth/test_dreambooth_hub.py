@@ -1,4 +1,4 @@
-"""A base model on the hub: what the hub says is the job's business, that it says nothing is not."""
+"""A base model on the hub: a refusal is the job's fault, an unreachable hub is not."""
 
 from __future__ import annotations
 

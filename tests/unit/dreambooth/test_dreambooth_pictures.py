@@ -1,4 +1,4 @@
-"""Validation pictures: when they are made, how they are shown, and the one picture of them all."""
+"""Validation pictures: their steps, their publication, and their grid."""
 
 from __future__ import annotations
 

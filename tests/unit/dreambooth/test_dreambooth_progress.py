@@ -1,4 +1,4 @@
-"""A training without Baton says in lines how far it is."""
+"""A training without Baton logs its progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interrupted equals uninterrupted, bit for bit, wherever it was interrupted."""
+"""An interrupted run equals an uninterrupted one, bit for bit, at any point of interruption."""
 
 from __future__ import annotations
 

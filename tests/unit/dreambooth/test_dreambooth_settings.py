@@ -1,4 +1,4 @@
-"""What may be changed between two attempts, and what may not: nothing is learned in two ways, or not at all."""
+"""Settings that may change between two attempts, and settings that may not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Class images that a job leaves for later ones on other machines."""
+"""Class images that a job leaves for later jobs on other machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training leaves behind, with each option at least once."""
+"""The outputs of a training, with each option at least once."""
 
 from __future__ import annotations
 

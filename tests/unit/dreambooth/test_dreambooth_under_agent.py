@@ -1,4 +1,4 @@
-"""Under an agent: checkpoints are staged in shared memory, and the next attempt starts from what was stored of them."""
+"""Under an agent, checkpoints are staged in shared memory, and the next attempt resumes from the stored ones."""
 
 from __future__ import annotations
 

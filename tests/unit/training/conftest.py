@@ -1,4 +1,4 @@
-"""Sessions for the tests of this folder."""
+"""Fixtures that start sessions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton import Session
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Tiny tensors on several threads only wait for each other."""
+    """Use one thread, because tiny tensors gain nothing from several."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -23,7 +23,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Session]]:
-    """Starts sessions in tmp_path/output and closes them."""
+    """Return a function that starts sessions in tmp_path/output; the fixture closes them."""
     opened: list[Session] = []
 
     def begin(

@@ -1,4 +1,4 @@
-"""An agent's end of the channel for tests: listens, records every message, sends what it is told to."""
+"""The agent's end of the channel for tests: records every message, sends messages on request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Self
 
 
 class ListeningAgent:
-    """Accepts one trainer. With `deaf`, it accepts and never reads."""
+    """Accepts one trainer. With `deaf`, the agent accepts and never reads."""
 
     def __init__(self, *, deaf: bool = False) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -53,12 +53,12 @@ class ListeningAgent:
             self._changed.notify_all()
 
     def of(self, kind: str) -> list[dict[str, Any]]:
-        """The messages of one type so far."""
+        """Return the recorded messages of one type."""
         with self._changed:
             return [message for message in self.messages if message["type"] == kind]
 
     def wait_for(self, kind: str, count: int = 1) -> list[dict[str, Any]]:
-        """Wait until `count` messages of a type have come; fails after 5 s."""
+        """Wait until `count` messages of a type have arrived; fail after 5 s."""
 
         def enough() -> bool:
             return len([message for message in self.messages if message["type"] == kind]) >= count
@@ -68,7 +68,7 @@ class ListeningAgent:
         return self.of(kind)
 
     def wait_for_end(self) -> None:
-        """Wait until the trainer has hung up."""
+        """Wait until the trainer has disconnected."""
         with self._changed:
             assert self._changed.wait_for(lambda: self._ended, 5)
 
@@ -80,7 +80,7 @@ class ListeningAgent:
         self._trainer.sendall(message if isinstance(message, bytes) else json.dumps(message).encode() + b"\n")
 
     def die(self) -> None:
-        """Hang up and stop listening, as when the agent is killed."""
+        """Disconnect and stop listening, like a killed agent."""
         if self._trainer is not None:
             self._trainer.shutdown(socket.SHUT_RDWR)
             self._trainer.close()

@@ -1,4 +1,4 @@
-"""What several tests of the session need."""
+"""Helpers of the session's tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from baton import Session
 
 
 class Counter:
-    """The smallest state."""
+    """A state that consists of one number."""
 
     def __init__(self, value: int = 0) -> None:
         self.value = value
@@ -26,8 +26,7 @@ class Counter:
 
 
 class Calls:
-    """A profile function that counts the calls of C functions that `counts` says yes to, and kills the process before
-    call number `fatal`."""
+    """A profile function that counts the C calls selected by `counts`, and kills the process before call `fatal`."""
 
     def __init__(self, counts: Callable[[Any], bool], fatal: int | None) -> None:
         self._counts = counts
@@ -42,7 +41,7 @@ class Calls:
 
 
 def give_back(arena: Path) -> None:
-    """What the agent does when it has stored what lies in the arena."""
+    """Remove the marker, as the agent does after storing the checkpoint."""
     (arena / "checkpoint" / "baton.json").unlink()
 
 

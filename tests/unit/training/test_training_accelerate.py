@@ -1,4 +1,4 @@
-"""Rules on a plain loop of accelerate: they steer its optimizer and scheduler, and a killed run ends as a whole one."""
+"""Rules on a plain loop of accelerate change its optimizer; a killed run ends like an uninterrupted one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint killed between any two of its calls to the operating system: what is visible is whole, and enough."""
+"""A checkpoint killed between any two of its system calls: every visible checkpoint is complete, and one remains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trainer's end of the channel: what is sent, what is understood, and that the agent can never hurt training."""
+"""The trainer's end of the channel: outgoing and incoming messages; no agent can harm the training."""
 
 from __future__ import annotations
 

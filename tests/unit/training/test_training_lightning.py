@@ -1,4 +1,4 @@
-"""Lightning's Trainer on a session: killed after any step it ends as if it had not been, and goes by rules."""
+"""Lightning's Trainer with a session: a run killed after any step ends like an uninterrupted one, and rules act."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the agent is told of metrics: all that is new, each of its step, at no more than five messages a second."""
+"""The metrics that the agent receives: every new value with its step, in at most five messages a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kind of state comes back bit for bit, from disk and from shared memory, in the same files."""
+"""Every kind of state is restored bit for bit, from disk and from shared memory, in equal files."""
 
 from __future__ import annotations
 

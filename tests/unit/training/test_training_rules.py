@@ -1,4 +1,4 @@
-"""Rules in a session of one process: from a file or an agent, at the step itself, and across any interruption."""
+"""Rules in a session of one process: from a file or an agent, at the step itself, and across interruptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The session in one process: environment, directives, checkpoints, exact resume, what goes wrong."""
+"""The session in one process: environment, directives, checkpoints, exact resume, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces of tensors: whatever mesh wrote them, any other reads them, in one process that plays all ranks."""
+"""Pieces of tensors written by any mesh are readable by any other, in one process that plays all ranks."""
 
 from __future__ import annotations
 

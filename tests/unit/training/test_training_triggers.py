@@ -1,6 +1,6 @@
-"""After which step a rule ends a Hugging Face training, by the event that it waits for: the original's table.
+"""The step after which a rule ends a Hugging Face training, by its event: the original's table.
 
-There, a stop at the beginning was forgotten by the trainer, and a save at a step wrote the checkpoint of the one after.
+The original's trainer forgot a stop at the beginning, and wrote the checkpoint of the next step on a save.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.training.test_training_callback import Losses, Trained
+from tests.unit.training.test_training_hf_callback import Losses, Trained
 
 SAVES = {"save_strategy": "steps", "save_steps": 3}
 EVALUATES = {"eval_strategy": "steps", "eval_steps": 4, "eval_dataset": Losses([1.0])}

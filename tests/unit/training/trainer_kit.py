@@ -1,4 +1,4 @@
-"""Trainings with Hugging Face's Trainer whose losses are given, under rules."""
+"""Trainings by Hugging Face's Trainer with given losses, under rules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from baton import Session
 
 
 class Model(torch.nn.Module):
-    """One weight; its loss is what the batch says."""
+    """A model of one weight, whose loss is the batch's value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Model(torch.nn.Module):
 
 
 class Losses(torch.utils.data.Dataset):  # type: ignore[type-arg]
-    """Item n is the loss of step n + 1."""
+    """A data set in which item n is the loss of step n + 1."""
 
     def __init__(self, losses: list[float]) -> None:
         self.losses = losses
@@ -37,7 +37,7 @@ class Losses(torch.utils.data.Dataset):  # type: ignore[type-arg]
 
 
 class Trained:
-    """A Trainer's run under rules, and what was decided in it."""
+    """A Trainer's run under rules, with the recorded decisions."""
 
     def __init__(
         self, tmp_path: Path, rules: str, losses: list[float], *, resume: bool = False, job: bool = False, **more: Any
@@ -54,9 +54,9 @@ class Trained:
         self.decisions: list[tuple[str, str, int]] = []
         self.logged: list[dict[str, float]] = []
         self.shown: list[Any] = []
-        """The loss that people are told, after each step."""
+        """The displayed loss after each step."""
         self.filtered: set[bool] = set()
-        """Whether the Trainer's filter was on, after steps."""
+        """States of the Trainer's filter after steps."""
         with Session.start(output_dir=tmp_path / "output", rules=file, resume=resume, variables=variables) as session:
             tell = session.steering.engine._on_decision
 

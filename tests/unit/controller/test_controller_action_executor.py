@@ -1,4 +1,4 @@
-"""Actions: what becomes of each, with what the loop offers and without. Nothing reaches the loop as an exception."""
+"""The outcome of each action, with and without the loop's capability; no exception reaches the loop."""
 
 from __future__ import annotations
 

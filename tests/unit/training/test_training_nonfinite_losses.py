@@ -1,4 +1,4 @@
-"""Losses that are no numbers are seen at their step, however seldom Hugging Face's Trainer logs."""
+"""Losses that are not finite are found at their step, however rarely Hugging Face's Trainer logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps under torch's profiler, as rules want it."""
+"""The action `profile`: steps under torch's profiler."""
 
 from __future__ import annotations
 

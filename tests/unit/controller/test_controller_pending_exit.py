@@ -1,4 +1,4 @@
-"""How a training ends that a rule or command ends, though its machine leaves at that moment: it does, or will."""
+"""An exit ordered by a rule or command takes effect although the machine is lost at that moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several processes reported, as one observation."""
+"""Reports of several ranks, reduced to one observation."""
 
 from __future__ import annotations
 

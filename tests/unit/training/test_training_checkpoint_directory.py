@@ -1,4 +1,4 @@
-"""Complete checkpoint directories: found, verified, published; damage is named."""
+"""Complete checkpoint directories: finding, verifying, publishing; errors name the damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a pass over the data ends, as rules hear of it, and in which one a decision was made."""
+"""The end of an epoch as rules see it, and the epoch of a decision."""
 
 from __future__ import annotations
 

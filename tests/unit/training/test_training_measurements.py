@@ -1,4 +1,4 @@
-"""What the session tells the agent besides what is reported: times of steps, waiting for data, what is not finite."""
+"""Measurements that accompany reports: times of steps, waits for data, values that are not finite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules that take too much of a step are checked less often; a NaN is seen all the same."""
+"""Rules that exceed the time budget are checked less often; a NaN is always checked."""
 
 from __future__ import annotations
 

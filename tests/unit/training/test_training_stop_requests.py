@@ -1,4 +1,4 @@
-"""What the agent or a signal asks of the loop, and when the loop sees it."""
+"""Requests of the agent or a signal to the loop, and the step at which the loop sees each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process killed between any two calls while it stages: the arena holds the whole checkpoint, or none."""
+"""A process killed between any two calls while staging: the arena has the whole checkpoint, or none."""
 
 from __future__ import annotations
 

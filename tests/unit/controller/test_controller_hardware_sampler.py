@@ -1,4 +1,4 @@
-"""Which GPU a process looks at, and what is left of it where the driver does not know everything."""
+"""The GPU that a process samples, and partial samples of limited drivers."""
 
 from __future__ import annotations
 

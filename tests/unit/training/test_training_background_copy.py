@@ -1,4 +1,4 @@
-"""Copies that go on behind the training: bit for bit what the state was when the call was made."""
+"""Background copies equal the state at the call, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several processes learn what one of them was asked for: after the same step, once, and no step waits for it."""
+"""All ranks learn of a request to one rank after the same step, once, and no step waits for the vote."""
 
 from __future__ import annotations
 

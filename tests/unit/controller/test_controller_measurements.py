@@ -1,4 +1,4 @@
-"""What is measured besides what the loop reports."""
+"""Metrics besides the reported ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loader that knows where its data come from: what it measures is reported; it is told which checkpoints are safe."""
+"""A loader with a data source: its metrics are reported, and it learns which checkpoints are safe."""
 
 from __future__ import annotations
 

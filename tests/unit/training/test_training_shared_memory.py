@@ -1,4 +1,4 @@
-"""Checkpoints staged in shared memory: whose turn it is, what is skipped, and what goes to disk instead."""
+"""Checkpoints staged in shared memory: ownership, skipped checkpoints, and the fallback to disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules in force: installing, renaming, telling, what never comes, saving and taking back."""
+"""Rules in force: installing, renaming, reporting, missing metrics, saving and restoring."""
 
 from __future__ import annotations
 
