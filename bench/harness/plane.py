@@ -21,9 +21,9 @@ from baton.contract.work import WorkItem
 from functions.api.http.context import Context
 from functions.api.http.dispatch import dispatch
 from functions.api.http.settings import Settings
-from functions.domain import jobs as rules
+from functions.domain.jobs import transitions as rules
+from functions.domain.jobs.transaction import Put, Transaction
 from functions.domain.records import RulesRecord, Spec
-from functions.domain.transaction import Put, Transaction
 from functions.handlers.startup import ServerClock
 from functions.handlers.wiring import SystemRandomness
 from functions.storage.clients import dynamodb_client, s3_client

@@ -1,1 +1,1 @@
-"""Pure rules: what a job may do next. No boto3, no clock, no randomness: they are handed in."""
+"""Decide, without I/O, what a job may do next. Callers hand in clock, randomness and records."""

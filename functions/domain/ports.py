@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from baton.contract.events import JobEvent
 from baton.contract.jobs import JobState, Progress
-from functions.domain.api_keys import ApiKey
-from functions.domain.leases import Fence
-from functions.domain.packs import PackWrite, Sighting
-from functions.domain.recipes import RecipeEntry, StoredRecipe
-from functions.domain.reclaiming import Watch
+from functions.domain.access.api_keys import ApiKey
+from functions.domain.access.webhooks import Delivery, Webhook
+from functions.domain.checkpoints.packs import PackWrite, Sighting
+from functions.domain.checkpoints.shared_outputs import SharedRecord
+from functions.domain.jobs.lease_expiry import Watch
+from functions.domain.jobs.leases import Fence
+from functions.domain.jobs.transaction import Put, Transaction
+from functions.domain.record_base import TableRecord
 from functions.domain.records import (
     CheckpointRecord,
     CommandRecord,
@@ -20,13 +23,15 @@ from functions.domain.records import (
     Lease,
     MemberRecord,
     PackRecord,
+    RecipeEntry,
+    ScalingRecord,
+    StoredRecipe,
     TransferGrant,
 )
-from functions.domain.scale_records import ScalingRecord
-from functions.domain.sharing import SharedRecord
-from functions.domain.stored import TableRecord
-from functions.domain.transaction import Put, Transaction
-from functions.domain.webhooks import Delivery, Webhook
+
+if TYPE_CHECKING:
+    # Only the function that serves rings loads their records.
+    from functions.domain.access.rings import RingRecord, StoredRing
 
 T = TypeVar("T")
 R = TypeVar("R", bound=TableRecord)
@@ -222,6 +227,39 @@ class DeliveryQueue(Protocol):
 
         Raises StorageUnavailable.
         """
+
+
+class RingStore(Protocol):
+    """Rings and their records. Reads are strongly consistent. Every call may raise StorageUnavailable."""
+
+    def make(self, ring: StoredRing) -> bool:
+        """Store a new ring; False if its tenant has another of that name. Again with the same id changes nothing."""
+
+    def get(self, tenant: str, name: str) -> StoredRing | None: ...
+
+    def list(self, tenant: str, *, limit: int, cursor: str | None = None) -> Page[StoredRing]:
+        """A tenant's, by name."""
+
+    def begin_removal(self, ring: StoredRing) -> bool:
+        """Mark it, if it is still there: from then on nobody is let in."""
+
+    def forget(self, ring: StoredRing) -> None:
+        """Remove the ring itself, last of all, if it is marked. Another one of its name is left alone."""
+
+    def write(self, ring: StoredRing, key: str, data: bytes, *, version: str, seen: str | None) -> bool:
+        """Write a record if its version is `seen` (None: there is none); False if it is not.
+
+        True also if the record has `version` already: then this very write was done before.
+        """
+
+    def read(self, ring: StoredRing, keys: Sequence[str]) -> dict[str, RingRecord]:
+        """Those that are there."""
+
+    def keys(self, ring: StoredRing, prefix: str, *, limit: int, cursor: str | None = None) -> Page[str]:
+        """Keys of records that begin with the prefix, in their order."""
+
+    def delete(self, ring: StoredRing, keys: Sequence[str]) -> None:
+        """Forget records; those that are not there are passed over."""
 
 
 class RecipeStore(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any, ClassVar, Literal
 
 from baton.contract.history import EventType
@@ -22,9 +23,7 @@ from baton.contract.recipes.plan import RunPlan
 from baton.contract.steering import CommandKind, EndedBy, RolledBack, RuleStatus
 from baton.contract.work import Directive
 from functions.domain import keys
-from functions.domain.claimants import Claimant
-from functions.domain.scale_records import ScaleOrder
-from functions.domain.stored import Attribute, Record, TableRecord
+from functions.domain.record_base import Attribute, Record, TableRecord
 
 
 class Spec(Record):
@@ -356,6 +355,34 @@ class MemberRecord(Record):
     expires_at: int = 0
 
 
+class ScaleOrder(Record):
+    """What one rule has decided on one group. It stands with the rule's job until it is carried out: as often as
+    somebody begins it anew, it names the same jobs."""
+
+    number: str
+    """Of the job: no other order of it ever has the same."""
+    rule: str
+    revision: int
+    """Of the rules that this one is of."""
+    step: int
+    group: str
+    source: str | None = None
+    """The job that is copied, if one is."""
+    copies: int = 0
+    leaving: list[str] = []
+    """The jobs that are taken out."""
+
+    def copy_ids(self, job_id: str) -> list[str]:
+        """Of the jobs that it makes. `job_id`: of the rule's job."""
+        return [_uuid(f"{job_id}\n{self.number}\n{index}") for index in range(self.copies)]
+
+
+def _uuid(name: str) -> str:
+    """As RFC 9562 has it for names, of a version that is its user's own (8)."""
+    digits = sha256(f"baton copy\n{name}".encode()).hexdigest()
+    return f"{digits[:8]}-{digits[8:12]}-8{digits[13:16]}-8{digits[17:20]}-{digits[20:32]}"
+
+
 class StandingRecord(TableRecord):
     """How a job's rules stand that the control plane evaluates: everything that later decisions depend on.
 
@@ -393,6 +420,40 @@ class StandingRecord(TableRecord):
         return {} if self.next_at is None else {"timer_pk": keys.RULES_DUE, "timer_at": self.next_at}
 
 
+class ScalingRecord(TableRecord):
+    """What rules have decided on a group, so that those who decide at the same moment count each other's jobs.
+
+    `version` rises by one with every write and is the condition of the next one.
+    """
+
+    PARTITION: ClassVar[str] = "SCALING#"
+    KIND: ClassVar[str] = "SCALING"
+    VERSION: ClassVar[str | None] = "version"
+
+    version: int
+    tenant: str
+    group: str
+    copies: list[str] = []
+    """Jobs that may not be written yet, or not seen in an index, and had not ended when this was written."""
+    leaving: list[str] = []
+    """Jobs that are being taken out by orders that nobody has carried out to the end yet."""
+    expires_at: int = 0
+
+    @property
+    def owner(self) -> str:
+        """What the record's partition is named after."""
+        return scaling_owner(self.tenant, self.group)
+
+    def attributes(self) -> Mapping[str, Attribute]:
+        """Return when the record may be deleted."""
+        return {"ttl": self.expires_at}
+
+
+def scaling_owner(tenant: str, group: str) -> str:
+    """Return what the partition of a group's record is named after."""
+    return f"{tenant}#{group}"
+
+
 class PackRecord(Record):
     """Who holds one pack, `packs/<blake3>`. It is held or condemned.
 
@@ -412,6 +473,15 @@ class PackRecord(Record):
     """None while somebody holds the pack."""
     version: str | None = None
     """Another one with each write but a doubt's, never one that was before. None in items of earlier versions."""
+
+
+class Claimant(Record):
+    """The client that claimed a job without a lease token."""
+
+    key_id: str
+    source_address: str
+    progress_by: int
+    """Heartbeats are refused from this instant on, unless `/progress` puts it off."""
 
 
 class Lease(Record):
@@ -458,3 +528,32 @@ class TransferGrant(Record):
     bucket: str
     key: str
     expires_at: int
+
+
+class RecipeEntry(Record):
+    """One version of a tenant's recipe, without its document. Never changes."""
+
+    tenant: str
+    name: str
+    version: int
+    description: str
+    created_at: int
+
+    @property
+    def id(self) -> str:
+        """`name@version`."""
+        return f"{self.name}@{self.version}"
+
+
+class StoredRecipe(RecipeEntry):
+    """With the document, as it was pushed."""
+
+    BESIDE: ClassVar[frozenset[str]] = frozenset(("document",))
+    """Lists read entries only."""
+
+    document: str
+
+    @property
+    def entry(self) -> RecipeEntry:
+        """What lists show of it."""
+        return RecipeEntry(**self.model_dump(exclude={"document"}))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from functions.api.http.context import Context
 from functions.api.http.settings import Settings
 from functions.api.operations.cloudwatch_metrics import Metrics, ends_in
-from functions.domain.transaction import Transaction
+from functions.domain.jobs.transaction import Transaction
 from functions.handlers.startup import ServerClock
 from functions.storage.clients import Clients, dynamodb_client
 from functions.storage.dynamodb.jobs import DynamoJobStore
@@ -26,7 +26,7 @@ from functions.storage.s3.objects import S3ObjectStore
 from functions.webhooks.event_queue import SqsDeliveryQueue
 
 if TYPE_CHECKING:
-    from functions.domain.rings import RingStore
+    from functions.domain.ports import RingStore
 
 
 class SystemRandomness:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from baton.contract.jobs import JobState
 from functions.domain.ports import Page
-from functions.domain.stored import TableRecord
+from functions.domain.record_base import TableRecord
 from functions.storage import cursors
 
 T = TypeVar("T")

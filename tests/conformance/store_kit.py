@@ -13,11 +13,11 @@ from botocore.awsrequest import AWSPreparedRequest
 
 from baton.contract.jobs import Policy, Progress
 from baton.contract.work import FailRequest, WorkQuery
-from functions.domain import checkpoints as checkpoint_rules
-from functions.domain import jobs as rules
-from functions.domain.leases import Fence
+from functions.domain.checkpoints import commit as checkpoint_rules
+from functions.domain.jobs import transitions as rules
+from functions.domain.jobs.leases import Fence
+from functions.domain.jobs.transaction import Transaction
 from functions.domain.records import Attempt, CheckpointRecord, Job, Lease, Spec
-from functions.domain.transaction import Transaction
 from tests.kits.clouds.store_sets import Cloud
 
 NOW = 4_000_000_000

@@ -13,13 +13,13 @@ from baton.contract.work import WorkQuery
 from functions.api.operations.sweeper import RESERVED_S, TIMERS_S, end_overdue, keep_watch, run_timer, sweep
 from functions.api.worker import job_claim
 from functions.api.worker.job_claim import Claimed, claim_next, peek_next
-from functions.domain import jobs as rules
-from functions.domain.claiming import LARGEST_WINDOW, SMALLEST_WINDOW, ClaimWindow
 from functions.domain.errors import FenceBroken
+from functions.domain.jobs import transitions as rules
+from functions.domain.jobs.job_selection import LARGEST_WINDOW, SMALLEST_WINDOW, ClaimWindow
+from functions.domain.jobs.lease_expiry import Watch
+from functions.domain.jobs.transaction import Transaction
 from functions.domain.ports import JobStore, Page
-from functions.domain.reclaiming import Watch
 from functions.domain.records import Attempt, Job, Spec
-from functions.domain.transaction import Transaction
 from tests.conformance.store_kit import NOW, TENANT, Held, claim, failed, submit
 from tests.kits.api.fakes import FakeClock, SeededRandomness
 from tests.kits.clouds.store_sets import Cloud, memory_cloud

@@ -13,15 +13,15 @@ from baton.contract.jobs import FailureClass, JobState, Policy, Reason
 from baton.contract.work import FailRequest, WorkQuery
 from functions.api.operations.sweeper import run_timer, sweep
 from functions.api.worker.job_claim import claim_next
-from functions.domain import checkpoints as checkpoint_rules
-from functions.domain import jobs as rules
-from functions.domain import packs
-from functions.domain.claiming import ClaimWindow
+from functions.domain.checkpoints import commit as checkpoint_rules
+from functions.domain.checkpoints import packs
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
-from functions.domain.leases import Fence
+from functions.domain.jobs import transitions as rules
+from functions.domain.jobs.attempt_end import LATE_AFTER_S
+from functions.domain.jobs.job_selection import ClaimWindow
+from functions.domain.jobs.leases import Fence
+from functions.domain.jobs.transaction import Transaction, forget
 from functions.domain.records import Attempt, CheckpointRecord, Event, Job, TransferGrant
-from functions.domain.retention import LATE_AFTER_S
-from functions.domain.transaction import Transaction, forget
 from tests.conformance.store_kit import NOW, TENANT, progress_at, submission
 from tests.kits.api.fakes import FakeClock, SeededRandomness
 from tests.kits.clouds.store_sets import Cloud, memory_cloud

@@ -9,13 +9,14 @@ import pytest
 from baton.contract.errors import ErrorCode
 from baton.contract.history import EventType
 from baton.contract.jobs import JobState, Policy, Reason
-from functions.domain import checkpoints as checkpoint_rules
-from functions.domain import jobs as rules
-from functions.domain import packs
+from functions.domain.checkpoints import commit as checkpoint_rules
+from functions.domain.checkpoints import packs
+from functions.domain.checkpoints.retention import look_again
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
+from functions.domain.jobs import transitions as rules
+from functions.domain.jobs.attempt_end import LATE_AFTER_S
+from functions.domain.jobs.transaction import CloseLease, DirectLease, Transaction, changed, forget, written
 from functions.domain.records import Attempt, Branch, CheckpointRecord, Event, Job, Spec
-from functions.domain.retention import LATE_AFTER_S, look_again
-from functions.domain.transaction import CloseLease, DirectLease, Transaction, changed, forget, written
 from tests.conformance.store_kit import NOW, TENANT, claim, commit, failed, record, submission, submit
 from tests.kits.clouds.store_sets import Cloud
 

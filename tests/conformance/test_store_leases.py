@@ -10,14 +10,13 @@ import pytest
 
 from baton.contract.jobs import JobState, Policy
 from baton.contract.work import Directive
-from functions.domain import jobs as rules
-from functions.domain.claimants import Claimant
 from functions.domain.errors import FenceBroken
+from functions.domain.jobs import transitions as rules
+from functions.domain.jobs.lease_expiry import Watch
+from functions.domain.jobs.leases import LEASE_KEPT_S, REPROOF_WINDOW_S, REVOKED, Fence
+from functions.domain.jobs.transaction import CheckLease, CloseLease, OpenLease, ReopenLease, Transaction, changed
 from functions.domain.keys import DUE_BUCKET_S
-from functions.domain.leases import LEASE_KEPT_S, REPROOF_WINDOW_S, REVOKED, Fence
-from functions.domain.reclaiming import Watch
-from functions.domain.records import Job, Lease
-from functions.domain.transaction import CheckLease, CloseLease, OpenLease, ReopenLease, Transaction, changed
+from functions.domain.records import Claimant, Job, Lease
 from tests.conformance.store_kit import NOW, TENANT, Held, claim, progress_at, submit
 from tests.kits.clouds.store_sets import Cloud
 

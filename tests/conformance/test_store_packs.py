@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from baton.contract.manifest import Pack
-from functions.domain import packs as rules
-from functions.domain.packs import CondemnPack, PackWrite, ReleasePack, Sighting
+from functions.domain.checkpoints import packs as rules
+from functions.domain.checkpoints.packs import CondemnPack, PackWrite, ReleasePack, Sighting
 from functions.domain.records import PackRecord
 from tests.conformance.store_kit import NOW, TENANT
 from tests.kits.api.factories import CRC64, digest, make_pack

@@ -11,8 +11,8 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from baton.contract.jobs import JobState, Reason
-from functions.domain import jobs as rules
 from functions.domain.errors import Refusal
+from functions.domain.jobs import transitions as rules
 from functions.domain.ports import Page
 from functions.domain.records import Attempt, CheckpointRecord, Event, Job
 from tests.conformance.store_kit import NOW, TENANT, claim, commit, submit

@@ -6,7 +6,7 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from functions.domain.errors import Refusal
-from functions.domain.recipes import StoredRecipe
+from functions.domain.records import StoredRecipe
 from tests.conformance.store_kit import NOW
 from tests.kits.clouds.paging import all_pages
 from tests.kits.clouds.store_sets import Cloud

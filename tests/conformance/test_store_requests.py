@@ -12,9 +12,9 @@ from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from baton.contract.names import CHECKPOINTS_BUCKET
 from baton.contract.work import WorkQuery
 from functions.api.worker.job_claim import Claimed, claim_next
-from functions.domain import jobs as rules
-from functions.domain.claiming import ClaimWindow
 from functions.domain.errors import StorageUnavailable
+from functions.domain.jobs import transitions as rules
+from functions.domain.jobs.job_selection import ClaimWindow
 from functions.domain.records import Event
 from functions.storage.clients import dynamodb_client, s3_client
 from functions.storage.dynamodb.jobs import DynamoJobStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from baton.contract.rings import MAX_RECORD_BYTES
-from functions.domain.rings import RingRecord, StoredRing
+from functions.domain.access.rings import RingRecord, StoredRing
 from tests.conformance.store_kit import NOW
 from tests.kits.clouds.paging import all_pages
 from tests.kits.clouds.store_sets import Cloud

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functions.domain.sharing import SharedRecord
+from functions.domain.checkpoints.shared_outputs import SharedRecord
 from tests.conformance.store_kit import NOW
 from tests.kits.api.factories import CRC64, digest
 from tests.kits.clouds.store_sets import Cloud

@@ -16,10 +16,10 @@ from baton.contract.steering import (
     CommandKind,
     RuleStatus,
 )
-from functions.domain import jobs as rules
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
+from functions.domain.jobs import transitions as rules
+from functions.domain.jobs.transaction import Delete, NoteLease, Put, SteerLease, Transaction, changed
 from functions.domain.records import CommandRecord, ControlRecord, Event, Job, RulesRecord
-from functions.domain.transaction import Delete, NoteLease, Put, SteerLease, Transaction, changed
 from tests.conformance.store_kit import NOW, Held, claim, submission, submit
 from tests.kits.clouds.store_sets import Cloud
 

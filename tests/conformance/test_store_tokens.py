@@ -8,7 +8,7 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from baton.contract.names import Scope
-from functions.domain.api_keys import ApiKey
+from functions.domain.access.api_keys import ApiKey
 from functions.domain.errors import Refusal, WriteConflict
 from functions.domain.records import TransferGrant
 from functions.storage.dynamodb.tokens import GRANT_KEPT_S, KEY_KEPT_S

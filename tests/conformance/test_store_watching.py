@@ -6,11 +6,18 @@ import pytest
 
 from baton.contract.history import EventType
 from baton.contract.work import Directive
-from functions.domain import jobs as rules
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
-from functions.domain.records import Attempt, Event, MemberRecord, MemberValue, RulesRecord, StandingRecord
-from functions.domain.scale_records import ScalingRecord
-from functions.domain.transaction import DirectLease, Put, SteerLease, changed
+from functions.domain.jobs import transitions as rules
+from functions.domain.jobs.transaction import DirectLease, Put, SteerLease, changed
+from functions.domain.records import (
+    Attempt,
+    Event,
+    MemberRecord,
+    MemberValue,
+    RulesRecord,
+    ScalingRecord,
+    StandingRecord,
+)
 from functions.storage.dynamodb.items.documents import MAX_DOCUMENT_BYTES
 from tests.conformance.store_kit import NOW, TENANT, claim, submission, submit
 from tests.kits.clouds.store_sets import Cloud

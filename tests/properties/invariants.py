@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis.stateful import invariant
 
 from baton.contract.jobs import JobState
-from functions.domain import checkpoints
+from functions.domain.checkpoints import commit
 from functions.domain.records import Attempt, ControlRecord, Event, Job, RulesRecord
 from tests.kits.clouds.paging import all_pages
 from tests.properties.ledger import place_of
@@ -97,5 +97,5 @@ class Checked(Serving):
         place = place_of(job)
         assert place is None or place in sound
         line = self.accounts[job.id].ancestors(place)
-        resumable = [(record.step, record.epoch) for record in checkpoints.resumable(job, records)]
+        resumable = [(record.step, record.epoch) for record in commit.resumable(job, records)]
         assert resumable == sorted(line & sound, reverse=True)

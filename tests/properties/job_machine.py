@@ -16,16 +16,14 @@ from hypothesis.stateful import precondition, rule
 from baton.contract.errors import ErrorCode
 from baton.contract.jobs import JobState, Policy, Requirements, Retention
 from baton.contract.work import WorkQuery
-from functions.domain import jobs as rules
-from functions.domain import packs
-from functions.domain.claimants import Claimant
-from functions.domain.claiming import with_claimant
+from functions.domain.checkpoints import packs
+from functions.domain.checkpoints.retention import expendable, look_again
 from functions.domain.errors import Refusal
-from functions.domain.matching import equals, mismatch
-from functions.domain.reclaiming import Watch, reclaimable
-from functions.domain.records import CheckpointRecord, Job
-from functions.domain.retention import expendable, look_again
-from functions.domain.transaction import CheckLease, CloseLease, Transaction, forget
+from functions.domain.jobs import transitions as rules
+from functions.domain.jobs.job_selection import equals, mismatch, with_claimant
+from functions.domain.jobs.lease_expiry import Watch, reclaimable
+from functions.domain.jobs.transaction import CheckLease, CloseLease, Transaction, forget
+from functions.domain.records import CheckpointRecord, Claimant, Job
 from tests.kits.api.factories import make_spec
 from tests.properties.invariants import DAY_S, Checked
 from tests.properties.ledger import Account, Worker

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from baton.contract.jobs import FailureClass, JobCounters
 from baton.contract.steering import CommandKind
-from functions.domain.leases import REPROOF_WINDOW_S
+from functions.domain.jobs.attempt_end import LATE_AFTER_S
+from functions.domain.jobs.leases import REPROOF_WINDOW_S
+from functions.domain.jobs.transaction import CheckLease, CloseLease, OpenLease, Transaction
 from functions.domain.records import Attempt, CheckpointRecord, CommandRecord, Job, Lease
-from functions.domain.retention import LATE_AFTER_S
-from functions.domain.transaction import CheckLease, CloseLease, OpenLease, Transaction
 
 Place = tuple[int, int]
 """A checkpoint of one job: step and epoch."""

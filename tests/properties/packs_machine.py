@@ -18,9 +18,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from baton.contract.errors import ErrorCode
 from baton.contract.manifest import parse_manifest
 from baton.contract.names import CHECKPOINTS_BUCKET
-from functions.domain.packs import DEAD_AFTER_S, FUNCTION_TIMEOUT_S, SWEEPER_TIMEOUT_S
+from functions.domain.checkpoints.packs import DEAD_AFTER_S, FUNCTION_TIMEOUT_S, SWEEPER_TIMEOUT_S
+from functions.domain.jobs.attempt_end import LATE_AFTER_S
 from functions.domain.records import CheckpointRecord
-from functions.domain.retention import LATE_AFTER_S
 from tests.kits.api.harness import TENANT, Answer, Api, Held
 from tests.kits.clouds.paging import all_pages
 from tests.properties.serving import pick

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from baton.contract.jobs import JobState
+from functions.domain.jobs.transaction import Put, Transaction
 from functions.domain.records import Job, StandingRecord
-from functions.domain.transaction import Put, Transaction
 from tests.kits.api.harness import TENANT, Api, Held, memory_api
 from tests.properties.watching_machine import Died
 from tests.twins.jobs import MemoryJobStore

@@ -23,14 +23,15 @@ from baton.contract.steering import (
     RuleStatus,
 )
 from baton.contract.work import FailRequest
-from functions.domain import checkpoints, steering
-from functions.domain import jobs as rules
+from functions.domain.checkpoints import commit
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
-from functions.domain.leases import Fence
-from functions.domain.leaving import leave
+from functions.domain.jobs import transitions as rules
+from functions.domain.jobs.leases import Fence
+from functions.domain.jobs.rule_exit import leave
+from functions.domain.jobs.transaction import Transaction
 from functions.domain.ports import JobStore, LeaseStore, TokenStore
 from functions.domain.records import Attempt, CheckpointRecord, ControlRecord, Job, RulesRecord
-from functions.domain.transaction import Transaction
+from functions.domain.rules import steering
 from tests.kits.api.factories import NOW, make_manifest, make_record
 from tests.kits.clouds.paging import all_pages
 from tests.properties.ledger import Account, Worker, check_transition, place_of
@@ -138,19 +139,19 @@ class Serving(RuleBasedStateMachine):
                 request.step, worker.epoch, job_id=job.id, metrics={"m": 1.0 if request.detail == "one" else 2.0}
             )
             digest = hashlib.sha256(manifest.canonical_bytes()).hexdigest()
-            if checkpoints.already_committed(job, existing, manifest, digest):
+            if commit.already_committed(job, existing, manifest, digest):
                 return None
             record = make_record(
                 request.step, worker.epoch, committed_at=self.now, manifest_blake3=digest, metrics=manifest.metrics
             )
-            change = checkpoints.commit(job, fence, record, now=self.now)
+            change = commit.commit(job, fence, record, now=self.now)
         elif request.kind == "damaged":
             found = self.stores.jobs.read(CheckpointRecord, job.id, request.step)
             if found is None or found.damaged:
                 return None
-            below = [r for r in checkpoints.resumable(job, self.records(job.id)) if r.step < found.step]
+            below = [r for r in commit.resumable(job, self.records(job.id)) if r.step < found.step]
             fallback = below[0] if below else None
-            change = checkpoints.damaged(job, self.current(job.id), fence, found, fallback, message="bad", now=self.now)
+            change = commit.damaged(job, self.current(job.id), fence, found, fallback, message="bad", now=self.now)
             if place_of(job) == (found.step, found.epoch):
                 expected = self.accounts[job.id].fallback(self.records(job.id), (found.step, found.epoch))
                 assert place_of(change.job) == expected
@@ -212,13 +213,13 @@ class Serving(RuleBasedStateMachine):
                 wish = LeaveByRule(kind=("pause", "requeue")[step // 10 % 2], ended_by=by, exclude_host=step % 3 == 0)
                 if kind == "rollback":
                     wish = LeaveByRule(kind="rollback", ended_by=by, rollback=Rollback(before_step=step, budget=2))
-                choices = checkpoints.resumable(job, self.records(job.id))
+                choices = commit.resumable(job, self.records(job.id))
                 return leave(job, attempt, fence, wish, resumable=choices, progress=progress, now=self.now)
             case "interrupt":
                 assert lease is not None
                 return rules.interrupt(job, attempt, lease, now=self.now)
         record = make_record(step, job.epoch, committed_at=self.now)
-        return checkpoints.commit(job, fence, record, now=self.now)
+        return commit.commit(job, fence, record, now=self.now)
 
     def heartbeat(self, fence: Fence) -> int | None:
         progress = Progress(step=self.now - NOW, reported_at=self.now)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from functions.api.http.context import Context
-from functions.domain.packs import FUNCTION_TIMEOUT_S, SWEEPER_TIMEOUT_S, PackWrite, Sighting
+from functions.domain.checkpoints.packs import FUNCTION_TIMEOUT_S, SWEEPER_TIMEOUT_S, PackWrite, Sighting
 from tests.kits.api.harness import Answer, Api
 
 

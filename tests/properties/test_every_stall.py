@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from baton.contract.errors import ErrorCode
 from baton.contract.manifest import Pack, parse_manifest
-from functions.domain.packs import DEAD_AFTER_S, CondemnPack
+from functions.domain.checkpoints.packs import DEAD_AFTER_S, CondemnPack
 from functions.domain.records import CheckpointRecord
 from tests.kits.api.harness import TENANT, Answer, Api, Held, memory_api
 from tests.kits.files.stored_files import pack_of

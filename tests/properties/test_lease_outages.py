@@ -22,10 +22,10 @@ from baton.contract.leases import (
 )
 from functions.api.operations.sweeper import sweep
 from functions.api.worker.lease_guard import renew_lease
-from functions.domain.api_keys import token_digest
+from functions.domain.access.api_keys import token_digest
 from functions.domain.errors import FenceBroken, Refusal
-from functions.domain.leases import Fence
-from functions.domain.reclaiming import Watch, reclaimable, watched
+from functions.domain.jobs.lease_expiry import Watch, reclaimable, watched
+from functions.domain.jobs.leases import Fence
 from tests.kits.api.factories import make_lease
 from tests.kits.api.harness import TENANT, Api, Held, memory_api
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from baton.contract.errors import ErrorCode
-from functions.domain.packs import DEAD_AFTER_S, SWEEPER_TIMEOUT_S
-from functions.domain.retention import LATE_AFTER_S
+from functions.domain.checkpoints.packs import DEAD_AFTER_S, SWEEPER_TIMEOUT_S
+from functions.domain.jobs.attempt_end import LATE_AFTER_S
 from tests.kits.api.harness import TENANT, Answer, Api, Held
 from tests.properties.stalling import stalled_sweep
 from tests.properties.test_every_stall import DIGESTS, P, Q, R, S, World, repeated, world

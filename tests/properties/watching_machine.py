@@ -14,9 +14,9 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from functions.domain.jobs.transaction import Put, Transaction
 from functions.domain.records import StandingRecord
-from functions.domain.transaction import Put, Transaction
-from functions.domain.watching import unpacked
+from functions.domain.rules.rule_evaluation import unpacked
 from tests.kits.api.harness import Api, Held, memory_api
 from tests.twins.jobs import MemoryJobStore
 

@@ -14,11 +14,11 @@ from typing import Any
 from baton.contract.manifest import Pack
 from baton.contract.work import WorkQuery
 from functions.api.worker.job_claim import claim_next
-from functions.domain.claiming import ClaimWindow
+from functions.domain.checkpoints.packs import CondemnPack, Sighting
 from functions.domain.errors import WriteConflict
-from functions.domain.packs import CondemnPack, Sighting
+from functions.domain.jobs.job_selection import ClaimWindow
+from functions.domain.jobs.transaction import Transaction
 from functions.domain.records import PackRecord
-from functions.domain.transaction import Transaction
 from functions.storage.clients import dynamodb_client
 from functions.storage.dynamodb.jobs import DynamoJobStore
 from functions.storage.dynamodb.packs import DynamoPackStore

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from baton.contract.jobs import JobState, Policy
-from functions.domain import jobs as rules
+from functions.domain.checkpoints.packs import Sighting
 from functions.domain.errors import FenceBroken, WriteConflict
-from functions.domain.packs import Sighting
+from functions.domain.jobs import transitions as rules
 from functions.domain.records import Attempt, Event, Lease, TransferGrant
 from functions.local.emulator import Emulator
 from tests.conformance.store_kit import NOW, TENANT, claim, submit

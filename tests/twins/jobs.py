@@ -9,11 +9,10 @@ from baton.contract.jobs import JobState
 from baton.contract.steering import MAX_COMMANDS
 from functions.domain import keys
 from functions.domain.errors import WriteConflict
+from functions.domain.jobs.transaction import Delete, Put, Transaction
 from functions.domain.ports import MAX_MEMBERS, Page
-from functions.domain.records import CheckpointRecord, CommandRecord, Job, MemberRecord
-from functions.domain.scale_records import ScalingRecord, scaling_owner
-from functions.domain.stored import TableRecord
-from functions.domain.transaction import Delete, Put, Transaction
+from functions.domain.record_base import TableRecord
+from functions.domain.records import CheckpointRecord, CommandRecord, Job, MemberRecord, ScalingRecord, scaling_owner
 from functions.storage.dynamodb.items.documents import dump, load
 from functions.storage.paging import history_list, jobs_list, page, ready_list
 from tests.twins.leases import lease_after, store_lease

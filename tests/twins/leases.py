@@ -9,10 +9,10 @@ from baton.contract.jobs import Progress
 from baton.contract.work import Directive
 from functions.domain import keys
 from functions.domain.errors import FenceBroken
-from functions.domain.leases import REPROOF_WINDOW_S, Fence
-from functions.domain.reclaiming import Watch
+from functions.domain.jobs.lease_expiry import Watch
+from functions.domain.jobs.leases import REPROOF_WINDOW_S, Fence
+from functions.domain.jobs.transaction import CloseLease, LeaseWrite, OpenLease, ReopenLease
 from functions.domain.records import Lease
-from functions.domain.transaction import CloseLease, LeaseWrite, OpenLease, ReopenLease
 from tests.twins.state import MemoryState
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from functions.domain import packs as rules
-from functions.domain.packs import PackWrite, Sighting
+from functions.domain.checkpoints import packs as rules
+from functions.domain.checkpoints.packs import PackWrite, Sighting
 from functions.domain.records import PackRecord
 from tests.twins.state import MemoryState
 

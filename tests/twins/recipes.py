@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functions.domain import keys
 from functions.domain.ports import Page
-from functions.domain.recipes import RecipeEntry, StoredRecipe
+from functions.domain.records import RecipeEntry, StoredRecipe
 from functions.storage.paging import page, recipes_list
 from tests.twins.state import MemoryState
 

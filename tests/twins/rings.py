@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from baton.contract.errors import ErrorCode
+from functions.domain.access.rings import RingRecord, StoredRing
 from functions.domain.errors import Refusal
 from functions.domain.ports import Page
-from functions.domain.rings import RingRecord, StoredRing
 from functions.storage.paging import page, ring_keys_list, rings_list
 from tests.twins.state import MemoryState
 

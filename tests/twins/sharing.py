@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from functions.domain.sharing import SharedRecord
+from functions.domain.checkpoints.shared_outputs import SharedRecord
 from tests.twins.state import MemoryState
 
 

@@ -8,16 +8,15 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from functions.domain import keys
-from functions.domain.api_keys import ApiKey
+from functions.domain.access.api_keys import ApiKey
+from functions.domain.access.rings import RingRecord, StoredRing
+from functions.domain.access.webhooks import Delivery, Webhook
+from functions.domain.checkpoints.shared_outputs import SharedRecord
+from functions.domain.jobs.lease_expiry import Watch
+from functions.domain.jobs.transaction import Delete, Put
 from functions.domain.keys import Key
-from functions.domain.recipes import StoredRecipe
-from functions.domain.reclaiming import Watch
-from functions.domain.records import Job, Lease, PackRecord, StandingRecord, TransferGrant
-from functions.domain.rings import RingRecord, StoredRing
-from functions.domain.sharing import SharedRecord
-from functions.domain.stored import Attribute
-from functions.domain.transaction import Delete, Put
-from functions.domain.webhooks import Delivery, Webhook
+from functions.domain.record_base import Attribute
+from functions.domain.records import Job, Lease, PackRecord, StandingRecord, StoredRecipe, TransferGrant
 from tests.twins.sorted_index import SortedIndex
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functions.domain import keys
-from functions.domain.api_keys import ApiKey
+from functions.domain.access.api_keys import ApiKey
 from functions.domain.errors import WriteConflict
 from functions.domain.ports import Page
 from functions.domain.records import TransferGrant

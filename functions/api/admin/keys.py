@@ -10,7 +10,7 @@ from baton.contract.errors import ErrorCode
 from baton.contract.keys import HealthAnswer, KeyCreate, KeyCreated, KeyPage, KeyView
 from baton.contract.names import KEY_PREFIX, Scope
 from functions.api.http.context import Call, Context, NoContent
-from functions.domain.api_keys import ApiKey, token_digest
+from functions.domain.access.api_keys import ApiKey, token_digest
 from functions.domain.errors import Refusal, WriteConflict
 from functions.domain.ports import Randomness
 

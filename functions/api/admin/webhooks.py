@@ -17,9 +17,9 @@ from baton.contract.webhooks import (
     WebhookView,
 )
 from functions.api.http.context import Call, Context, NoContent, job_of
+from functions.domain.access.webhooks import Delivery, Webhook, target_of
 from functions.domain.errors import Refusal
 from functions.domain.records import Event, Job
-from functions.domain.webhooks import Delivery, Webhook, target_of
 
 REPLAY_EVENTS = 500
 """At most so many are looked at by one call: each that is put in line takes a request, and the call ends in time."""

@@ -23,14 +23,13 @@ from functions.api.checkpoints.retention import Retention, checkpoints_of, read_
 from functions.api.http.context import Call, Context, job_of
 from functions.api.objects.declared_uploads import upload_of
 from functions.api.worker.lease_guard import WRITE_TRIES, apply_as_bearer, require_lease
-from functions.domain import checkpoints as rules
-from functions.domain.checkpoints import zip_step
-from functions.domain.claimants import attempt_prefix
+from functions.domain.checkpoints import commit as rules
+from functions.domain.checkpoints.object_keys import attempt_prefix, manifest_key, pack_key, zip_step
+from functions.domain.checkpoints.packs import Sighting, needs_look
 from functions.domain.errors import Refusal, StorageUnavailable, WriteConflict
-from functions.domain.jobs import require_running
-from functions.domain.packs import Sighting, needs_look
+from functions.domain.jobs.transaction import Transaction
+from functions.domain.jobs.transitions import require_running
 from functions.domain.records import Attempt, CheckpointRecord, Job
-from functions.domain.transaction import Transaction
 
 _LOOKED_THROUGH = 20
 """Checkpoints read at once when a sound one is searched for."""
@@ -62,7 +61,7 @@ def _committed(context: Context, call: Call, manifest: Manifest, *, alone: bool)
     require_lease(context, call.fence(job.id))
     if repeated:
         return CommitAnswer(committed=True, step=manifest.step, epoch=manifest.epoch)
-    key = rules.manifest_key(job, manifest.step, digest)
+    key = manifest_key(job, manifest.step, digest)
     looked = look_at(context, call, job, manifest.packs, key)
     if not looked.manifest_stored:
         # Already before anything is uploaded: whatever becomes of this attempt, retention learns what to delete.
@@ -129,7 +128,7 @@ def blob_urls(context: Context, call: Call) -> BlobUrls:
     wanted = body.blake3 or sorted(named)[:MAX_MISSING_PER_ANSWER]
     life_s = context.settings.url_life_s
     urls = {
-        digest: context.objects.presign_get(call.tenant, CHECKPOINTS_BUCKET, rules.pack_key(digest), expires_s=life_s)
+        digest: context.objects.presign_get(call.tenant, CHECKPOINTS_BUCKET, pack_key(digest), expires_s=life_s)
         for digest in wanted
     }
     return BlobUrls(urls=urls, expires_at=call.now + life_s)
@@ -264,7 +263,7 @@ def look_at(context: Context, call: Call, job: Job, packs: Sequence[Pack], manif
     for pack in packs:
         sighting = Sighting(pack, records.get(pack.blake3))
         (unknown if needs_look(job.id, sighting, call.now) else held).append(sighting)
-    keys = [rules.pack_key(sighting.pack.blake3) for sighting in unknown]
+    keys = [pack_key(sighting.pack.blake3) for sighting in unknown]
     found = context.objects.head_many(call.tenant, CHECKPOINTS_BUCKET, [*keys, manifest_key])
     missing: list[BlobUpload] = []
     stored: list[Sighting] = []

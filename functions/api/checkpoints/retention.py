@@ -17,14 +17,21 @@ from functions.api.http.context import Context
 from functions.api.http.paging import every_item
 from functions.api.operations.sweeper import by_itself
 from functions.api.worker.lease_guard import WRITE_TRIES
-from functions.domain import packs as rules
-from functions.domain.checkpoints import manifests_prefix, pack_key, past, step_and_epoch, zip_step
-from functions.domain.claimants import attempt_of, attempts_prefix
+from functions.domain.checkpoints import packs as rules
+from functions.domain.checkpoints.commit import past
+from functions.domain.checkpoints.object_keys import (
+    attempt_of,
+    attempts_prefix,
+    manifests_prefix,
+    pack_key,
+    step_and_epoch,
+    zip_step,
+)
+from functions.domain.checkpoints.packs import FUNCTION_TIMEOUT_S, SWEEPER_TIMEOUT_S, CondemnPack, PackWrite, Sighting
+from functions.domain.checkpoints.retention import after_failure, look_again, surplus
 from functions.domain.errors import Refusal, StorageUnavailable, WriteConflict
-from functions.domain.packs import FUNCTION_TIMEOUT_S, SWEEPER_TIMEOUT_S, CondemnPack, PackWrite, Sighting
+from functions.domain.jobs.transaction import Delete, forget
 from functions.domain.records import CheckpointRecord, Job
-from functions.domain.retention import after_failure, look_again, surplus
-from functions.domain.transaction import Delete, forget
 
 logger = logging.getLogger("baton.checkpoints")
 

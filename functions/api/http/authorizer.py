@@ -8,9 +8,9 @@ from typing import Any
 
 from baton.contract.errors import ErrorCode
 from baton.contract.names import Scope
-from functions.domain.api_keys import ApiKey, KeyReader, authenticate
+from functions.domain.access.api_keys import ApiKey, KeyReader, authenticate
+from functions.domain.access.ring_tokens import RingLease, RingLeaseReader, is_ring_token, job_of_token, opened
 from functions.domain.errors import StorageUnavailable
-from functions.domain.ring_tokens import RingLease, RingLeaseReader, is_ring_token, job_of_token, opened
 
 logger = logging.getLogger("baton.api")
 

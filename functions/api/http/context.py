@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from baton.contract.errors import ErrorCode
 from baton.contract.names import Scope
 from functions.api.http.settings import Settings
-from functions.domain.api_keys import token_digest
-from functions.domain.claimants import attempt_of
-from functions.domain.claiming import ClaimWindow
+from functions.domain.access.api_keys import token_digest
+from functions.domain.checkpoints.object_keys import attempt_of
 from functions.domain.errors import Refusal
-from functions.domain.leases import Fence
+from functions.domain.jobs.job_selection import ClaimWindow
+from functions.domain.jobs.leases import Fence
 from functions.domain.ports import (
     Clock,
     DeliveryQueue,
@@ -30,7 +30,7 @@ from functions.domain.ports import (
 from functions.domain.records import Job
 
 if TYPE_CHECKING:
-    from functions.domain.rings import RingStore
+    from functions.domain.ports import RingStore
 
 
 @dataclass(frozen=True, kw_only=True)

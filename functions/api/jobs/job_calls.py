@@ -40,11 +40,11 @@ from functions.api.jobs.views import (
 from functions.api.rules.rule_calls import is_watched, require_quick, sound_rules
 from functions.api.rules.rule_evaluation_runs import look_at_move
 from functions.api.worker.lease_guard import WRITE_TRIES, apply_decision
-from functions.domain import jobs as rules
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
+from functions.domain.jobs import transitions as rules
+from functions.domain.jobs.transaction import Transaction
 from functions.domain.ports import Page
 from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease, RulesRecord, Spec, StandingRecord
-from functions.domain.transaction import Transaction
 
 _IDEMPOTENCY_NAMESPACE = uuid.UUID("6ba7b812-9dad-11d1-80b4-00c04fd430c8")
 _BARE_LIST_LIMIT = 1000

@@ -19,7 +19,7 @@ from baton.contract.jobs import Artifact, InputRef, JobState, JobSubmit, Require
 from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from functions.api.http.context import Call, Context
 from functions.api.http.paging import every_item, sent_bytes
-from functions.domain.claimants import attempt_prefix
+from functions.domain.checkpoints.object_keys import attempt_prefix
 from functions.domain.records import Job, Lease
 
 RECIPE = "dreambooth-lora-sdxl@1"

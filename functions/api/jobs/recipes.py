@@ -13,8 +13,7 @@ from baton.contract.recipes.calls import RecipePage, RecipePush, RecipeQuery, Re
 from baton.contract.recipes.plan import RunPlan
 from functions.api.http.context import Call, Context
 from functions.domain.errors import Refusal
-from functions.domain.recipes import RecipeEntry, StoredRecipe
-from functions.domain.records import Spec
+from functions.domain.records import RecipeEntry, Spec, StoredRecipe
 from functions.recipes import built_in_document, built_in_ids, built_in_recipe, is_built_in_name
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from baton.contract.jobs import JobState, JobView
 from baton.contract.names import CHECKPOINTS_BUCKET
 from baton.contract.work import TransitionAnswer
 from functions.api.jobs.legacy_api import event_name, job_columns, timestamp
-from functions.domain.checkpoints import job_prefix
-from functions.domain.ending import committed_step
+from functions.domain.checkpoints.object_keys import job_prefix
+from functions.domain.jobs.attempt_end import committed_step
 from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease
 
 

@@ -16,9 +16,9 @@ from functions.api.http.context import Call, Context, job_of
 from functions.api.objects.declared_uploads import matches, upload_of
 from functions.api.objects.multipart_uploads import PartedUploads, Whole
 from functions.api.worker.lease_guard import require_lease
-from functions.domain import jobs as rules
-from functions.domain.checkpoints import artifact_key, artifacts_prefix
+from functions.domain.checkpoints.object_keys import artifact_key, artifacts_prefix
 from functions.domain.errors import Refusal
+from functions.domain.jobs import transitions as rules
 from functions.domain.ports import Presigned, StoredObject
 from functions.domain.records import Job
 

@@ -16,7 +16,7 @@ from functions.api.http.context import Call, Context, job_of
 from functions.api.objects.shared_outputs import given
 from functions.api.worker.lease_guard import require_lease
 from functions.domain.errors import Refusal
-from functions.domain.jobs import require_running
+from functions.domain.jobs.transitions import require_running
 from functions.domain.records import Job
 
 _INPUTS_PER_PAGE = 500

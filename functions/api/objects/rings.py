@@ -28,8 +28,9 @@ from baton.contract.rings import (
     is_sample,
 )
 from functions.api.http.context import Call, Context, NoContent
+from functions.domain.access.rings import RingRecord, StoredRing
 from functions.domain.errors import Refusal
-from functions.domain.rings import RingRecord, RingStore, StoredRing
+from functions.domain.ports import RingStore
 
 _LISTED = 1000
 """Objects that one call removes: what S3 lists, and deletes, at a time."""

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from baton.contract.names import CHECKPOINTS_BUCKET, SHARED_DIR
 from baton.contract.work import InputObject
 from functions.api.http.context import Call, Context
-from functions.domain.checkpoints import artifacts_prefix
+from functions.domain.checkpoints.object_keys import artifacts_prefix
+from functions.domain.checkpoints.shared_outputs import may_have_parts, offered, part_of, replaces
 from functions.domain.errors import StorageUnavailable
 from functions.domain.ports import StoredObject
 from functions.domain.records import Job
-from functions.domain.sharing import may_have_parts, offered, part_of, replaces
 
 MAX_PARTS = 500
 """Each has a URL, which may take 2 KB: an answer holds so many."""

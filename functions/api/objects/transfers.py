@@ -33,11 +33,10 @@ from baton.contract.transfers import (
 from baton.contract.work import StatusAnswer
 from functions.api.http.context import Call, Context, NoContent, WithHeaders
 from functions.api.objects.multipart_uploads import PartedUploads, Whole
-from functions.domain.api_keys import token_digest
-from functions.domain.checkpoints import PACKS, zip_step
-from functions.domain.claimants import attempt_of
+from functions.domain.access.api_keys import token_digest
+from functions.domain.checkpoints.object_keys import PACKS, attempt_of, zip_step
 from functions.domain.errors import Refusal
-from functions.domain.jobs import require_running
+from functions.domain.jobs.transitions import require_running
 from functions.domain.ports import Presigned, StoredObject
 from functions.domain.records import CheckpointRecord, Job, TransferGrant
 

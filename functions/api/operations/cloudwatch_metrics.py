@@ -12,8 +12,8 @@ from typing import TextIO
 
 from baton.contract.history import EventType
 from baton.contract.jobs import AttemptEnd, FailureClass
+from functions.domain.jobs.transaction import Transaction
 from functions.domain.ports import Clock
-from functions.domain.transaction import Transaction
 
 NAMESPACE = "Baton"
 DIMENSION = "stage"

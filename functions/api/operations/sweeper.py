@@ -15,12 +15,12 @@ from typing import NamedTuple, ParamSpec, TypeVar
 from baton.contract.jobs import JobState, ReasonCode
 from baton.contract.leases import SWEEP_INTERVAL_S
 from functions.api.rules.rule_evaluation_runs import look_at_all, look_at_move
-from functions.domain import jobs as rules
 from functions.domain.errors import FenceBroken, Refusal, StorageUnavailable, WriteConflict
+from functions.domain.jobs import transitions as rules
+from functions.domain.jobs.lease_expiry import Watch, reclaimable, watched
+from functions.domain.jobs.transaction import Transaction
 from functions.domain.ports import Clock, JobStore, LeaseStore
-from functions.domain.reclaiming import Watch, reclaimable, watched
 from functions.domain.records import Attempt, Job, Lease
-from functions.domain.transaction import Transaction
 
 T = TypeVar("T")
 P = ParamSpec("P")

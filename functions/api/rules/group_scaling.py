@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from baton.contract.errors import ErrorCode
 from baton.contract.jobs import JobState
 from functions.api.worker.lease_guard import WRITE_TRIES
-from functions.domain import scaling as rules
 from functions.domain.errors import FenceBroken, NotDoneError, Refusal, StorageUnavailable, WriteConflict
+from functions.domain.jobs.transaction import Put, Transaction, changed
 from functions.domain.ports import JobStore
-from functions.domain.records import Job, RulesRecord, StandingRecord
-from functions.domain.scale_records import ScaleOrder
-from functions.domain.transaction import Put, Transaction, changed
+from functions.domain.records import Job, RulesRecord, ScaleOrder, StandingRecord
+from functions.domain.rules import scaling as rules
 
 logger = logging.getLogger("baton.scaling")
 

@@ -24,10 +24,10 @@ from functions.api.http.context import Call, Context, job_of
 from functions.api.http.paging import fitting
 from functions.api.rules.rule_evaluation_runs import look, members_of, standing_of
 from functions.api.worker.lease_guard import WRITE_TRIES
-from functions.domain import steering as rules
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
+from functions.domain.jobs.transaction import Transaction
 from functions.domain.records import CommandRecord, ControlRecord, Job, RulesRecord, StandingRecord
-from functions.domain.transaction import Transaction
+from functions.domain.rules import steering as rules
 
 T = TypeVar("T")
 
@@ -164,7 +164,7 @@ def _checked(text: str, silence_s: int | None = None) -> tuple[tuple[Fault, ...]
     loaded = load(text, max_silence_s=silence_s)
     if loaded.rules is None:
         return tuple(loaded.faults), tuple(loaded.warnings)
-    from functions.domain.watching import rules_of, too_large
+    from functions.domain.rules.rule_evaluation import rules_of, too_large
 
     return tuple(too_large(rules_of(text))), tuple(loaded.warnings)
 
@@ -174,7 +174,7 @@ def is_watched(text: str) -> bool:
     """Whether the control plane evaluates some of these rules, which are sound."""
     if not text.strip():
         return False
-    from functions.domain.watching import rules_of
+    from functions.domain.rules.rule_evaluation import rules_of
 
     return bool(rules_of(text).rules)
 
@@ -219,7 +219,7 @@ def _control_planes(context: Context, job: Job, now: int) -> ControlPlaneRules |
     found = standing_of(context.jobs, job)
     if found is None:
         return None
-    from functions.domain.watching import statuses
+    from functions.domain.rules.rule_evaluation import statuses
 
     standing, rules_here = found
     return ControlPlaneRules(

@@ -15,13 +15,13 @@ from baton.contract.jobs import JobState
 from functions.api.rules.group_cache import GroupReads, Members
 from functions.api.worker.lease_guard import WRITE_TRIES
 from functions.domain.errors import FenceBroken, StorageUnavailable, WriteConflict
+from functions.domain.jobs.transaction import Put
 from functions.domain.ports import JobStore, LeaseStore
 from functions.domain.records import Attempt, Job, Lease, MemberRecord, RulesRecord, StandingRecord
-from functions.domain.transaction import Put
 
 if TYPE_CHECKING:
     from baton.contract.rules.document.rule import RuleSet
-    from functions.domain.watching import Looked, Seen
+    from functions.domain.rules.rule_evaluation import Looked, Seen
 
 logger = logging.getLogger("baton.watching")
 
@@ -117,22 +117,22 @@ def _looked(
         return False
     standing = jobs.read(StandingRecord, job_id)
     # Here: a function that starts cold and looks at no rules does without the language.
-    from functions.domain import watching
+    from functions.domain.rules import rule_evaluation
 
     carried_out = False
     if standing is not None and standing.orders:
         before, standing = standing, _scaled(jobs, job, standing, occasion=occasion, now=now)
         carried_out = standing is not before
         job = jobs.get(job_id) or job
-    if watching.is_off(job, standing):
+    if rule_evaluation.is_off(job, standing):
         if standing is not None and standing.next_at is not None and not standing.orders:
-            jobs.put(Put(owner=job_id, record=watching.left_alone(standing)))
+            jobs.put(Put(owner=job_id, record=rule_evaluation.left_alone(standing)))
         return carried_out
     attempt = None
     if job.state is JobState.RUNNING:
         attempt = jobs.read(Attempt, job_id, job.epoch)
         lease = lease or leases.get(job_id)
-    seen = watching.Seen(job=job, standing=standing, attempt=attempt, lease=lease)
+    seen = rule_evaluation.Seen(job=job, standing=standing, attempt=attempt, lease=lease)
     looked, members = _decided(jobs, seen, occasion, now)
     if looked.change is not None:
         jobs.apply(looked.change)
@@ -174,7 +174,7 @@ def _join(jobs: JobStore, job: Job, member: MemberRecord) -> None:
 
 def members_of(jobs: JobStore, job: Job, rules: RuleSet, now: int) -> Members | None:
     """What is known of the job's group; None, and no read, if its rules do not ask or it is in none."""
-    from functions.domain.watching import asks_for_group
+    from functions.domain.rules.rule_evaluation import asks_for_group
 
     group = job.spec.tags.get(GROUP_TAG)
     if not group or not asks_for_group(rules):
@@ -185,7 +185,7 @@ def members_of(jobs: JobStore, job: Job, rules: RuleSet, now: int) -> Members | 
 def _decided(jobs: JobStore, seen: Seen, occasion: Occasion, now: int) -> tuple[Looked, Members | None]:
     """What a look decides, or that it came to nothing; and what was read of the job's group."""
     from functions.api.rules.group_scaling import GroupReader
-    from functions.domain import watching
+    from functions.domain.rules import rule_evaluation
 
     job = seen.job
     groups = GroupReader(jobs, job, now)
@@ -193,7 +193,7 @@ def _decided(jobs: JobStore, seen: Seen, occasion: Occasion, now: int) -> tuple[
         rules = _rules(jobs, job.id, job.rules_revision)
         members = members_of(jobs, job, rules, now)
         began_s = time.thread_time()
-        looked = watching.look(
+        looked = rule_evaluation.look(
             seen,
             rules,
             event=occasion,
@@ -207,10 +207,10 @@ def _decided(jobs: JobStore, seen: Seen, occasion: Occasion, now: int) -> tuple[
         raise
     except Exception as error:  # the boundary between a job's rules and everything else
         logger.exception("rules cannot be checked", extra={"job_id": job.id})
-        return watching.failed(seen, f"{type(error).__name__}: {error}", now=now), None
+        return rule_evaluation.failed(seen, f"{type(error).__name__}: {error}", now=now), None
     if took_s > SLOW_S:
         logger.warning("rules take long", extra={"job_id": job.id, "seconds": took_s})
-        return watching.failed(seen, f"a look took {took_s:.1f} s; it may take {SLOW_S:g} s", now=now), None
+        return rule_evaluation.failed(seen, f"a look took {took_s:.1f} s; it may take {SLOW_S:g} s", now=now), None
     return looked, members
 
 
@@ -231,7 +231,7 @@ def _rules(jobs: JobStore, job_id: str, revision: int) -> RuleSet:
 @lru_cache(maxsize=128)
 def _read_rules(jobs: Any, job_id: str, revision: int) -> RuleSet:
     """A revision never changes: it is read and checked once."""
-    from functions.domain.watching import rules_of
+    from functions.domain.rules.rule_evaluation import rules_of
 
     record = jobs.read(RulesRecord, job_id, revision)
     if record is None:

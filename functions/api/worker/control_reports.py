@@ -13,13 +13,13 @@ from baton.contract.work import ReleaseRequest
 from functions.api.checkpoints.checkpoint_calls import sound_checkpoints
 from functions.api.http.context import Call, Context, job_of
 from functions.api.worker.lease_guard import WRITE_TRIES, apply_as_bearer
-from functions.domain import steering as rules
 from functions.domain.errors import StorageUnavailable, WriteConflict
-from functions.domain.leases import Fence
-from functions.domain.leaving import leave
+from functions.domain.jobs.leases import Fence
+from functions.domain.jobs.rule_exit import leave
+from functions.domain.jobs.transaction import Put, Transaction
 from functions.domain.records import Attempt, ControlRecord, Job, Lease, RulesRecord
-from functions.domain.steering import Told
-from functions.domain.transaction import Put, Transaction
+from functions.domain.rules import steering as rules
+from functions.domain.rules.steering import Told
 
 
 def control_of(context: Context, job: Job, now: int) -> Control | None:

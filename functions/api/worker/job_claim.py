@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 from baton.contract.work import WorkQuery
 from functions.api.operations.sweeper import run_due_timers
-from functions.domain import jobs as rules
-from functions.domain.claimants import Claimant
-from functions.domain.claiming import SMALLEST_WINDOW, ClaimWindow, suitable, with_claimant, with_rings
 from functions.domain.errors import FenceBroken, WriteConflict
+from functions.domain.jobs import transitions as rules
+from functions.domain.jobs.job_selection import SMALLEST_WINDOW, ClaimWindow, suitable, with_claimant, with_rings
+from functions.domain.jobs.transaction import OpenLease
 from functions.domain.ports import JobStore, Randomness
-from functions.domain.records import Attempt, Job, Lease
-from functions.domain.transaction import OpenLease
+from functions.domain.records import Attempt, Claimant, Job, Lease
 
 MAX_CONFLICTS = 16
 """Lost races in one call, after which the worker is told that there is nothing: it asks again soon."""
@@ -128,7 +127,7 @@ def _claim_from(
         candidates = search.fitting(shard, window.size)
         if not candidates:
             return None
-        job = window.choose(candidates, random)
+        job = window.choose(candidates, random.below)
         change = rules.claim(job, search.worker, token_sha256=token_sha256, key_id=key_id, now=search.now)
         change = with_claimant(with_rings(change, ring_token_sha256), search.claimant)
         assert change.attempt is not None and isinstance(change.lease, OpenLease)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from baton.contract.errors import ErrorCode
 from baton.contract.jobs import Progress
 from functions.api.http.context import Call, Context, job_of
-from functions.domain import jobs as rules
 from functions.domain.errors import FenceBroken, Refusal, StorageUnavailable, WriteConflict
-from functions.domain.leases import Fence
-from functions.domain.readoption import readopt
+from functions.domain.jobs import transitions as rules
+from functions.domain.jobs.leases import Fence
+from functions.domain.jobs.transaction import Transaction
+from functions.domain.jobs.transitions import readopt
 from functions.domain.records import Attempt, Job, Lease
-from functions.domain.transaction import Transaction
 
 WRITE_TRIES = 8
 """How often a decision is made anew because somebody else wrote in between."""

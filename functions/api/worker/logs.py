@@ -21,7 +21,7 @@ from baton.contract.work import StatusAnswer
 from functions.api.http.context import Call, Context, job_of
 from functions.api.http.paging import sent_bytes
 from functions.api.worker.lease_guard import require_lease
-from functions.domain.checkpoints import job_prefix
+from functions.domain.checkpoints.object_keys import job_prefix
 from functions.domain.errors import Refusal
 
 _CURSOR = re.compile(r"([0-9a-f]{8})-(m-)?([0-9]{10}-[0-9]{13}(?:-[0-9]{13}[lpb])?)-([0-9]{1,6})")

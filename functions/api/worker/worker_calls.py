@@ -35,13 +35,12 @@ from functions.api.rules.rule_evaluation_runs import look_at_heartbeat, look_at_
 from functions.api.worker.control_reports import by_whom, control_of, end_as_bearer, leave_by_rule, news_for, write_down
 from functions.api.worker.job_claim import Claimed, claim_next, peek_next
 from functions.api.worker.lease_guard import apply_as_bearer, renew_lease
-from functions.domain import jobs as rules
-from functions.domain.api_keys import token_digest
-from functions.domain.checkpoints import job_prefix
-from functions.domain.claimants import FIRST_PROGRESS_FACTOR, Claimant
+from functions.domain.access.api_keys import token_digest
+from functions.domain.checkpoints.object_keys import job_prefix
 from functions.domain.errors import FenceBroken, Refusal, StorageUnavailable, WriteConflict
-from functions.domain.leases import Fence, directive_for, fence_of
-from functions.domain.records import Job, Lease
+from functions.domain.jobs import transitions as rules
+from functions.domain.jobs.leases import FIRST_PROGRESS_FACTOR, Fence, directive_for, fence_of
+from functions.domain.records import Claimant, Job, Lease
 
 logger = logging.getLogger("baton.work")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from baton.contract.names import Scope
 from functions.domain import keys
-from functions.domain.api_keys import ApiKey
+from functions.domain.access.api_keys import ApiKey
 from functions.storage.dynamodb.items.attribute_values import Item
 from functions.storage.dynamodb.reads import get_item
 from functions.storage.tables import HEARTBEATS, TOKENS

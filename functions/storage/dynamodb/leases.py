@@ -10,8 +10,8 @@ from botocore.exceptions import ClientError
 from baton.contract.jobs import Progress
 from functions.domain import keys
 from functions.domain.errors import FenceBroken, StorageUnavailable
-from functions.domain.leases import REPROOF_WINDOW_S, Fence
-from functions.domain.reclaiming import Watch
+from functions.domain.jobs.lease_expiry import Watch
+from functions.domain.jobs.leases import REPROOF_WINDOW_S, Fence
 from functions.domain.records import Lease
 from functions.storage.dynamodb.items.attribute_values import Item, number
 from functions.storage.dynamodb.items.lease_items import fence_condition, from_item

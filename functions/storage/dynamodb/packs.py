@@ -10,7 +10,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from functions.domain.packs import PackWrite, Sighting
+from functions.domain.checkpoints.packs import PackWrite, Sighting
 from functions.domain.records import PackRecord
 from functions.storage.dynamodb.items import pack_items
 from functions.storage.dynamodb.items.attribute_values import Item

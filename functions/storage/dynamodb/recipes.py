@@ -8,7 +8,7 @@ from botocore.exceptions import ClientError
 
 from functions.domain import keys
 from functions.domain.ports import Page
-from functions.domain.recipes import RecipeEntry, StoredRecipe
+from functions.domain.records import RecipeEntry, StoredRecipe
 from functions.storage.dynamodb.items.attribute_values import Item
 from functions.storage.dynamodb.items.documents import dump, load
 from functions.storage.dynamodb.reads import get_item, query

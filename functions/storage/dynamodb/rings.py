@@ -10,9 +10,9 @@ from botocore.exceptions import ClientError
 
 from baton.contract.errors import ErrorCode
 from functions.domain import keys as names
+from functions.domain.access.rings import RingRecord, StoredRing
 from functions.domain.errors import Refusal, StorageUnavailable
 from functions.domain.ports import Page
-from functions.domain.rings import RingRecord, StoredRing
 from functions.storage.dynamodb.items.attribute_values import Item, number
 from functions.storage.dynamodb.reads import MAX_ROUNDS, get_item, get_items, query
 from functions.storage.failures import error_code, failures_translated

@@ -8,7 +8,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from functions.domain import keys
-from functions.domain.sharing import SharedRecord
+from functions.domain.checkpoints.shared_outputs import SharedRecord
 from functions.storage.dynamodb.items.attribute_values import Item
 from functions.storage.dynamodb.items.documents import dump, load
 from functions.storage.dynamodb.reads import get_item

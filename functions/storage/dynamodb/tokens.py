@@ -5,7 +5,7 @@ from __future__ import annotations
 from botocore.exceptions import ClientError
 
 from functions.domain import keys
-from functions.domain.api_keys import ApiKey
+from functions.domain.access.api_keys import ApiKey
 from functions.domain.errors import WriteConflict
 from functions.domain.ports import Page
 from functions.domain.records import TransferGrant

@@ -17,10 +17,10 @@ from functions.api.http.authorizer import authorize
 from functions.api.http.dispatch import dispatch
 from functions.api.http.route import Function
 from functions.api.operations.sweeper import sweep
-from functions.domain.api_keys import ApiKey, token_digest
+from functions.domain.access.api_keys import ApiKey, token_digest
+from functions.domain.access.rings import StoredRing
+from functions.domain.access.webhooks import Target
 from functions.domain.records import TransferGrant
-from functions.domain.rings import StoredRing
-from functions.domain.webhooks import Target
 from functions.publishing.outbox import publish
 from functions.webhooks.batch_consumer import consume_batch
 from functions.webhooks.delivery import deliver

@@ -8,7 +8,7 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from baton.contract.work import Directive
-from functions.domain.leases import REPROOF_WINDOW_S
+from functions.domain.jobs.leases import REPROOF_WINDOW_S
 from tests.kits.api.harness import NOW, Answer, Api, Held
 from tests.kits.files.stored_files import described
 

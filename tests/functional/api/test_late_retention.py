@@ -12,8 +12,8 @@ from baton.contract.names import CHECKPOINTS_BUCKET
 from baton.contract.work import AGENT_CRASHED
 from functions.api.checkpoints.retention import JOBS_A_SWEEP
 from functions.domain.errors import StorageUnavailable
+from functions.domain.jobs.attempt_end import LATE_AFTER_S
 from functions.domain.records import Job
-from functions.domain.retention import LATE_AFTER_S
 from tests.kits.api.harness import NOW, TENANT, Api, Held
 
 KEPT, SURPLUS, KILLED, LATE = b"kept", b"surplus", b"uploaded by an attempt that was killed", b"uploaded after the end"

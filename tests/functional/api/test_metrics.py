@@ -11,7 +11,7 @@ import pytest
 
 from baton.contract.jobs import FailureClass
 from functions.api.operations.cloudwatch_metrics import DIMENSION, NAMESPACE, UNITS, Metrics, ends_in
-from functions.domain.transaction import Transaction
+from functions.domain.jobs.transaction import Transaction
 from functions.handlers.wiring import MeasuredJobStore
 from tests.kits.api.fakes import FakeClock
 from tests.kits.api.harness import Api

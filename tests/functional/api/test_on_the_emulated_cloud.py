@@ -14,8 +14,8 @@ from blake3 import blake3
 from baton.contract.errors import ErrorCode
 from baton.contract.names import Scope
 from functions.api.rules.group_scaling import AT_ONCE
+from functions.domain.jobs.transaction import Put
 from functions.domain.records import StandingRecord
-from functions.domain.transaction import Put
 from functions.local.emulator import Emulator
 from tests.functional.api.replay import EVENTS, KEY_ID, events_key
 from tests.functional.api.test_transfers import download, multipart, token

@@ -12,10 +12,10 @@ from baton.contract.errors import ErrorCode
 from baton.contract.jobs import JobState
 from baton.contract.leases import revocation_grace_s
 from baton.contract.names import CHECKPOINTS_BUCKET
+from functions.domain.checkpoints.packs import DEAD_AFTER_S
 from functions.domain.errors import Refusal, StorageUnavailable, WriteConflict
-from functions.domain.packs import DEAD_AFTER_S
+from functions.domain.jobs.transaction import Transaction
 from functions.domain.records import CheckpointRecord
-from functions.domain.transaction import Transaction
 from functions.storage import cursors
 from tests.kits.api.harness import TENANT, Answer, Api, Held
 

@@ -12,8 +12,8 @@ from baton.contract.errors import ErrorCode
 from baton.contract.manifest import MAX_MANIFEST_CHUNKS
 from baton.contract.names import CHECKPOINTS_BUCKET
 from functions.api.http.dispatch import MAX_BODY_BYTES
+from functions.domain.checkpoints.packs import DEAD_AFTER_S
 from functions.domain.errors import StorageUnavailable
-from functions.domain.packs import DEAD_AFTER_S
 from gpu_client.transport.retry import RETRIED_CODES
 from tests.kits.api.harness import TENANT, Api, Held
 

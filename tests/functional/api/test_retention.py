@@ -9,10 +9,10 @@ from blake3 import blake3
 
 from baton.contract.manifest import Pack, parse_manifest
 from functions.api.checkpoints import retention
+from functions.domain.checkpoints.packs import Sighting
+from functions.domain.checkpoints.retention import MAX_TAGS
 from functions.domain.errors import StorageUnavailable, WriteConflict
-from functions.domain.packs import Sighting
 from functions.domain.records import CheckpointRecord
-from functions.domain.retention import MAX_TAGS
 from tests.kits.api.harness import TENANT, Api, Held
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from functions.api.rules.group_scaling import AT_ONCE
 from functions.domain.errors import StorageUnavailable
+from functions.domain.jobs.transaction import Transaction
 from functions.domain.records import StandingRecord
-from functions.domain.transaction import Transaction
 from tests.functional.api.scaling_kit import GROUP, generators, live, scaling, told, training
 from tests.kits.api.harness import RIVAL, Api
 from tests.twins.jobs import MemoryJobStore

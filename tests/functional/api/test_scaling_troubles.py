@@ -11,10 +11,9 @@ import functions.api.rules.rule_evaluation_runs
 from baton.contract.jobs import JobState
 from functions.api.rules.group_scaling import MAX_GROUPS, Carrying
 from functions.domain.errors import WriteConflict
+from functions.domain.jobs.transaction import Transaction
 from functions.domain.ports import Page
-from functions.domain.records import Job, StandingRecord
-from functions.domain.scale_records import ScaleOrder, ScalingRecord
-from functions.domain.transaction import Transaction
+from functions.domain.records import Job, ScaleOrder, ScalingRecord, StandingRecord
 from tests.functional.api.scaling_kit import GROUP, generators, live, scaling, told, training
 from tests.kits.api.harness import Api
 from tests.twins.jobs import MemoryJobStore

@@ -10,11 +10,11 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from functions.api.rules import rule_evaluation_runs as looking
-from functions.domain import watching
 from functions.domain.errors import StorageUnavailable, WriteConflict
+from functions.domain.jobs.transaction import Put
+from functions.domain.record_base import TableRecord
 from functions.domain.records import Attempt, RulesRecord, StandingRecord
-from functions.domain.stored import TableRecord
-from functions.domain.transaction import Put
+from functions.domain.rules import rule_evaluation
 from tests.kits.api.harness import NOW, Api, Held
 from tests.twins.jobs import MemoryJobStore
 
@@ -46,7 +46,7 @@ def test_a_look_that_fails_fails_no_heartbeat_and_after_three_nobody_looks(
 ) -> None:
     held = running(api)
     with monkeypatch.context() as patch:
-        patch.setattr(watching, "look", broken)
+        patch.setattr(rule_evaluation, "look", broken)
         for _ in range(5):
             assert beat(api, held)["directive"] == "continue"
     found = errors(api, held.id)
@@ -118,7 +118,9 @@ def test_a_job_that_others_change_all_the_time_is_looked_at_next_time(
     assert api.events(held.id).count("rule.fired") == 1
 
 
-@pytest.mark.parametrize("state", [watching.packed({"version": 1, "now": "?"}), "?", "AAAA", watching.packed({})])
+@pytest.mark.parametrize(
+    "state", [rule_evaluation.packed({"version": 1, "now": "?"}), "?", "AAAA", rule_evaluation.packed({})]
+)
 def test_a_damaged_standing_begins_anew_and_says_so(api: Api, state: str) -> None:
     held = running(api)
     before = api.context.jobs.read(StandingRecord, held.id)

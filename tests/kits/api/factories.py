@@ -9,12 +9,11 @@ from typing import Any
 from baton.contract.jobs import JobState, Policy
 from baton.contract.manifest import Chunk, ChunkedFile, Manifest, Pack
 from baton.contract.work import WorkQuery
-from functions.domain import jobs as rules
-from functions.domain.api_keys import token_digest
-from functions.domain.claimants import Claimant
-from functions.domain.leases import Fence
-from functions.domain.records import Attempt, CheckpointRecord, Job, Lease, Spec
-from functions.domain.transaction import CloseLease, OpenLease, Transaction
+from functions.domain.access.api_keys import token_digest
+from functions.domain.jobs import transitions as rules
+from functions.domain.jobs.leases import Fence
+from functions.domain.jobs.transaction import CloseLease, OpenLease, Transaction
+from functions.domain.records import Attempt, CheckpointRecord, Claimant, Job, Lease, Spec
 
 NOW = 1_790_000_000
 TENANT = "default"

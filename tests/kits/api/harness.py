@@ -25,7 +25,7 @@ from functions.api.http.dispatch import dispatch
 from functions.api.http.route import Route, all_routes
 from functions.api.http.settings import Settings
 from functions.api.operations.sweeper import Swept, sweep
-from functions.domain.reclaiming import Watch
+from functions.domain.jobs.lease_expiry import Watch
 from functions.local.emulator import Emulator
 from functions.local.gateway.lambda_events import (
     HttpRequest,

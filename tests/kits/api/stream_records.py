@@ -8,8 +8,8 @@ from typing import Any
 
 from baton.contract.history import EventType
 from functions.domain.errors import StorageUnavailable
+from functions.domain.jobs.transaction import Put, written
 from functions.domain.records import Event
-from functions.domain.transaction import Put, written
 from functions.publishing.entries import MAX_ENTRIES, MAX_REQUEST_BYTES, Entry
 from functions.storage.dynamodb.items import job_items
 from tests.kits.api.factories import make_job, make_spec

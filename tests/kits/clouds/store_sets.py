@@ -19,11 +19,11 @@ from functions.domain.ports import (
     ObjectStore,
     PackStore,
     RecipeStore,
+    RingStore,
     SharedStore,
     TokenStore,
     WebhookStore,
 )
-from functions.domain.rings import RingStore
 from functions.local.emulator import Emulator
 from functions.storage.clients import dynamodb_client, s3_client
 from functions.storage.dynamodb.jobs import DynamoJobStore

@@ -12,12 +12,13 @@ from baton.contract.errors import ErrorCode
 from baton.contract.history import EventType
 from baton.contract.jobs import JobState, Reason, Retention
 from baton.contract.work import WorkQuery
-from functions.domain import checkpoints as rules
+from functions.domain.checkpoints import commit as rules
+from functions.domain.checkpoints import object_keys
+from functions.domain.checkpoints.retention import expendable
 from functions.domain.errors import Refusal
-from functions.domain.jobs import claim, complete, release
+from functions.domain.jobs.transaction import CheckLease
+from functions.domain.jobs.transitions import claim, complete, release
 from functions.domain.records import CheckpointRecord, Job
-from functions.domain.retention import expendable
-from functions.domain.transaction import CheckLease
 from tests.kits.api.factories import (
     JOB_ID,
     NOW,
@@ -166,9 +167,9 @@ def test_resumable_are_the_sound_ones_of_the_history_newest_first() -> None:
 
 def test_keys_carry_what_keeps_attempts_apart() -> None:
     job, name = make_job(epoch=2, rev=9), digest("manifest")
-    assert rules.manifest_key(job, 100, name) == f"jobs/{JOB_ID}/manifests/100-2-{name}.json"
-    assert rules.artifact_key(JOB_ID, 2, "a/b") == f"jobs/{JOB_ID}/artifacts/2/a/b"
-    assert rules.pack_key("ff") == "packs/ff"
+    assert object_keys.manifest_key(job, 100, name) == f"jobs/{JOB_ID}/manifests/100-2-{name}.json"
+    assert object_keys.artifact_key(JOB_ID, 2, "a/b") == f"jobs/{JOB_ID}/artifacts/2/a/b"
+    assert object_keys.pack_key("ff") == "packs/ff"
 
 
 def test_what_a_damaged_one_was_called_no_other_is_ever_called() -> None:
@@ -179,14 +180,14 @@ def test_what_a_damaged_one_was_called_no_other_is_ever_called() -> None:
         job = rules.commit(job, h.fence, make_record(step), now=NOW).job
     job = rules.damaged(job, h.attempt, h.fence, make_record(20), make_record(10), message="", now=NOW).job
     assert (job.checkpoint_step, job.attempt_step, job.lapsed_step) == (10, 10, 20)
-    named = [rules.manifest_key(job, step, name) for step in (15, 20, 21)]
+    named = [object_keys.manifest_key(job, step, name) for step in (15, 20, 21)]
     assert [key.rpartition("/")[2] for key in named] == [
         f"15-1-{job.rev}-{name}.json",
         f"20-1-{job.rev}-{name}.json",
         f"21-1-{name}.json",
     ]
     job = rules.commit(job, h.fence, make_record(15), now=NOW).job
-    assert f"20-1-{job.rev}-" in rules.manifest_key(job, 20, name), "also once something else has been committed"
+    assert f"20-1-{job.rev}-" in object_keys.manifest_key(job, 20, name), "also once something else has been committed"
     job = rules.damaged(job, h.attempt, h.fence, make_record(15), None, message="", now=NOW).job
     assert (job.checkpoint_step, job.attempt_step, job.lapsed_step) == (None, 20, 20)
 
@@ -216,15 +217,15 @@ def test_the_end_of_an_attempt_says_what_it_had_committed() -> None:
 def test_what_the_key_of_a_manifest_says() -> None:
     name = digest("manifest")
     below = f"jobs/{JOB_ID}/manifests/"
-    assert rules.step_and_epoch(JOB_ID, f"{below}100-2-{name}.json") == (100, 2)
-    assert rules.step_and_epoch(JOB_ID, f"{below}100-2-9-{name}.json") == (100, 2)
+    assert object_keys.step_and_epoch(JOB_ID, f"{below}100-2-{name}.json") == (100, 2)
+    assert object_keys.step_and_epoch(JOB_ID, f"{below}100-2-9-{name}.json") == (100, 2)
     for other in (
         f"{below}100-2.json",
         f"{below}x-2-{name}.json",
         f"{below}100-2-{name}",
         f"jobs/x/manifests/1-2-{name}.json",
     ):
-        assert rules.step_and_epoch(JOB_ID, other) is None
+        assert object_keys.step_and_epoch(JOB_ID, other) is None
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from functions.domain.claiming import LARGEST_WINDOW, SMALLEST_WINDOW, ClaimWindow, suitable
+from functions.domain.jobs.job_selection import LARGEST_WINDOW, SMALLEST_WINDOW, ClaimWindow, suitable
 from tests.kits.api.factories import NOW, make_job, make_spec, make_worker
 
 
@@ -47,19 +47,19 @@ def test_a_job_whose_deadline_has_passed_is_nobodys(now: int, found: int) -> Non
 @pytest.mark.parametrize(("part", "chosen"), [(0, "0"), (1, str(SMALLEST_WINDOW - 1))])
 def test_by_chance_among_equals_within_the_window(part: float, chosen: str) -> None:
     crowd = [make_job(id=str(n)) for n in range(50)]
-    assert ClaimWindow().choose(crowd, Always(part)).id == chosen
+    assert ClaimWindow().choose(crowd, Always(part).below).id == chosen
 
 
 def test_never_past_a_better_rank() -> None:
     jobs = [make_job(id="stale", stale=True), *(make_job(id=str(n)) for n in range(50))]
-    assert ClaimWindow().choose(jobs, Always(1)).id == "stale"
+    assert ClaimWindow().choose(jobs, Always(1).below).id == "stale"
     jobs = [make_job(id="urgent", priority=90), make_job(id="also", priority=90), make_job(id="rest")]
-    assert ClaimWindow().choose(jobs, Always(1)).id == "also"
+    assert ClaimWindow().choose(jobs, Always(1).below).id == "also"
 
 
 def test_a_lonely_worker_draws_nothing() -> None:
     chance = Always(1)
-    ClaimWindow().choose([make_job()], chance)
+    ClaimWindow().choose([make_job()], chance.below)
     assert chance.bounds == []
 
 

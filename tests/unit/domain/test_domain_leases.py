@@ -8,9 +8,9 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from baton.contract.work import Directive
-from functions.domain.api_keys import token_digest
-from functions.domain.leases import REPROOF_WINDOW_S, Fence, directive_for
-from functions.domain.reclaiming import Watch, reclaimable, watched
+from functions.domain.access.api_keys import token_digest
+from functions.domain.jobs.lease_expiry import Watch, reclaimable, watched
+from functions.domain.jobs.leases import REPROOF_WINDOW_S, Fence, directive_for
 from functions.domain.records import Lease
 from tests.kits.api.factories import CLAIMANT, JOB_ID, NOW, TENANT, TOKEN, make_fence, make_held, make_job, make_lease
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from functions.domain.matching import equals, mismatch
+from functions.domain.jobs.job_selection import equals, mismatch
 from tests.kits.api.factories import NOW, make_job, make_spec, make_worker
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
-from functions.domain import packs as rules
+from functions.domain.checkpoints import packs as rules
+from functions.domain.checkpoints.packs import DEAD_AFTER_S, FUNCTION_TIMEOUT_S, CondemnPack, ReleasePack, Sighting
 from functions.domain.errors import Refusal
-from functions.domain.packs import DEAD_AFTER_S, FUNCTION_TIMEOUT_S, CondemnPack, ReleasePack, Sighting
+from functions.domain.jobs.transaction import forget
 from functions.domain.records import PackRecord
-from functions.domain.transaction import forget
 from tests.kits.api.factories import JOB_ID, NOW, TENANT, make_job, make_pack, make_record
 
 PACK = make_pack()

@@ -10,13 +10,21 @@ from pydantic import ValidationError
 
 from baton.contract.jobs import FailureClass, JobState, Policy, Reason
 from baton.contract.work import AGENT_CRASHED, FailRequest
-from functions.api.http.settings import Settings
-from functions.domain import jobs as rules
-from functions.domain.packs import DEAD_AFTER_S, FUNCTION_TIMEOUT_S, SWEEPER_TIMEOUT_S, Sighting, needs_look, parting
-from functions.domain.packs import let_go_of as after
+from functions.api.http.settings import ControlPlaneSettings
+from functions.domain.checkpoints.packs import (
+    DEAD_AFTER_S,
+    FUNCTION_TIMEOUT_S,
+    SWEEPER_TIMEOUT_S,
+    Sighting,
+    needs_look,
+    parting,
+)
+from functions.domain.checkpoints.packs import let_go_of as after
+from functions.domain.checkpoints.retention import after_failure, look_again
+from functions.domain.jobs import transitions as rules
+from functions.domain.jobs.attempt_end import LATE_AFTER_S
+from functions.domain.jobs.transaction import Transaction
 from functions.domain.records import Attempt, Job
-from functions.domain.retention import LATE_AFTER_S, after_failure, look_again
-from functions.domain.transaction import Transaction
 from tests.kits.api.factories import (
     JOB_ID,
     NOW,
@@ -88,8 +96,8 @@ def test_a_job_that_goes_on_is_not_looked_after(how: str) -> None:
 
 def test_no_url_outlives_the_wait() -> None:
     with pytest.raises(ValidationError):
-        Settings(url_life_s=LATE_AFTER_S)
-    assert Settings(url_life_s=LATE_AFTER_S - 60).url_life_s == 3600
+        ControlPlaneSettings(url_life_s=LATE_AFTER_S)
+    assert ControlPlaneSettings(url_life_s=LATE_AFTER_S - 60).url_life_s == 3600
 
 
 def test_what_fails_is_tried_more_and_more_seldom() -> None:

@@ -10,13 +10,13 @@ from baton.contract.errors import ErrorCode
 from baton.contract.history import EventType
 from baton.contract.jobs import AttemptEnd, FailureClass, JobCounters, JobState, Policy, Progress, Reason
 from baton.contract.work import FailRequest
-from functions.domain import jobs as rules
-from functions.domain.checkpoints import commit
-from functions.domain.ending import MAX_LOG_TAIL_BYTES
+from functions.domain.checkpoints.commit import commit
 from functions.domain.errors import Refusal
+from functions.domain.jobs import transitions as rules
+from functions.domain.jobs.attempt_end import MAX_LOG_TAIL_BYTES
+from functions.domain.jobs.retry import MAX_AVOIDED_MACHINES, avoided, backoff_s
+from functions.domain.jobs.transaction import Transaction
 from functions.domain.records import Job
-from functions.domain.retry import MAX_AVOIDED_MACHINES, avoided, backoff_s
-from functions.domain.transaction import Transaction
 from tests.kits.api.factories import (
     JOB_ID,
     NOW,

@@ -7,13 +7,13 @@ import pytest
 from baton.contract.errors import ErrorCode
 from baton.contract.names import ring_secret, ring_token
 from baton.contract.work import WorkQuery
-from functions.domain import jobs as rules
-from functions.domain.api_keys import token_digest
-from functions.domain.claiming import with_rings
-from functions.domain.leases import REPROOF_WINDOW_S
+from functions.domain.access.api_keys import token_digest
+from functions.domain.access.ring_tokens import RING_TOKEN_GRACE_S, is_ring_token, job_of_token, opened
+from functions.domain.jobs import transitions as rules
+from functions.domain.jobs.job_selection import with_rings
+from functions.domain.jobs.leases import REPROOF_WINDOW_S
+from functions.domain.jobs.transaction import OpenLease, Transaction
 from functions.domain.records import Lease, Spec
-from functions.domain.ring_tokens import RING_TOKEN_GRACE_S, is_ring_token, job_of_token, opened
-from functions.domain.transaction import OpenLease, Transaction
 
 JOB = "146683a1-cb76-4702-9fef-fcccd32594f1"
 NOW = 1_790_000_000

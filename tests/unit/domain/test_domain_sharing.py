@@ -9,9 +9,9 @@ import pytest
 from baton.contract.jobs import Artifact, JobState
 from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from baton.contract.recipes.plan import RunPlan, SharedFile, StepOrder
-from functions.domain.checkpoints import artifact_key
+from functions.domain.checkpoints.object_keys import artifact_key
+from functions.domain.checkpoints.shared_outputs import SharedRecord, offered, replaces
 from functions.domain.records import Job
-from functions.domain.sharing import SharedRecord, offered, replaces
 from tests.kits.api.factories import CRC64, JOB_ID, NOW, TENANT, digest, make_ended, make_job, make_spec
 
 KEY = digest("key")

@@ -10,11 +10,11 @@ from baton.contract.errors import ErrorCode
 from baton.contract.history import EventType
 from baton.contract.jobs import Artifact, AttemptEnd, JobCounters, JobState, Reason
 from baton.contract.work import Directive, FailRequest
-from functions.domain import checkpoints
-from functions.domain import jobs as rules
+from functions.domain.checkpoints import commit
 from functions.domain.errors import Refusal
+from functions.domain.jobs import transitions as rules
+from functions.domain.jobs.transaction import DirectLease, Transaction
 from functions.domain.records import CheckpointRecord, Job
-from functions.domain.transaction import DirectLease, Transaction
 from tests.kits.api.factories import (
     JOB_ID,
     NOW,
@@ -283,7 +283,7 @@ class Run:
         held = make_held(self.job)
         job = held.job
         for step in steps:
-            change = checkpoints.commit(job, held.fence, make_record(step, job.epoch), now=NOW)
+            change = commit.commit(job, held.fence, make_record(step, job.epoch), now=NOW)
             assert change.records(CheckpointRecord)
             job, self.records[step] = change.job, change.records(CheckpointRecord)[0]
         self.job = rules.cancel(job, held.attempt, message="", now=NOW).job
@@ -293,7 +293,7 @@ class Run:
         chosen = None if from_step is None else self.records[from_step]
         job = retry(self.job, keep_checkpoint=False, chosen=chosen)
         self.job = rules.cancel(job, None, message="", now=NOW).job
-        return [record.step for record in checkpoints.resumable(job, self.records.values())]
+        return [record.step for record in commit.resumable(job, self.records.values())]
 
     def go_on(self, from_step: int | None, *steps: int) -> None:
         """A retry from there, and an attempt that commits these steps."""

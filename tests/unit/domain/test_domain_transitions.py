@@ -10,11 +10,11 @@ from baton.contract.errors import ErrorCode as E
 from baton.contract.jobs import FailureClass, Reason, ReasonCode
 from baton.contract.jobs import JobState as S
 from baton.contract.work import FailRequest
-from functions.domain import checkpoints
-from functions.domain import jobs as rules
+from functions.domain.checkpoints import commit
 from functions.domain.errors import Refusal
+from functions.domain.jobs import transitions as rules
+from functions.domain.jobs.transaction import Transaction
 from functions.domain.records import Attempt, Job
-from functions.domain.transaction import Transaction
 from tests.kits.api.factories import (
     JOB_ID,
     NOW,
@@ -56,8 +56,8 @@ COMMANDS: dict[str, Command] = {
     "retry": lambda job, _: rules.retry(job, chosen=None, keep_checkpoint=True, reset_counters=True, now=NOW),
     "timer": lambda job, a: rules.timer(job, a, now=NOW),
     "out_of_time": lambda job, a: rules.out_of_time(job, a, now=NOW),
-    "commit": lambda job, _: checkpoints.commit(job, make_fence(), make_record(), now=NOW),
-    "damaged": lambda job, attempt: checkpoints.damaged(
+    "commit": lambda job, _: commit.commit(job, make_fence(), make_record(), now=NOW),
+    "damaged": lambda job, attempt: commit.damaged(
         job, attempt, make_fence(), make_record(), None, message="", now=NOW
     ),
 }

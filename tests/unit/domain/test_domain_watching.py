@@ -9,9 +9,9 @@ import pytest
 from baton.contract.jobs import JobCounters, JobState, Progress
 from baton.contract.steering import CommandKind
 from baton.contract.work import Directive
+from functions.domain.jobs.transaction import CloseLease, DirectLease, SteerLease
 from functions.domain.records import CommandRecord, Job, MemberRecord, StandingRecord
-from functions.domain.transaction import CloseLease, DirectLease, SteerLease
-from functions.domain.watching import (
+from functions.domain.rules.rule_evaluation import (
     LOOK_EVERY_S,
     MAX_ERRORS,
     Looked,

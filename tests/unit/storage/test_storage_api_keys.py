@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields, replace
 import pytest
 
 from baton.contract.names import Scope
-from functions.domain.api_keys import ApiKey
+from functions.domain.access.api_keys import ApiKey
 from functions.storage.dynamodb.api_keys import document, from_item
 
 WRITTEN_BEFORE = (

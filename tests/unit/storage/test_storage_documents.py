@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from baton.contract.errors import ErrorCode
 from baton.contract.history import EventType
 from baton.contract.jobs import Progress
+from functions.domain.checkpoints.shared_outputs import SharedRecord
 from functions.domain.errors import Refusal
 from functions.domain.records import (
     Attempt,
@@ -21,12 +22,11 @@ from functions.domain.records import (
     Event,
     Job,
     RulesRecord,
+    ScalingRecord,
     Spec,
     StandingRecord,
     TransferGrant,
 )
-from functions.domain.scale_records import ScalingRecord
-from functions.domain.sharing import SharedRecord
 from functions.storage.dynamodb.items.documents import MAX_DOCUMENT_BYTES, dump, load
 
 

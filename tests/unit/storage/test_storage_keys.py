@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 
 from functions.domain import keys
+from functions.domain.record_base import TableRecord
 from functions.domain.records import Attempt, CheckpointRecord, Event
-from functions.domain.stored import TableRecord
 
 
 def test_numbers_in_sort_keys_sort_as_numbers() -> None:

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.contract.errors import ErrorCode
-from functions.domain.errors import Refusal
-from functions.domain.webhooks import (
+from functions.domain.access.webhooks import (
     BACKOFF_S,
     GIVE_UP_AFTER_S,
     address_problem,
@@ -19,6 +18,7 @@ from functions.domain.webhooks import (
     signature,
     target_of,
 )
+from functions.domain.errors import Refusal
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "webhooks.md"
 HOSTILE = [

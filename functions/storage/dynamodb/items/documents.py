@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from baton.contract.errors import ErrorCode
 from functions.domain.errors import Refusal
-from functions.domain.stored import Record
+from functions.domain.record_base import Record
 
 MAX_DOCUMENT_BYTES = 350_000
 """DynamoDB allows 400 KB an item; keys and index attributes need some of it."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TypeVar
 
 from functions.domain import keys
+from functions.domain.jobs.transaction import Delete, Put
 from functions.domain.keys import Key
+from functions.domain.record_base import TableRecord
 from functions.domain.records import MemberRecord
-from functions.domain.stored import TableRecord
-from functions.domain.transaction import Delete, Put
 from functions.storage.dynamodb.items.attribute_values import Item, attribute, number, value_of
 from functions.storage.dynamodb.items.documents import dump, load
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 from baton.contract.jobs import Progress
 from baton.contract.work import Directive
 from functions.domain import keys
-from functions.domain.claimants import Claimant
-from functions.domain.leases import LEASE_KEPT_S, REPROOF_WINDOW_S, REVOKED, Fence
-from functions.domain.records import Lease
-from functions.domain.transaction import CloseLease, LeaseGuard, LeaseWrite, OpenLease, ReopenLease
+from functions.domain.jobs.leases import LEASE_KEPT_S, REPROOF_WINDOW_S, REVOKED, Fence
+from functions.domain.jobs.transaction import CloseLease, LeaseGuard, LeaseWrite, OpenLease, ReopenLease
+from functions.domain.records import Claimant, Lease
 from functions.storage.dynamodb.items.attribute_values import Item, attribute, number
 
 _TEXTS = ("token_sha256", "ring_token_sha256", "machine_id", "phase")

@@ -1,10 +1,10 @@
-"""Packs as DynamoDB items, and the rules of functions/domain/packs.py as conditions on them. Absent stands for None."""
+"""Encode packs as DynamoDB items, and the conditions of functions/domain/checkpoints/packs.py. Absent means None."""
 
 from __future__ import annotations
 
 from baton.contract.manifest import Pack
 from functions.domain import keys
-from functions.domain.packs import CONDEMNED_KEPT_S, CondemnPack, PackWrite, Sighting
+from functions.domain.checkpoints.packs import CONDEMNED_KEPT_S, CondemnPack, PackWrite, Sighting
 from functions.domain.records import PackRecord
 from functions.storage.dynamodb.items.attribute_values import Item, number
 

@@ -28,16 +28,15 @@ from baton.contract.rules.engine.verdicts import State, Verdict
 from baton.contract.rules.numbers import encode
 from baton.contract.steering import CommandKind, CommandRequest, EndedBy
 from baton.contract.work import Directive
-from functions.domain import jobs as transitions
-from functions.domain import retry as retry_policy
-from functions.domain import steering
-from functions.domain.ending import by_whom, counted, requeued, stopped
 from functions.domain.errors import NotDoneError, Refusal
-from functions.domain.leaving import named
-from functions.domain.records import Attempt, CommandRecord, Event, Job, Lease
-from functions.domain.scale_records import ScaleOrder
-from functions.domain.scaling import MAX_ORDERS, MAX_TOLD_CHARS, STOP_KEPT_S, Decision, GroupJobs, decide
-from functions.domain.transaction import Delete, DirectLease, Put, Transaction, changed
+from functions.domain.jobs import retry as retry_policy
+from functions.domain.jobs import transitions
+from functions.domain.jobs.attempt_end import by_whom, counted, requeued, stopped
+from functions.domain.jobs.rule_exit import named
+from functions.domain.jobs.transaction import Delete, DirectLease, Put, Transaction, changed
+from functions.domain.records import Attempt, CommandRecord, Event, Job, Lease, ScaleOrder
+from functions.domain.rules import steering
+from functions.domain.rules.scaling import MAX_ORDERS, MAX_TOLD_CHARS, STOP_KEPT_S, Decision, GroupJobs, decide
 
 PLACE = "control_plane"
 MAX_OPERANDS = 32

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from baton.contract.errors import ErrorCode
 from baton.contract.names import RING_TOKEN_PREFIX
-from functions.domain.api_keys import token_digest
+from functions.domain.access.api_keys import token_digest
 
 RING_TOKEN_GRACE_S = 3600
 """A lease that ran out and was not taken back may be proved again (leases.REPROOF_WINDOW_S): its rings stay open."""

@@ -20,6 +20,10 @@ REPROOF_WINDOW_S = 3600
 REVOKED = "interrupted"
 """`closed` of a lease that the sweeper revoked; an agent that reports its own crash leaves the same."""
 
+FIRST_PROGRESS_FACTOR = 2
+"""The first checkpoint of an original client may take this many times as long as the later ones, because the client
+loads models and generates class images first."""
+
 LEASE_KEPT_S = 7 * 86_400
 """When the broom (TTL) may remove a lease row, counted from its end."""
 

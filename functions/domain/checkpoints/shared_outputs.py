@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from baton.contract.jobs import JobState
 from baton.contract.names import CHECKPOINTS_BUCKET, SHARED_PARTS
-from functions.domain.checkpoints import artifact_key, artifacts_prefix
+from functions.domain.checkpoints.object_keys import artifact_key, artifacts_prefix
+from functions.domain.record_base import Record
 from functions.domain.records import Job
-from functions.domain.stored import Record
 
 
 class SharedRecord(Record):

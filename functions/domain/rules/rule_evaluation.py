@@ -26,12 +26,12 @@ from baton.contract.rules.language.typed_ast import Aggregate, walk
 from baton.contract.rules.limits import LIMITS
 from baton.contract.rules.numbers import encode
 from baton.contract.steering import MAX_STATUS_CHARS, RuleStatus
-from functions.domain.acting import Acting
-from functions.domain.ending import cost_usd
-from functions.domain.grouping import Group, own_values, values_in_rules
+from functions.domain.jobs.attempt_end import cost_usd
+from functions.domain.jobs.transaction import Transaction
 from functions.domain.records import Attempt, CommandRecord, Job, Lease, MemberRecord, StandingRecord
-from functions.domain.scaling import GroupJobs
-from functions.domain.transaction import Transaction
+from functions.domain.rules.group_metrics import Group, own_values, values_in_rules
+from functions.domain.rules.rule_actions import Acting
+from functions.domain.rules.scaling import GroupJobs
 
 MAX_RULES = 20
 """Of a document: what they decide in one look is written in one transaction."""

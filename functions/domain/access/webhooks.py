@@ -13,7 +13,7 @@ from baton.contract.errors import ErrorCode
 from baton.contract.history import EventType
 from baton.contract.webhooks import DeliveryState
 from functions.domain.errors import Refusal
-from functions.domain.stored import Record
+from functions.domain.record_base import Record
 
 GIVE_UP_AFTER_S = 86_400
 BACKOFF_S = (5, 15, 60, 300, 900, 1800, 3600)

@@ -20,9 +20,9 @@ from baton.contract.steering import (
     Decision,
 )
 from functions.domain.errors import Refusal
-from functions.domain.leases import Fence
+from functions.domain.jobs.leases import Fence
+from functions.domain.jobs.transaction import Delete, NoteLease, SteerLease, Transaction, changed, check_soon
 from functions.domain.records import CommandRecord, ControlRecord, Event, Job, Lease, RulesRecord, StandingRecord
-from functions.domain.transaction import Delete, NoteLease, SteerLease, Transaction, changed, check_soon
 
 _AS_GIVEN = {"status": "waiting", "step": None, "message": ""}
 _OF_RULES = {"rule", "command", "revision", "training_epoch", "dry_run", "operands", "actions"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from baton.contract.errors import ErrorCode
@@ -10,63 +9,16 @@ from baton.contract.history import EventType
 from baton.contract.jobs import Progress
 from baton.contract.manifest import Manifest
 from functions.domain.errors import Refusal
-from functions.domain.jobs import require_running
-from functions.domain.leases import Fence
+from functions.domain.jobs.leases import Fence
+from functions.domain.jobs.transaction import CheckLease, Transaction, changed
+from functions.domain.jobs.transitions import require_running
 from functions.domain.records import Attempt, CheckpointRecord, Job
-from functions.domain.transaction import CheckLease, Transaction, changed
-
-_MANIFEST_NAME = re.compile(r"([0-9]+)-([0-9]+)(?:-[0-9]+)?-[0-9a-f]{64}\.json")
-_ZIP_STEP = re.compile(r"(?:^|/)checkpoint-([0-9]{1,12})(?:\.zip)?\Z")
-
-
-def job_prefix(job_id: str) -> str:
-    """Everything of a job in the checkpoints bucket lies below this."""
-    return f"jobs/{job_id}/"
-
-
-PACKS = "packs/"
-
-
-def pack_key(blake3: str) -> str:
-    """Where the pack with this digest lies, for all jobs of a tenant; create-only."""
-    return f"{PACKS}{blake3}"
-
-
-def manifests_prefix(job_id: str) -> str:
-    """All manifests of a job lie below this."""
-    return f"{job_prefix(job_id)}manifests/"
-
-
-def manifest_key(job: Job, step: int, blake3: str) -> str:
-    """Where the manifest of a checkpoint lies; create-only.
-
-    An attempt that goes back behind what it had committed (that was damaged) may write the same manifest again, while
-    a retention is still deleting it. So it gets another name.
-    """
-    again = job.lapsed_step is not None and step <= job.lapsed_step
-    return f"{manifests_prefix(job.id)}{step}-{job.epoch}-{f'{job.rev}-' if again else ''}{blake3}.json"
-
-
-def step_and_epoch(job_id: str, manifest_key: str) -> tuple[int, int] | None:
-    """What the key of one of the job's manifests says; None for a key of another kind."""
-    named = _MANIFEST_NAME.fullmatch(manifest_key.removeprefix(manifests_prefix(job_id)))
-    return None if named is None else (int(named[1]), int(named[2]))
 
 
 def past(job: Job, step: int, epoch: int) -> bool:
     """True if a manifest of this step and attempt that is no checkpoint can never become one."""
     newest = -1 if job.checkpoint_step is None else job.checkpoint_step
     return job.state.terminal or (epoch, step) <= (job.epoch, newest)
-
-
-def artifacts_prefix(job_id: str) -> str:
-    """What all attempts at a job store of outputs lies below this, by epoch."""
-    return f"{job_prefix(job_id)}artifacts/"
-
-
-def artifact_key(job_id: str, epoch: int, path: str) -> str:
-    """Where an attempt stores an output. The epoch keeps a paused machine away from a later attempt's files."""
-    return f"{artifacts_prefix(job_id)}{epoch}/{path}"
 
 
 def already_committed(job: Job, existing: CheckpointRecord | None, manifest: Manifest, digest: str) -> bool:
@@ -179,9 +131,3 @@ def damaged(
         fallback_step=change.job.checkpoint_step,
         message=message,
     )
-
-
-def zip_step(key: str) -> int | None:
-    """Return the step in the name of an original client's zipped checkpoint, `.../checkpoint-<step>.zip`."""
-    found = _ZIP_STEP.search(key)
-    return int(found.group(1)) if found else None

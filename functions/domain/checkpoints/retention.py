@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from baton.contract.jobs import Retention
+from functions.domain.jobs.attempt_end import LATE_AFTER_S
+from functions.domain.jobs.transaction import Transaction, written
 from functions.domain.records import CheckpointRecord, Job
-from functions.domain.transaction import Transaction, written
 
-LONGEST_URL_LIFE_S = 3600
-"""No deployment signs a URL for longer (functions/api/http/settings.py)."""
 MAX_TAGS = 20
 """Of one job whose checkpoints are kept."""
-LATE_AFTER_S = LONGEST_URL_LIFE_S + 60
-"""After a job's end, until which its worker is not known to be done: what it still uploads then is let go too."""
-
-
-def late_at(job: Job, now: int) -> int | None:
-    """When the sweeper runs retention for a job that ends now, and not by its worker's call; None if it never ran."""
-    return now + LATE_AFTER_S if job.epoch > 0 else None
 
 
 def after_failure(job: Job, now: int) -> int:

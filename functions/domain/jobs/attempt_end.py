@@ -9,14 +9,22 @@ from typing import Any
 from baton.contract.history import EventType
 from baton.contract.jobs import AttemptEnd, JobCounters, JobState, Progress, Reason, ReasonCode
 from baton.contract.steering import EndedBy
-from functions.domain import retry as retry_policy
-from functions.domain.leases import Fence
+from functions.domain.jobs import retry as retry_policy
+from functions.domain.jobs.leases import Fence
+from functions.domain.jobs.transaction import CloseLease, Transaction, changed
 from functions.domain.records import Attempt, Job
-from functions.domain.retention import late_at
-from functions.domain.transaction import CloseLease, Transaction, changed
 
+LONGEST_URL_LIFE_S = 3600
+"""No deployment signs a URL for longer (functions/api/http/settings.py)."""
+LATE_AFTER_S = LONGEST_URL_LIFE_S + 60
+"""After a job's end, until which its worker is not known to be done: what it still uploads then is let go too."""
 MAX_LOG_TAIL_BYTES = 32 * 1024
 """What an attempt keeps of the last lines of output: the newest ones, as JSON."""
+
+
+def late_at(job: Job, now: int) -> int | None:
+    """When the sweeper runs retention for a job that ends now, and not by its worker's call; None if it never ran."""
+    return now + LATE_AFTER_S if job.epoch > 0 else None
 
 
 def newest_lines(lines: list[str]) -> list[str]:

@@ -9,8 +9,8 @@ two sweeps that the watch cannot notice are covered by the grace of each lease (
 from __future__ import annotations
 
 from baton.contract.leases import renewal_window_s, revocation_grace_s, unseen_outage_s
+from functions.domain.record_base import Record
 from functions.domain.records import Lease
-from functions.domain.stored import Record
 
 
 class Watch(Record):

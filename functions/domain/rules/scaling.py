@@ -15,12 +15,11 @@ from baton.contract.history import EventType
 from baton.contract.jobs import JobState, Reason, ReasonCode
 from baton.contract.rules.document.actions import Scale
 from baton.contract.steering import CommandKind, CommandRequest, EndedBy
-from functions.domain import jobs as transitions
-from functions.domain import steering
 from functions.domain.errors import NotDoneError, Refusal
-from functions.domain.records import CommandRecord, Job, RulesRecord
-from functions.domain.scale_records import ScaleOrder, ScalingRecord
-from functions.domain.transaction import Transaction
+from functions.domain.jobs import transitions
+from functions.domain.jobs.transaction import Transaction
+from functions.domain.records import CommandRecord, Job, RulesRecord, ScaleOrder, ScalingRecord
+from functions.domain.rules import steering
 
 GROUP_TAG = "group"
 """The tag that names a job's group."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from baton.contract.history import EventType
+from functions.domain.jobs.leases import Fence
 from functions.domain.keys import Key
-from functions.domain.leases import Fence
+from functions.domain.record_base import Attribute, TableRecord
 from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease, StandingRecord
-from functions.domain.stored import Attribute, TableRecord
 
 R = TypeVar("R", bound=TableRecord)
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from baton.contract.errors import ErrorCode
 from baton.contract.manifest import Pack
 from functions.domain.errors import Refusal
+from functions.domain.jobs.transaction import Delete, Transaction, written
 from functions.domain.records import Job, PackRecord
-from functions.domain.transaction import Delete, Transaction, written
 
 FUNCTION_TIMEOUT_S = 25
 """How long one call of the API may take; the deployed functions are ended then."""

@@ -9,13 +9,13 @@ from baton.contract.errors import ErrorCode
 from baton.contract.history import EventType
 from baton.contract.jobs import AttemptEnd, Progress, Reason, ReasonCode, Retention
 from baton.contract.steering import MAX_ROLLBACKS, EndedBy, LeaveByRule, Rollback, RolledBack
-from functions.domain import retry as retry_policy
-from functions.domain.ending import by_whom, counted, requeued
 from functions.domain.errors import Refusal
-from functions.domain.jobs import require_running
-from functions.domain.leases import Fence
+from functions.domain.jobs import retry as retry_policy
+from functions.domain.jobs.attempt_end import by_whom, counted, requeued
+from functions.domain.jobs.leases import Fence
+from functions.domain.jobs.transaction import Transaction
+from functions.domain.jobs.transitions import require_running
 from functions.domain.records import Attempt, CheckpointRecord, Job
-from functions.domain.transaction import Transaction
 
 BEST_BY = ("eval.loss", "eval_loss", "loss")
 """Where retention names no metric: the first of these that any checkpoint has, lowest first."""

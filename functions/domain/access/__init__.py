@@ -1,0 +1,1 @@
+"""Decide about keys, ring tokens and addresses of webhooks."""

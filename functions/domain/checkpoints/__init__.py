@@ -1,0 +1,1 @@
+"""Decide which checkpoints, packs and outputs exist, and which may be deleted."""

@@ -1,0 +1,1 @@
+"""Decide the transitions of jobs and attempts, and who may write."""

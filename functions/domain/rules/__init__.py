@@ -1,0 +1,1 @@
+"""Decide by a job's rules and commands."""
