@@ -8,6 +8,8 @@ from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 # The same examples in every run, and no failure because a machine is slow: the first text that is drawn builds tables
 # for seconds where nothing is cached.
@@ -32,10 +34,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 from tests.kits.clouds.emulator import emulator  # noqa: E402, F401 - a fixture
 from tests.kits.runner.alone import turn  # noqa: E402
 from tests.kits.runner.downloads import cdk_command_line, kelpie_packages  # noqa: E402, F401 - fixtures
-from tests.kits.runner.draws import leave_out_constants_of_modules  # noqa: E402
 from tests.kits.runner.reports import without_surrogates  # noqa: E402
 
-leave_out_constants_of_modules()
+# Hypothesis also draws literals of all loaded modules, and no setting disables that. Without this line, the draws of a
+# test depend on the tests that ran before.
+_NO_CONSTANTS = Constants()
+providers._get_local_constants = lambda: _NO_CONSTANTS
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

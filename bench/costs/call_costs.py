@@ -36,7 +36,7 @@ from gpu_client.checkpoints.save.checkpoint_commit import commit_checkpoint
 from gpu_client.transport.transfer.manager import Transfer
 from tests.kits.api.webhooks import make_event, make_webhook
 from tests.kits.clouds.emulator import CREDENTIALS
-from tests.kits.files.stored_files import pack_of
+from tests.kits.files.declared_files import pack_of
 
 RECORDED = Path(__file__).with_suffix(".json")
 WAITING = 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from gpu_client.ring.format.records import SAMPLES
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
 from tests.e2e.trainers.shapes_of_ring import make
+from tests.kits.files.directories import json_lines
 from tests.kits.stack.control_plane import TRAINERS
 from tests.kits.stack.workshop import Gate, Workshop
 from tests.kits.waiting import until
@@ -41,10 +41,6 @@ def generator(shop: Workshop, place: Path, gate: Gate | None = None, **parameter
 
 def agent(shop: Workshop, name: str) -> Any:
     return shop.agent(name, workspace=shop.tmp_path / f"workspace-{name}")
-
-
-def told(trace: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in trace.read_text().splitlines()] if trace.exists() else []
 
 
 def seeds_in(ring: Ring) -> list[int]:
@@ -140,7 +136,7 @@ def test_generators_are_killed_while_a_training_reads_is_killed_and_resumed(shop
     job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=120)
     assert job.state is JobState.COMPLETE, job.reason
     assert (job.counters.interruptions, job.counters.failures) == (1, 0)
-    lines = told(trace)
+    lines = json_lines(trace)
     first = {one["step"]: one["ids"] for one in lines if one["epoch"] == 1}
     second = {one["step"]: one["ids"] for one in lines if one["epoch"] == lines[-1]["epoch"]}
     assert lines[-1]["epoch"] > 1 and sorted({*first, *second}) == list(range(1, 61))
@@ -170,7 +166,7 @@ def test_a_flipped_bit_is_an_event_of_the_training_that_reads_it(shop: Workshop)
     agent(shop, "t1")
     job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=120)
     assert job.state is JobState.COMPLETE, job.reason
-    assert len(told(trace)) == 12
+    assert len(json_lines(trace)) == 12
     (event,) = [one for one in stack.client.events(job_id).events if one.type is EventType.RING_QUARANTINED]
     said = event.data
     assert (said["ring"], said["object"], said["objects"], said["rank"]) == (str(place), key, 1, 0)

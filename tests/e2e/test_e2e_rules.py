@@ -11,6 +11,7 @@ import pytest
 
 from baton.contract.jobs import AttemptEnd, FailureClass, JobState
 from baton.contract.steering import CommandRequest
+from tests.kits.files.directories import json_lines
 from tests.kits.stack.workshop import Gate, Workshop
 from tests.kits.waiting import until
 
@@ -32,10 +33,6 @@ def submitted(
     environment = gate.environment if gate else {}
     more: dict[str, Any] = {"environment": environment, "rules": text, "heartbeat_interval_s": 1}
     return shop.submit("steered.py", parameters, outputs=("end.json",), **more), trace
-
-
-def told(trace: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in trace.read_text().splitlines()] if trace.exists() else []
 
 
 def events(shop: Workshop, job_id: str, kind: str) -> list[dict[str, Any]]:
@@ -61,7 +58,7 @@ def test_a_training_is_rolled_back_steered_killed_and_ended_by_a_rule(shop: Work
     goes_on(20)
     goes_on(32)
     until(lambda: events(shop, job_id, "job.rolled_back"), 60, what="the rollback")
-    until(lambda: told(trace)[-1]["step"] == 32, 60, what="the training beyond the spike")
+    until(lambda: json_lines(trace)[-1]["step"] == 32, 60, what="the training beyond the spike")
     client.put_rules(job_id, rules(SPIKE, ENOUGH))
     command = client.command(job_id, CommandRequest(kind="set", knob="lr", factor=0.5))
 
@@ -93,7 +90,7 @@ def test_a_training_is_rolled_back_steered_killed_and_ended_by_a_rule(shop: Work
     assert by is not None and (by.rule, by.revision, by.step) == ("enough", 2, 70)
     assert job.counters.failures == 0 and job.counters.interruptions == 1
 
-    lines = told(trace)
+    lines = json_lines(trace)
     first, second = [[one for one in lines if one["epoch"] == epoch] for epoch in (1, 2)]
     assert [one["step"] for one in first] == list(range(1, 26)) and first[-1]["lr"] == 1.0
     assert second[0] == {"epoch": 2, "step": 21, "lr": 0.5, "batch": 23}, "half the rate, three batches further"
@@ -126,7 +123,9 @@ def test_a_rule_that_says_failed_fails_the_job_at_once_and_a_spent_budget_does_t
     job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=60)
     assert job.state is JobState.FAILED and job.reason is not None
     assert job.reason.code == FailureClass.STOPPED_BY_RULE and "spike" in job.reason.message
-    assert [one["step"] for one in told(trace)] == [*range(1, 26), *range(21, 26)], "rolled back once, at the same rate"
+    assert [one["step"] for one in json_lines(trace)] == [*range(1, 26), *range(21, 26)], (
+        "rolled back once, at the same rate"
+    )
 
     stop = "{name: wrong, when: loss > 10, do: [{stop: failed}, {alert: 'loss is {loss:.1f}'}]}"
     job_id, _ = submitted(shop, rules(stop), step_s=0.0)
@@ -143,5 +142,5 @@ def test_a_job_that_a_command_reaches_before_its_first_step_stops_at_it(shop: Wo
     shop.agent("w1")
     job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=60)
     assert job.state is JobState.COMPLETE and job.ended_by is not None and job.ended_by.command == 1
-    assert [one["step"] for one in told(trace)] == [1]
+    assert [one["step"] for one in json_lines(trace)] == [1]
     assert json.loads(stack.artifact(job_id, "end.json")) == {"step": 1}

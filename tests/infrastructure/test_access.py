@@ -31,7 +31,7 @@ from tests.kits.api.stream_records import no_wait, stream_record
 from tests.kits.api.webhooks import make_event, make_webhook
 from tests.kits.clouds.emulator import unique
 from tests.kits.clouds.store_sets import MinistackClients
-from tests.kits.files.parted import declared, large, pieces
+from tests.kits.files.declared_files import declared, large, pieces
 
 pytestmark = pytest.mark.emulator
 

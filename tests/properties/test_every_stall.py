@@ -17,7 +17,7 @@ from baton.contract.manifest import Pack, parse_manifest
 from functions.domain.checkpoints.packs import DEAD_AFTER_S, CondemnPack
 from functions.domain.records import CheckpointRecord
 from tests.kits.api.harness import TENANT, Answer, Api, Held, memory_api
-from tests.kits.files.stored_files import pack_of
+from tests.kits.files.declared_files import pack_of
 from tests.properties.stalling import StalledCall
 
 P, Q, R, S = (f"pack {name}".encode() for name in "pqrs")

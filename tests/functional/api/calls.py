@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from functions.api.http.route import Route, all_routes
-from tests.kits.files.stored_files import described
+from tests.kits.files.declared_files import described
 
 FILE = described("model.bin", b"weights")
 _STEP = {"step": "100"}
@@ -95,3 +95,9 @@ GUARDED = [route for route in all_routes() if route.scopes]
 def named(route: Route) -> str:
     """For pytest's ids."""
     return route.route_key
+
+
+def reasons_by_field(error: dict[str, Any]) -> dict[str, str]:
+    """Map the fields of an error's problems to their reasons; each problem has a remedy."""
+    assert all(problem["reason"] and problem["remedy"] for problem in error["problems"]), error
+    return {problem["field"]: problem["reason"] for problem in error["problems"]}

@@ -13,7 +13,7 @@ from functions.api.jobs import legacy_api
 from functions.api.jobs.legacy_api import MAX_KEYS_BYTES
 from functions.storage import cursors
 from tests.kits.api.harness import TENANT, Api
-from tests.kits.files.stored_files import described
+from tests.kits.files.declared_files import described
 
 LAMBDA_ANSWER_BYTES = 6 * 1024 * 1024
 

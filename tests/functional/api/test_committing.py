@@ -11,7 +11,7 @@ from baton.contract.errors import ErrorCode
 from baton.contract.names import CHECKPOINTS_BUCKET
 from functions.domain.errors import StorageUnavailable
 from tests.kits.api.harness import NOW, TENANT, Api, Held
-from tests.kits.files.stored_files import described, pack_of
+from tests.kits.files.declared_files import described, pack_of
 
 
 @pytest.fixture

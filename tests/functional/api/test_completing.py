@@ -9,7 +9,7 @@ import pytest
 from baton.contract.errors import ErrorCode
 from baton.contract.names import CHECKPOINTS_BUCKET
 from tests.kits.api.harness import NOW, TENANT, Api, Held
-from tests.kits.files.stored_files import described
+from tests.kits.files.declared_files import described
 
 MODEL = b"trained weights"
 

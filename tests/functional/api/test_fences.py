@@ -10,7 +10,7 @@ from baton.contract.errors import ErrorCode
 from baton.contract.work import Directive
 from functions.domain.jobs.leases import REPROOF_WINDOW_S
 from tests.kits.api.harness import NOW, Answer, Api, Held
-from tests.kits.files.stored_files import described
+from tests.kits.files.declared_files import described
 
 FILE = described("model.bin", b"weights")
 Write = Callable[[Held], Answer]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from functions.api.jobs.legacy_api import RECIPE
+from tests.functional.api.calls import reasons_by_field
 from tests.functional.api.original_client import JOB_BODY
 from tests.kits.api.harness import Api
 
@@ -103,11 +104,6 @@ ROW = {
 OF_LEASES = {"lease_token", "epoch", "lease_duration_s", "heartbeat_interval_s", "plan", "parameters", "command"}
 
 
-def told(error: dict[str, Any]) -> dict[str, str]:
-    assert all(problem["remedy"] for problem in error["problems"]), error
-    return {problem["field"]: problem["reason"] for problem in error["problems"]}
-
-
 def test_it_becomes_the_recipe_with_its_defaults(api: Api) -> None:
     view = api.post("/job", FLAT).ok()
     assert view["recipe"] == RECIPE == "dreambooth-lora-sdxl@1"
@@ -160,7 +156,7 @@ def test_what_is_out_of_bounds_or_of_another_type_is_refused(api: Api, field: st
         with api.unchanged():
             answer = api.post("/job", {**FLAT, field: value})
         assert answer.status in (400, 422), (value, answer.text)
-        assert set(told(answer.error)) == {field} and answer.error["field"] == field, (value, answer.text)
+        assert set(reasons_by_field(answer.error)) == {field} and answer.error["field"] == field, (value, answer.text)
 
 
 def test_every_field_has_a_case_above() -> None:
@@ -193,7 +189,7 @@ def test_fields_that_contradict_each_other_are_refused(api: Api, change: dict[st
     with api.unchanged():
         answer = api.post("/job", {**FLAT, **change})
         assert answer.status == 422, answer.text
-    assert set(told(answer.error)) == fields and answer.error["field"] in fields
+    assert set(reasons_by_field(answer.error)) == fields and answer.error["field"] in fields
 
 
 def test_a_warm_up_is_not_measured_by_steps_that_do_not_count(api: Api) -> None:
@@ -205,7 +201,7 @@ def test_all_that_is_out_of_bounds_is_told_at_once_and_a_misspelled_field_too(ap
         bad = {"max_train_steps": -5, "learning_rate": 0, "resolution": 1020, "stpes": 3}
         answer = api.post("/job", {**FLAT, **bad})
     assert answer.status == 422, answer.text
-    assert set(told(answer.error)) == set(bad)
+    assert set(reasons_by_field(answer.error)) == set(bad)
 
 
 def test_no_prompt_may_be_said_as_an_empty_one(api: Api) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
+from tests.functional.api.calls import reasons_by_field
 from tests.kits.api.harness import Api
 
 RECIPES = ["dreambooth-lora-sdxl@2", "dreambooth-lora-sd@2"]
@@ -28,11 +29,6 @@ outputs:
 """
 
 
-def told(error: dict[str, Any]) -> dict[str, str]:
-    assert all(problem["reason"] and problem["remedy"] for problem in error["problems"]), error
-    return {problem["field"]: problem["reason"] for problem in error["problems"]}
-
-
 def job(recipe: str, **parameters: Any) -> dict[str, Any]:
     given = {"instance_prompt": "a dog", **parameters}
     return {"recipe": recipe, "parameters": given, "inputs": [{"prefix": "dogs/", "into": "instance"}]}
@@ -41,7 +37,7 @@ def job(recipe: str, **parameters: Any) -> dict[str, Any]:
 def refused(api: Api, body: dict[str, Any], field: str, code: ErrorCode = ErrorCode.INVALID_VALUE) -> dict[str, str]:
     with api.unchanged():
         error = api.post("/job", body).refused(code, field)
-    return told(error) if code is ErrorCode.INVALID_VALUE else {}
+    return reasons_by_field(error) if code is ErrorCode.INVALID_VALUE else {}
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -11,7 +11,7 @@ from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from tests.functional.api.test_transfers import multipart, token
 from tests.kits.api.harness import NOW, Api, Held, emulated_api, memory_api
 from tests.kits.clouds.emulator import unique
-from tests.kits.files.stored_files import described
+from tests.kits.files.declared_files import described
 
 
 @pytest.fixture(params=["memory", pytest.param("emulated", marks=pytest.mark.emulator)])

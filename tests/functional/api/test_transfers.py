@@ -11,7 +11,7 @@ from baton.contract.errors import ErrorCode
 from baton.contract.names import Scope
 from functions.api.objects.transfers import MAX_ANSWERED_BYTES
 from tests.kits.api.harness import NO_JOB, TENANT, Answer, Api, quoted
-from tests.kits.files.stored_files import described
+from tests.kits.files.declared_files import described
 
 DATA = "training-data"
 CHECKPOINTS = "training-checkpoints"

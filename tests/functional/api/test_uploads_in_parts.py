@@ -15,7 +15,7 @@ from functions.api.http.settings import Settings
 from functions.api.objects import multipart_uploads as parts_api
 from functions.local.emulator import Emulator
 from tests.kits.api.harness import TENANT, Answer, Api, Held, emulated_api, memory_api
-from tests.kits.files.parted import PART, checksum, declared, large, pieces
+from tests.kits.files.declared_files import PART, checksum, declared, large, pieces
 from tests.twins import objects
 
 DATA, CHECKPOINTS = "training-data", "training-checkpoints"

@@ -38,7 +38,7 @@ from functions.local.gateway.lambda_events import (
 )
 from tests.kits.api.fakes import FakeClock, FakeLine, SeededRandomness
 from tests.kits.clouds.store_sets import Cloud, MinistackClients, memory_cloud
-from tests.kits.files.stored_files import described, in_packs
+from tests.kits.files.declared_files import described, in_packs
 from tests.twins.cloud import MemoryCloud
 
 NOW = 1_790_000_000

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
 def write_files(place: Path, files: Mapping[str, bytes]) -> Path:
@@ -17,3 +19,8 @@ def write_files(place: Path, files: Mapping[str, bytes]) -> Path:
 def files_below(place: Path) -> dict[str, bytes]:
     """What every file below `place` holds."""
     return {path.relative_to(place).as_posix(): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+def json_lines(file: Path) -> list[dict[str, Any]]:
+    """Read the documents of a file with one on each line; a missing file has none."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []

@@ -17,16 +17,6 @@ JOB_ID = "146683a1-cb76-4702-9fef-fcccd32594f1"
 TOKEN = "the-lease-token-of-this-attempt"
 
 
-class Clock:
-    """Clock that a test moves."""
-
-    def __init__(self, now: float = 1000.0) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def make_item(**fields: Any) -> WorkItem:
     """Make a claim's answer; a test names only the fields that it is about."""
     return WorkItem(

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpu_client.agent.control.channel_messages import Point, TrainingProgress
 from gpu_client.agent.control.preset_monitor import PresetMonitor
-from tests.unit.agent.agent_kit import Clock
+from tests.kits.clock import Clock
 
 HOUR_S = 3600.0
 

@@ -16,19 +16,13 @@ from hypothesis import strategies as st
 from gpu_client.agent.control import channel_messages, channel_server
 from gpu_client.agent.control.channel_messages import CheckpointNotice, Hello, TrainingProgress
 from gpu_client.agent.control.channel_server import ChannelServer
+from tests.kits.clock import Clock
 from tests.kits.waiting import soon
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(0.0)
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import pytest
 from baton.contract.steering import MAX_RULES_BYTES
 from gpu_client.agent.control.channel_server import MAX_WAITING_STEERING, ChannelServer
 from gpu_client.training.channel import AgentChannel
+from tests.kits.clock import Clock
 from tests.kits.waiting import soon
-from tests.unit.agent.agent_kit import Clock
 
 
 @pytest.fixture

@@ -25,7 +25,8 @@ from gpu_client.checkpoints.local.staging import ReadyCheckpoint, stage
 from gpu_client.checkpoints.local.watcher import CheckpointWatcher
 from gpu_client.transport.errors import ChecksumMismatch, FileChanged, Unreachable
 from gpu_client.transport.transfer.manager import Transfer
-from tests.unit.agent.agent_kit import JOB_ID, Clock, make_item
+from tests.kits.clock import Clock
+from tests.unit.agent.agent_kit import JOB_ID, make_item
 from tests.unit.checkpoints.fake_cloud import TOKEN, FakeCloud
 from tests.unit.transport.scripted_server import ScriptedServer
 

@@ -10,7 +10,8 @@ import pytest
 from gpu_client.agent.attempt.checkpoint_scheduler import FIRST_INTERVAL_S, MIN_TRAINER_S, SAFETY, CheckpointScheduler
 from gpu_client.agent.attempt.goodput import Activity
 from gpu_client.checkpoints.save.checkpoint_commit import Committed
-from tests.unit.agent.agent_kit import Clock, make_committed, make_item
+from tests.kits.clock import Clock
+from tests.unit.agent.agent_kit import make_committed, make_item
 
 
 def pace(**fields: Any) -> tuple[CheckpointScheduler, Clock]:

@@ -15,7 +15,8 @@ from baton.contract.work import HeartbeatRequest
 from gpu_client.agent.control import control_relay
 from gpu_client.agent.control.channel_messages import TrainingProgress
 from gpu_client.agent.control.control_relay import UNSTEERED, UNSTEERED_AFTER_S, ControlRelay, encode_rule_exit
-from tests.unit.agent.agent_kit import Clock, make_answer
+from tests.kits.clock import Clock
+from tests.unit.agent.agent_kit import make_answer
 
 
 class Channel:

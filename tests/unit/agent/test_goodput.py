@@ -6,7 +6,7 @@ import pytest
 
 from baton.contract.goodput import Goodput
 from gpu_client.agent.attempt.goodput import Activity, GoodputMeter
-from tests.unit.agent.agent_kit import Clock
+from tests.kits.clock import Clock
 
 
 def seconds(found: Goodput) -> dict[str, float]:

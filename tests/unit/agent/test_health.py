@@ -17,7 +17,8 @@ from gpu_client.agent import health
 from gpu_client.agent.app.worker_loop import CLAIM_BUDGET_S, EXIT_DONE
 from gpu_client.agent.attempt.lease import MAX_INTERVAL_S, LeaseKeeper
 from gpu_client.agent.health import SLACK_S, VARIABLE, LivenessFile, find_problem
-from tests.unit.agent.agent_kit import Clock, Heart, make_answer, make_item
+from tests.kits.clock import Clock
+from tests.unit.agent.agent_kit import Heart, make_answer, make_item
 from tests.unit.agent.test_worker_loop import Client, Desk, Stop
 
 

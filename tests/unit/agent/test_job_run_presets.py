@@ -10,7 +10,8 @@ import pytest
 from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome
 from gpu_client.agent.control import preset_monitor
 from gpu_client.agent.control.control_relay import UNSTEERED_AFTER_S, ControlRelay
-from tests.unit.agent.agent_kit import Clock, make_answer
+from tests.kits.clock import Clock
+from tests.unit.agent.agent_kit import make_answer
 from tests.unit.agent.job_kit import CLEAN, Stage, Trainer
 from tests.unit.agent.test_control_relay import Channel as Quiet
 from tests.unit.agent.test_control_relay import Plane, decision, say

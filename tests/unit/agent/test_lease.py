@@ -14,7 +14,8 @@ from baton.contract.work import Directive, HeartbeatRequest
 from gpu_client.agent.attempt import lease as lease_module
 from gpu_client.agent.attempt.lease import PROVEN_SHARE, RETRY_MIN_S, LeaseKeeper, LeaseLoss
 from gpu_client.transport.errors import UnexpectedAnswer, Unreachable
-from tests.unit.agent.agent_kit import Clock, Heart, foreign, make_answer, make_item, refusal
+from tests.kits.clock import Clock
+from tests.unit.agent.agent_kit import Heart, foreign, make_answer, make_item, refusal
 
 
 class Notes:

@@ -16,7 +16,8 @@ from gpu_client.agent.attempt.leased_calls import (
 )
 from gpu_client.agent.retry import MAX_PAUSE_S, backoff_s
 from gpu_client.transport.errors import ApiError, LeaseLost, TransferCanceled, UnexpectedAnswer, Unreachable
-from tests.unit.agent.agent_kit import Clock, Heart, foreign, make_item, refusal
+from tests.kits.clock import Clock
+from tests.unit.agent.agent_kit import Heart, foreign, make_item, refusal
 
 
 class Client:

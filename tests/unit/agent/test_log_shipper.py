@@ -19,8 +19,9 @@ from gpu_client.agent.io.log_shipper import (
 from gpu_client.agent.io.metric_buffer import MetricBuffer
 from gpu_client.agent.process.output import TrainerOutput
 from gpu_client.transport.errors import Unreachable
+from tests.kits.clock import Clock
 from tests.kits.waiting import until
-from tests.unit.agent.agent_kit import Clock, refusal
+from tests.unit.agent.agent_kit import refusal
 
 NEVER_S = 3600.0
 

@@ -7,17 +7,11 @@ import pytest
 
 from gpu_client.agent.io.log_shipper import LogSpool
 from gpu_client.agent.process.output import LineAssembler, TrainerOutput
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.kits.clock import Clock
 
 
 def lines_of(*pieces: bytes, max_line_chars: int = 100) -> list[str]:
-    assembler = LineAssembler(Clock(), max_line_chars)
+    assembler = LineAssembler(Clock(0.0), max_line_chars)
     lines = [line for piece in pieces for line in assembler.feed(piece)]
     return lines + assembler.feed(b"", final=True)
 
@@ -55,7 +49,7 @@ def test_the_same_lines_however_the_bytes_are_cut() -> None:
 
 
 def test_a_progress_bar_is_kept_once_in_a_while_and_at_its_end() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     assembler = LineAssembler(clock, redraw_interval_s=10)
     kept: list[str] = []
     for percent in range(100):
@@ -68,7 +62,7 @@ def test_a_progress_bar_is_kept_once_in_a_while_and_at_its_end() -> None:
 
 
 def test_an_endless_line_is_not_kept_in_memory() -> None:
-    assembler = LineAssembler(Clock(), 100)
+    assembler = LineAssembler(Clock(0.0), 100)
     for _ in range(1000):
         assert assembler.feed(b"z" * 1000) == []
     assert assembler.feed(b"\n") == ["z" * 100 + " ...[999900 characters cut]"]

@@ -4,13 +4,7 @@ import signal
 from types import FrameType
 
 from gpu_client.agent.app.shutdown import Handler, ShutdownLevel, ShutdownRequest, stop_on_signals
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.kits.clock import Clock
 
 
 def test_first_drain_then_now() -> None:

@@ -13,7 +13,8 @@ from gpu_client.agent.attempt.trainer_run import TrainerRun
 from gpu_client.agent.control.channel_messages import CheckpointNotice, TrainingProgress
 from gpu_client.agent.control.channel_server import StopReason
 from gpu_client.agent.process.failures import ExitStatus
-from tests.unit.agent.agent_kit import Clock, make_item
+from tests.kits.clock import Clock
+from tests.unit.agent.agent_kit import make_item
 from tests.unit.agent.test_checkpoint_scheduler import committed
 
 CLEAN = ExitStatus(code=0, signal=None, oom_suspected=False, stopped_by_us=False)

@@ -23,7 +23,8 @@ from gpu_client.agent.process.failures import AttemptFailure
 from gpu_client.agent.workspace.slots import Workspace
 from gpu_client.transport.errors import UnexpectedAnswer, Unreachable
 from gpu_client.transport.limits.stats import CallStats, TransferStats
-from tests.unit.agent.agent_kit import JOB_ID, Clock, make_item, refusal
+from tests.kits.clock import Clock
+from tests.unit.agent.agent_kit import JOB_ID, make_item, refusal
 
 
 class Stop(ShutdownRequest):

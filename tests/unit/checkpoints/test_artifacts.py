@@ -15,8 +15,8 @@ from gpu_client.transport.errors import FileChanged, LeaseLost, Unreachable, Url
 from gpu_client.transport.net import digests
 from gpu_client.transport.net.digests import digest_bytes
 from gpu_client.transport.transfer.manager import Transfer
+from tests.kits.files.declared_files import PART, large
 from tests.kits.files.directories import write_files
-from tests.kits.files.parted import PART, large
 from tests.unit.checkpoints.fake_cloud import EXPIRED, FakeCloud, refusal
 from tests.unit.transport.scripted_server import reply
 

@@ -17,6 +17,7 @@ from demo.jobs import JobStatus, JobWatch, read_record
 from demo.processes import Child
 from demo.screen import Phase
 from gpu_client.transport.api.client import BatonClient
+from tests.kits.clock import Clock
 from tests.unit.cli.cli_kit import a_job
 
 
@@ -50,28 +51,17 @@ class Worker:
         self.exit_code = exit_code
 
 
-class Time:
-    """A clock that only sleeping moves."""
-
-    now = 0.0
-
-    def sleep(self, delay_s: float) -> None:
-        self.now += delay_s
-
-
 def running(*attempts: AttemptView) -> JobStatus:
     return JobStatus(a_job(JobState.RUNNING), list(attempts))
 
 
-def wait_for(api: Api, epoch: int, step: int, exit_code: int | None = None, time: Time | None = None) -> list[str]:
+def wait_for(api: Api, epoch: int, step: int, exit_code: int | None = None, time: Clock | None = None) -> list[str]:
     """Wait for a step; returns what the phase showed."""
     shown: list[str] = []
-    time = time or Time()
+    time = time or Clock(0.0)
     phase = SimpleNamespace(total=30, at=lambda step, note: shown.append(note))
     worker = cast(Child, Worker(exit_code))
-    watch = JobWatch(
-        cast(BatonClient, api), "job", worker, cast(Phase, phase), clock=lambda: time.now, sleep=time.sleep
-    )
+    watch = JobWatch(cast(BatonClient, api), "job", worker, cast(Phase, phase), clock=time, sleep=time.sleep)
     watch.until(lambda status: status.step(epoch) >= step, "the step", 10.0)
     return shown
 
@@ -84,7 +74,7 @@ def test_waiting_ends_with_the_first_answer_that_satisfies() -> None:
 
 
 def test_waiting_has_a_deadline() -> None:
-    time = Time()
+    time = Clock(0.0)
     with pytest.raises(DemoError, match="the step took more than 10 s") as failure:
         wait_for(Api(running(attempt(1, 5))), 1, 20, time=time)
     assert 10 < time.now < 11

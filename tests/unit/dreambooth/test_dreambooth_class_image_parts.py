@@ -19,6 +19,7 @@ from baton import Session
 from baton.contract.names import SHARED_DIR, SHARED_PARTS
 from gpu_client.training.dreambooth.sampling import class_images, shared_images
 from gpu_client.training.dreambooth.sampling.shared_images import PART_BYTES, PART_EVERY_S, SHARED_FILE, ImageParts
+from tests.kits.clock import Clock
 
 PARTS = f"{SHARED_FILE}{SHARED_PARTS}"
 PRIOR = {
@@ -199,13 +200,6 @@ def test_it_is_told_how_far_everything_is_that_comes_between_steps(run: Run, mon
     ]
 
 
-class Clock:
-    now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 class Shown:
     """A session that notes what it is told to show."""
 
@@ -231,7 +225,7 @@ def test_a_part_is_shown_from_time_to_time(tmp_path: Path) -> None:
     for number in range(7):
         parts.add(f"0000{number}.jpg", b"x")
         parts.show_if_due()
-        clock.now_s += PART_EVERY_S / 2
+        clock.now += PART_EVERY_S / 2
     parts.show()
     parts.show()
     assert session.parts == {
@@ -245,7 +239,7 @@ def test_there_are_few_parts_however_long_it_takes(tmp_path: Path) -> None:
     session, clock = Shown(tmp_path), Clock()
     parts = parts_of(session, clock)
     for number in range(3 * 24 * 60):  # three days, an image a minute
-        clock.now_s += 60
+        clock.now += 60
         parts.add(f"{number:05}.jpg", b"x")
         parts.show_if_due()
     assert 100 < len(session.parts) < 300

@@ -17,6 +17,7 @@ from listening_agent import ListeningAgent
 from gpu_client.training import channel as channel_module
 from gpu_client.training.channel import AgentChannel
 from gpu_client.training.protocol import MAX_LINE_BYTES, MAX_RULES_LINE_BYTES, TrainerDirective, parse_directive
+from tests.kits.clock import Clock
 from tests.kits.waiting import soon
 
 # Newer Pythons warn about forking a process that has threads; nothing is done in the child that needs them.
@@ -41,16 +42,6 @@ class Received:
         return self.directives
 
 
-class Clock:
-    """Seconds that pass only when told to."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def test_says_hello_with_pid_and_protocol() -> None:
     with ListeningAgent() as agent:
         channel = AgentChannel(agent.path, Received())
@@ -67,7 +58,7 @@ def test_progress_is_throttled_newest_wins_and_the_last_step_is_always_sent() ->
         agent.wait_for("progress", 1)
         for step in range(2, 50):
             channel.report(step, 100, {"loss": 2.0})
-        clock.now_s += 0.21
+        clock.now += 0.21
         channel.report(50, 100, {"loss": 1.0})
         agent.wait_for("progress", 2)
         channel.report(99, 100, {})
@@ -89,7 +80,7 @@ def test_what_comes_between_steps_is_throttled_too_also_behind_the_last_step() -
         for done in range(1, 50):
             channel.report(100, 100, {}, phase=("pictures", done, 50))
         agent.wait_for("progress", 1)
-        clock.now_s += 0.21
+        clock.now += 0.21
         channel.report(100, 100, {}, phase=("pictures", 50, 50))
         agent.wait_for("progress", 2)
         channel.close()
@@ -201,7 +192,7 @@ def test_a_deaf_agent_blocks_neither_progress_nor_for_long_a_checkpoint(caplog: 
         started_s = time.monotonic()
         big = {f"metric_{index}": 0.123456789 for index in range(1000)}
         for step in range(1, 400):
-            clock.now_s += 1
+            clock.now += 1
             channel.report(step, 1000, big)
         for step in range(1, 30):  # fills what the kernel buffers
             channel.checkpoint_written(step, "/out/checkpoint", big, timeout_s=0.001)

@@ -15,6 +15,7 @@ from session_helpers import Counter
 from baton import Session, SessionError
 from gpu_client.controller.steering import Steering
 from gpu_client.training.checkpoint.checkpoint_directory import read_marker, verify
+from tests.kits.clock import Clock
 
 NAN = "rules: [{name: nan, when: not isfinite(loss), do: {stop: failed}}]"
 
@@ -182,13 +183,6 @@ RULES = {
 LOSSES = [1.0, 2.5, 3.5, 2.2, 2.1, 0.9, 0.8, 2.6, 1.9, 2.7, 4.0, 0.5, 2.2, 2.3, 2.4, 2.9, 3.3, 1.1, 0.7, 5.0]
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Rate:
     """A knob that is in the checkpoint."""
 
@@ -214,7 +208,7 @@ class Runs:
         self.tmp_path = tmp_path
         self.decisions: list[tuple[Any, ...]] = []
         self.rates: list[float] = []
-        self.clock = Clock()
+        self.clock = Clock(0.0)
         original = Steering.__init__
         runs = self
 

@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpu_client.transport.limits.concurrency import AdaptiveLimit
+from tests.kits.clock import Clock
 
 STEP_S = 0.1
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        self.now += seconds
 
 
 def run_line(limit: AdaptiveLimit, clock: Clock, seconds: float, bytes_per_s: Callable[[int], float]) -> list[int]:

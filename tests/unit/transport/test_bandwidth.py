@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_client.transport.limits.bandwidth import WEIGHTS, Bandwidth, Traffic
-from tests.unit.transport.fake_line import Clock
+from tests.kits.clock import Clock
 
 RATE = 1_000_000.0
 PIECE = 256 * 1024

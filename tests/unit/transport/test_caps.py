@@ -12,8 +12,8 @@ from baton.contract.keys import KeyCreate
 from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.net.connections import Connections
 from gpu_client.transport.transfer.manager import Download, RangeDownload, Transfer, Upload
+from tests.kits.clock import Clock
 from tests.kits.waiting import until
-from tests.unit.transport.fake_line import Clock
 from tests.unit.transport.scripted_server import Handler, ScriptedServer, reply
 
 DATA = os.urandom(2_000_000)

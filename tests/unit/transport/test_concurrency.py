@@ -7,7 +7,8 @@ import random
 import pytest
 
 from gpu_client.transport.limits.concurrency import COOLDOWN_EPOCHS, EPOCH_S, FIRST, AdaptiveLimit
-from tests.unit.transport.fake_line import Clock, run_line
+from tests.kits.clock import Clock
+from tests.unit.transport.fake_line import run_line
 
 MB = 1e6
 

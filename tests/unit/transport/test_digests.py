@@ -12,7 +12,7 @@ import pytest
 from gpu_client.transport.errors import FileChanged, TransferCanceled, TransferError
 from gpu_client.transport.net import digests
 from gpu_client.transport.net.digests import Digester, digest_bytes, hash_file
-from tests.kits.files.parted import PART, checksum, large, pieces
+from tests.kits.files.declared_files import PART, checksum, large, pieces
 
 
 class Event:

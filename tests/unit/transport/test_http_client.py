@@ -20,6 +20,7 @@ from gpu_client.transport.errors import (
     Unreachable,
 )
 from gpu_client.transport.retry import RetryPolicy
+from tests.kits.clock import Clock
 from tests.unit.transport.scripted_server import ScriptedServer, reply, reset, truncated
 
 KEY = "baton_k1_verysecretvalue"
@@ -27,32 +28,20 @@ POST = Call(kind="complete", method="POST", path="/complete", body="{}")
 OK = reply(200, {"status": "ok"})
 
 
-class Time:
-    """A clock that only moves when somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.slept: list[float] = []
-
-    def sleep(self, delay_s: float) -> None:
-        self.slept.append(delay_s)
-        self.now += delay_s
+@pytest.fixture
+def time() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
-def time() -> Time:
-    return Time()
-
-
-@pytest.fixture
-def client(server: ScriptedServer, time: Time) -> Iterator[HttpClient]:
+def client(server: ScriptedServer, time: Clock) -> Iterator[HttpClient]:
     made = HttpClient(
         server.url,
         KEY,
         policy=RetryPolicy(max_tries=6, budget_s=60),
         read_timeout_s=5,
         sleep=time.sleep,
-        clock=lambda: time.now,
+        clock=time,
         draw=lambda: 1.0,
     )
     yield made
@@ -71,7 +60,7 @@ def test_an_answer_and_the_headers_it_took(server: ScriptedServer, client: HttpC
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
 def test_posts_are_retried_on_server_errors(
-    server: ScriptedServer, client: HttpClient, time: Time, status: int
+    server: ScriptedServer, client: HttpClient, time: Clock, status: int
 ) -> None:
     """Regression (Dreambooth worker): its heartbeats, completes and fails were not retried on 5xx, being POSTs."""
     server.script("POST", "/complete", reply(status, {"message": "no"}), reply(status, b"<html>"), OK)
@@ -82,7 +71,7 @@ def test_posts_are_retried_on_server_errors(
 
 
 def test_a_timeout_that_something_in_between_answers_with_is_no_refusal(
-    server: ScriptedServer, client: HttpClient, time: Time
+    server: ScriptedServer, client: HttpClient, time: Clock
 ) -> None:
     """A load balancer's 408 failed the job, as if the job were wrong."""
     server.script("POST", "/complete", reply(408, b"<html>Request Timeout</html>"), OK)
@@ -104,7 +93,7 @@ def test_an_answer_that_is_not_our_apis_says_so(server: ScriptedServer, client: 
 
 
 def test_a_failing_call_is_never_repeated_without_a_pause(
-    server: ScriptedServer, client: HttpClient, time: Time
+    server: ScriptedServer, client: HttpClient, time: Clock
 ) -> None:
     """Regression (Dreambooth worker): its heartbeat loop repeated other errors than 400 without sleeping."""
     server.routes["POST", "/complete"] = reply(500)
@@ -113,7 +102,7 @@ def test_a_failing_call_is_never_repeated_without_a_pause(
     assert time.slept == [0.5, 1, 2, 4, 8]
 
 
-def test_nobody_there_is_said_in_the_system_s_words(time: Time) -> None:
+def test_nobody_there_is_said_in_the_system_s_words(time: Clock) -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{held.getsockname()[1]}"
@@ -124,14 +113,14 @@ def test_nobody_there_is_said_in_the_system_s_words(time: Time) -> None:
     )
 
 
-def test_a_connection_blip_is_survived(server: ScriptedServer, client: HttpClient, time: Time) -> None:
+def test_a_connection_blip_is_survived(server: ScriptedServer, client: HttpClient, time: Clock) -> None:
     """Regression (Dreambooth worker): a blip of the connection ended a healthy job."""
     server.script("POST", "/complete", reset, truncated(b'{"status": "ok"}', 5), reset, OK)
     assert client.call(POST).data == {"status": "ok"}
     assert len(time.slept) == 3
 
 
-def test_refusals_are_not_repeated(server: ScriptedServer, client: HttpClient, time: Time) -> None:
+def test_refusals_are_not_repeated(server: ScriptedServer, client: HttpClient, time: Clock) -> None:
     """Regression (Kelpie worker): it repeated every answer that was not 2xx, 4xx too."""
     server.script("POST", "/complete", reply(409, {"error": {"code": "lease_lost", "message": "gone"}}))
     with pytest.raises(LeaseLost):
@@ -140,13 +129,13 @@ def test_refusals_are_not_repeated(server: ScriptedServer, client: HttpClient, t
     assert client.stats.refusals == {"lease_lost": 1}
 
 
-def test_retry_after_is_obeyed(server: ScriptedServer, client: HttpClient, time: Time) -> None:
+def test_retry_after_is_obeyed(server: ScriptedServer, client: HttpClient, time: Clock) -> None:
     server.script("POST", "/complete", reply(429, b"{}", {"Retry-After": "7"}), OK)
     client.call(POST)
     assert time.slept == [7]
 
 
-def test_the_budget_of_a_call_bounds_it(server: ScriptedServer, client: HttpClient, time: Time) -> None:
+def test_the_budget_of_a_call_bounds_it(server: ScriptedServer, client: HttpClient, time: Clock) -> None:
     server.routes["POST", "/complete"] = reply(503)
     with pytest.raises(Unreachable):
         client.call(POST, budget_s=2)
@@ -158,10 +147,10 @@ def test_the_budget_of_a_call_bounds_it(server: ScriptedServer, client: HttpClie
     assert time.slept == []
 
 
-def test_nobody_there_is_unreachable(time: Time) -> None:
+def test_nobody_there_is_unreachable(time: Clock) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        client = HttpClient(f"http://127.0.0.1:{taken.getsockname()[1]}", KEY, sleep=time.sleep, clock=lambda: time.now)
+        client = HttpClient(f"http://127.0.0.1:{taken.getsockname()[1]}", KEY, sleep=time.sleep, clock=time)
         with pytest.raises(Unreachable, match="complete: no usable answer"):
             client.call(POST, budget_s=3)
         client.close()
@@ -245,7 +234,7 @@ def test_an_endless_answer_is_cut_off(
         client.call(POST)
 
 
-def test_a_server_that_drips_is_a_timeout(server: ScriptedServer, client: HttpClient, time: Time) -> None:
+def test_a_server_that_drips_is_a_timeout(server: ScriptedServer, client: HttpClient, time: Clock) -> None:
     def drip(handler) -> None:
         handler.send_response(200)
         handler.send_header("Content-Length", "3")
@@ -260,7 +249,7 @@ def test_a_server_that_drips_is_a_timeout(server: ScriptedServer, client: HttpCl
     assert len(server.seen) == 1
 
 
-def test_a_whole_answer_is_used_however_late(server: ScriptedServer, client: HttpClient, time: Time) -> None:
+def test_a_whole_answer_is_used_however_late(server: ScriptedServer, client: HttpClient, time: Clock) -> None:
     def late(handler) -> None:
         time.now += 61
         handler.answer(200, b"{}")

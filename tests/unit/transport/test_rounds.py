@@ -30,7 +30,7 @@ from gpu_client.transport.transfer.upload_rounds import (
     Target,
     upload_in_rounds,
 )
-from tests.kits.files.parted import PART, checksum, large, pieces
+from tests.kits.files.declared_files import PART, checksum, large, pieces
 from tests.unit.transport.scripted_server import Handler, ScriptedServer, refuse_unread, reply, reset
 
 EXPIRED = reply(403, b"<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>")

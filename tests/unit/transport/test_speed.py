@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_client.transport.limits.channel import HALF_LIFE_S, LEAST_BYTES, SpeedMeter
-from tests.unit.transport.fake_line import Clock
+from tests.kits.clock import Clock
 
 
 @pytest.fixture
