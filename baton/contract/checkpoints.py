@@ -1,4 +1,4 @@
-"""The calls that commit, list and read checkpoints. What one consists of is in manifest.py."""
+"""Define the calls that commit, list and read checkpoints; manifest.py defines a checkpoint's content."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field
 from baton.contract.base import AnswerModel, Blake3, Epoch, EpochSeconds, Metrics, Step, WireModel
 
 MAX_MISSING_PER_ANSWER = 1000
-"""Presigned URLs are long: one answer stays below Lambda's 6 MB."""
+"""Bound of presigned URLs in one answer, which stays below Lambda's 6 MB."""
 
 
 class BlobUpload(AnswerModel):
@@ -35,7 +35,7 @@ class CommitAnswer(AnswerModel):
     epoch: Epoch
     missing: list[BlobUpload] = []
     more_missing: bool = False
-    """True when the list was cut; post the manifest again after uploading these."""
+    """True if `missing` is truncated; post the manifest again after uploading these."""
 
 
 class CheckpointRef(AnswerModel):
@@ -51,7 +51,7 @@ class CheckpointRef(AnswerModel):
     manifest_blake3: Blake3 | None = None
     total_bytes: int
     legacy_key: str | None = None
-    """Set for a zip uploaded by an original client; `manifest_url` then fetches that zip."""
+    """Key of a zip that an original client uploaded; `manifest_url` then fetches that zip."""
 
 
 class CheckpointView(AnswerModel):
@@ -65,17 +65,17 @@ class CheckpointView(AnswerModel):
     committed_at: EpochSeconds
     num_files: int
     total_bytes: int
-    """Of its files."""
+    """Bytes of the checkpoint's files."""
     new_bytes: int = 0
-    """Of the packs that its job did not have before: what keeping it takes beyond the earlier ones."""
+    """Bytes of the packs that earlier checkpoints of the job do not have."""
     metrics: Metrics = {}
     manifest_key: str
     current: bool
-    """True for the one that the next attempt resumes from."""
+    """True for the checkpoint that the next attempt resumes from."""
     pinned: bool = False
     damaged: bool = False
     tag: str = ""
-    """By which a rule or command wanted it kept; empty for none."""
+    """The name under which a rule or command keeps the checkpoint; empty for none."""
 
 
 class CheckpointPage(AnswerModel):

@@ -1,8 +1,8 @@
-"""The manifest: the list of a checkpoint's files, chunks and packs.
+"""Define the manifest: the list of a checkpoint's files, chunks and packs.
 
-A file is a sequence of chunks; a chunk is named by the BLAKE3 of its bytes, and lies, encoded or as it is, in a pack. A
-pack is one stored object, named by the BLAKE3 of its chunks' BLAKE3s, and shared by all checkpoints of all jobs of a
-tenant that name it. docs/checkpoints.md says how to read and write one.
+A file is a sequence of chunks. A chunk is named by the BLAKE3 of its bytes and stored, encoded or raw, in a pack. A
+pack is one stored object, named by the BLAKE3 of its chunks' BLAKE3s. All checkpoints of a tenant may name the same
+pack. docs/checkpoints.md specifies how to read and write a checkpoint.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from pydantic import Field, model_validator
 from baton.contract.base import Blake3, Crc64, Epoch, JobId, Metrics, RelativePath, SizeBytes, Step, WireModel
 
 CheckpointTag = Annotated[str, Field(max_length=64)]
-"""A name for a checkpoint that is worth keeping; empty for most."""
+"""The name under which a checkpoint is kept; empty for most checkpoints."""
 MANIFEST_VERSION: Final = 2
 """The one version that exists; every reader refuses another one."""
 MAX_MANIFEST_FILES = 10_000
 MAX_MANIFEST_CHUNKS = 30_000
-"""As many as one request to a Lambda function can carry."""
+"""Bound of one request to a Lambda function."""
 MAX_MANIFEST_PACKS = 10_000
 MAX_CHUNK_BYTES = 2**30
 MAX_FILE_BYTES = 2**40
 
 Codec = Literal["raw", "zeros", "planes", "delta"]
-"""How a chunk's bytes are stored.
+"""The encoding of a chunk's stored bytes.
 
-`raw`: as they are. `zeros`: not at all, for all of them are zero. `planes`: the first byte of every `width`-byte
-element, then the second of each, ..., then what is left behind the last whole element; all of it one zstd frame.
-`delta`: XOR with the bytes of the chunk `base`, which has as many, then as `planes`.
+`raw`: the bytes themselves. `zeros`: no bytes, because all are zero. `planes`: the first byte of every `width`-byte
+element, then the second byte of each, ..., then the rest behind the last whole element, as one zstd frame. `delta`: XOR
+with the bytes of the chunk `base`, which has the same size, then as `planes`.
 """
 
 
@@ -54,24 +54,24 @@ class Chunk(WireModel):
     """
 
     blake3: Blake3
-    """Of the decoded bytes."""
+    """BLAKE3 of the decoded bytes."""
     size_bytes: Annotated[int, Field(ge=1, le=MAX_CHUNK_BYTES)]
-    """Decoded."""
+    """Bytes after decoding."""
     pack: Annotated[int, Field(ge=0, lt=MAX_MANIFEST_PACKS)] | None = None
     """Index in the manifest's `packs`; None for `zeros` only."""
     offset: SizeBytes = 0
-    """Where in the pack it begins."""
+    """Offset in the pack."""
     length_bytes: Annotated[int, Field(ge=1, le=MAX_CHUNK_BYTES)] | None = None
-    """Stored; None if that is `size_bytes`, as for `raw`."""
+    """Stored bytes; None if equal to `size_bytes`, as for `raw`."""
     codec: Codec = "raw"
     width: Literal[1, 2, 4, 8] = 1
     """Bytes of an element, for `planes` and `delta`."""
     base: Annotated[int, Field(ge=0, lt=MAX_MANIFEST_CHUNKS)] | None = None
-    """For `delta`: index in the manifest's `chunks`. That chunk is no `delta` itself."""
+    """For `delta`: index of the base in the manifest's `chunks`. The base is no `delta`."""
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes in the pack."""
+        """Return the bytes that the chunk takes in its pack."""
         if self.codec == "zeros":
             return 0
         return self.size_bytes if self.length_bytes is None else self.length_bytes
@@ -81,7 +81,7 @@ class Chunk(WireModel):
         if (self.codec == "zeros") != (self.pack is None):
             raise ValueError("a chunk has a 'pack' unless its codec is 'zeros'")
         if self.codec == "raw" and self.length_bytes not in (None, self.size_bytes):
-            raise ValueError("a 'raw' chunk is stored with as many bytes as it has")
+            raise ValueError("a 'raw' chunk has a 'length_bytes' other than its 'size_bytes'")
         if (self.codec == "delta") != (self.base is not None):
             raise ValueError("a 'delta' chunk, and no other, has a 'base'")
         return self
@@ -98,7 +98,7 @@ class ChunkedFile(WireModel):
     chunks: Annotated[
         list[Annotated[int, Field(ge=0, lt=MAX_MANIFEST_CHUNKS)]], Field(max_length=MAX_MANIFEST_CHUNKS * 10)
     ]
-    """Indices in the manifest's `chunks`; one may come several times."""
+    """Indices in the manifest's `chunks`; an index may repeat."""
 
 
 class Manifest(WireModel):
@@ -122,7 +122,7 @@ class Manifest(WireModel):
     metrics: Metrics = {}
     created_by: Literal["session", "script"] = "session"
     tag: CheckpointTag = ""
-    """By which a rule or command wants it kept: of each tag the newest one stays."""
+    """The name under which a rule or command keeps the checkpoint; the newest one of each tag stays."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -137,13 +137,13 @@ class Manifest(WireModel):
             if any(index >= len(self.chunks) for index in file.chunks):
                 raise ValueError(f"{file.path[:80]!r} names a chunk that is not in 'chunks'")
             if sum(self.chunks[index].size_bytes for index in file.chunks) != file.size_bytes:
-                raise ValueError(f"the chunks of {file.path[:80]!r} have other than its {file.size_bytes} bytes")
+                raise ValueError(f"the chunks of {file.path[:80]!r} do not add up to its {file.size_bytes} bytes")
         used = {index for file in self.files for index in file.chunks}
         used |= {base for index in used if (base := self.chunks[index].base) is not None}
         if len(used) != len(self.chunks):
-            raise ValueError("'chunks' has one that no file consists of")
+            raise ValueError("'chunks' has a chunk that no file uses")
         if len({chunk.pack for chunk in self.chunks} - {None}) != len(self.packs):
-            raise ValueError("'packs' has one that no chunk lies in")
+            raise ValueError("'packs' has a pack without chunks")
         return self
 
     def _require_stored(self, chunk: Chunk) -> None:
@@ -157,16 +157,16 @@ class Manifest(WireModel):
                 raise ValueError(f"the base of chunk {chunk.blake3} is not in 'chunks'")
             base = self.chunks[chunk.base]
             if base.codec == "delta" or base.size_bytes != chunk.size_bytes:
-                raise ValueError(f"the base of chunk {chunk.blake3} is a delta itself, or has another size")
+                raise ValueError(f"the base of chunk {chunk.blake3} is a delta or has another size")
 
     def canonical_bytes(self) -> bytes:
-        """The bytes that are stored, and whose BLAKE3 names the manifest: compact JSON without defaults."""
+        """Return the stored bytes, whose BLAKE3 names the manifest: compact JSON without defaults."""
         ordered = self.model_copy(update={"metrics": dict(sorted(self.metrics.items()))})
         return ordered.model_dump_json(exclude_defaults=True).encode()
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all files, each path counted."""
+        """Return the bytes of all files, each path counted."""
         return sum(file.size_bytes for file in self.files)
 
 
@@ -176,7 +176,7 @@ def parse_manifest(data: bytes) -> Manifest:
 
 
 def _require_separate_paths(paths: Iterable[str]) -> None:
-    """Each path once, and none both a file and a directory of another."""
+    """Raise ValueError if a path repeats or is a directory of another path."""
     listed = list(paths)
     unique = set(listed)
     if len(unique) != len(listed):

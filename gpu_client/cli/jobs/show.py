@@ -221,7 +221,7 @@ def _defaults(client: BatonClient, job: JobView) -> JsonObject:
     try:
         recipe = lint(client.recipe(job.recipe).document).recipe
     except ApiError:
-        return {}  # an older control plane, or a deleted recipe: list all parameters
+        return {}  # a deleted recipe: list all parameters
     return recipe.filled({}) if recipe else {}
 
 

@@ -64,7 +64,7 @@ class ApiCalls:
             method=method,
             path=path,
             query=_query(request.get("query")),
-            # An older control plane refuses fields that it does not know: send only those that the caller has set.
+            # Send only the fields that the caller has set.
             body=body.model_dump_json(exclude_unset=True) if body is not None else None,
             headers={**lease, **request.get("headers", {})},
             repeatable=request.get("repeatable", True),

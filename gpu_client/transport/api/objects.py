@@ -215,7 +215,7 @@ class ObjectCalls(ApiCalls):
 
 def _upload_file(key: str, digest: FileDigest) -> UploadFile:
     named = UploadFile(key=key, size_bytes=digest.size_bytes, crc64nvme=digest.crc64nvme)
-    # Only if the file has parts, because an older control plane refuses unknown fields.
+    # A file without parts has no field `parts`.
     return named if digest.parts is None else named.model_copy(update={"parts": digest.parts})
 
 

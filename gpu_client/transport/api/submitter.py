@@ -63,7 +63,7 @@ class SubmitterCalls(ApiCalls):
         newest_first: bool = False,
     ) -> JobPage:
         """Return one page of jobs, oldest first by default. A page may be empty although more pages follow."""
-        # An older control plane refuses the field `order`, therefore only "desc" is sent.
+        # "asc" is the default and is not sent.
         order = "desc" if newest_first else None
         query = {"status": status, "queue": queue, "order": order, "limit": limit, "cursor": cursor}
         return self._read(JobPage, "jobs", "GET", "/jobs", query=query)

@@ -1,4 +1,4 @@
-"""The control plane's side of checkpoints and artifacts in memory, over a store that is real HTTP."""
+"""Simulate the control plane's side of checkpoints and artifacts in memory, over an HTTP store."""
 
 from __future__ import annotations
 

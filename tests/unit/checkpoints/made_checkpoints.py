@@ -1,4 +1,4 @@
-"""Checkpoints made by hand, chunk by chunk: what a foreign, odd or lying writer might store."""
+"""Build checkpoints chunk by chunk, as a foreign, odd or malicious writer could store them."""
 
 from __future__ import annotations
 

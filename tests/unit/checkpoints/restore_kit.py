@@ -1,4 +1,4 @@
-"""Two checkpoints of which much is the same, and what a restored one must be."""
+"""Two checkpoints with common chunks, and the assertion on a restored one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs: found or named as missing, uploaded or raised."""
+"""Outputs: collected or reported as missing, uploaded or refused with an error."""
 
 from __future__ import annotations
 

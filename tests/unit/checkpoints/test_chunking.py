@@ -1,4 +1,4 @@
-"""Where files are cut: exactly covered, at the borders of tensors, whatever the file says of itself."""
+"""Cuts of files: exact cover, at tensor boundaries, for headers of any content."""
 
 from __future__ import annotations
 

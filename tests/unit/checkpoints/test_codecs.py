@@ -1,4 +1,4 @@
-"""Codecs: bit for bit there and back; hostile bytes are found out without harm."""
+"""Codecs: bit-identical round trips; malicious bytes raise errors without harm."""
 
 from __future__ import annotations
 

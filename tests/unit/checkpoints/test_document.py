@@ -1,4 +1,4 @@
-"""docs/checkpoints.md says enough: a reader that was written from it alone reads what we write.
+"""Read checkpoints with a reader that is written from docs/checkpoints.md alone.
 
 `read` knows JSON, BLAKE3 and zstd, and nothing of gpu_client.checkpoints.
 """

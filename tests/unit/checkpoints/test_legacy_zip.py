@@ -1,4 +1,4 @@
-"""Zips from strangers."""
+"""Zips of untrusted clients."""
 
 from __future__ import annotations
 

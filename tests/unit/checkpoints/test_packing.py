@@ -1,4 +1,4 @@
-"""Packs: few, of the right size, and the same for jobs that have the same chunks."""
+"""Packs: few, within their sizes, and equal for jobs with equal chunks."""
 
 from __future__ import annotations
 

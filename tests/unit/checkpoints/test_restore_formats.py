@@ -1,4 +1,4 @@
-"""Restore of each format: chunks in packs with all their codecs, and zips of the original's clients."""
+"""Restore of chunks in packs with all codecs, and of zips of the original's clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Restore with a local store: what this machine has is not fetched, and never in the way."""
+"""Restore with a local cache: cached chunks are not fetched, a damaged cache does no harm."""
 
 from __future__ import annotations
 

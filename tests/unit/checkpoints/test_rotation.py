@@ -1,4 +1,4 @@
-"""Scripts that delete a checkpoint before it has settled. A fake clock; real files, deleted as by the scripts."""
+"""Scripts that delete a checkpoint before it has settled, with a fake clock and real files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_client.checkpoints.local.staging import ReadyCheckpoint, require_unchanged, stage
-from tests.unit.checkpoints.watch_kit import STABLE_S, Scene
+from tests.unit.checkpoints.watcher_kit import STABLE_S, Scene
 
 LOOK_S = 0.5
 

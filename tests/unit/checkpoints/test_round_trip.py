@@ -1,4 +1,4 @@
-"""What was committed comes back bit for bit, whatever it was, over any codec, from the cloud and from this machine."""
+"""Commit and restore are bit-identical for any content and codec, from the cloud and the local cache."""
 
 from __future__ import annotations
 

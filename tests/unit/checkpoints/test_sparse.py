@@ -1,4 +1,4 @@
-"""Holes of sparse files: not read where the file system is trusted to tell of them, and the same manifest anyway."""
+"""Holes of sparse files: not read on file systems that report holes reliably; the manifest is equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a complete checkpoint is taken over, so that no script can pull it away or change it unseen."""
+"""Staging of a complete checkpoint, so that no script can delete it or change it unnoticed."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ import pytest
 from gpu_client.checkpoints.local import watcher
 from gpu_client.checkpoints.local.staging import ReadyCheckpoint, StagingError, require_unchanged, stage
 from gpu_client.transport.errors import FileChanged
-from tests.unit.checkpoints.watch_kit import Scene
+from tests.unit.checkpoints.watcher_kit import Scene
 
 
 @pytest.fixture

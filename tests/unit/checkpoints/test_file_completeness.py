@@ -1,4 +1,4 @@
-"""Files that are shorter than they state: how each is recognized, and how long a checkpoint with one is waited for."""
+"""Files shorter than they declare: their detection, and the wait for a checkpoint with such a file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from safetensors.torch import save
 from gpu_client.checkpoints.local import file_completeness
 from gpu_client.checkpoints.local.file_completeness import find_missing_part
 from gpu_client.checkpoints.local.watcher import INCOMPLETE_PATIENCE
-from tests.unit.checkpoints.watch_kit import STABLE_S, Scene
+from tests.unit.checkpoints.watcher_kit import STABLE_S, Scene
 
 
 def torch_bytes() -> bytes:

@@ -1,4 +1,4 @@
-"""The commit protocol, with everything that can come in between."""
+"""The commit protocol, with an interruption at every step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a checkpoint directory counts as complete. A fake clock; nothing sleeps."""
+"""Completeness of a checkpoint directory, with a fake clock and no sleeping."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ import pytest
 from gpu_client.checkpoints.local import watcher
 from gpu_client.checkpoints.local.staging import stage
 from gpu_client.checkpoints.local.watcher import CheckpointWatcher
-from tests.unit.checkpoints.watch_kit import STABLE_S, Scene
+from tests.unit.checkpoints.watcher_kit import STABLE_S, Scene
 
 
 @pytest.fixture

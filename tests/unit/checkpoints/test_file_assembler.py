@@ -1,4 +1,4 @@
-"""Chunks in any order, from anywhere, become exactly the files; bytes that do not verify never count."""
+"""Assembly of files from chunks in any order; unverified bytes never count."""
 
 from __future__ import annotations
 

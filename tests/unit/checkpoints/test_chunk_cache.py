@@ -1,4 +1,4 @@
-"""The local store: bounded, found again, never believed and never in the way."""
+"""The local cache: bounded, persistent, verified, and never a reason for a failure."""
 
 from __future__ import annotations
 

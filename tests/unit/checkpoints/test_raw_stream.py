@@ -1,4 +1,4 @@
-"""Raw chunks that go to their places as they come: what is verified stays, what is not comes once more."""
+"""Streaming of raw chunks: verified chunks stay, mismatched chunks are fetched once more."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpu_client.checkpoints.restore.restore_plan import PackRange
 from gpu_client.transport.errors import ChecksumMismatch, TransferCanceled
 from tests.kits.files.directories import files_below
 from tests.unit.checkpoints.made_checkpoints import Maker
-from tests.unit.checkpoints.test_assembly import Site
+from tests.unit.checkpoints.test_file_assembler import Site
 
 FIRST, SECOND = random.Random(1).randbytes(90), random.Random(2).randbytes(60)
 

@@ -1,4 +1,4 @@
-"""An output directory that is watched, with a clock."""
+"""A watched output directory with a fake clock."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""From directory to manifest: every entry accounted for, every byte named, one JSON text."""
+"""From a directory to a manifest: every entry and every byte accounted for, one JSON text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is stored already is named, not sent; deltas are one step long, and what they rely on is verified."""
+"""Index of stored chunks: stored chunks are not sent, deltas have one level, bases are verified."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of a restore: exactly what is needed, in few requests, none too large."""
+"""Restore plans and manifest reading: exactly the needed ranges, few requests, bounded sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The codec that gets a chunk stored soonest, for made-up lines and processors."""
+"""Selection of the codec that stores a chunk soonest, for simulated upload speeds and processors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Restore: the newest sound checkpoint, complete and verified, or a clear reason why not."""
+"""Restore: the newest intact checkpoint, complete and verified, or an error with its reason."""
 
 from __future__ import annotations
 
