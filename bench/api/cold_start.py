@@ -19,7 +19,7 @@ from functions import handlers as rooms
 
 TARGET_RATIO = 1.5
 LARGEST = 10
-NOT_HANDLERS = frozenset(("starting", "wiring"))
+NOT_HANDLERS = frozenset(("startup", "wiring"))
 TYPICAL = """
 import boto3
 boto3.client("dynamodb")

@@ -129,7 +129,7 @@ def test_the_stack_ends_when_its_cloud_does_and_starts_again_at_once(tmp_path: P
     first.family[1].kill()
     said, complaints = first.process.communicate(timeout=30)
     assert (first.process.returncode, said.strip()) == (1, "Stopping ...")
-    assert "The local stack ends, what was stored is kept in" in complaints, complaints
+    assert "The local stack ends, the state is kept in" in complaints, complaints
     assert "the emulator has ended by itself" in complaints
     assert "Traceback" not in complaints
     runs.append(second := LocalRun(tmp_path / "state"))

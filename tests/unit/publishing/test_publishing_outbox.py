@@ -207,7 +207,7 @@ def test_what_cannot_be_buried_comes_again() -> None:
 
 
 class Line:
-    """Who is told of what the bus has accepted; away for the first `away` calls."""
+    """Record the accepted events; fail for the first `away` calls."""
 
     def __init__(self, *, away: int = 0) -> None:
         self.away = away
@@ -221,7 +221,7 @@ class Line:
 
 
 def test_events_of_one_transaction_are_put_in_their_order() -> None:
-    """The stream promises an order for the writes of one item, and none for the items of one transaction."""
+    """The stream orders the writes of one item, but not the items of one transaction."""
     bus, line = FakeBus(), Line()
     records = [stream_record(2), stream_record(7, job_id=OTHER_JOB), stream_record(1), stream_record(3)]
     assert publish(records, bus, FakeDeadLetters(), no_wait, line.tell) == DONE

@@ -14,7 +14,7 @@ import pytest
 from baton.contract.events import JobEvent
 from baton.contract.history import EventType
 from baton.contract.webhooks import DeliveryState
-from functions.domain.access.webhooks import BACKOFF_S, GIVE_UP_AFTER_S, Target, backoff_s, signature
+from functions.domain.access.webhooks import BACKOFF_S, GIVE_UP_AFTER_S, WebhookTarget, backoff_s, signature
 from functions.domain.errors import StorageUnavailable
 from functions.publishing.entries import entry_of
 from functions.storage.stream import transition_of
@@ -36,9 +36,9 @@ class Wire:
 
     def __init__(self, outcome: PostOutcome) -> None:
         self.outcome = outcome
-        self.posts: list[tuple[Target, Mapping[str, str], bytes]] = []
+        self.posts: list[tuple[WebhookTarget, Mapping[str, str], bytes]] = []
 
-    def __call__(self, target: Target, headers: Mapping[str, str], body: bytes) -> PostOutcome:
+    def __call__(self, target: WebhookTarget, headers: Mapping[str, str], body: bytes) -> PostOutcome:
         self.posts.append((target, headers, body))
         return self.outcome
 

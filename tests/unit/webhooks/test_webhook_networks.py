@@ -1,4 +1,4 @@
-"""IANA's special-purpose address registries, entry by entry: the guard's verdict is the same on every Python."""
+"""Test the address check on every entry of IANA's special-purpose registries, independent of the Python version."""
 
 from __future__ import annotations
 

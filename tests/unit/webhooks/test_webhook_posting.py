@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from functions.domain.access.webhooks import Target, target_of
+from functions.domain.access.webhooks import WebhookTarget, parse_target
 from functions.webhooks.http_delivery import PostOutcome, WebhookSender, resolve_host
 
 PUBLIC = "93.184.216.34"
@@ -114,7 +114,9 @@ class Net:
             raise ConnectionRefusedError
         return socket.create_connection(("127.0.0.1", self.server.port), timeout_s)
 
-    def post(self, target: Target, tls: ssl.SSLContext | None = None, total_timeout_s: float = 5.0) -> PostOutcome:
+    def post(
+        self, target: WebhookTarget, tls: ssl.SSLContext | None = None, total_timeout_s: float = 5.0
+    ) -> PostOutcome:
         poster = WebhookSender(
             resolve=self.resolve,
             connect=self.connect,
@@ -124,9 +126,9 @@ class Net:
         return poster.post(target, {"content-type": "application/json"}, b"{}")
 
 
-def plain() -> Target:
-    """As a test may have it: without TLS, but judged like any other."""
-    return Target(host=HOST, port=80, path="/baton?x=1", secure=False)
+def plain() -> WebhookTarget:
+    """Build a target without TLS whose addresses are checked."""
+    return WebhookTarget(host=HOST, port=80, path="/baton?x=1", secure=False)
 
 
 def answer(status: str, *headers: str) -> bytes:
@@ -162,13 +164,13 @@ def test_redirects_are_not_followed(servers: list[Server], status: str) -> None:
 )
 def test_a_name_that_leads_to_a_forbidden_address_is_not_even_called(addresses: list[str]) -> None:
     net = Net(None, addresses)
-    outcome = net.post(target_of(f"https://{HOST}/"))
+    outcome = net.post(parse_target(f"https://{HOST}/"))
     assert outcome.forbidden and "resolves to" in outcome.problem
     assert net.connected == []
 
 
 def test_a_name_that_changes_its_mind_does_so_in_vain(servers: list[Server]) -> None:
-    """DNS rebinding: public when it is judged, private when it would be asked again."""
+    """DNS rebinding: the host resolves to a public address first, and to a private address later."""
     servers.append(server := Server(answer("200 OK")))
     net = Net(server, [PUBLIC], ["127.0.0.1"])
     assert net.post(plain()).delivered
@@ -205,7 +207,7 @@ def test_an_answer_that_dribbles_is_cut_off(servers: list[Server]) -> None:
 
 
 class SlowHandshake(Server):
-    """Sends `said` as soon as somebody connects, one byte at a time."""
+    """Send `said` to each connection, one byte at a time."""
 
     def _serve(self, connection: socket.socket) -> None:
         with connection:
@@ -219,19 +221,19 @@ def test_a_handshake_that_dribbles_is_cut_off(servers: list[Server]) -> None:
     # The beginning of a record of 16 KiB: the other side waits for its end.
     servers.append(server := SlowHandshake(b"\x16\x03\x03\x40\x00" + b"\0" * 1000))
     began = time.monotonic()
-    outcome = Net(server, [PUBLIC]).post(target_of(f"https://{HOST}/"), total_timeout_s=0.5)
+    outcome = Net(server, [PUBLIC]).post(parse_target(f"https://{HOST}/"), total_timeout_s=0.5)
     assert outcome.status is None and "too slow" in outcome.problem
     assert time.monotonic() - began < 5
 
 
 def test_time_that_connection_and_handshake_took_is_not_given_again(servers: list[Server], tmp_path: Path) -> None:
-    """Whoever is slow at each stage gets no more time than whoever is slow at one."""
+    """The time limit covers all stages together."""
     theirs, ours = certificate(tmp_path, HOST)
     servers.append(server := Server(b"HTTP/1.1 200 OK\r\n" * 1000, theirs, slow=True))
     net = Net(server, [PUBLIC])
     net.before_connected = lambda: threading.Event().wait(0.7)
     began = time.monotonic()
-    outcome = net.post(target_of(f"https://{HOST}/"), ours, total_timeout_s=0.5)
+    outcome = net.post(parse_target(f"https://{HOST}/"), ours, total_timeout_s=0.5)
     assert outcome.status is None and "too slow" in outcome.problem
     assert time.monotonic() - began < 5 and server.requests == []
 
@@ -239,7 +241,7 @@ def test_time_that_connection_and_handshake_took_is_not_given_again(servers: lis
 def test_an_answer_over_tls_that_dribbles_is_cut_off(servers: list[Server], tmp_path: Path) -> None:
     theirs, ours = certificate(tmp_path, HOST)
     servers.append(server := Server(b"HTTP/1.1 " + b"0" * 1000, theirs, slow=True))
-    outcome = Net(server, [PUBLIC]).post(target_of(f"https://{HOST}/"), ours, total_timeout_s=0.5)
+    outcome = Net(server, [PUBLIC]).post(parse_target(f"https://{HOST}/"), ours, total_timeout_s=0.5)
     assert outcome.status is None and "too slow" in outcome.problem
 
 
@@ -250,7 +252,7 @@ def test_an_endless_preliminary_answer_is_cut_off(servers: list[Server]) -> None
 
 
 def test_a_resolver_that_does_not_come_back_is_left_alone() -> None:
-    """The system's has no limit that a caller can set, and whoever owns a name decides how slowly it is answered."""
+    """The system's resolver has no timeout, and the owner of a name controls the delay of its answer."""
     done = threading.Event()
 
     def hang(host: str, port: int) -> Sequence[str]:
@@ -281,7 +283,7 @@ def test_a_resolver_that_does_not_come_back_is_left_alone() -> None:
 )
 def test_no_way_to_write_an_address_of_ours_gets_past_the_system_s_resolver(host: str) -> None:
     net = Net(None, [PUBLIC])
-    target = Target(host=host, port=443, path="/", secure=True)
+    target = WebhookTarget(host=host, port=443, path="/", secure=True)
     outcome = WebhookSender(connect=net.connect).post(target, {}, b"")
     assert not outcome.delivered and net.connected == []
     assert outcome.forbidden, outcome
@@ -302,7 +304,7 @@ def test_a_long_answer_is_not_read(servers: list[Server]) -> None:
 
 
 def certificate(folder: Path, name: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """A server's context with a certificate for `name`, and a client's that trusts it."""
+    """Create a server context with a certificate for `name`, and a client context that trusts it."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -332,7 +334,7 @@ def test_the_name_is_asked_for_and_proved(servers: list[Server], tmp_path: Path)
     theirs, ours = certificate(tmp_path, HOST)
     servers.append(server := Server(answer("200 OK"), theirs))
     net = Net(server, [PUBLIC])
-    assert net.post(target_of(f"https://{HOST}/baton"), ours).delivered
+    assert net.post(parse_target(f"https://{HOST}/baton"), ours).delivered
     assert server.names == [HOST] and net.connected == [(PUBLIC, 443)]
     assert server.requests[0].lower().count(b"\r\nhost: hooks.example.com\r\n") == 1, "without the usual port"
 
@@ -342,13 +344,13 @@ def test_who_cannot_prove_the_name_is_told_nothing(servers: list[Server], tmp_pa
     theirs, ours = certificate(tmp_path, "else.example.com" if trusted else HOST)
     servers.append(server := Server(answer("200 OK"), theirs))
     net = Net(server, [PUBLIC])
-    outcome: Any = net.post(target_of(f"https://{HOST}/"), ours if trusted else None)
+    outcome: Any = net.post(parse_target(f"https://{HOST}/"), ours if trusted else None)
     assert outcome.status is None and "SSLCertVerificationError" in outcome.problem
     assert server.requests == []
 
 
 def test_ipv4_goes_first_and_each_address_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Lambda function has no IPv6 unless somebody gave it some."""
+    """A Lambda function has no IPv6 by default."""
     found = [(socket.AF_INET6, ("2606:4700::1111", 443, 0, 0)), (socket.AF_INET, (PUBLIC, 443))]
     answered = [(family, socket.SOCK_STREAM, 6, "", place) for family, place in found * 2]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answered)

@@ -1,4 +1,4 @@
-"""Which addresses are refused, however they are written."""
+"""Test the refusal of addresses in every notation."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from functions.domain.access.webhooks import (
     GIVE_UP_AFTER_S,
     address_problem,
     backoff_s,
+    parse_target,
     signature,
-    target_of,
 )
 from functions.domain.errors import Refusal
 
@@ -189,32 +189,32 @@ def test_an_ipv4_address_in_disguise_never_passes(ip: ipaddress.IPv4Address) -> 
 )
 def test_an_address_is_refused_with_the_reason(url: str, why: str) -> None:
     with pytest.raises(Refusal) as caught:
-        target_of(url)
+        parse_target(url)
     assert (caught.value.code, caught.value.field) == (ErrorCode.INVALID_VALUE, "url")
     assert why in caught.value.message
 
 
 def test_an_address_is_taken_apart() -> None:
-    target = target_of("https://hooks.example.com:8443/a/b?c=d%20e")
+    target = parse_target("https://hooks.example.com:8443/a/b?c=d%20e")
     assert (target.host, target.port, target.path, target.secure) == ("hooks.example.com", 8443, "/a/b?c=d%20e", True)
     assert target.host_header == "hooks.example.com:8443"
-    assert target_of("https://Hooks.example.com").host_header == "hooks.example.com"
-    assert target_of("https://[2606:4700::1]/").host_header == "[2606:4700::1]"
-    assert target_of("https://8.8.8.8/").host == "8.8.8.8"
+    assert parse_target("https://Hooks.example.com").host_header == "hooks.example.com"
+    assert parse_target("https://[2606:4700::1]/").host_header == "[2606:4700::1]"
+    assert parse_target("https://8.8.8.8/").host == "8.8.8.8"
     for host in ("xn--hks-0qa.example.com", "a_b.example.com", "3com.com", "1.2.3.4.example", "0x.example", "hooks"):
-        assert target_of(f"https://{host}/").host == host
-    assert target_of("https://hooks.example.com./").host == "hooks.example.com", "as the certificate says it"
+        assert parse_target(f"https://{host}/").host == host
+    assert parse_target("https://hooks.example.com./").host == "hooks.example.com", "as the certificate says it"
 
 
 def test_only_the_very_origin_of_a_test_is_trusted() -> None:
     origin = "http://127.0.0.1:8000"
-    assert target_of(f"{origin}/x", origin).trusted
+    assert parse_target(f"{origin}/x", origin).trusted
     for other in ("http://127.0.0.1:8001/x", "https://127.0.0.1:8000/x", "http://127.0.0.1:8000@evil.example/x"):
         with pytest.raises(Refusal):
-            target_of(other, origin)
+            parse_target(other, origin)
     with pytest.raises(Refusal):
-        target_of("http://127.0.0.1:8000/x", "http://127.0.0.1:800")
-    assert not target_of("https://hooks.example.com/", origin).trusted
+        parse_target("http://127.0.0.1:8000/x", "http://127.0.0.1:800")
+    assert not parse_target("https://hooks.example.com/", origin).trusted
 
 
 def test_the_signature_is_over_instant_and_body() -> None:
