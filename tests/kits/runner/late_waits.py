@@ -2,7 +2,7 @@
 
     .venv/bin/python -m pytest -p tests.kits.runner.late_waits tests/e2e
 
-On a busy machine they do so by themselves, and seldom; LATE_LOOKS_SEED makes other looks late. Not in CI: some tests
+On a busy machine they do so by themselves, and seldom; LATE_WAITS_SEED chooses other waits. Not in CI: some tests
 measure time.
 """
 
@@ -18,7 +18,7 @@ from tests.kits import waiting
 
 MOST_S = 4.0
 
-_chance = random.Random(int(os.environ.get("LATE_LOOKS_SEED", "1")) * 1_000_003 + os.getpid())
+_chance = random.Random(int(os.environ.get("LATE_WAITS_SEED", "1")) * 1_000_003 + os.getpid())
 _sleep = time.sleep  # tests replace it
 _quick = waiting.until
 
