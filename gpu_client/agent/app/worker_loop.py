@@ -114,8 +114,7 @@ class WorkerLoop:
         return EXIT_DONE
 
     def _claim(self, idle_since: float) -> WorkItem | None:
-        """Claim a job. Returns None if there is no job or no answer. Raises Unauthorized if the control plane refuses
-        the key."""
+        """Claim a job. Returns None without a job or an answer. Raises Unauthorized if the key is refused."""
         try:
             query = self._settings.work_query()
             if not self._introduced:

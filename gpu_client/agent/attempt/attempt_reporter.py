@@ -56,8 +56,10 @@ class AttemptReporter:
     def complete(
         self, artifacts: Sequence[DeclaredArtifact], progress: TrainingProgress | None, goodput: Goodput | None = None
     ) -> None:
-        """Report the job as complete. Raises NotStoredYet or DigestMismatch if an artifact differs from its
-        declaration."""
+        """Report the job as complete.
+
+        Raises NotStoredYet or DigestMismatch if an artifact differs from its declaration.
+        """
         request = CompleteRequest(
             **self._identity,
             job_id=self._item.id,

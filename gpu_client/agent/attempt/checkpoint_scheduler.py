@@ -75,8 +75,7 @@ class CheckpointTimes:
         return SAFETY * max(self._durable_s) if self._durable_s else None
 
     def last_checkpoint_s(self) -> float | None:
-        """Return the longest expected duration of a last checkpoint, from the request to the commit; None without a
-        measurement."""
+        """Return the longest expected time from a request to the commit in seconds; None without a measurement."""
         if not self._durable_s:
             return None
         return SAFETY * (max(self._durable_s) + max(self._stalls_s, default=0.0))

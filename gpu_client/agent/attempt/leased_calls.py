@@ -37,8 +37,11 @@ MAX_FOREIGN = 20
 
 
 class LeasedCalls:
-    """Calls that must arrive. All methods raise ApiError (refused), UnexpectedAnswer, and TransferCanceled once the
-    lease is lost or `given_up` returns True; each call is tried at least once on a lease that holds."""
+    """Makes calls that must arrive.
+
+    All methods raise ApiError (refused), UnexpectedAnswer, and TransferCanceled once the lease is lost or `given_up`
+    returns True; each call is tried at least once on a lease that holds.
+    """
 
     def __init__(
         self,
@@ -55,8 +58,7 @@ class LeasedCalls:
         self._retry_s = retry_s
 
     def call_with_retry(self, call_name: str, call: Callable[[BatonClient], T]) -> T:
-        """Return the result of `call`, repeated while the control plane (or, for calls that move bytes, the store) is
-        away."""
+        """Return the result of `call`, repeated while the control plane or the store is away."""
         unexpected = foreign = rounds = 0
         while True:
             if self._keeper.lost is not None:

@@ -57,10 +57,9 @@ def collect_declared_outputs(
 def deliver_until_stored(
     item: WorkItem, deliver: Callable[[], None], pause: Callable[[float], object]
 ) -> AttemptFailure | None:
-    """Call `deliver` (upload and report) again, up to five times, while the store lacks an output. Returns None once
-    done.
+    """Call `deliver` (upload and report) again, up to five times, while the store lacks an output.
 
-    Other errors of `deliver` pass. `pause` waits for seconds, or less.
+    Returns None once done. Other errors of `deliver` pass. `pause` waits for seconds, or less.
     """
     tries = 0
     while True:

@@ -63,8 +63,11 @@ class StepsResult(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StepContext:
-    """Callbacks and shared objects of the attempt. `lease_lost`: set when the lease is lost or the attempt is over;
-    `stop_reason` returns the reason to hand the job back."""
+    """Callbacks and shared objects of the attempt.
+
+    `lease_lost` is set when the lease is lost or the attempt is over; `stop_reason` returns the reason to hand the job
+    back.
+    """
 
     start: StartTrainer
     scheduler: CheckpointScheduler

@@ -26,8 +26,10 @@ LOST_GRACE_S = 5.0
 
 
 class TrainerResult(NamedTuple):
-    """End of a trainer. `silent_s`: stopped after so many seconds without progress; `timeout_s`: stopped at its time
-    limit."""
+    """End of a trainer.
+
+    `silent_s`: stopped after so many seconds without progress; `timeout_s`: stopped at its time limit.
+    """
 
     status: ExitStatus
     silent_s: int | None = None
@@ -35,11 +37,11 @@ class TrainerResult(NamedTuple):
 
 
 class TrainerRun:
-    """Watches one trainer. `lease_lost` is set when the lease is lost; `stop_reason` returns the reason to hand the job
-    back.
+    """Watches one trainer.
 
-    `collect` stages checkpoints that have become complete; its argument is True after a checkpoint notice. `base` is
-    added to the trainer's steps to count them within the job.
+    `lease_lost` is set when the lease is lost; `stop_reason` returns the reason to hand the job back. `collect` stages
+    checkpoints that have become complete; its argument is True after a checkpoint notice. `base` is added to the
+    trainer's steps to count them within the job.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class TrainerRun:
                 return TrainerResult(self._stop_trainer(float(self._item.stop_grace_s)), limit_s)
 
     def _poll_checkpoints(self) -> None:
-        """Hear how far the training is, and take over what it has saved."""
+        """Record the progress of the training, and stage the checkpoints that it has saved."""
         progress = self._channel.progress()
         if progress is not None:
             self._scheduler.record_step(progress.step + self._base)
@@ -110,8 +112,7 @@ class TrainerRun:
         self._collect(bool(notices))
 
     def _ask_to_leave(self, reason: StopReason) -> ExitStatus:
-        """Ask the session for a last checkpoint, if there is time, and for its end. A foreign script gets SIGTERM at
-        once."""
+        """Ask the session for its end, and for a last checkpoint if there is time; SIGTERM a foreign script."""
         grace_s = float(self._item.stop_grace_s)
         left_s = self._stop.remaining_s()
         if left_s is not None:

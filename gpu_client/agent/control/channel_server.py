@@ -117,8 +117,7 @@ class ChannelServer:
             return self._progress
 
     def advanced_at(self) -> float | None:
-        """Return when (by ``clock``) the step, or the progress between two steps, last changed; None before the first
-        progress."""
+        """Return the time (by ``clock``) of the last progress, also between steps; None before the first."""
         with self._lock:
             return self._advanced_at
 

@@ -72,8 +72,10 @@ class RuleExit(NamedTuple):
 
 
 class ControlRelay:
-    """Relay of one attempt. The heartbeat thread calls `report` and `acknowledge`, the attempt's thread all other
-    methods."""
+    """Relays rules and commands of one attempt.
+
+    The heartbeat thread calls `report` and `acknowledge`, the attempt's thread all other methods.
+    """
 
     def __init__(
         self,
@@ -177,8 +179,10 @@ class ControlRelay:
     # Called by the heartbeats
 
     def report(self, progress: TrainingProgress | None = None) -> ControlReport:
-        """Return the unaccepted decisions and results, and the rules in force. `progress`: supplies values that are not
-        finite."""
+        """Return the unaccepted decisions and results, and the rules in force.
+
+        `progress` supplies the values that are not finite.
+        """
         more = {"nonfinite": dict(progress.nonfinite)} if progress and progress.nonfinite else {}
         with self._lock:
             self._detect_unsteered()
@@ -203,8 +207,8 @@ class ControlRelay:
         """Drop the accepted decisions and results; pass new rules and commands of the answer to the training."""
         with self._lock:
             self._results = [one for one in self._results if one not in report.results]
-            record = max((one.number for one in report.decisions), default=0)
-            self._decisions = [one for one in self._decisions if one.number > record]
+            accepted = max((one.number for one in report.decisions), default=0)
+            self._decisions = [one for one in self._decisions if one.number > accepted]
             if self._statuses is report.statuses or self._statuses == report.statuses:
                 self._statuses = None
             if answer is None:

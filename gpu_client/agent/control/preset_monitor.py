@@ -355,8 +355,10 @@ def _format_duration(seconds: float) -> str:
 
 
 class LossTrend:
-    """Detects a falling loss that suddenly rises and stays high. Constant time and memory, but for a median of 500
-    numbers once in 20 values."""
+    """Detects a falling loss that suddenly rises and stays high.
+
+    Constant time and memory, but for a median of 500 numbers once in 20 values.
+    """
 
     def __init__(self) -> None:
         self._points: list[float] = []

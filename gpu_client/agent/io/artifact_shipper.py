@@ -79,8 +79,7 @@ class ArtifactShipper:
         self._thread.start()
 
     def offer(self, path: Path) -> str | None:
-        """Queue a finished file below the output directory. Returns the reason if the file is not uploaded before the
-        end.
+        """Queue a finished file below the output directory. Returns the reason if it is not uploaded early.
 
         Never waits. The same path again is the same file, rewritten.
         """
@@ -97,8 +96,10 @@ class ArtifactShipper:
         return None
 
     def drain(self, give_up: Callable[[], bool]) -> bool:
-        """Wait until all offered files are stored or given up; returns False if `give_up` returns True or no upload is
-        permitted."""
+        """Wait until all offered files are stored or given up.
+
+        Returns False if `give_up` returns True or no upload is permitted.
+        """
         while not self._over.is_set():
             with self._lock:
                 if not self._waiting and not self._busy:

@@ -125,8 +125,10 @@ class Committer:
         return self._busy or self._waiting is not None
 
     def drain(self, give_up: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until no checkpoint waits or is being committed; returns False if `give_up` returns True or `over` is
-        set."""
+        """Wait until no checkpoint waits or is being committed.
+
+        Returns False if `give_up` returns True or `over` is set.
+        """
         with self._changed:
             while self._waiting is not None or self._busy:
                 if give_up() or self._cancel.is_set():

@@ -1,5 +1,7 @@
-"""Spool the trainer's output and send it to the job's log in the background, with the reported values. A lost log line
-never costs training."""
+"""Spool the trainer's output and send it to the job's log in the background, with the reported values.
+
+A lost log line never costs training.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +46,10 @@ class SpooledChunk:
 
 
 class LogSpool:
-    """Lines that wait for the upload, in chunks of at most ``max_bytes`` in total: the oldest are dropped first, and
-    counted.
+    """Holds lines until their upload, in chunks of at most ``max_bytes`` in total.
 
-    One consumer takes a chunk, sends it, and acknowledges it; the spool returns an unacknowledged chunk again.
+    The oldest lines are dropped first, and counted. One consumer takes a chunk, sends it, and acknowledges it; the
+    spool returns an unacknowledged chunk again.
     """
 
     def __init__(
@@ -90,8 +92,10 @@ class LogSpool:
                 self._dropped_total_bytes += lost_bytes
 
     def next_chunk(self, flush: bool = False) -> SpooledChunk | None:
-        """Return the oldest full chunk, with ``flush`` also an unfull one; None without one. Repeats the chunk until
-        ``ack``."""
+        """Return the oldest full chunk, with ``flush`` also an unfull one; None without one.
+
+        Returns the same chunk until ``ack``.
+        """
         with self._lock:
             if self._in_flight is None:
                 if not self._sealed and flush and self._open:
@@ -221,8 +225,10 @@ class LogShipper:
         return self._in_flight
 
     def _deliver(self, parcel: _Parcel) -> None:
-        """Send a parcel. Refused content is dropped, because the control plane would refuse it, and all later content,
-        forever."""
+        """Send a parcel; drop refused content.
+
+        The control plane would refuse the content, and all later content, forever.
+        """
         fields: dict[str, Any] = {
             "first_line": self._next_line,
             "lines": parcel.lines,

@@ -25,8 +25,10 @@ class _BufferedPoint:
 
 
 class MetricBuffer:
-    """Points for one chunk. A full buffer drops every second point, then keeps every fourth, and so on: evenly over the
-    time since the last chunk. The newest point always stays; points with other metrics than the point before go last.
+    """Holds the points for one chunk.
+
+    A full buffer drops every second point, then keeps every fourth, and so on: evenly over the time since the last
+    chunk. The newest point always stays; points with other metrics than the point before go last.
 
     `now`: seconds since 1970, by the control plane's clock.
     """

@@ -89,11 +89,10 @@ class StepLedger:
             return restored.path.rename(restored.path.with_name(f"checkpoint-{restored.step - self.base}"))
 
     def finish(self, order: StepOrder, last_step: int) -> tuple[int, Path]:
-        """Finish a step; `last_step` is the job's largest known number. Returns the step and path of the checkpoint to
-        commit.
+        """Finish a step. Returns the step and path of the checkpoint to commit.
 
-        Copies the files that the step keeps, and removes its checkpoints. Raises BadDirectory for links out of the
-        output directory, DiskFullError.
+        `last_step` is the job's largest known number. Copies the files that the step keeps, and removes its
+        checkpoints. Raises BadDirectory for links out of the output directory, DiskFullError.
         """
         number = len(self.finished) + 1
         with disk_errors(self._directories.root):

@@ -24,11 +24,11 @@ def build_environment(
     use_arena: bool = True,
     api_url: str = "",
 ) -> dict[str, str]:
-    """Merge the agent's environment without its settings and secrets, `step_variables`, the job's and the BATON_
-    variables.
+    """Merge the agent's environment, `step_variables`, the job's variables and the BATON_ variables.
 
-    A job that names rings also gets `api_url` and a token that opens these rings and nothing else. The agent's
-    interpreter comes first in PATH, so that `python` in a command has Baton's packages.
+    The agent's settings and secrets are left out. A job that names rings also gets `api_url` and a token that opens
+    these rings and nothing else. The agent's interpreter comes first in PATH, so that `python` in a command has Baton's
+    packages.
     """
     inherited = {name: value for name, value in base.items() if not name.startswith("BATON_")}
     path = os.pathsep.join([str(Path(sys.executable).parent), inherited.get("PATH", os.defpath)])

@@ -147,10 +147,10 @@ class TrainerOutput:
 
 
 class LogSignals:
-    """Counts the lines that contain each text of the rules' `signals` (docs/rules.md). Without texts, a line costs
-    nothing.
+    """Counts the lines that contain each text of the rules' `signals` (docs/rules.md).
 
-    The thread that reads lines counts; the heartbeat thread calls the other methods.
+    Without texts, a line costs nothing. The thread that reads lines counts; the heartbeat thread calls the other
+    methods.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""The agent's side of the shared memory in which a training process stages its checkpoints.
+"""Manage the agent's side of the shared memory in which a training process stages its checkpoints.
 
-`gpu_client/training/checkpoint/shared_memory.py` defines the layout and the turns of the two sides.
-An arena belongs to one attempt. The agent writes the arena's name into its slot before it makes the arena: whatever
-dies, the next agent in the slot removes the arena.
+`gpu_client/training/checkpoint/shared_memory.py` defines the layout and the turns of the two sides. An arena belongs to
+one attempt. The agent writes the arena's name into its slot before it makes the arena: whatever dies, the next agent in
+the slot removes the arena.
 
 The agent holds a lock (flock) on the directory while the attempt lasts, and the kernel drops the lock when the agent
 dies. Every agent that starts removes the arenas that are not locked, whatever slot or workspace they belong to. A lock
@@ -141,8 +141,7 @@ def _is_own_directory(path: Path) -> bool:
 
 
 def _lock(path: Path) -> int | None:
-    """Lock a directory without waiting: returns the descriptor, or None if another process holds the lock or removed
-    it."""
+    """Lock a directory without waiting. Returns the descriptor, or None if the lock is held or the directory gone."""
     try:
         lock_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -208,8 +208,7 @@ class Workspace:
         return job
 
     def purge(self, *, finished: str | None = None) -> tuple[Path, ...]:
-        """Remove every job's files; returns (and logs) the files that cannot be removed, which the next purge tries
-        again.
+        """Remove every job's files. Returns (and logs) the files that stay, for the next purge.
 
         Local stores stay within their share of the disk, except that of job ``finished``. Entries are renamed first, so
         that a leftover never takes a job's place. Symbolic links are removed, never followed. Raises WorkspaceError if
