@@ -76,12 +76,7 @@ def inspect_image(file: Path, path: str, *, thumbnail: bool = False) -> Inspecte
                     # Pillow would turn every value above 255 white.
                     raise BadImageError("has more than 8 bits a pixel and channel: save it with 8")
                 opened.load()
-                opened.getexif()
-                # Transposing writes these entries again, and fails for the notes of some cameras; reading them is
-                # enough.
-                for name in ("exif", "Raw profile type exif"):
-                    opened.info.pop(name, None)
-                image = ImageOps.exif_transpose(opened)
+                image = turn_upright(opened)
                 grey = image.convert("L").resize((_HASH + 1, _HASH), Image.Resampling.BOX)
                 coloured = image.convert("RGB")
                 small = _thumbnail(coloured) if thumbnail else None
@@ -102,6 +97,15 @@ def inspect_image(file: Path, path: str, *, thumbnail: bool = False) -> Inspecte
         thumbnail=small,
         black=is_black(coloured),
     )
+
+
+def turn_upright(opened: Image.Image) -> Image.Image:
+    """Turn an image upright by its EXIF orientation."""
+    opened.getexif()
+    # Transposing writes these entries again, and fails for the notes of some cameras; reading them is enough.
+    for name in ("exif", "Raw profile type exif"):
+        opened.info.pop(name, None)
+    return ImageOps.exif_transpose(opened)
 
 
 def is_black(image: Image.Image) -> bool:

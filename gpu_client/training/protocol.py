@@ -84,14 +84,6 @@ class TrainerDirective:
     checkpoint: bool = False
 
 
-def parse_directive(line: bytes) -> TrainerDirective | None:
-    """Parse one line from the agent; None for an unknown message type or directive.
-
-    Raises ValueError if the line is not a well-formed message.
-    """
-    return directive_of(parse_message(line))
-
-
 def parse_message(line: bytes) -> dict[str, Any]:
     """Parse one line from the agent. Raises ValueError if the line is no message."""
     message = json.loads(line)

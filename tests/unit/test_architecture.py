@@ -224,6 +224,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "gpu_client.training.dreambooth.config",
         "gpu_client.training.dreambooth.errors",
         "gpu_client.training.errors",
+        "gpu_client.training.integrations.batch_sampler",
     },
     "gpu_client.training.dreambooth.model": {
         "gpu_client.training.checkpoint",
@@ -237,6 +238,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "gpu_client.training.dreambooth.data",
         "gpu_client.training.dreambooth.model",
         "gpu_client.training.errors",
+        "gpu_client.training.integrations.batch_sampler",
         "gpu_client.training.session",
     },
     # The parameters, their errors, and the comparison with the settings of a checkpoint.

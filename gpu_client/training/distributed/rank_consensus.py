@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from gpu_client.training.distributed.process_group import PendingGather, Ranks
+
 LONG_STEP_S = 2.5
 """A vote of processes on one machine takes 0.4 to 2.5 ms: at most a thousandth of such a step."""
 LAST_WAIT_S = 5.0
@@ -58,29 +60,15 @@ class SharedDecisions(Protocol):
         """Broadcast the data; every rank calls this at the same moment, one step after the vote that announced them."""
 
 
-class ConsensusPeers(Protocol):
-    """The ranks of one training; see `Ranks`."""
-
-    def agree(self, *values: int) -> list[int]: ...
-
-    def begin_gathering(self, values: Sequence[float]) -> PendingRows: ...
-
-
-class PendingRows(Protocol):
-    """Numbers of all ranks in transit."""
-
-    def rows(self, timeout_s: float | None = None) -> list[list[float]]: ...
-
-
 class RankConsensus:
     """The votes of one rank. Every rank calls `collect` and `send` once after each step."""
 
-    def __init__(self, ranks: ConsensusPeers, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, ranks: Ranks, *, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock`: seconds, to tell long steps from short ones."""
         self._ranks = ranks
         self._clock = clock
         self._pid = os.getpid()
-        self._underway: PendingRows | None = None
+        self._underway: PendingGather | None = None
         self._unread: Vote | None = None
         """The vote after the previous step, received but not yet returned."""
         self._answered = False

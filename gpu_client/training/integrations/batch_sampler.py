@@ -34,6 +34,12 @@ WORKER_GRACE_S = 30.0
 _CHECKED_INDICES = 4096
 
 
+def derived_seed(*parts: object) -> int:
+    """Derive a seed from these parts (63 bits)."""
+    text = ":".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
+
+
 class BatchSampler:
     """An endless iterator over batches of indices: each epoch is a new permutation of `range(size)`.
 
@@ -83,7 +89,7 @@ class BatchSampler:
 
     def seed_of(self, epoch: int, position: int) -> int:
         """Return a seed for random augmentation of one batch (63 bits)."""
-        return _mix("augment", self._seed, epoch, position, self._rank)
+        return derived_seed("augment", self._seed, epoch, position, self._rank)
 
     def following(self) -> Iterator[tuple[int, int]]:
         """Yield (epoch, position) of all batches to come, without moving the sampler."""
@@ -133,7 +139,7 @@ class BatchSampler:
     def _permutation(self, epoch: int) -> torch.Tensor:
         if self._order is None or self._order[0] != epoch:
             if self._shuffle:
-                generator = torch.Generator().manual_seed(_mix("order", self._seed, epoch))
+                generator = torch.Generator().manual_seed(derived_seed("order", self._seed, epoch))
                 self._order = (epoch, torch.randperm(self._size, generator=generator))
             else:
                 self._order = (epoch, torch.arange(self._size))
@@ -287,8 +293,3 @@ class _WorkerStart:
 
 def _end_soon(number: int, frame: FrameType | None) -> None:
     signal.setitimer(signal.ITIMER_REAL, WORKER_GRACE_S)  # then SIGALRM ends this worker
-
-
-def _mix(*parts: object) -> int:
-    text = ":".join(str(part) for part in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1

@@ -16,7 +16,13 @@ from listening_agent import ListeningAgent
 
 from gpu_client.training import channel as channel_module
 from gpu_client.training.channel import AgentChannel
-from gpu_client.training.protocol import MAX_LINE_BYTES, MAX_RULES_LINE_BYTES, TrainerDirective, parse_directive
+from gpu_client.training.protocol import (
+    MAX_LINE_BYTES,
+    MAX_RULES_LINE_BYTES,
+    TrainerDirective,
+    directive_of,
+    parse_message,
+)
 from tests.kits.clock import Clock
 from tests.kits.waiting import soon
 
@@ -254,7 +260,7 @@ def test_a_forked_child_does_not_speak_for_its_parent() -> None:
     ],
 )
 def test_parse(line: bytes, directive: TrainerDirective | None) -> None:
-    assert parse_directive(line) == directive
+    assert directive_of(parse_message(line)) == directive
 
 
 @pytest.mark.parametrize(
@@ -270,7 +276,7 @@ def test_parse(line: bytes, directive: TrainerDirective | None) -> None:
 )
 def test_parse_refuses(line: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        parse_directive(line)
+        directive_of(parse_message(line))
 
 
 def test_needs_no_torch() -> None:

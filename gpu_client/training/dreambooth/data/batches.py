@@ -6,7 +6,6 @@ few numbers, and the draws for a batch do not depend on earlier draws.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,14 +16,9 @@ import torch
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.data.pictures import Picture, Placement, Size
 from gpu_client.training.errors import CheckpointMismatchError
+from gpu_client.training.integrations.batch_sampler import derived_seed
 
 _WIDEST_RATIO = 2.0
-
-
-def derived_seed(*parts: object) -> int:
-    """Derive a seed from these parts (63 bits)."""
-    text = ":".join(str(part) for part in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
 def bucket_shapes(resolution: int, step: int) -> list[Size]:

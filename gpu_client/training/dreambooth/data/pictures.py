@@ -14,12 +14,10 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from gpu_client.datasets.images import is_black, mask_fault
+from gpu_client.datasets.images import MASK_SUFFIX, SUFFIXES, is_black, is_image, mask_fault, turn_upright
 from gpu_client.training.dreambooth.config import PIXELS_PER_LATENT, DreamboothConfig
 from gpu_client.training.dreambooth.errors import DataError
 
-SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
-MASK_SUFFIX = ".mask.png"
 CAPTION_FILES = ("metadata.jsonl", "captions.jsonl")
 _NAMED_FAULTS = 5
 
@@ -146,9 +144,8 @@ def picture_of(name: str, encoded: bytes, prompt: str) -> Picture:
 
 
 def _image_files(folder: Path) -> list[Path]:
-    found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-    visible = (path for path in found if not path.name.endswith(MASK_SUFFIX) and _is_visible(path, folder))
-    return sorted(visible, key=lambda path: path.relative_to(folder).as_posix())
+    found = (path for path in folder.rglob("*") if is_image(path) and path.is_file() and _is_visible(path, folder))
+    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
 
 
 def _is_visible(path: Path, folder: Path) -> bool:
@@ -187,12 +184,7 @@ def _decode(source: Path | bytes) -> Image.Image:
         if image.mode.startswith(("I", "F")):
             # Pillow would turn every value above 255 white.
             raise ValueError("has more than 8 bits a pixel and channel: save it with 8")
-        image.getexif()
-        # Transposing writes these entries again, and fails for the notes of some cameras; reading them is enough.
-        for name in ("exif", "Raw profile type exif"):
-            image.info.pop(name, None)
-        upright = ImageOps.exif_transpose(image)
-        return (upright if upright is not None else image).convert("RGB")
+        return turn_upright(image).convert("RGB")
 
 
 def _digest(content: bytes, mask: bytes | None) -> str:

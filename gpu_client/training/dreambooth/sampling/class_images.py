@@ -24,13 +24,14 @@ import torch
 from PIL import Image
 
 from gpu_client.training.dreambooth.config import DreamboothConfig
-from gpu_client.training.dreambooth.data.batches import PictureBatch, PictureBatches, derived_seed
+from gpu_client.training.dreambooth.data.batches import PictureBatch, PictureBatches
 from gpu_client.training.dreambooth.data.pictures import Picture, picture_of
 from gpu_client.training.dreambooth.model.base_model import Models
 from gpu_client.training.dreambooth.model.encoding import Encoder
 from gpu_client.training.dreambooth.sampling.sampler import sample
 from gpu_client.training.dreambooth.sampling.shared_images import EarlierImages, ImageParts, of_other_jobs, write_shared
 from gpu_client.training.errors import CheckpointMismatchError
+from gpu_client.training.integrations.batch_sampler import derived_seed
 from gpu_client.training.session.session import Session
 
 OUTPUT_DIR = "class_images"

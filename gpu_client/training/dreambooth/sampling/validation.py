@@ -15,12 +15,12 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from gpu_client.training.dreambooth.config import DreamboothConfig
-from gpu_client.training.dreambooth.data.batches import derived_seed
 from gpu_client.training.dreambooth.model.base_model import Models
 from gpu_client.training.dreambooth.model.encoding import Encoder
 from gpu_client.training.dreambooth.model.lora import Lora
 from gpu_client.training.dreambooth.model.optimization import Optimization
 from gpu_client.training.dreambooth.sampling.sampler import sample
+from gpu_client.training.integrations.batch_sampler import derived_seed
 from gpu_client.training.session.session import Session
 
 OUTPUT_DIR = "validation"
