@@ -1,4 +1,4 @@
-"""The Dreambooth script with a stopwatch around its training loop; started by `dreambooth` and by the agent under test.
+"""Dreambooth script with a stopwatch around its training loop; `dreambooth` and the agent start it.
 
 The loop is timed from the first loss that is computed to the end of the last step: loading the models, filling the
 caches and writing the result are outside.
@@ -17,19 +17,19 @@ from gpu_client.training.dreambooth.model.lora import Lora
 
 
 def instrument(watch: Stopwatch, mode: str) -> None:
-    """Put the stopwatch, and for `bare` the session that does nothing, into the script."""
-    denoising_loss = dreambooth_lora.denoising_loss
+    """Install the stopwatch in the script, and for `bare` the session without effect."""
+    compute_denoising_loss = dreambooth_lora.compute_denoising_loss
 
     def timed_loss(*arguments: Any) -> torch.Tensor:
         watch.begin()
-        return denoising_loss(*arguments)
+        return compute_denoising_loss(*arguments)
 
     class TimedLora(Lora):
         def export(self, path: Path, metadata: Any) -> None:
             watch.end()
             super().export(path, metadata)
 
-    dreambooth_lora.denoising_loss = timed_loss
+    dreambooth_lora.compute_denoising_loss = timed_loss
     dreambooth_lora.Lora = TimedLora  # type: ignore[misc]
     dreambooth_lora.Session = session_of(mode, watch)  # type: ignore[misc]
 

@@ -113,7 +113,7 @@ class ActionExecutor:
         except UnsupportedActionError as error:
             return "rejected", str(error)
         except Exception as error:  # noqa: BLE001 - a knob or a hook is the user's code: the training goes on
-            return "failed", error_text(error)
+            return "failed", format_error(error)
         return "applied", done
 
     def _stop(self, arguments: Mapping[str, Any], order: Order) -> str:
@@ -204,7 +204,7 @@ class ActionExecutor:
         raise UnsupportedActionError(f"{order.action} is not done by a training process")
 
 
-def error_text(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Format an exception, also one whose `__str__` raises."""
     try:
         return f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]

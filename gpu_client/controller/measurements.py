@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any, TypeVar
 
-from gpu_client.controller.action_executor import LoopCapabilities, UserMetric, error_text
+from gpu_client.controller.action_executor import LoopCapabilities, UserMetric, format_error
 from gpu_client.controller.hardware_sampler import HardwareSampler
 
 
@@ -224,7 +224,7 @@ class Measurements:
         except Exception as error:  # noqa: BLE001 - the user's code: the training goes on, the value is missing
             if name not in self._failed:
                 self._failed.add(name)
-                log.warning("the metric %s cannot be read: %s", name, error_text(error))
+                log.warning("the metric %s cannot be read: %s", name, format_error(error))
             return None
 
     def close(self) -> None:

@@ -55,7 +55,7 @@ class Order:
         return Order(**values)
 
 
-def orders_of(verdict: Verdict, revision: int, values: Mapping[str, float | None]) -> Iterator[Order]:
+def make_orders(verdict: Verdict, revision: int, values: Mapping[str, float | None]) -> Iterator[Order]:
     """Yield the orders of a rule that fired. `values` fill its texts."""
     if verdict.mode == "dry_run":
         return
@@ -76,7 +76,7 @@ def orders_of(verdict: Verdict, revision: int, values: Mapping[str, float | None
         )
 
 
-def order_of_command(message: Mapping[str, Any], step: int) -> Order:
+def parse_command(message: Mapping[str, Any], step: int) -> Order:
     """Make an order of an agent's message. Raises KeyError, ValueError or TypeError for a malformed command."""
     kind, seq, arguments = message["kind"], message["seq"], message.get("arguments", {})
     if not isinstance(kind, str) or type(seq) is not int or not isinstance(arguments, dict):
@@ -227,7 +227,7 @@ class CommandQueue:
         """Return the order that is due now, or None."""
         again = message.get("status") == "applied"
         try:
-            order = order_of_command(message, int(message["step"]) if again else step)
+            order = parse_command(message, int(message["step"]) if again else step)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             log.warning("a command cannot be read: %s", error)
             return None

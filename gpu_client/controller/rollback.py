@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from gpu_client.controller.action_executor import error_text
+from gpu_client.controller.action_executor import format_error
 from gpu_client.controller.knobs import Knob
 
 
@@ -67,6 +67,6 @@ def _try(do: Any, value: float, text: str, done: list[str], lacks: list[str]) ->
     try:
         do(value)
     except Exception as error:  # noqa: BLE001 - the user's code: the training goes on
-        lacks.append(f"not {text}: {error_text(error)}")
+        lacks.append(f"not {text}: {format_error(error)}")
     else:
         done.append(text)

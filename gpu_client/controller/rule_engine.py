@@ -17,7 +17,7 @@ from baton.contract.rules.engine.evaluator import Evaluator, StateError
 from baton.contract.rules.engine.verdicts import State, Verdict
 from baton.contract.rules.metrics import BUILT_IN, Reduce, name_in_rules
 from baton.contract.rules.numbers import encode
-from gpu_client.controller.orders import Order, orders_of
+from gpu_client.controller.orders import Order, make_orders
 
 BUDGET_S = 200e-6
 """Processor time for each step, on average."""
@@ -207,7 +207,7 @@ class RuleEngine:
         for verdict in verdicts:
             self._record(verdict)
             if verdict.actions:
-                orders += orders_of(verdict, self.revision, evaluator.values())
+                orders += make_orders(verdict, self.revision, evaluator.values())
         return orders
 
     def _read(self, found: Mapping[str, object]) -> dict[str, object]:
@@ -323,7 +323,7 @@ class RuleEngine:
             severity=verdict.severity,
             dry_run=verdict.mode == "dry_run",
             operands={one.text: encode(one.value) for one in verdict.operands},
-            actions=[order.action for order in orders_of(verdict._replace(mode="enforce"), 0, {})],
+            actions=[order.action for order in make_orders(verdict._replace(mode="enforce"), 0, {})],
             message=verdict.reason,
         )
 

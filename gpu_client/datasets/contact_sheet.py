@@ -20,7 +20,7 @@ _HEAD = 44
 _COLOURS: Mapping[Severity | None, str] = {"fault": "#d03030", "warning": "#e09020", None: "#c8c8c8"}
 
 
-def shown_of(images: Sequence[T]) -> Sequence[T]:
+def select_shown(images: Sequence[T]) -> Sequence[T]:
     """Select the images that fit onto a sheet, evenly over their paths."""
     return images[:: max(1, -(-len(images) // MAX_SHOWN))]
 
@@ -28,10 +28,10 @@ def shown_of(images: Sequence[T]) -> Sequence[T]:
 def draw_sheet(report: DatasetReport, target: Path) -> int:
     """Write the sheet as PNG; return the number of images on it, at most about MAX_SHOWN. Raises OSError.
 
-    The check must have kept the thumbnails of `shown_of`.
+    The check must have kept the thumbnails of `select_shown`.
     """
     everything = _cells(report)
-    shown = shown_of(everything)
+    shown = select_shown(everything)
     columns = max(1, min(COLUMNS, len(shown)))
     rows = -(-len(shown) // columns)
     cell = (THUMBNAIL + _GAP, THUMBNAIL + _TEXT + _GAP)

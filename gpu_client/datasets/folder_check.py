@@ -18,9 +18,9 @@ from gpu_client.datasets.images import (
     MASK_SUFFIX,
     BadImageError,
     InspectedImage,
+    describe_mask_fault,
     inspect_image,
     is_image,
-    mask_fault,
 )
 
 Severity = Literal["fault", "warning"]
@@ -74,11 +74,11 @@ class DatasetReport:
     @property
     def aspect_ratios(self) -> dict[str, int]:
         """Number of images by aspect ratio, from tall to wide."""
-        counted = Counter(aspect_ratio(image.width, image.height) for image in self.images)
+        counted = Counter(name_aspect_ratio(image.width, image.height) for image in self.images)
         return {name: counted[name] for name in _RATIOS if counted[name]}
 
 
-def aspect_ratio(width: int, height: int) -> str:
+def name_aspect_ratio(width: int, height: int) -> str:
     """Name the nearest usual ratio, as photographers write it."""
     found = np.log(width / height)
     return min(_RATIOS, key=lambda name: abs(float(np.log(_RATIOS[name]) - found)))
@@ -99,7 +99,7 @@ def check_folder(
     captions are read. `thumbnails`: selects the paths whose thumbnails are kept. `progress` receives the number of
     newly finished images. Raises OSError if the folder cannot be listed.
     """
-    files = sorted(files_of(directory))
+    files = sorted(list_files(directory))
     everything = sorted(place.relative_to(directory).as_posix() for place in files if is_image(place))
     masks = [place.relative_to(directory).as_posix() for place in files if place.name.endswith(MASK_SUFFIX)]
     paths = everything
@@ -149,7 +149,7 @@ def check_folder(
     return DatasetReport(images, captioned.texts, findings)
 
 
-def files_of(directory: Path) -> Iterable[Path]:
+def list_files(directory: Path) -> Iterable[Path]:
     """List all regular files below the folder, except hidden ones."""
     for folder, folders, names in os.walk(directory):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -235,7 +235,7 @@ def _masks(directory: Path, paths: Iterable[str], images: Sequence[InspectedImag
         else:
             size = mask.width, mask.height
             # A mask without an image may be meant for an image that comes later.
-            why = mask_fault(size, size if image is None else (image.width, image.height), black=mask.black)
+            why = describe_mask_fault(size, size if image is None else (image.width, image.height), black=mask.black)
         if why is not None:
             remedy = "Make a new mask, or remove the file."
             yield DatasetFinding(severity="fault", code="bad_mask", path=path, message=why, remedy=remedy)

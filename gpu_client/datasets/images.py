@@ -113,7 +113,7 @@ def is_black(image: Image.Image) -> bool:
     return image.convert("L").getextrema()[1] == 0
 
 
-def mask_fault(size: tuple[int, int], of: tuple[int, int], *, black: bool) -> str | None:
+def describe_mask_fault(size: tuple[int, int], of: tuple[int, int], *, black: bool) -> str | None:
     """Describe the fault of a mask of this size for an image of that size; None for a usable mask."""
     if size != of:
         return f"has {size[0]} x {size[1]} pixels, its image {of[0]} x {of[1]}"

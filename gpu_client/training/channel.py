@@ -26,8 +26,8 @@ from gpu_client.training.protocol import (
     PROTOCOL,
     STEERING_TYPES,
     TrainerDirective,
-    directive_of,
     encode,
+    parse_directive,
     parse_message,
 )
 
@@ -37,7 +37,7 @@ MAX_CARRIED = 64
 Warn = Callable[[str], None]
 
 
-def numbers_of(metrics: Mapping[str, object], warn: Warn) -> dict[str, float]:
+def read_numbers(metrics: Mapping[str, object], warn: Warn) -> dict[str, float]:
     """Return the numbers among `metrics`, NaN and infinity included; tensors and numpy scalars of one element are read.
 
     warn: receives a text for each dropped metric and for each value that is not finite.
@@ -60,12 +60,12 @@ def numbers_of(metrics: Mapping[str, object], warn: Warn) -> dict[str, float]:
     return numbers
 
 
-def finite(numbers: Mapping[str, float]) -> dict[str, float]:
+def keep_finite(numbers: Mapping[str, float]) -> dict[str, float]:
     """Return the finite numbers."""
     return {name: number for name, number in numbers.items() if math.isfinite(number)}
 
 
-def json_number(number: float) -> float | str:
+def encode_number(number: float) -> float | str:
     """Encode a number for JSON: NaN and infinity become text."""
     return number if math.isfinite(number) else str(float(number))
 
@@ -91,16 +91,18 @@ class UnsentMetrics:
         by_step: dict[int, dict[str, object]] = {}
         for name, (step, value) in values.items():
             by_step.setdefault(step, {})[name] = value
-        return {step: numbers_of(found, warn) for step, found in by_step.items()}
+        return {step: read_numbers(found, warn) for step, found in by_step.items()}
 
 
-def points_of(carried: Mapping[int, Mapping[str, float]], step: int, own: Mapping[str, float]) -> list[dict[str, Any]]:
+def group_by_step(
+    carried: Mapping[int, Mapping[str, float]], step: int, own: Mapping[str, float]
+) -> list[dict[str, Any]]:
     """List the new metrics of a report of `step`, by step."""
     by_step = {of_step: dict(found) for of_step, found in carried.items()}
     if own:
         by_step.setdefault(step, {}).update(own)
     return [
-        {"step": of_step, "metrics": {name: json_number(number) for name, number in found.items()}}
+        {"step": of_step, "metrics": {name: encode_number(number) for name, number in found.items()}}
         for of_step, found in sorted(by_step.items())
     ]
 
@@ -322,7 +324,7 @@ class AgentChannel:
 
     def clean_metrics(self, metrics: Mapping[str, object]) -> dict[str, float]:
         """Return the finite numbers among `metrics` (tensors and numpy scalars of one element included)."""
-        return finite(numbers_of(metrics, self._warn_once))
+        return keep_finite(read_numbers(metrics, self._warn_once))
 
     # --- sending, from the training thread -------------------------------------------------------------------------
 
@@ -336,7 +338,7 @@ class AgentChannel:
     ) -> None:
         self._pending = None
         self._last_sent = step, total, metrics, phase
-        numbers = numbers_of(metrics, self._warn_once)
+        numbers = read_numbers(metrics, self._warn_once)
         carried = self._carried.take(self._warn_once)
         body: dict[str, Any] = {"type": "progress", "step": step, "total": total or None}
         if phase:
@@ -346,10 +348,10 @@ class AgentChannel:
             if fresh is not metrics:
                 read = {name: numbers[name] for name in fresh if fresh[name] is metrics.get(name) and name in numbers}
                 others = {name: fresh[name] for name in fresh if name not in read}
-                own = {**read, **numbers_of(others, self._warn_once)}
+                own = {**read, **read_numbers(others, self._warn_once)}
             else:
                 own = numbers
-            points = points_of(carried, step, own)
+            points = group_by_step(carried, step, own)
             body |= {"points": points} if points or not phase else {}
         message = _Message(self._line(body, numbers), points=bool(carried))
         with self._lock:
@@ -359,8 +361,8 @@ class AgentChannel:
         self._wake()
 
     def _line(self, body: dict[str, Any], numbers: Mapping[str, float]) -> bytes:
-        odd = {name: json_number(number) for name, number in numbers.items() if not math.isfinite(number)}
-        line = encode({**body, "metrics": finite(numbers), **({"nonfinite": odd} if odd else {})})
+        odd = {name: encode_number(number) for name, number in numbers.items() if not math.isfinite(number)}
+        line = encode({**body, "metrics": keep_finite(numbers), **({"nonfinite": odd} if odd else {})})
         if len(line) <= MAX_LINE_BYTES:
             return line
         self._warn_once(f"metrics of more than {MAX_LINE_BYTES} bytes do not fit into a message: left out")
@@ -447,7 +449,7 @@ class AgentChannel:
         for line in lines:
             try:
                 message = parse_message(line)
-                directive = directive_of(message)
+                directive = parse_directive(message)
             except (ValueError, RecursionError) as error:
                 log.warning("ignored a malformed message of the agent (%s): %r", error, line[:200])
                 continue

@@ -32,7 +32,7 @@ from gpu_client.training.dreambooth.errors import DataError, DreamboothError, Hu
 from gpu_client.training.dreambooth.model.base_model import Models, check_base_model, load_models
 from gpu_client.training.dreambooth.model.encoding import Encoder
 from gpu_client.training.dreambooth.model.lora import WEIGHTS_FILE, Lora
-from gpu_client.training.dreambooth.model.machine import check_machine, make_reproducible, training_device
+from gpu_client.training.dreambooth.model.machine import check_machine, make_reproducible, select_device
 from gpu_client.training.dreambooth.model.optimization import Optimization
 from gpu_client.training.dreambooth.sampling.class_images import ClassImages
 from gpu_client.training.dreambooth.sampling.validation import ValidationPictures
@@ -77,7 +77,7 @@ def train(session: Session, config: DreamboothConfig) -> bool:
 
     Raises SessionError before the first step if the job cannot be trained here.
     """
-    device = training_device()
+    device = select_device()
     check_machine(config, device)
     check_base_model(config, session.data_dir)
     pictures = read_instance_pictures(config, session.data_dir)
@@ -108,7 +108,7 @@ def train(session: Session, config: DreamboothConfig) -> bool:
         session.checkpoint(done, must=True, **state)  # from here on no attempt generates class images
     encoder.fill([instance, *([prior.batches] if prior else [])], _prompts(config, instance, prior), session.phase)
 
-    loss_of = partial(denoising_loss, models, encoder, config)
+    loss_of = partial(compute_denoising_loss, models, encoder, config)
     lora.training(True)
     lines = None if session.job_id else ProgressLines(done, total)
     step = done
@@ -159,7 +159,9 @@ def accumulate(
     return torch.stack(losses).sum()
 
 
-def denoising_loss(models: Models, encoder: Encoder, config: DreamboothConfig, chosen: PictureBatch) -> torch.Tensor:
+def compute_denoising_loss(
+    models: Models, encoder: Encoder, config: DreamboothConfig, chosen: PictureBatch
+) -> torch.Tensor:
     """Compute the mean error of the noise prediction over a batch."""
     schedule, generator = models.noise_schedule, chosen.generator
     latents = models.draw_latents(encoder.moments(chosen.items), generator)
@@ -180,11 +182,11 @@ def denoising_loss(models: Models, encoder: Encoder, config: DreamboothConfig, c
         weights = torch.stack(masks).to(error.device)
     per_image = (error * weights).sum(dim=(1, 2, 3)) / weights.sum(dim=(1, 2, 3)).clamp_min(1e-6)
     if config.snr_gamma is not None:
-        per_image = per_image * min_snr_weights(models, timesteps, config.snr_gamma)
+        per_image = per_image * compute_min_snr_weights(models, timesteps, config.snr_gamma)
     return per_image.mean()
 
 
-def min_snr_weights(models: Models, timesteps: torch.Tensor, gamma: float) -> torch.Tensor:
+def compute_min_snr_weights(models: Models, timesteps: torch.Tensor, gamma: float) -> torch.Tensor:
     """Compute Min-SNR weights (arXiv 2303.09556), which reduce the weight of timesteps with little noise."""
     snr = compute_snr(models.noise_schedule, timesteps)
     velocity = models.noise_schedule.config.prediction_type == "v_prediction"

@@ -92,7 +92,7 @@ def parse_message(line: bytes) -> dict[str, Any]:
     return message
 
 
-def directive_of(message: Mapping[str, Any]) -> TrainerDirective | None:
+def parse_directive(message: Mapping[str, Any]) -> TrainerDirective | None:
     """Return the directive in a message; None for an unknown type or directive. Raises ValueError."""
     if message["type"] != "directive":
         return None

@@ -75,7 +75,7 @@ def check_images(
     for_sheet: bool = False,
 ) -> DatasetReport:
     """Check a folder, or the files `only` of the folder. Raises CliError if it is not a directory."""
-    from gpu_client.datasets.contact_sheet import shown_of
+    from gpu_client.datasets.contact_sheet import select_shown
     from gpu_client.datasets.folder_check import check_folder
 
     if not directory.is_dir():
@@ -86,7 +86,7 @@ def check_images(
             captions="required" if captions else "optional",
             min_side=min_side,
             only=only,
-            thumbnails=shown_of if for_sheet else lambda _: (),
+            thumbnails=select_shown if for_sheet else lambda _: (),
         )
     except OSError as error:
         raise CliError(f"{directory} cannot be read: {error.strerror or error}") from error

@@ -90,7 +90,7 @@ class BackgroundCopy:
             self._failed(error)
 
 
-def stepping(states: Iterable[object]) -> list[torch.optim.Optimizer]:
+def find_optimizers(states: Iterable[object]) -> list[torch.optim.Optimizer]:
     """Return the optimizers among `states` that can wait before a step."""
     return [
         state
@@ -99,7 +99,7 @@ def stepping(states: Iterable[object]) -> list[torch.optim.Optimizer]:
     ]
 
 
-def split(pairs: Pairs, optimizers: Iterable[torch.optim.Optimizer]) -> tuple[Pairs, Pairs]:
+def split_pairs(pairs: Pairs, optimizers: Iterable[torch.optim.Optimizer]) -> tuple[Pairs, Pairs]:
     """Split pairs into those to copy at once, and large tensors of `optimizers` that may wait."""
     owned = {
         (tensor.device, tensor.untyped_storage().data_ptr())

@@ -42,7 +42,7 @@ def checkpoint_path(output_dir: Path, step: int) -> Path:
     return output_dir / f"checkpoint-{step}"
 
 
-def step_of(path: Path) -> int:
+def parse_step(path: Path) -> int:
     """Return the step in a checkpoint's name; 0 for another name."""
     name = _NAME.fullmatch(path.name)
     return int(name.group(1)) if name is not None else 0
@@ -73,7 +73,7 @@ def write_marker(
     for path in sorted(directory.rglob("*")):
         if path.is_file() and path.name != MARKER:
             name = path.relative_to(directory).as_posix()
-            files[name] = digest_of(path, sync=durable) if digests else (path.stat().st_size, "")
+            files[name] = hash_file(path, sync=durable) if digests else (path.stat().st_size, "")
     content = CheckpointMarker(step, metrics, created_by, states, files, tag).encode()
     if len(content) > MARKER_MAX_BYTES:
         raise CheckpointWriteError(
@@ -113,7 +113,7 @@ def verify(directory: Path) -> CheckpointMarker:
     for name, (size_bytes, digest) in marker.files.items():
         try:
             if digest:
-                found_bytes, found_digest = digest_of(directory / name, sync=False)
+                found_bytes, found_digest = hash_file(directory / name, sync=False)
             else:
                 found_bytes, found_digest = (directory / name).stat().st_size, ""
         except OSError as error:
@@ -145,7 +145,7 @@ def publish(staged: Path, final: Path, *, durable: bool = True) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def complete_checkpoints(output_dir: Path) -> list[tuple[int, Path]]:
+def list_checkpoints(output_dir: Path) -> list[tuple[int, Path]]:
     """List the directories `checkpoint-<step>` that have a marker, oldest step first."""
     found = []
     for path in output_dir.glob("checkpoint-*"):
@@ -155,7 +155,7 @@ def complete_checkpoints(output_dir: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def created_by_session(directory: Path) -> bool:
+def is_session_checkpoint(directory: Path) -> bool:
     """Tell if the session wrote this checkpoint; False for an unreadable marker."""
     try:
         return read_marker(directory).created_by == "session"
@@ -172,7 +172,7 @@ def clear_leftovers(output_dir: Path) -> None:
             shutil.rmtree(path)
 
 
-def digest_of(path: Path, *, sync: bool = False) -> tuple[int, str]:
+def hash_file(path: Path, *, sync: bool = False) -> tuple[int, str]:
     """Return size in bytes and BLAKE3 of a file; with `sync` its bytes are on disk on return."""
     with path.open("rb") as stream:
         size_bytes = os.fstat(stream.fileno()).st_size

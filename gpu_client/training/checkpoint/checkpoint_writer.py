@@ -148,7 +148,7 @@ class CheckpointWriter:
                 self._warn_once("checkpoints go to disk: the agent is gone")
             elif not self._ranks.one_machine:
                 self._warn_once("checkpoints go to disk: the processes run on several machines")
-            elif any(state_files.writes_itself(holder) for holder in stateful.values()):
+            elif any(state_files.is_self_writing(holder) for holder in stateful.values()):
                 self._warn_once("checkpoints go to disk: a library writes some of their files itself")
             elif not self._arena.occupied:
                 place = _Destination.ARENA
@@ -184,8 +184,8 @@ class CheckpointWriter:
             self._phase(step, allocate)
             randoms = self._gather_randoms(step)
             self._phase(step, lambda: state_files.save_bundle(arena.directory, collected, randoms) if randoms else None)
-            optimizers = background_copy.stepping(stateful.values()) if overlap and not collected.sharded else []
-            at_once, later = background_copy.split(pairs, optimizers) if optimizers else (pairs, [])
+            optimizers = background_copy.find_optimizers(stateful.values()) if overlap and not collected.sharded else []
+            at_once, later = background_copy.split_pairs(pairs, optimizers) if optimizers else (pairs, [])
             self._phase(step, lambda: background_copy.copy_all(at_once))
             self._phase(step, finish if self._ranks.first and not later else None)
         except _UnwritableError:
@@ -251,8 +251,8 @@ class CheckpointWriter:
         """Delete old session checkpoints, except those that the agent may not know, tagged ones, and the resumed."""
         own = [
             (step, path)
-            for step, path in checkpoint_directory.complete_checkpoints(self._output_dir)
-            if checkpoint_directory.created_by_session(path)
+            for step, path in checkpoint_directory.list_checkpoints(self._output_dir)
+            if checkpoint_directory.is_session_checkpoint(path)
         ]
         # With an agent the store has the tagged checkpoints; without one these are the only copies.
         tagged = _newest_per_tag([path for _, path in own]) if self._durable else set()

@@ -35,7 +35,7 @@ def file_name(state: str, rank: int, size: int) -> str:
     return f"{state}.rank{rank}of{size}.safetensors"
 
 
-def local_contents(state: str, shards: dict[str, Any]) -> FileContents:
+def collect_local(state: str, shards: dict[str, Any]) -> FileContents:
     """Collect this rank's pieces. Raises CheckpointWriteError for a tensor whose pieces are not boxes."""
     pieces: dict[str, torch.Tensor] = {}
     offsets: dict[str, list[int]] = {}
@@ -145,7 +145,7 @@ def _overlap(
     return tuple(here), tuple(there), count
 
 
-def counterpart(holder: Any, live: Any, path: tuple[Any, ...], shape: list[int]) -> Any:
+def find_counterpart(holder: Any, live: Any, path: tuple[Any, ...], shape: list[int]) -> Any:
     """Find the tensor that determines the split of a stored sharded tensor.
 
     The tensor at the same place; for an optimizer without state before its first step, the parameter of the state. None

@@ -109,12 +109,12 @@ class Arena:
         free_bytes = system.f_bavail * system.f_frsize
         if needed_bytes > free_bytes:
             raise NoRoomError(f"{needed_bytes} bytes are needed in {self.directory}, {free_bytes} are free")
-        memory_bytes = available_bytes()
+        memory_bytes = read_available_bytes()
         if memory_bytes is not None and needed_bytes + KEPT_FREE_BYTES > memory_bytes:
             raise NoRoomError(f"{needed_bytes} bytes of memory are needed, {memory_bytes} are available")
 
 
-def available_bytes(machine: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")) -> int | None:
+def read_available_bytes(machine: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Return the bytes available on the machine, or in the control group (version 2) if less; None if unknown."""
     limits = []
     text = _read(machine)

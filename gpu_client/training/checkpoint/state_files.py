@@ -48,7 +48,7 @@ class CollectedStates:
     """True if other ranks hold pieces of a tensor."""
 
 
-def writes_itself(holder: object) -> bool:
+def is_self_writing(holder: object) -> bool:
     """Tell if a state's own library (accelerate) writes it into a directory."""
     return hasattr(holder, "save_state") and not hasattr(holder, "state_dict")
 
@@ -60,7 +60,7 @@ def collect(states: Mapping[str, object], *, rank: int = 0, size: int = 1) -> Co
     """
     collected = CollectedStates()
     for name, holder in states.items():
-        if writes_itself(holder):
+        if is_self_writing(holder):
             _check_name(name)
             collected.directories[name] = holder
             collected.forms[name] = "directory"
@@ -69,7 +69,7 @@ def collect(states: Mapping[str, object], *, rank: int = 0, size: int = 1) -> Co
         collected.forms[name] = "tensors"
         if parts.shards:
             collected.sharded = True
-            collected.files[sharding.file_name(name, rank, size)] = sharding.local_contents(name, parts.shards)
+            collected.files[sharding.file_name(name, rank, size)] = sharding.collect_local(name, parts.shards)
         if rank == 0:
             collected.structures[name] = parts.structure
             if parts.tensors:
@@ -219,7 +219,7 @@ def _load_state(directory: Path, name: str, form: str, bundle: Mapping[str, Any]
         def shard(key: str, place: tuple[Any, ...], shape: list[int]) -> torch.Tensor:
             if not live:
                 live.append(holder.state_dict())
-            return pieces.read(key, shape, sharding.counterpart(holder, live[0], place, shape))
+            return pieces.read(key, shape, sharding.find_counterpart(holder, live[0], place, shape))
 
         return put_together(bundle["states"][name], tensors.__getitem__, shard)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpu_client.training.checkpoint.checkpoint_directory import step_of
+from gpu_client.training.checkpoint.checkpoint_directory import parse_step
 from gpu_client.training.checkpoint.state_files import stored_structure
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.data.batches import PictureBatches
@@ -68,7 +68,7 @@ class LearningSettings:
             return
         before: Mapping[str, Any] = stored["values"]
         changes = [_change(name, before, self._values) for name in self._changed(before)]
-        why_not = self._why_of_no_other_length(stored["total"], step_of(checkpoint))
+        why_not = self._why_of_no_other_length(stored["total"], parse_step(checkpoint))
         if why_not:
             lengths = [name for name in _LENGTH if before.get(name) != self._values[name]]
             # None differs if the images differ; the restored order compares the images.

@@ -34,7 +34,7 @@ WORKER_GRACE_S = 30.0
 _CHECKED_INDICES = 4096
 
 
-def derived_seed(*parts: object) -> int:
+def derive_seed(*parts: object) -> int:
     """Derive a seed from these parts (63 bits)."""
     text = ":".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
@@ -89,7 +89,7 @@ class BatchSampler:
 
     def seed_of(self, epoch: int, position: int) -> int:
         """Return a seed for random augmentation of one batch (63 bits)."""
-        return derived_seed("augment", self._seed, epoch, position, self._rank)
+        return derive_seed("augment", self._seed, epoch, position, self._rank)
 
     def following(self) -> Iterator[tuple[int, int]]:
         """Yield (epoch, position) of all batches to come, without moving the sampler."""
@@ -139,7 +139,7 @@ class BatchSampler:
     def _permutation(self, epoch: int) -> torch.Tensor:
         if self._order is None or self._order[0] != epoch:
             if self._shuffle:
-                generator = torch.Generator().manual_seed(derived_seed("order", self._seed, epoch))
+                generator = torch.Generator().manual_seed(derive_seed("order", self._seed, epoch))
                 self._order = (epoch, torch.randperm(self._size, generator=generator))
             else:
                 self._order = (epoch, torch.arange(self._size))

@@ -98,7 +98,7 @@ def find_resume(environment: Mapping[str, str], output: Path, resume: bool) -> P
         return directory
     if environment.get("BATON_JOB_ID"):
         return None
-    existing = checkpoint_directory.complete_checkpoints(output)
+    existing = checkpoint_directory.list_checkpoints(output)
     if existing and not resume:
         raise SessionError(
             f"{output} already holds {existing[-1][1].name} of an earlier run",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpu_client.controller.action_executor import UnsupportedActionError, error_text
+from gpu_client.controller.action_executor import UnsupportedActionError, format_error
 
 MAX_STEPS = 100
 MAX_TRACE_BYTES = 64 * 1024**2
@@ -73,7 +73,7 @@ class StepProfiler:
                 return
             succeeded, text = True, self._finish(step)
         except Exception as error:  # noqa: BLE001 - a profiler that fails must not end the training
-            succeeded, text = False, f"the profile is lost: {error_text(error)}"
+            succeeded, text = False, f"the profile is lost: {format_error(error)}"
             if step < self._until:
                 self._stop()
         self._profile, on_done = None, self._on_done
@@ -94,7 +94,7 @@ class StepProfiler:
             try:
                 profile.stop()
             except Exception as error:  # noqa: BLE001 - see above
-                log.warning("the profiler could not be stopped: %s", error_text(error))
+                log.warning("the profiler could not be stopped: %s", format_error(error))
 
     def _finish(self, step: int) -> str:
         self._profile.stop()

@@ -44,7 +44,7 @@ STEERING = "steering"
 """Name of the session's own state in checkpoints: the counters of rules, if there are any."""
 
 
-def whole(name: str, value: int) -> int:
+def require_whole(name: str, value: int) -> int:
     """Convert `value` to Python's own int, for JSON and file names. Raises SessionError."""
     try:
         return index(value)
@@ -61,12 +61,12 @@ def require_same(directory: Path, stored: Mapping[str, object], asked: Mapping[s
     """Compare the names of stored and requested states. Raises CheckpointMismatchError."""
     if stored.keys() != asked.keys():
         raise CheckpointMismatchError(
-            f"{directory} holds {names(stored)}, but resume() asks for {names(asked)}",
+            f"{directory} holds {join_names(stored)}, but resume() asks for {join_names(asked)}",
             "Name the same states in checkpoint() and resume(), or start a new job for the changed script",
         )
 
 
-def names(named: Mapping[str, object]) -> str:
+def join_names(named: Mapping[str, object]) -> str:
     return ", ".join(sorted(named)) or "nothing"
 
 
@@ -122,7 +122,7 @@ class Session:
         self._channel = AgentChannel(
             path, self._stop_requests.receive, on_steering=steering.receive, signals=steering.measured
         )
-        known = checkpoint_directory.step_of(resume_from) if resume_from is not None else 0
+        known = checkpoint_directory.parse_step(resume_from) if resume_from is not None else 0
         send = self._channel.send_steering if self._channel.connected else None
         self.steering.begin(control, send, self._channel.add_metrics, step=known)
         self._writer = CheckpointWriter(
@@ -203,7 +203,7 @@ class Session:
         # The values stay unread until the next report, because reading (or detaching) them would dominate the cost;
         # after backward() a loss holds no activations.
         if type(step) is not int or type(total) is not int:
-            step, total = whole("step", step), whole("total", total)
+            step, total = require_whole("step", step), require_whole("total", total)
         self._last_report = (step, total, shown)
         new, shown = self.sources.merge_metrics(new, shown)
         if self._writer.skipped_steps:
@@ -224,7 +224,7 @@ class Session:
             counts as progress for `no_progress_timeout_s`. As cheap as `report`.
         """
         step, total_steps, metrics = self._last_report
-        done, total = whole("done", done), whole("total", total)
+        done, total = require_whole("done", done), require_whole("total", total)
         progress = {name: done, f"{name}_total": total}
         # The phase comes first, because the agent drops metrics beyond its limit.
         self._channel.report(step, total_steps, {**progress, **metrics, **progress}, phase=(name, done, total), new={})
@@ -311,7 +311,7 @@ class Session:
 
         Afterwards either the whole checkpoint exists or nothing of it. Raises CheckpointWriteError.
         """
-        step = whole("step", step)
+        step = require_whole("step", step)
         if self._last_committed is not None and self._last_committed[0] == step:
             tag = self._stop_requests.tag
             self._stop_requests.starting_checkpoint()
@@ -355,7 +355,7 @@ class Session:
 
         That library resumes the checkpoint, not `resume`.
         """
-        step = whole("step", step)
+        step = require_whole("step", step)
         final = checkpoint_directory.checkpoint_path(self.output_dir, step)
         kept_as = self._stop_requests.tag
         self._stop_requests.starting_checkpoint()

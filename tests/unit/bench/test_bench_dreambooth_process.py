@@ -50,7 +50,7 @@ def train(mode: str, watch: Stopwatch | None = None) -> Stopwatch:
     """Once, with the stopwatch, which is taken out again."""
     watch = watch or Stopwatch()
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("denoising_loss", "Lora", "Session"):
+        for name in ("compute_denoising_loss", "Lora", "Session"):
             patch.setattr(dreambooth_lora, name, getattr(dreambooth_lora, name))
         instrument(watch, mode)
         dreambooth_lora.main([])

@@ -13,8 +13,8 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from gpu_client.datasets import folder_check as check_module
-from gpu_client.datasets.contact_sheet import MAX_SHOWN, draw_sheet, shown_of
-from gpu_client.datasets.folder_check import ALIKE_BITS, DatasetFinding, DatasetReport, aspect_ratio, check_folder
+from gpu_client.datasets.contact_sheet import MAX_SHOWN, draw_sheet, select_shown
+from gpu_client.datasets.folder_check import ALIKE_BITS, DatasetFinding, DatasetReport, check_folder, name_aspect_ratio
 from gpu_client.datasets.images import MAX_PIXELS, BadImageError, InspectedImage, inspect_image
 from tests.kits.dreambooth.photographs import ODD_EXIF
 
@@ -313,7 +313,7 @@ def test_hidden_files_are_left_alone(folder: Path) -> None:
     [(512, 512, "1:1"), (1920, 1080, "16:9"), (640, 427, "3:2"), (427, 640, "2:3"), (1, 100, "1:2"), (5000, 10, "2:1")],
 )
 def test_aspect_ratios(width: int, height: int, name: str) -> None:
-    assert aspect_ratio(width, height) == name
+    assert name_aspect_ratio(width, height) == name
 
 
 def test_faults_come_before_warnings(folder: Path) -> None:
@@ -327,7 +327,7 @@ class TestSheet:
     def test_it_shows_every_image_with_its_colour(self, folder: Path, tmp_path: Path) -> None:
         (folder / "bad.png").write_text("")
         Image.new("RGB", (240, 240), "lime").save(folder / "plain.png")
-        report = check_folder(folder, min_side=200, thumbnails=shown_of)
+        report = check_folder(folder, min_side=200, thumbnails=select_shown)
         assert draw_sheet(report, tmp_path / "sheet.png") == 5
         with Image.open(tmp_path / "sheet.png") as sheet:
             sheet.load()

@@ -100,7 +100,7 @@ class PowerCutError(Exception):
 def power_cut(after: int, where: str) -> Iterator[None]:
     """Simulate a power cut after a number of calls of the loss, or of the sampler."""
     module, name = {
-        "loss": (dreambooth_lora, "denoising_loss"),
+        "loss": (dreambooth_lora, "compute_denoising_loss"),
         "class images": (class_images, "sample"),
         "validation": (validation, "sample"),
     }[where]

@@ -26,7 +26,7 @@ def nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     def trained(*arguments: Any) -> Any:
         raise AssertionError("training has begun")
 
-    monkeypatch.setattr(dreambooth_lora, "denoising_loss", trained)
+    monkeypatch.setattr(dreambooth_lora, "compute_denoising_loss", trained)
 
 
 def test_a_base_model_path_that_does_not_exist(run: Run, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_job_in_bf16_on_a_machine_without_it_fails_as_bad_input(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dreambooth_lora, "training_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(dreambooth_lora, "select_device", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
     reason = refusal(tmp_path / "out", data_dir, parameters | {"mixed_precision": "bf16"}, capsys)

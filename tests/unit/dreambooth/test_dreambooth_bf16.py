@@ -48,7 +48,7 @@ def resumed_and_not(
     resumed_at = (cut_in - 1) // every * every
     # Else what follows could not tell a resumed training from one that was not.
     assert farthest(lora_of(place / "cut", resumed_at), uninterrupted) > 5 * ATOL
-    loss, calls = dreambooth_lora.denoising_loss, 0
+    loss, calls = dreambooth_lora.compute_denoising_loss, 0
 
     def counted(*arguments: Any) -> torch.Tensor:
         nonlocal calls
@@ -56,7 +56,7 @@ def resumed_and_not(
         return loss(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dreambooth_lora, "denoising_loss", counted)
+        patch.setattr(dreambooth_lora, "compute_denoising_loss", counted)
         resumed = lora_of(run("cut", **options), steps)
     assert calls == LOSSES_A_STEP * (steps - resumed_at), "it went on where it was"
     return resumed, uninterrupted

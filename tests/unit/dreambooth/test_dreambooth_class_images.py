@@ -20,7 +20,7 @@ from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.model.base_model import _fingerprint
 from gpu_client.training.dreambooth.model.lora import WEIGHTS_FILE
 from gpu_client.training.dreambooth.sampling import class_images
-from gpu_client.training.dreambooth.sampling.class_images import KEPT_SETS, class_images_key
+from gpu_client.training.dreambooth.sampling.class_images import KEPT_SETS, compute_key
 from tests.kits.dreambooth.photographs import save_crops
 
 PRIOR = {
@@ -135,11 +135,9 @@ def test_making_them_changes_no_bit_of_the_training(run: Run, made: Made, tmp_pa
 def test_images_made_otherwise_have_another_name(changed: dict[str, Any], parameters: dict[str, Any]) -> None:
     model: Any = SimpleNamespace(fingerprint="a")
     first = DreamboothConfig.of({**parameters, **PRIOR})
-    assert class_images_key(DreamboothConfig.of({**parameters, **PRIOR, **changed}), model) != class_images_key(
-        first, model
-    )
+    assert compute_key(DreamboothConfig.of({**parameters, **PRIOR, **changed}), model) != compute_key(first, model)
     same = DreamboothConfig.of({**parameters, **PRIOR, "instance_prompt": "another", "num_class_images": 9})
-    assert class_images_key(same, model) == class_images_key(first, model)
+    assert compute_key(same, model) == compute_key(first, model)
 
 
 def test_images_of_another_model_are_not_shared(run: Run, made: Made, tmp_path: Path, tiny_sd2: Path) -> None:

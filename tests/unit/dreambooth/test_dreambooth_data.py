@@ -13,7 +13,7 @@ from PIL import Image
 
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.data import pictures as pictures_module
-from gpu_client.training.dreambooth.data.batches import PictureBatches, bucket_shapes, nearest_shape
+from gpu_client.training.dreambooth.data.batches import PictureBatches, find_nearest_shape, list_bucket_shapes
 from gpu_client.training.dreambooth.data.pictures import (
     Picture,
     Placement,
@@ -242,16 +242,16 @@ def test_weights_follow_the_mask_through_crop_and_mirror(tmp_path: Path) -> None
 
 
 def test_buckets_have_about_the_pixels_of_the_square_and_its_multiples() -> None:
-    shapes = bucket_shapes(1024, 64)
+    shapes = list_bucket_shapes(1024, 64)
     assert (1024, 1024) in shapes
     assert (832, 1216) in shapes  # SDXL's 3:2
     for height, width in shapes:
         assert height % 64 == width % 64 == 0
         assert 0.8 * 1024**2 < height * width <= 1024**2
         assert 0.5 <= height / width <= 2
-    assert nearest_shape((4000, 6000), shapes) == (832, 1216)
-    assert nearest_shape((500, 500), shapes) == (1024, 1024)
-    assert nearest_shape((100, 1000), shapes) == min(shapes)
+    assert find_nearest_shape((4000, 6000), shapes) == (832, 1216)
+    assert find_nearest_shape((500, 500), shapes) == (1024, 1024)
+    assert find_nearest_shape((100, 1000), shapes) == min(shapes)
 
 
 def pictures_of(sizes: list[tuple[int, int]]) -> list[Picture]:

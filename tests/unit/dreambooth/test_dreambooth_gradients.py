@@ -21,7 +21,7 @@ from gpu_client.training.dreambooth.model.base_model import Conditioning, load_m
 from gpu_client.training.dreambooth.model.encoding import Encoder
 from gpu_client.training.dreambooth.model.lora import Lora
 from gpu_client.training.dreambooth.model.optimization import Optimization
-from gpu_client.training.dreambooth_lora import denoising_loss, min_snr_weights
+from gpu_client.training.dreambooth_lora import compute_denoising_loss, compute_min_snr_weights
 
 CPU = torch.device("cpu")
 
@@ -46,7 +46,9 @@ class Parts:
         return generator
 
     def loss(self) -> torch.Tensor:
-        return denoising_loss(self.models, self.encoder, self.config, PictureBatch(self.items, self.generator()))
+        return compute_denoising_loss(
+            self.models, self.encoder, self.config, PictureBatch(self.items, self.generator())
+        )
 
 
 @pytest.mark.parametrize("snr_gamma", [None, 5.0])
@@ -255,12 +257,12 @@ def test_min_snr_weights(parameters: dict[str, Any], data_dir: Path, tiny_sd2: P
     schedule = epsilon.noise_schedule.alphas_cumprod[timesteps]
     ratio = schedule / (1 - schedule)
     assert ratio[0] > 5 > ratio[1]
-    found = min_snr_weights(epsilon, timesteps, 5.0)
+    found = compute_min_snr_weights(epsilon, timesteps, 5.0)
     torch.testing.assert_close(found, torch.tensor([5.0 / ratio[0], 1.0, 1.0]))
     epsilon.noise_schedule.alphas_cumprod[999] = 0.0  # as schedules are that end in nothing but noise
-    assert min_snr_weights(epsilon, timesteps, 5.0).isfinite().all()
+    assert compute_min_snr_weights(epsilon, timesteps, 5.0).isfinite().all()
     velocity = Parts(parameters, data_dir, pretrained_model_name_or_path=str(tiny_sd2)).models
-    found = min_snr_weights(velocity, timesteps, 5.0)
+    found = compute_min_snr_weights(velocity, timesteps, 5.0)
     torch.testing.assert_close(found, ratio.clamp(max=5.0) / (ratio + 1))
 
 

@@ -73,7 +73,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dreambooth_lora, "denoising_loss", lambda *_: pytest.fail("training has begun"))
+    monkeypatch.setattr(dreambooth_lora, "compute_denoising_loss", lambda *_: pytest.fail("training has begun"))
 
 
 @pytest.mark.parametrize("status", [500, 503, 429])

@@ -21,8 +21,8 @@ from gpu_client.training.dreambooth.sampling.validation import (
     MAX_PIXELS,
     MAX_SIDE_PIXELS,
     ValidationPictures,
-    epochs_between,
-    picture_grid,
+    choose_interval,
+    draw_grid,
 )
 
 
@@ -40,7 +40,7 @@ def rows_of(pixels: np.ndarray, colour: tuple[int, int, int]) -> list[int]:
 
 def test_a_row_for_each_step_in_order_with_room_for_its_number_and_the_prompt() -> None:
     red, green = picture(64, "red"), picture(64, "#00ff00")
-    pixels = np.asarray(picture_grid({20: [red, green], 3: [green, red]}, "sks cat", 64))
+    pixels = np.asarray(draw_grid({20: [red, green], 3: [green, red]}, "sks cat", 64))
     height, width, _ = pixels.shape
     assert (width, height) == (256, 3 * 16 + 2 * 64)
     assert rows_of(pixels, (255, 0, 0)) == [32, 112]
@@ -52,21 +52,21 @@ def test_a_row_for_each_step_in_order_with_room_for_its_number_and_the_prompt() 
 
 @pytest.mark.parametrize("title", ["", "cat " * 400, "c" * 1000, "猫 🐱 chat très élégant"])
 def test_any_prompt_has_room(title: str) -> None:
-    grid = picture_grid({1: [picture(64, "red")]}, title, 64)
+    grid = draw_grid({1: [picture(64, "red")]}, title, 64)
     assert grid.width == 256 and grid.height <= 64 + 5 * 16
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(256, 1), (4, 64), (64, 4), (128, 2)])
 def test_many_pictures_make_no_monster(rows: int, columns: int) -> None:
     one = picture(8, "red")
-    grid = picture_grid(dict.fromkeys(range(rows), [one] * columns), "a", 8192)
+    grid = draw_grid(dict.fromkeys(range(rows), [one] * columns), "a", 8192)
     assert grid.width * grid.height < 1.5 * MAX_PIXELS
     assert max(grid.size) <= MAX_SIDE_PIXELS
 
 
 @pytest.mark.parametrize("broken", [b"", b"no picture", picture(64, "red")[:60]])
 def test_a_picture_that_cannot_be_read_costs_no_training(broken: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    pixels = np.asarray(picture_grid({1: [broken, picture(64, "blue")]}, "a", 64))
+    pixels = np.asarray(draw_grid({1: [broken, picture(64, "blue")]}, "a", 64))
     assert rows_of(pixels, (0, 0, 255)) == [32]
     assert "picture 0 of step 1 cannot be read" in caplog.text
 
@@ -91,14 +91,14 @@ def test_thousands_of_pictures_are_spread_over_the_training(
     images: int, wanted: int, epochs: int, every: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    found = epochs_between(config(num_validation_images=images, validation_epochs=wanted), epochs)
+    found = choose_interval(config(num_validation_images=images, validation_epochs=wanted), epochs)
     assert found == every
     assert (epochs // found + 1) * images <= MAX_PICTURES
     assert (f"every {every} epochs, not every {wanted}" in caplog.text) is (every > wanted)
 
 
 def test_nobody_is_warned_of_pictures_that_are_not_made(caplog: pytest.LogCaptureFixture) -> None:
-    epochs_between(DreamboothConfig.of({"instance_prompt": "a", "validation_epochs": 1}), 10_000)
+    choose_interval(DreamboothConfig.of({"instance_prompt": "a", "validation_epochs": 1}), 10_000)
     assert caplog.text == ""
 
 

@@ -181,7 +181,7 @@ def test_caches_are_kept_as_soon_as_there_is_a_step(
 def test_a_stop_leaves_a_checkpoint_of_that_step(
     run: Run, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loss, calls = dreambooth_lora.denoising_loss, 0
+    loss, calls = dreambooth_lora.compute_denoising_loss, 0
 
     def terminated_in_the_third_step(*arguments: Any) -> Any:
         nonlocal calls
@@ -191,7 +191,7 @@ def test_a_stop_leaves_a_checkpoint_of_that_step(
         return loss(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(dreambooth_lora, "denoising_loss", terminated_in_the_third_step)
+        patch.setattr(dreambooth_lora, "compute_denoising_loss", terminated_in_the_third_step)
         stopped = run("stopped", **EVERYTHING)
     assert calls == 12
     assert (stopped / "checkpoint-3").is_dir()
@@ -219,7 +219,7 @@ def test_killed_after_the_last_step_only_the_outputs_are_made(
         (output / name).unlink()
     assert (output / "checkpoint-6").is_dir()
     with monkeypatch.context() as patch:
-        patch.setattr(dreambooth_lora, "denoising_loss", lambda *_: pytest.fail("trained again"))
+        patch.setattr(dreambooth_lora, "compute_denoising_loss", lambda *_: pytest.fail("trained again"))
         assert outputs(run("out", **EVERYTHING)) == whole
 
 

@@ -80,13 +80,13 @@ def out(cut_off: Path, tmp_path: Path) -> Path:
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each loss that was computed."""
     losses: list[int] = []
-    loss = dreambooth_lora.denoising_loss
+    loss = dreambooth_lora.compute_denoising_loss
 
     def counted(*arguments: Any) -> Any:
         losses.append(1)
         return loss(*arguments)
 
-    monkeypatch.setattr(dreambooth_lora, "denoising_loss", counted)
+    monkeypatch.setattr(dreambooth_lora, "compute_denoising_loss", counted)
     return losses
 
 

@@ -16,8 +16,8 @@ from baton.contract.names import SHARED_DIR
 from functions.recipes import built_in_recipe
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.model.lora import WEIGHTS_FILE
-from gpu_client.training.dreambooth.sampling.class_images import class_images_key
-from gpu_client.training.dreambooth.sampling.shared_images import SHARED_FILE, of_other_jobs, write_shared
+from gpu_client.training.dreambooth.sampling.class_images import compute_key
+from gpu_client.training.dreambooth.sampling.shared_images import SHARED_FILE, open_shared_images, write_shared
 from tests.kits.dreambooth.photographs import save_crops
 
 PRIOR = {
@@ -137,12 +137,12 @@ def test_no_bit_of_an_archive_is_one_too_many(tmp_path: Path) -> None:
     place.parent.mkdir(parents=True)
     write_shared(place.parent, "key", [("00000.jpg", b"first"), ("00001.jpg", b"second")])
     whole = place.read_bytes()
-    assert of_other_jobs(tmp_path, "key").read("00000.jpg") == b"first"
+    assert open_shared_images(tmp_path, "key").read("00000.jpg") == b"first"
     for number in range(8 * len(whole)):
         damaged = bytearray(whole)
         damaged[number // 8] ^= 1 << number % 8
         place.write_bytes(damaged)
-        assert of_other_jobs(tmp_path, "key").read("00000.jpg") in (b"first", None)
+        assert open_shared_images(tmp_path, "key").read("00000.jpg") in (b"first", None)
 
 
 def test_attempts_know_what_was_shared_with_the_first(run: Run, made: list[int], hand: Hand, data_dir: Path) -> None:
@@ -173,6 +173,6 @@ def test_the_recipes_key_is_of_all_that_images_depend_on(recipe_id: str) -> None
     for name in recipe.parameters.keys() - decisive:
         # whatever it is: only whether the key depends on it counts
         changed = usual.model_copy(update={name: "another"})
-        if class_images_key(changed, model) != class_images_key(usual, model):
+        if compute_key(changed, model) != compute_key(usual, model):
             decisive.add(name)
     assert set(shared.key) == decisive | ({"revision", "variant"} & recipe.parameters.keys())

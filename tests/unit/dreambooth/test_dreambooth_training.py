@@ -158,7 +158,7 @@ def test_gradient_checkpointing_saves_memory_and_changes_nothing(
 ) -> None:
     base = str(request.getfixturevalue(model))
     kept_bytes: list[int] = []
-    loss_of = dreambooth_lora.denoising_loss
+    loss_of = dreambooth_lora.compute_denoising_loss
 
     def weighed(*arguments: Any) -> torch.Tensor:
         kept: dict[int, int] = {}
@@ -172,7 +172,7 @@ def test_gradient_checkpointing_saves_memory_and_changes_nothing(
         kept_bytes.append(sum(kept.values()))
         return loss
 
-    monkeypatch.setattr(dreambooth_lora, "denoising_loss", weighed)
+    monkeypatch.setattr(dreambooth_lora, "compute_denoising_loss", weighed)
     plain = weights_of(run("plain", pretrained_model_name_or_path=base))
     without, _ = max(kept_bytes), kept_bytes.clear()
     saving = weights_of(run("saving", pretrained_model_name_or_path=base, gradient_checkpointing=True))
@@ -205,7 +205,7 @@ def test_mixed_precision_trains_float32_weights_near_those_of_full_precision(
 def test_each_step_reports_its_mean_loss_its_rate_and_its_epoch(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     losses: list[float] = []
     told: list[tuple[int, int, dict[str, float]]] = []
-    loss_of = dreambooth_lora.denoising_loss
+    loss_of = dreambooth_lora.compute_denoising_loss
 
     def noted(*arguments: Any) -> torch.Tensor:
         loss = loss_of(*arguments)
@@ -215,7 +215,7 @@ def test_each_step_reports_its_mean_loss_its_rate_and_its_epoch(run: Run, monkey
     def report(_: Session, step: int, total: int, **metrics: Any) -> None:
         told.append((step, total, {name: float(value) for name, value in metrics.items()}))
 
-    monkeypatch.setattr(dreambooth_lora, "denoising_loss", noted)
+    monkeypatch.setattr(dreambooth_lora, "compute_denoising_loss", noted)
     monkeypatch.setattr(Session, "report", report)
     run(lr_warmup_steps=2)
     assert told.pop(0) == (0, 3, {}), "before the first step it is known how many there will be"

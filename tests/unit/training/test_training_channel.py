@@ -20,7 +20,7 @@ from gpu_client.training.protocol import (
     MAX_LINE_BYTES,
     MAX_RULES_LINE_BYTES,
     TrainerDirective,
-    directive_of,
+    parse_directive,
     parse_message,
 )
 from tests.kits.clock import Clock
@@ -260,7 +260,7 @@ def test_a_forked_child_does_not_speak_for_its_parent() -> None:
     ],
 )
 def test_parse(line: bytes, directive: TrainerDirective | None) -> None:
-    assert directive_of(parse_message(line)) == directive
+    assert parse_directive(parse_message(line)) == directive
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_parse(line: bytes, directive: TrainerDirective | None) -> None:
 )
 def test_parse_refuses(line: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        directive_of(parse_message(line))
+        parse_directive(parse_message(line))
 
 
 def test_needs_no_torch() -> None:

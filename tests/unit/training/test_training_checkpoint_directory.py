@@ -48,7 +48,7 @@ def test_a_marker_can_be_added_in_place(tmp_path: Path) -> None:
     (directory / "pytorch_model.bin").write_bytes(b"abc")
     checkpoint_directory.write_marker(directory, 3, {}, "script", {})
     assert checkpoint_directory.verify(directory).created_by == "script"
-    assert checkpoint_directory.complete_checkpoints(tmp_path) == [(3, directory)]
+    assert checkpoint_directory.list_checkpoints(tmp_path) == [(3, directory)]
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
 
 
@@ -60,7 +60,7 @@ def test_only_marked_directories_with_proper_names_count_and_steps_are_numbers(t
         (tmp_path / name).mkdir()
         (tmp_path / name / "baton.json").write_text("{}")
     (tmp_path / "checkpoint-300").write_text("a file")
-    assert [step for step, _ in checkpoint_directory.complete_checkpoints(tmp_path)] == [9, 10, 100]
+    assert [step for step, _ in checkpoint_directory.list_checkpoints(tmp_path)] == [9, 10, 100]
 
 
 def test_leftovers_go_and_nothing_else(tmp_path: Path) -> None:

@@ -135,10 +135,10 @@ def test_an_optimizers_state_is_split_as_its_parameters(be_rank: Callable[[int, 
     plain = nn.Parameter(torch.zeros(5, 7))
     optimizer = torch.optim.AdamW([plain, parameter])
     live = optimizer.state_dict()
-    assert sharding.counterpart(optimizer, live, ("state", 1, "exp_avg"), [5, 7]) is parameter
-    assert sharding.counterpart(optimizer, live, ("state", 0, "exp_avg"), [5, 7]) is plain
+    assert sharding.find_counterpart(optimizer, live, ("state", 1, "exp_avg"), [5, 7]) is parameter
+    assert sharding.find_counterpart(optimizer, live, ("state", 0, "exp_avg"), [5, 7]) is plain
     for path in (("state", 1, "exp_avg"), ("state", 2, "exp_avg"), ("other",)):
         with pytest.raises(CheckpointMismatchError, match=r"nothing says.*fully_shard"):
-            sharding.counterpart(optimizer, live, path, [9, 9])
+            sharding.find_counterpart(optimizer, live, path, [9, 9])
     be_rank(0, 1)
-    assert sharding.counterpart(optimizer, live, ("other",), [9, 9]) is None, "one process takes all of it"
+    assert sharding.find_counterpart(optimizer, live, ("other",), [9, 9]) is None, "one process takes all of it"

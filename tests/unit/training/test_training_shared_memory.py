@@ -185,7 +185,7 @@ def test_where_it_does_not_fit_it_goes_to_disk_and_says_so_once(
         if lacking == "what it gives":
             patch.setattr(os, "posix_fallocate", no_space)
         elif lacking == "memory":
-            patch.setattr(shared_memory, "available_bytes", lambda: shared_memory.KEPT_FREE_BYTES + 20_000)
+            patch.setattr(shared_memory, "read_available_bytes", lambda: shared_memory.KEPT_FREE_BYTES + 20_000)
         else:
             patch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=4, f_frsize=4096))
         for step in (1, 2):
@@ -290,4 +290,4 @@ def test_memory_is_what_machine_and_control_group_leave(
 ) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    assert shared_memory.available_bytes(tmp_path / "meminfo", tmp_path) == expected
+    assert shared_memory.read_available_bytes(tmp_path / "meminfo", tmp_path) == expected

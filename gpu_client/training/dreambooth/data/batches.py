@@ -16,12 +16,12 @@ import torch
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.data.pictures import Picture, Placement, Size
 from gpu_client.training.errors import CheckpointMismatchError
-from gpu_client.training.integrations.batch_sampler import derived_seed
+from gpu_client.training.integrations.batch_sampler import derive_seed
 
 _WIDEST_RATIO = 2.0
 
 
-def bucket_shapes(resolution: int, step: int) -> list[Size]:
+def list_bucket_shapes(resolution: int, step: int) -> list[Size]:
     """List the shapes of at most resolution x resolution pixels with sides divisible by `step` and ratios up to 2."""
     shapes = set()
     for width in range(step, 2 * resolution + 1, step):
@@ -31,7 +31,7 @@ def bucket_shapes(resolution: int, step: int) -> list[Size]:
     return sorted(shapes)
 
 
-def nearest_shape(size: Size, shapes: Sequence[Size]) -> Size:
+def find_nearest_shape(size: Size, shapes: Sequence[Size]) -> Size:
     """Return the shape that crops least of an image of `size`; of two equal ones the larger."""
     ratio = math.log(size[0] / size[1])
     return min(shapes, key=lambda shape: (abs(ratio - math.log(shape[0] / shape[1])), -shape[0] * shape[1], shape))
@@ -55,9 +55,9 @@ class PictureBatches:
     def __init__(self, pictures: Sequence[Picture], config: DreamboothConfig, *, purpose: str) -> None:
         """`purpose` separates the random choices of several iterators."""
         square = (config.resolution, config.resolution)
-        shapes = bucket_shapes(config.resolution, config.bucket_step) if config.aspect_ratio_buckets else [square]
+        shapes = list_bucket_shapes(config.resolution, config.bucket_step) if config.aspect_ratio_buckets else [square]
         self.pictures = list(pictures)
-        self.shapes = [nearest_shape(picture.size, shapes) for picture in self.pictures]
+        self.shapes = [find_nearest_shape(picture.size, shapes) for picture in self.pictures]
         self._config = config
         self._purpose = purpose
         self._buckets: dict[Size, list[int]] = {}
@@ -79,7 +79,7 @@ class PictureBatches:
 
     def __next__(self) -> PictureBatch:
         numbers = self._batches(self.epoch)[self.position]
-        seed = derived_seed("batch", self._purpose, self._config.seed, self.epoch, self.position)
+        seed = derive_seed("batch", self._purpose, self._config.seed, self.epoch, self.position)
         generator = torch.Generator().manual_seed(seed)
         items = [(self.pictures[number], self._draw_placement(number, generator)) for number in numbers]
         self._advance()
@@ -125,7 +125,7 @@ class PictureBatches:
 
     def _batches(self, epoch: int) -> list[list[int]]:
         if self._order is None or self._order[0] != epoch:
-            seed = derived_seed("order", self._purpose, self._config.seed, epoch)
+            seed = derive_seed("order", self._purpose, self._config.seed, epoch)
             generator = torch.Generator().manual_seed(seed)
             batches = []
             for shape in sorted(self._buckets):
@@ -142,9 +142,9 @@ class PictureBatches:
         captions = "\n".join(picture.prompt for picture in self.pictures)
         return {
             "count": len(self.pictures),
-            "content": f"{derived_seed(content):016x}",
-            **({"captions": f"{derived_seed(captions):016x}"} if self._config.use_captions else {}),
+            "content": f"{derive_seed(content):016x}",
+            **({"captions": f"{derive_seed(captions):016x}"} if self._config.use_captions else {}),
             "batch_size": self._config.train_batch_size,
             # The value also detects a torch with other permutations, which would silently repeat and skip pictures.
-            "order": f"{derived_seed(self._batches(epoch)):016x}",
+            "order": f"{derive_seed(self._batches(epoch)):016x}",
         }

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from gpu_client.datasets.images import MASK_SUFFIX, SUFFIXES, is_black, is_image, mask_fault, turn_upright
+from gpu_client.datasets.images import MASK_SUFFIX, SUFFIXES, describe_mask_fault, is_black, is_image, turn_upright
 from gpu_client.training.dreambooth.config import PIXELS_PER_LATENT, DreamboothConfig
 from gpu_client.training.dreambooth.errors import DataError
 
@@ -137,7 +137,7 @@ def read_class_pictures(config: DreamboothConfig, data_dir: Path) -> list[Pictur
     return _pictures(folder, paths, config.class_prompt, {}, {})
 
 
-def picture_of(name: str, encoded: bytes, prompt: str) -> Picture:
+def make_picture(name: str, encoded: bytes, prompt: str) -> Picture:
     """Make a picture of an image file's bytes."""
     image = _decode(encoded)
     return Picture(name, encoded, prompt, (image.height, image.width), _digest(encoded, None))
@@ -256,7 +256,7 @@ def _masks(folder: Path, paths: Sequence[Path]) -> dict[Path, Path]:
 
 def _check_mask(mask: Path, image: Image.Image) -> None:
     found = _decode(mask)
-    fault = mask_fault(found.size, image.size, black=is_black(found))
+    fault = describe_mask_fault(found.size, image.size, black=is_black(found))
     if fault is not None:
         raise ValueError(f"its mask {fault}")
 

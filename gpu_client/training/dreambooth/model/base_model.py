@@ -24,7 +24,7 @@ from huggingface_hub.utils import httpx  # type: ignore[attr-defined,unused-igno
 from torch import nn
 from transformers.utils import logging as transformers_logging
 
-from gpu_client.training.checkpoint.checkpoint_directory import digest_of
+from gpu_client.training.checkpoint.checkpoint_directory import hash_file
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.data.pictures import Picture, Placement
 from gpu_client.training.dreambooth.errors import HubError, ModelError
@@ -288,7 +288,7 @@ def _fingerprint(place: Path | str, revision: str | None) -> str:
         hasher.update(f"{place}@{_commit_of(place, revision) or revision}".encode())
         return hasher.hexdigest()
     for file in sorted(path for path in place.rglob("*") if path.is_file()):
-        size_bytes, digest = digest_of(file)
+        size_bytes, digest = hash_file(file)
         hasher.update(f"\0{file.relative_to(place).as_posix()}\0{size_bytes}\0{digest}".encode())
     return hasher.hexdigest()
 

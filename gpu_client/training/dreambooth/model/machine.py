@@ -20,7 +20,7 @@ log = logging.getLogger("baton.training")
 WEIGHT_DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def training_device(variables: Mapping[str, str] = os.environ) -> torch.device:
+def select_device(variables: Mapping[str, str] = os.environ) -> torch.device:
     """Return the GPU, or the device that accelerate selects. Raises ConfigError in a run of several processes."""
     processes = int(variables.get("WORLD_SIZE") or 1)
     if processes > 1:

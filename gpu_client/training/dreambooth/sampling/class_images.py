@@ -25,13 +25,18 @@ from PIL import Image
 
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.data.batches import PictureBatch, PictureBatches
-from gpu_client.training.dreambooth.data.pictures import Picture, picture_of
+from gpu_client.training.dreambooth.data.pictures import Picture, make_picture
 from gpu_client.training.dreambooth.model.base_model import Models
 from gpu_client.training.dreambooth.model.encoding import Encoder
 from gpu_client.training.dreambooth.sampling.sampler import sample
-from gpu_client.training.dreambooth.sampling.shared_images import EarlierImages, ImageParts, of_other_jobs, write_shared
+from gpu_client.training.dreambooth.sampling.shared_images import (
+    EarlierImages,
+    ImageParts,
+    open_shared_images,
+    write_shared,
+)
 from gpu_client.training.errors import CheckpointMismatchError
-from gpu_client.training.integrations.batch_sampler import derived_seed
+from gpu_client.training.integrations.batch_sampler import derive_seed
 from gpu_client.training.session.session import Session
 
 OUTPUT_DIR = "class_images"
@@ -96,8 +101,8 @@ class ClassImages:
 
         The LoRA is untrained and has no effect yet.
         """
-        key = self._key = class_images_key(self._config, models)
-        shared, earlier = of_other_jobs(session.data_dir, key), EarlierImages(session.data_dir, key)
+        key = self._key = compute_key(self._config, models)
+        shared, earlier = open_shared_images(session.data_dir, key), EarlierImages(session.data_dir, key)
         store, parts = _MachineCache(self._config, key), ImageParts(session, key)
         while self.missing and not session.should_stop:
             first = len(self._encoded)
@@ -146,21 +151,21 @@ class ClassImages:
             (output_dir / OUTPUT_DIR / name).write_bytes(encoded)
         if len(images) > self._shared:
             # The images may be days old, so the model in place now need not be the one that made them.
-            write_shared(output_dir, self._key or class_images_key(self._config, models), images)
+            write_shared(output_dir, self._key or compute_key(self._config, models), images)
 
     def _prepare(self) -> None:
         if self.missing > 0:
             return
         prompt = self._config.class_prompt
         assert prompt is not None
-        made = [picture_of(_file_name(number), encoded, prompt) for number, encoded in enumerate(self._encoded)]
+        made = [make_picture(_file_name(number), encoded, prompt) for number, encoded in enumerate(self._encoded)]
         self._batches = PictureBatches([*self._provided, *made], self._config, purpose="class")
 
     def _generate(self, models: Models, encoder: Encoder, numbers: Sequence[int]) -> list[bytes]:
         assert self._config.class_prompt is not None
         with torch.no_grad():
             prompt = encoder.conditioning([self._config.class_prompt])
-        seeds = [derived_seed("class image", self._config.seed, number) for number in numbers]
+        seeds = [derive_seed("class image", self._config.seed, number) for number in numbers]
         images = sample(models, self._config, prompt, encoder.negative(), seeds)
         self.generated += len(images)
         return [_jpeg(image) for image in images]
@@ -185,7 +190,7 @@ class _MachineCache:
             return None
         try:
             encoded = (self._folder / _file_name(number)).read_bytes()
-            picture_of("", encoded, "")
+            make_picture("", encoded, "")
         except FileNotFoundError:
             return None
         except (OSError, SyntaxError, ValueError) as error:
@@ -218,7 +223,7 @@ class _MachineCache:
                 shutil.rmtree(old, ignore_errors=True)
 
 
-def class_images_key(config: DreamboothConfig, models: Models) -> str:
+def compute_key(config: DreamboothConfig, models: Models) -> str:
     """Compute a digest of everything that generated class images depend on."""
     facts = {
         "model": models.fingerprint,
@@ -239,7 +244,7 @@ def _sound(encoded: bytes | None) -> bytes | None:
     if encoded is None:
         return None
     try:
-        picture_of("", encoded, "")
+        make_picture("", encoded, "")
     except (OSError, SyntaxError, ValueError) as error:
         log.warning("a class image that was shared is damaged (%s)", error)
         return None

@@ -66,7 +66,7 @@ class SharedImageArchive:
             return None
 
 
-def of_other_jobs(data_dir: Path, key: str) -> SharedImageArchive:
+def open_shared_images(data_dir: Path, key: str) -> SharedImageArchive:
     """Open the archive of an earlier job."""
     return SharedImageArchive(data_dir / SHARED_DIR / SHARED_FILE, key)
 

@@ -20,7 +20,7 @@ from gpu_client.training.dreambooth.model.encoding import Encoder
 from gpu_client.training.dreambooth.model.lora import Lora
 from gpu_client.training.dreambooth.model.optimization import Optimization
 from gpu_client.training.dreambooth.sampling.sampler import sample
-from gpu_client.training.integrations.batch_sampler import derived_seed
+from gpu_client.training.integrations.batch_sampler import derive_seed
 from gpu_client.training.session.session import Session
 
 OUTPUT_DIR = "validation"
@@ -54,7 +54,7 @@ class ValidationPictures:
         self._optimization = optimization
         self._encoded: dict[int, list[bytes]] = {}
         self._milestone = 0
-        self._every_epochs = epochs_between(config, epochs)
+        self._every_epochs = choose_interval(config, epochs)
 
     @property
     def steps(self) -> list[int]:
@@ -72,7 +72,7 @@ class ValidationPictures:
         self._milestone = epoch // self._every_epochs
         if self._config.validation_prompt is None or step in self._encoded:
             return
-        seeds = [derived_seed("validation", self._config.seed, n) for n in range(self._config.num_validation_images)]
+        seeds = [derive_seed("validation", self._config.seed, n) for n in range(self._config.num_validation_images)]
         self._optimization.use_average()
         self._lora.training(False)
         with torch.no_grad():
@@ -113,7 +113,7 @@ class ValidationPictures:
         """Write one grid of all pictures; each picture already has a file of its own."""
         if not self._encoded:
             return
-        grid = picture_grid(self._encoded, self._config.validation_prompt or "", self._config.resolution)
+        grid = draw_grid(self._encoded, self._config.validation_prompt or "", self._config.resolution)
         (output_dir / GRID_FILE).write_bytes(_png(grid))
 
     def _show(self, step: int, session: Session) -> None:
@@ -130,7 +130,7 @@ class ValidationPictures:
         return paths
 
 
-def epochs_between(config: DreamboothConfig, epochs: int) -> int:
+def choose_interval(config: DreamboothConfig, epochs: int) -> int:
     """Return `validation_epochs`, or a longer interval if there would be more than MAX_PICTURES."""
     most_steps = MAX_PICTURES // config.num_validation_images
     # The end of the training adds one more set.
@@ -162,7 +162,7 @@ _FONT_PIXELS = (12, 24)
 _MAX_TITLE_LINES = 4
 
 
-def picture_grid(rows: Mapping[int, Sequence[bytes]], title: str, resolution: int) -> Image.Image:
+def draw_grid(rows: Mapping[int, Sequence[bytes]], title: str, resolution: int) -> Image.Image:
     """Draw all pictures (encoded, square, `resolution` pixels a side) by step, with a title; many pictures are reduced
     in size.
     """
