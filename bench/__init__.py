@@ -1,1 +1,1 @@
-"""Cost and speed, measured: see README.md."""
+"""Benches of cost and speed: see README.md."""

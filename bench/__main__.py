@@ -27,7 +27,7 @@ REPORT = Path("bench-report/bench.json")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Run the sections, write the report, and return the exit code."""
     sections = {
         "requests": _requests,
         "cold": _cold,

@@ -1,4 +1,4 @@
-"""How long a claim takes with many jobs waiting, against few: two deployments in one emulator, claims alternating."""
+"""Compare a claim with many waiting jobs to a claim with few: two deployments in one emulator, in turns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WARM_UP_CLAIMS = 10
 
 
 def measure(endpoint_url: str, *, rounds: int, claims: int, large: int = LARGE) -> list[Figure]:
-    """`claims` claims a round in either backlog; the backlogs are topped up outside of the stopwatch."""
+    """Time `claims` claims a round in either backlog; refills of the backlogs are not timed."""
     few, many = Plane(endpoint_url, "few-"), Plane(endpoint_url, "many-")
     few.fill(SMALL)
     began = time.perf_counter()

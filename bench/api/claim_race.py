@@ -1,4 +1,4 @@
-"""How often claimers get in each other's way: 64 of them on 1,000 jobs, in several processes.
+"""Count conflicts between 64 claimers of 1,000 jobs in several processes.
 
 Each claimer is a thread with a claim window of its own, as Lambda gives each concurrent request an environment of its
 own. A conflict is a transaction that DynamoDB canceled.
@@ -26,7 +26,7 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 @dataclass(frozen=True)
 class Taken:
-    """What the claimers of one process got in one round, and what it cost."""
+    """Claims of one process in one round, and their cost."""
 
     job_ids: list[str]
     conflicts: int
@@ -36,7 +36,7 @@ class Taken:
 
 
 def measure(endpoint_url: str, *, rounds: int, jobs: int = JOBS, claimers: int = CLAIMERS) -> list[Figure]:
-    """Every job of every round must be claimed exactly once; raises RuntimeError otherwise."""
+    """Measure the race; raises RuntimeError unless every job of every round is claimed exactly once."""
     plane = Plane(endpoint_url, "race-")
     threads = claimers // PROCESSES
     start = _SPAWN.Barrier(PROCESSES + 1)
@@ -84,7 +84,7 @@ def measure(endpoint_url: str, *, rounds: int, jobs: int = JOBS, claimers: int =
 
 
 def check_each_once(taken: list[Taken], jobs: int) -> None:
-    """Raises RuntimeError unless every job went to exactly one claimer."""
+    """Raise RuntimeError unless every job went to exactly one claimer."""
     errors = [part.error for part in taken if part.error]
     if errors:
         raise RuntimeError(f"a claimer failed: {errors[0]}")
@@ -97,7 +97,7 @@ def check_each_once(taken: list[Taken], jobs: int) -> None:
 def _claimers(
     endpoint_url: str, rounds: int, threads: int, jobs: int, start: Barrier, claimed: Any, results: Queue[Taken]
 ) -> None:
-    """One process: in each round, `threads` claimers until all jobs are gone."""
+    """Run `threads` claimers in each round until all jobs are claimed."""
     plane = Plane(endpoint_url, "race-", create=False)
     environments = [plane.environment() for _ in range(threads)]
     for number in range(rounds):

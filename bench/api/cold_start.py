@@ -1,4 +1,4 @@
-"""What a cold start costs before the first event: loading a handler in a fresh process, in CPU time.
+"""Measure the CPU time of a cold start before the first event: loading a handler in a fresh process.
 
 Compared with what a plain handler of this kind loads: boto3, one client, the router of Powertools. Both in the same
 run, in turns, and of each the quickest of several: others on the machine can only make a process slower.
@@ -46,7 +46,7 @@ _LINE = re.compile(r"import time:\s+(\d+) \|\s+(\d+) \| (\s*)(\S+)")
 
 @dataclass(frozen=True)
 class Loaded:
-    """One line of the import-time tree: a module, without and with what it loads itself."""
+    """Line of the import-time tree: a module, its time without and with its imports."""
 
     module: str
     self_ms: float
@@ -54,18 +54,18 @@ class Loaded:
 
 
 def handlers() -> list[str]:
-    """The names of all handlers."""
+    """List the names of all handlers."""
     names = (path.stem for path in Path(rooms.__path__[0]).glob("*.py"))
     return sorted(name for name in names if not name.startswith("_") and name not in NOT_HANDLERS)
 
 
 def loading(handler: str) -> str:
-    """A program that loads a handler."""
+    """Write a program that loads a handler."""
     return f"import functions.handlers.{handler}\n"
 
 
 def cpu_seconds(programs: Mapping[str, str], rounds: int) -> dict[str, list[float]]:
-    """CPU time of each program in a process of its own, round by round, in turns. The first round only warms up."""
+    """Measure the CPU time of each program in a process of its own, in turns; the first round only warms up."""
     found: dict[str, list[float]] = {name: [] for name in programs}
     for turn in range(rounds + 1):
         for name, program in programs.items():
@@ -76,20 +76,20 @@ def cpu_seconds(programs: Mapping[str, str], rounds: int) -> dict[str, list[floa
 
 
 def modules_of(handler: str) -> frozenset[str]:
-    """The modules that a handler loads."""
+    """List the modules that a handler loads."""
     told = _run([sys.executable, "-c", f"{loading(handler)}import sys; print(*sys.modules)"]).stdout
     return frozenset(told.split())
 
 
 def largest(handler: str) -> list[Loaded]:
-    """The modules whose own loading takes longest, by `python -X importtime`."""
+    """List the modules with the longest time of their own, by `python -X importtime`."""
     told = _run([sys.executable, "-X", "importtime", "-c", loading(handler)]).stderr
     lines = [Loaded(found[4], int(found[1]) / 1000, int(found[2]) / 1000) for found in _LINE.finditer(told)]
     return sorted(lines, key=lambda line: line.self_ms, reverse=True)[:LARGEST]
 
 
 def measure(*, rounds: int) -> list[Figure]:
-    """A figure for each handler, with the ten largest modules in its details."""
+    """Measure one figure for each handler; the details have the ten largest modules."""
     found = cpu_seconds({"": TYPICAL, **{name: loading(name) for name in handlers()}}, rounds)
     return [
         Figure(
@@ -109,7 +109,7 @@ def measure(*, rounds: int) -> list[Figure]:
 
 
 def tree(figures: Sequence[Figure]) -> str:
-    """The largest modules of each handler, for a terminal."""
+    """Format the largest modules of each handler for a terminal."""
     lines = []
     for figure in figures:
         sizes = figure.details["largest_ms"].items()

@@ -1,4 +1,4 @@
-"""How long a worker waits for the calls it makes most, through HTTP, front, authorizer, handler and emulated cloud."""
+"""Time the most frequent calls of a worker through HTTP, gateway, authorizer, handler and emulated cloud."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUEUE = "latency"
 
 
 def measure(stack: RunningStack, *, rounds: int, calls: int) -> list[Figure]:
-    """Medians of `calls` calls a round; only told, since no target depends on the emulator's speed."""
+    """Measure medians of `calls` calls a round; no figure has a target, because the emulator decides the speed."""
     times: dict[str, list[float]] = {"claim": [], "heartbeat": [], "commit": []}
     with stack.client("submit") as submitter, stack.client("worker") as worker:
         for number in range(rounds + 1):

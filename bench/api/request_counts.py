@@ -1,4 +1,4 @@
-"""What a call costs in requests to AWS, counted at the client. Exact, so a test asserts the same numbers."""
+"""Count the AWS requests of a call at the client. The counts are exact, so a test asserts the same numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILES = ("model.safetensors", "state.pt", "baton.json")
 
 @dataclass(frozen=True)
 class CommitCost:
-    """A checkpoint of three new files in one pack, committed by the agent's own code."""
+    """Requests of a commit by the agent's own code: three new files in one pack."""
 
     job_id: str
     api_calls: int
@@ -30,7 +30,7 @@ class CommitCost:
 
 
 def heartbeat_requests(plane: Plane) -> Counter[str]:
-    """One heartbeat with progress, of a job that runs."""
+    """Count the requests of one heartbeat with progress of a running job."""
     item = plane.claimed()
     body = HeartbeatRequest(step=120, total_steps=500, metrics={"loss": 0.5}, phase="training")
     with plane.requests() as sent:
@@ -41,7 +41,7 @@ def heartbeat_requests(plane: Plane) -> Counter[str]:
 
 
 def claim_requests(plane: Plane) -> Counter[str]:
-    """One claim that nobody interferes with."""
+    """Count the requests of one claim without rivals."""
     plane.submit()
     with plane.requests() as sent:
         claimed = plane.claim()
@@ -51,7 +51,7 @@ def claim_requests(plane: Plane) -> Counter[str]:
 
 
 def commit_cost(plane: Plane, *, earlier: int = 0) -> CommitCost:
-    """One commit, `earlier` commits after the claim: from the fourth on, retention lets an old checkpoint go."""
+    """Count the requests of a commit after `earlier` others; retention deletes a checkpoint from the fourth on."""
     item = plane.claimed()
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder, closing(Transfer()) as transfer:
         for step in range(1, earlier + 2):
@@ -66,7 +66,7 @@ def commit_cost(plane: Plane, *, earlier: int = 0) -> CommitCost:
 
 
 def measure(plane: Plane) -> list[Figure]:
-    """The three figures of the issue, and what is behind a commit."""
+    """Measure requests of a heartbeat, a claim and a commit, with the calls behind the commit."""
     heartbeat, claim = heartbeat_requests(plane), claim_requests(plane)
     fresh, later = commit_cost(plane), commit_cost(plane, earlier=4)
     queries = claim["dynamodb.Query"]

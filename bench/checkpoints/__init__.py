@@ -1,1 +1,1 @@
-"""`make bench-checkpoint`: what taking, storing and fetching checkpoints costs, against the ways of others."""
+"""`make bench-checkpoint`: cost of taking, storing and fetching checkpoints, compared with rivals."""

@@ -33,7 +33,7 @@ DIGITS_RATIO = 1.02
 
 
 def main() -> int:
-    """Returns the exit code."""
+    """Run the sections, write the report, and return the exit code."""
     sections: dict[str, Callable[[Bench, int], list[Figure]]] = {
         "stall": measure.stall,
         "save": measure.saving,
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def _scratch_root() -> Path:
-    """Memory where there is enough: what is compared is the clients, not how busy a disk is."""
+    """Choose a directory in memory if large enough: the bench compares clients, not the load of a disk."""
     if MEMORY.is_dir():
         free_bytes = min(shutil.disk_usage(MEMORY).free, psutil.virtual_memory().available)
         if free_bytes >= SCRATCH_BYTES:
@@ -74,7 +74,7 @@ def _scratch_root() -> Path:
 
 
 def _digits(bench: Bench, rounds: int) -> list[Figure]:
-    """The digits loop with a checkpoint every 20 steps against the bare one."""
+    """Compare the digits loop with a checkpoint every 20 steps to the bare loop."""
     with running_stack(bench.scratch / "stack.log", cpus=contenders.Processors.split().rest) as stack:
         return overhead.measure(
             stack,

@@ -1,4 +1,4 @@
-"""The transfer engine against libcurl: the CPU time of an upload on TLS, through the same server, with 1 GiB.
+"""Compare the CPU time of the transfer engine with libcurl: an upload of 1 GiB over TLS to the same server.
 
 `curl` sends files of 32 MiB one after the other over one connection, which costs it the least CPU time. Ours PUTs the
 same pieces of one file by `Transfer.upload`.

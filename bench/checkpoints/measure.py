@@ -1,4 +1,4 @@
-"""The figures of `make bench-checkpoint`: ours and theirs take turns within each round, on the same server."""
+"""Figures of `make bench-checkpoint`: ours and the rivals take turns within each round on one server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SLOW_LINK_BYTES_PER_S = 10e6
 
 
 def saving(bench: Bench, rounds: int) -> list[Figure]:
-    """A full fine-tune: nothing was stored before, everything changes."""
+    """Measure a full fine-tune: nothing is stored before, every byte changes."""
     first = bench.states("full") / "1"
     raw_bytes = sum(path.stat().st_size for path in first.rglob("*") if path.is_file())
     ours, zips, mirrors = [], [], []
@@ -52,7 +52,7 @@ def saving(bench: Bench, rounds: int) -> list[Figure]:
 
 
 def second_of_lora(bench: Bench, rounds: int) -> list[Figure]:
-    """A LoRA run that saves its frozen base too."""
+    """Measure the second checkpoint of a LoRA run that saves its frozen base too."""
     one, two = bench.states("lora") / "1", bench.states("lora") / "2"
     shares: list[float] = []
     ours, zips, mirrors, fetched, mirrored = [], [], [], [], []
@@ -86,7 +86,7 @@ def _mirrored(bench: Bench, fetch: Callable[[Path], Cost]) -> Cost:
 
 
 def slow_link(bench: Bench, rounds: int) -> list[Figure]:
-    """bf16 weights at a small learning rate, on a link of 10 MB/s."""
+    """Measure bf16 weights at a small learning rate over a link of 10 MB/s."""
     one, two = bench.states("bf16") / "1", bench.states("bf16") / "2"
     shares: list[float] = []
     for _ in range(rounds):
@@ -106,7 +106,7 @@ def slow_link(bench: Bench, rounds: int) -> list[Figure]:
 
 
 def stall(bench: Bench, rounds: int) -> list[Figure]:
-    """How long the training stands still."""
+    """Measure the stall of the training."""
     figures: list[Figure] = []
     for dtype in ("float32", "bfloat16"):
         command = [sys.executable, "-m", "bench.checkpoints.stall"]
@@ -128,7 +128,7 @@ def stall(bench: Bench, rounds: int) -> list[Figure]:
 def against(
     name: str, unit: str, rounds: list[float], other: str, theirs: list[float], at_most: float | None
 ) -> Figure:
-    """A figure with its baseline; `at_most` None: only told."""
+    """Make a figure with a baseline; `at_most` None: no target."""
     return Figure(
         name=f"{name} / {other}", unit=unit, rounds=rounds, baseline_name=other, baseline=theirs, at_most=at_most
     )

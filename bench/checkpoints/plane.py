@@ -1,4 +1,4 @@
-"""A control plane of one job, on the sink: what a commit and a restore ask of it, without what they do not measure.
+"""Control plane of one job on the sink: answers commits and restores without the cost of a real one.
 
 It answers at once, as the store does: everything is on loopback, and latency is left out for all. It looks for each
 pack in the store, as the real one does, but over one plain connection: in production that is not the worker's CPU.
@@ -20,7 +20,7 @@ JOB_ID = "146683a1-cb76-4702-9fef-fcccd32594f1"
 
 
 class Plane:
-    """Knows what is stored, and the last committed manifest. Counts requests that S3 bills as PUTs."""
+    """Stored objects and the last committed manifest; counts requests that S3 bills as PUTs."""
 
     def __init__(self, endpoint: str, bucket: str) -> None:
         self._endpoint = endpoint
@@ -34,7 +34,7 @@ class Plane:
         self._store.close()
 
     def item(self) -> WorkItem:
-        """The job as a worker claims it now."""
+        """Make the job as a worker claims it now."""
         resume = []
         if self._committed is not None:
             manifest = self._committed
@@ -67,7 +67,7 @@ class Plane:
         )
 
     def commit(self, lease_token: str, manifest: Manifest) -> CommitAnswer:
-        """As POST /job/{id}/checkpoints."""
+        """Answer POST /job/{id}/checkpoints."""
         missing = []
         for pack in manifest.packs:
             key = f"packs/{pack.blake3}"
@@ -83,18 +83,18 @@ class Plane:
         return CommitAnswer(committed=not missing, step=manifest.step, epoch=manifest.epoch, missing=missing)
 
     def blob_urls(self, job_id: str, step: int, blake3: Sequence[str], *, lease_token: str | None = None) -> BlobUrls:
-        """As POST /job/{id}/checkpoints/{step}/urls."""
+        """Answer POST /job/{id}/checkpoints/{step}/urls."""
         return BlobUrls(urls={digest: self._url(f"packs/{digest}") for digest in blake3}, expires_at=0)
 
     def report_damaged(self, job_id: str, step: int, lease_token: str, *, epoch: int, message: str) -> None:
-        """Nothing is damaged here."""
+        """Accept a damage report; the sink damages nothing."""
         raise AssertionError(message)
 
     def _url(self, key: str) -> str:
         return f"{self._endpoint}/{self._bucket}/{key}"
 
     def _stored_bytes(self, key: str) -> int | None:
-        """The size of an object; None if there is none."""
+        """Read the size of an object in bytes; None for a missing object."""
         status, size_bytes = self._asked("HEAD", key)
         return size_bytes if status == 200 else None
 

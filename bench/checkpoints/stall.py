@@ -1,4 +1,4 @@
-"""How long `session.checkpoint` stops the training: run as a process, it prints one JSON document.
+"""Measure the stall by `session.checkpoint` as a process that prints one JSON document.
 
 The other end of the channel is the agent's own; what lies in the arena is given back at once, as if it were committed.
 """

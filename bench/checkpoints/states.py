@@ -1,4 +1,4 @@
-"""Checkpoint directories to measure on, made by really training: `python -m ...states KIND DIRECTORY [--quick]`.
+"""Train small models into checkpoint directories: `python -m bench.checkpoints.states KIND DIRECTORY [--quick]`.
 
 | kind | directories |
 |---|---|
@@ -65,7 +65,7 @@ class Transformer(nn.Module):
 
 
 def batches(seed: int = 0) -> Iterator[torch.Tensor]:
-    """Text of a first-order Markov chain: something to learn, without a download."""
+    """Make text from a first-order Markov chain: learnable without a download."""
     generator = torch.Generator().manual_seed(seed)
     following = torch.randint(VOCABULARY, (VOCABULARY, 4), generator=generator)
     while True:
@@ -77,7 +77,7 @@ def batches(seed: int = 0) -> Iterator[torch.Tensor]:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, data: Iterator[torch.Tensor], steps: int) -> None:
-    """Next-token prediction."""
+    """Train next-token prediction."""
     for _, tokens in zip(range(steps), data, strict=False):
         logits = model(tokens[:, :-1])
         loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
@@ -87,13 +87,13 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, data: Iterator[tor
 
 
 def full(target: Path, quick: bool) -> None:
-    """Weights and both moments of AdamW: nothing stays as it was."""
+    """Write weights and both moments of AdamW: every byte changes."""
     model = Transformer(256, 2) if quick else Transformer(1024, 8)
     _two_states(target, model, torch.optim.AdamW(model.parameters(), lr=1e-4), steps=1)
 
 
 def lora(target: Path, quick: bool) -> None:
-    """Under 4 % of the bytes change."""
+    """Write a LoRA state: under 4 % of the bytes change."""
     model = Transformer(256, 2) if quick else Transformer(1024, 20)
     for block in model.blocks:
         block.qkv, block.proj = Lora(block.qkv), Lora(block.proj)
@@ -102,7 +102,7 @@ def lora(target: Path, quick: bool) -> None:
 
 
 def bf16(target: Path, quick: bool) -> None:
-    """A model that has learned something, then fine-tuned gently in bf16."""
+    """Write a trained model before and after a careful fine-tune in bf16."""
     model = Transformer(128, 2) if quick else Transformer(384, 6)
     data = batches()
     train(model, torch.optim.AdamW(model.parameters(), lr=1e-3), data, 5 if quick else 60)
@@ -124,7 +124,7 @@ def _two_states(target: Path, model: nn.Module, optimizer: torch.optim.Optimizer
 
 
 def main() -> None:
-    """Make one kind."""
+    """Make the states of one kind."""
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("target", type=Path)

@@ -1,4 +1,4 @@
-"""Those who are compared, on one server: ours, the original's way, Kelpie's."""
+"""Subjects of the comparison on one server: ours, the original's zip, Kelpie's mirror."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _WARM_BYTES = 32 * 2**20
 
 
 def store_client(endpoint: str, certificate: Path | None = None) -> Any:
-    """A client for the sink, which takes any credentials. `certificate`: of the sink, where it speaks TLS."""
+    """Make a client for the sink, which accepts any credentials; `certificate`: the sink's, for TLS."""
     keys = {"aws_access_key_id": "bench", "aws_secret_access_key": "bench"}
     trusted = {} if certificate is None else {"verify": str(certificate)}
     return s3_client(endpoint, region="us-east-1", **keys, **trusted)
 
 
 class Bench:
-    """A server, scratch folders and the states to save; all of it below `scratch`."""
+    """Server, scratch folders and states below `scratch`."""
 
     def __init__(self, scratch: Path, *, quick: bool) -> None:
         self.scratch = scratch
@@ -53,7 +53,7 @@ class Bench:
         self._stack.close()
 
     def states(self, kind: str) -> Path:
-        """The directories of a kind, made on first use in a process of its own."""
+        """Make the directories of a kind on first use, in a process of its own."""
         target = self.scratch / kind
         if not target.exists():
             command = [sys.executable, "-m", "bench.checkpoints.states", kind, str(target)]
@@ -61,14 +61,14 @@ class Bench:
         return target
 
     def bucket(self) -> str:
-        """A new one."""
+        """Create a bucket."""
         self._buckets += 1
         name = f"bench-{self._buckets}"
         self._client.create_bucket(Bucket=name)
         return name
 
     def ours(self, transfer: Transfer | None = None) -> Ours:
-        """A worker that knows nothing yet, with a new transfer unless one is given."""
+        """Make a worker without local state, with a new transfer manager unless one is given."""
         return Ours(Plane(self.url, self.bucket()), transfer or Transfer(workers=WORKERS), self.scratch)
 
     def zip(self) -> ZipRival:
@@ -80,7 +80,7 @@ class Bench:
         return MirrorRival(self._kelpie, self.bucket())
 
     def warm_up(self) -> None:
-        """Let each do a little of what it will be measured at: it loads and compiles what it needs."""
+        """Run a little of each measured action, which loads and compiles its code."""
         with self.folder() as source:
             (source / "weights").write_bytes(os.urandom(_WARM_BYTES))
             (source / "step").write_bytes(b"1")
@@ -95,7 +95,7 @@ class Bench:
 
     @contextmanager
     def round(self) -> Iterator[tuple[Ours, MirrorRival, ZipRival]]:
-        """All three with nothing stored; afterwards the server is empty again."""
+        """Run all three against an empty server and empty the server afterwards."""
         worker = self.ours()
         try:
             yield worker, self.mirror(), self.zip()
@@ -104,7 +104,7 @@ class Bench:
             self.forget()
 
     def forget(self) -> None:
-        """Delete what is stored: it lies in memory."""
+        """Delete the stored objects, which occupy memory."""
         for number in range(1, self._buckets + 1):
             bucket = f"bench-{number}"
             for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket):
@@ -113,13 +113,13 @@ class Bench:
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
-        """An empty one that goes away."""
+        """Make an empty folder and delete the folder afterwards."""
         with tempfile.TemporaryDirectory(dir=self.scratch) as name:
             yield Path(name)
 
 
 class Ours:
-    """Saving and restoring as the agent does it."""
+    """Save and restore as the agent does."""
 
     def __init__(self, plane: Plane, transfer: Transfer, scratch: Path) -> None:
         self.plane = plane
@@ -128,7 +128,7 @@ class Ours:
         self._spool = scratch / "spool"
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         self._transfer.close()
         self.plane.close()
 

@@ -1,4 +1,4 @@
-"""What an action took."""
+"""Wall and CPU time of an action."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one action: wall time, and CPU time of whoever did it."""
+    """Wall time of one action, and CPU time of the processes that did it."""
 
     wall_s: float
     cpu_s: float
 
 
 def measured(action: Callable[[], T]) -> tuple[Cost, T]:
-    """Do it, and say what it took this process and the children that it has waited for."""
+    """Run an action; returns the time of this process and of children that it waited for."""
     before_s, began = _cpu_s(), time.perf_counter()
     result = action()
     wall_s = time.perf_counter() - began
@@ -28,6 +28,6 @@ def measured(action: Callable[[], T]) -> tuple[Cost, T]:
 
 
 def _cpu_s() -> float:
-    """By the scheduler's account; `os.times` counts in hundredths of a second."""
+    """Read CPU seconds by the scheduler's account; `os.times` counts in hundredths of a second."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)

@@ -53,7 +53,7 @@ Billed = dict[str, float]
 
 
 def record(plane: Plane) -> dict[str, Billed]:
-    """Each call's `api` and `lambda` calls, read and write units, S3 requests."""
+    """Record `api` and `lambda` calls, read and write units and S3 requests of each call."""
     return _Recording(plane).run()
 
 
@@ -103,7 +103,7 @@ class _Recording:
         return lambda: authorize({"headers": {"x-api-key": whole}}, context.tokens, context.clock.now(), context.leases)
 
     def _delivery(self) -> Callable[[], object]:
-        """To a webhook that takes what it is told."""
+        """Bill a delivery to a webhook that accepts the event."""
         webhooks, webhook = self._plane.context.webhooks, make_webhook(tenant=TENANT)
         webhooks.put(webhook)
         body = QueuedEvent(TENANT, webhook.id, make_event(1)).as_json()
@@ -122,7 +122,7 @@ class _Recording:
         )
 
     def _watched(self) -> tuple[Billed, Billed]:
-        """A heartbeat, and a turn of the sweeper, for a job whose rules the control plane evaluates."""
+        """Bill a heartbeat and a turn of the sweeper for a job with rules of the control plane."""
         plane = self._plane
         plane.submit_watched(WATCHED, queue="watched")
         item = WorkItem.model_validate(plane.claim(queue="watched")[0])
@@ -148,7 +148,7 @@ class _Recording:
         )
 
     def _checkpoint(self, item: WorkItem) -> Billed:
-        """By the agent's own code, with the PUTs of its packs."""
+        """Bill a commit by the agent's own code, with the PUTs of its packs."""
         with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder, closing(Transfer()) as transfer:
             for step in range(1, EARLIER_COMMITS + 2):
                 directory = Path(folder, f"checkpoint-{step}")
@@ -161,12 +161,12 @@ class _Recording:
         return _sorted(billed, api=done.api_calls, functions=done.api_calls)
 
     def _further_pack(self) -> Billed:
-        """What each pack of a checkpoint but the first adds, from its PUT to its end."""
+        """Bill each further pack of a checkpoint, from its PUT to its deletion."""
         few, many = self._commit_of_packs(1), self._commit_of_packs(1 + FURTHER_PACKS)
         return {unit: (many[unit] - few[unit]) / FURTHER_PACKS for unit in sorted(many) if many[unit] != few[unit]}
 
     def _commit_of_packs(self, packs: int) -> Counter[str]:
-        """A commit that lets as many packs go as it brings. Small ones: their size costs nothing."""
+        """Bill a commit that releases as many packs as it adds. The packs are small, because size costs nothing."""
         item = self._plane.claimed()
         for step in range(1, EARLIER_COMMITS + 2):
             contents = [f"pack {number} of step {step} of {item.id}".encode() for number in range(packs)]
@@ -188,7 +188,7 @@ class _Recording:
 
 
 def _manifest(item: WorkItem, step: int, contents: list[bytes]) -> Manifest:
-    """Each content is a pack, a chunk and a file."""
+    """Declare each content as one pack, one chunk and one file."""
     packs = [Pack.model_validate(pack_of(content)) for content in contents]
     chunks = [Chunk(blake3=pack.blake3, size_bytes=pack.size_bytes, pack=at) for at, pack in enumerate(packs)]
     files = [ChunkedFile(path=f"shard-{at}", size_bytes=pack.size_bytes, chunks=[at]) for at, pack in enumerate(packs)]

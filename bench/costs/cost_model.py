@@ -1,4 +1,4 @@
-"""Money: what an hour of a GPU costs, from list prices and from what calls are billed as. Pure."""
+"""Compute USD per GPU-hour from list prices and billed units. Pure."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ BOUND_CONTROL, BOUND_KELPIE, BOUND_ORIGINAL = 0.35, 0.35, 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """USD per hour of one GPU, by service."""
+    """Line of a cost table: USD per hour of one GPU, by service."""
 
     what: str
     per_hour: float
@@ -88,18 +88,18 @@ class Row:
 
     @property
     def control(self) -> float:
-        """API, Lambda and DynamoDB together."""
+        """Sum API, Lambda and DynamoDB."""
         return self.api + self.functions + self.dynamodb
 
     @property
     def total(self) -> float:
-        """Everything."""
+        """Sum all services."""
         return self.control + self.s3 + self.events + self.logs
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Of one hour of one GPU that trains, and of what is beside it."""
+    """Costs of one hour of one training GPU and of the services around it."""
 
     billed: Mapping[str, Billed]
     fleet: int = FLEET
@@ -136,34 +136,34 @@ class Costs:
 
     @property
     def control(self) -> float:
-        """API, Lambda, DynamoDB: USD per GPU-hour."""
+        """Compute USD per GPU-hour of API, Lambda and DynamoDB."""
         return self.sum(lambda row: row.control)
 
     @property
     def control_besides_checkpoints(self) -> float:
-        """The same of everything but checkpoints."""
+        """Compute the same without checkpoints."""
         return self.sum(lambda row: 0 if row.what in (CHECKPOINTS, FURTHER_PACKS) else row.control)
 
     @property
     def with_s3(self) -> float:
-        """The same with S3's requests."""
+        """Compute the same with S3's requests."""
         return self.control + self.sum(lambda row: row.s3)
 
     @property
     def within_bounds(self) -> bool:
-        """True if the control plane's bound holds, and those with S3's requests."""
+        """Check the bound of the control plane and the bounds with S3's requests."""
         bound = min(BOUND_KELPIE * kelpie_usd(), BOUND_ORIGINAL * original_usd())
         return self.control * K <= BOUND_CONTROL and self.with_s3 <= bound
 
     @property
     def webhook(self) -> Row:
-        """An hour's events, each told to one webhook: put in line, taken out, delivered, noted."""
+        """Compute an hour of events, each queued, delivered to one webhook, and recorded."""
         row = self._row("a webhook", "delivery", _events_per_hour())
         return replace(row, events=row.per_hour * QUEUE_REQUESTS * prices.QUEUE.usd)
 
     @property
     def watching(self) -> float:
-        """USD per hour of a job with rules of the control plane, besides: dearer heartbeats, and a look each minute."""
+        """Compute extra USD per hour of rules on the control plane: larger heartbeats, one evaluation a minute."""
         plain, watched, look = (self.billed[call] for call in ("heartbeat", "watched heartbeat", "watched look"))
         heartbeat = billed_usd(watched) - billed_usd(plain) + call_usd("watched heartbeat") - call_usd("heartbeat")
         of_sweeper = billed_usd(look) + call_usd("watched look") - prices.LAMBDA_REQUEST.usd
@@ -171,12 +171,12 @@ class Costs:
 
     @property
     def polling(self) -> Row:
-        """An hour of a worker that asks and gets nothing."""
+        """Compute an hour of a worker that polls without work."""
         return self._row("asking for work", "asked in vain", HOUR_S / POLL_S)
 
     @property
     def idle_month(self) -> dict[str, float]:
-        """USD a month of a deployment that nobody uses."""
+        """Compute USD a month of an unused deployment."""
         sweeps = self._row("sweeper", "idle sweep", 60)
         return {
             "the sweeper, once a minute": (sweeps.control + sweeps.logs) * MONTH_H,
@@ -219,19 +219,19 @@ def _events_per_hour() -> float:
 
 
 def smallest_fleet(billed: Mapping[str, Billed]) -> int:
-    """How many GPUs must share a key and a sweeper for the bound of the control plane to hold, besides checkpoints."""
+    """Compute the least number of GPUs that must share a key and a sweeper, checkpoints apart."""
     return next(
         fleet for fleet in count(1) if Costs(billed, fleet=fleet).control_besides_checkpoints * K <= BOUND_CONTROL
     )
 
 
 def most_packs(billed: Mapping[str, Billed]) -> int:
-    """How many packs each checkpoint may bring for all bounds to hold."""
+    """Compute the largest number of packs per checkpoint within all bounds."""
     return next(packs for packs in count(1) if not Costs(billed, new_packs=packs + 1).within_bounds)
 
 
 def billed_usd(billed: Billed) -> float:
-    """DynamoDB's and S3's part of a call."""
+    """Compute the share of DynamoDB and S3 in a call."""
     unit_prices = {"read": prices.READ, "write": prices.WRITE, "s3_put": prices.S3_PUT, "s3_get": prices.S3_GET}
     return sum(billed.get(unit, 0) * price.usd for unit, price in unit_prices.items())
 
@@ -242,13 +242,13 @@ def call_usd(function: str) -> float:
 
 
 def kelpie_usd() -> float:
-    """Kelpie's GPU-hour: per heartbeat a request, a KV read, two rows; R2 for checkpoints."""
+    """Compute Kelpie's GPU-hour: per heartbeat a request, a KV read, two rows; R2 for checkpoints."""
     heartbeat = prices.WORKERS_REQUEST.usd + prices.KV_READ.usd + 2 * prices.D1_ROW.usd
     return HOUR_S / HEARTBEAT_S * heartbeat + _peer_puts() * prices.R2_PUT.usd
 
 
 def original_usd() -> float:
-    """The original's: per heartbeat a request, a KV read, five rows; every part is a request and a KV read too."""
+    """Compute the original's GPU-hour: request, KV read and five rows per heartbeat; request and KV read per part."""
     beat = prices.WORKERS_REQUEST.usd + prices.KV_READ.usd + 5 * prices.D1_ROW.usd
     part = prices.R2_PUT.usd + prices.WORKERS_REQUEST.usd + prices.KV_READ.usd
     return HOUR_S / HEARTBEAT_S * beat + _peer_puts() * part

@@ -1,4 +1,4 @@
-"""Money: docs/costs.md, from one table of list prices and from what calls were billed as in a recorded run.
+"""Write docs/costs.md from the list prices and the billed units of a recorded run.
 
 make costs                                    # records anew, writes the page
 .venv/bin/python -m bench.costs.cost_page   # only the page
@@ -54,13 +54,13 @@ TEMPLATE = Path(__file__).with_name("costs_template.md")
 
 
 def recorded() -> dict[str, Billed]:
-    """What the recorded run found."""
+    """Load the recorded run."""
     found: dict[str, Billed] = json.loads(RECORDED.read_text(encoding="utf-8"))
     return found
 
 
 def page(billed: Mapping[str, Billed]) -> str:
-    """The whole page."""
+    """Format the page."""
     costs, alone, most = Costs(billed), Costs(billed, fleet=1), most_packs(billed)
     chunk = billed["log chunk"]
     often = Costs({**billed, "log chunk": {name: value * LONGEST_LOG_WAIT_S / 5 for name, value in chunk.items()}})
@@ -116,7 +116,7 @@ def page(billed: Mapping[str, Billed]) -> str:
 
 
 def _bounds(billed: Mapping[str, Billed], new_packs: Sequence[int]) -> str:
-    """What checkpoints of so many new packs make of each bound."""
+    """Compare each bound with the cost of checkpoints of a given number of new packs."""
     lines = []
     for packs in new_packs:
         costs = Costs(billed, new_packs=packs)
@@ -144,7 +144,7 @@ def _s3(costs: Costs) -> float:
 
 
 def _difference(alone: Costs, fleet: Costs, what: str) -> float:
-    """By how much a single GPU pays more for something."""
+    """Compute the surcharge that a single GPU pays."""
     dearer, cheaper = (next(row for row in costs.rows if row.what == what) for costs in (alone, fleet))
     return dearer.control - cheaper.control
 
@@ -184,7 +184,7 @@ def _plain(usd: float) -> str:
 
 
 def _duration_share(costs: Costs) -> float:
-    """What doubling all durations adds to the control plane's cost."""
+    """Compute the effect of doubled durations on the control plane's cost."""
     requests = sum(
         row.functions / call_usd(name) * prices.LAMBDA_REQUEST.usd
         for row, name in zip(
@@ -210,7 +210,7 @@ def _duration_share(costs: Costs) -> float:
 
 
 def main() -> None:
-    """Write the page; with `--record` record anew before."""
+    """Write the page; `--record` records a new run first."""
     parser = argparse.ArgumentParser(prog="python -m bench.costs.cost_page", description="What it costs.")
     parser.add_argument("--record", action="store_true", help="count requests and units anew, on the emulated cloud")
     if parser.parse_args().record:

@@ -1,4 +1,4 @@
-"""The one table of list prices, USD, before taxes, discounts and free tiers."""
+"""Table of list prices in USD, before taxes, discounts and free tiers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True)
 class Price:
-    """USD for one unit, and where it is published."""
+    """USD for one unit, and the page that publishes the price."""
 
     usd: float
     unit: str

@@ -1,4 +1,4 @@
-"""What requests are billed as: DynamoDB's read and write units and S3's requests, by AWS's rules.
+"""Bill requests by AWS's rules: read and write units of DynamoDB, requests of S3.
 
 The emulated cloud does not count units, so items are looked at before and after each request, by a client of our own.
 Sizes are those of the items as DynamoDB counts them (names and values, numbers about two digits a byte).
@@ -25,7 +25,7 @@ Place = tuple[str, str]
 
 
 def item_bytes(item: Item) -> int:
-    """The size of an item, or of what an index shows of one."""
+    """Compute the size of an item, or of its projection in an index, in bytes."""
     return sum(len(name.encode()) + _value_bytes(value) for name, value in item.items())
 
 
@@ -45,17 +45,17 @@ def _value_bytes(value: Mapping[str, Any]) -> int:
 
 
 def write_units(size_bytes: int) -> int:
-    """Of one write of an item of that size."""
+    """Bill one write of an item of that size."""
     return max(ceil(size_bytes / WRITE_BYTES), 1)
 
 
 def read_units(read_bytes: int, *, consistent: bool) -> float:
-    """Of reading that many bytes at once."""
+    """Bill one read of that many bytes."""
     return max(ceil(read_bytes / READ_BYTES), 1) * (1 if consistent else 0.5)
 
 
 def index_units(table: Table, before: Item | None, after: Item | None) -> int:
-    """Of what a write of an item does to the table's indexes: a key that moves is a delete and a put."""
+    """Bill the index writes of an item's write: a moved key is a delete and a put."""
     units = 0
     for index in table.indexes:
         old, new = _entry(table, index, before), _entry(table, index, after)
@@ -80,7 +80,7 @@ def _index_key(index: Index, item: Item) -> list[Any]:
 
 
 class Meter:
-    """Counts what the requests of two clients are billed as. `reader` is a client that nobody listens to."""
+    """Meter for the requests of two clients; `reader` is an unmetered client."""
 
     def __init__(self, dynamodb: Any, s3: Any, reader: Any, prefix: str) -> None:
         self._tables = {table.name(prefix): table for table in TABLES}
@@ -93,7 +93,7 @@ class Meter:
 
     @contextmanager
     def billed(self) -> Iterator[Counter[str]]:
-        """`read`, `write`, `s3_put` and `s3_get` of the requests inside; filled in at the end."""
+        """Bill the requests inside the block; the fields are filled at the end."""
         self._billed.clear()
         during: Counter[str] = Counter()
         yield during
@@ -142,7 +142,7 @@ class Meter:
 
 
 def _batch_read(asked: Mapping[str, Any], items: Sequence[Item]) -> float:
-    """Each key by itself; one without an item costs as a small one."""
+    """Bill each key alone; a missing item costs as much as a small one."""
     consistent = bool(asked.get("ConsistentRead"))
     found = sum(read_units(item_bytes(item), consistent=consistent) for item in items)
     return found + (len(asked["Keys"]) - len(items)) * read_units(0, consistent=consistent)

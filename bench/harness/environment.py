@@ -1,4 +1,4 @@
-"""On what a report was measured."""
+"""Description of the measuring machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def describe() -> dict[str, Any]:
-    """Machine, interpreter, versions, commit."""
+    """Describe machine, interpreter, versions and commit."""
     return {
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)),
@@ -30,12 +30,12 @@ def describe() -> dict[str, Any]:
 
 
 def load() -> list[float]:
-    """Load averages of 1, 5 and 15 minutes: how busy the machine was, this measurement included."""
+    """Read the load averages of 1, 5 and 15 minutes, this measurement included."""
     return [round(value, 2) for value in os.getloadavg()]
 
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name, as far as the system tells."""
+    """Read the name of the processor, if the system has it."""
     if cpuinfo.exists():
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):

@@ -1,4 +1,4 @@
-"""What a measurement is: rounds, median, worst, the baseline measured in the same run, the target. Pure."""
+"""Figures of a report: rounds, median, worst, the baseline of the same run, the target. Pure."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ class Figure:
 
     @property
     def ratios(self) -> list[float]:
-        """Value by baseline, round by round; none without a baseline."""
+        """Divide value by baseline, round by round; empty without a baseline."""
         return [value / base for value, base in zip(self.rounds, self.baseline, strict=False)]
 
     @property
     def judged(self) -> float:
-        """The number that is held against the target."""
+        """Compute the number that is compared with the target."""
         values = self.ratios or list(self.rounds)
         return max(values) if self.counted else median(values)
 
     @property
     def met(self) -> bool | None:
-        """Whether the target is met; None without one."""
+        """Compare with the target; None without a target."""
         return None if self.at_most is None else self.judged <= self.at_most
 
     def as_dict(self) -> dict[str, Any]:
-        """For the JSON report."""
+        """Convert for the JSON report."""
         told: dict[str, Any] = {"name": self.name, "unit": self.unit, **_summary(self.rounds)}
         if self.baseline_name is not None:
             told["baseline"] = {"name": self.baseline_name, **_summary(self.baseline)}
@@ -73,7 +73,7 @@ def _summary(values: Sequence[float]) -> dict[str, Any]:
 
 
 def table(figures: Sequence[Figure]) -> str:
-    """The report for a terminal."""
+    """Format the report for a terminal."""
     head = ("figure", "rounds", "median", "worst", "baseline", "ratio", "worst", "target", "met")
     rows = [head, *(_row(figure) for figure in figures)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]

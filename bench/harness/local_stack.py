@@ -1,4 +1,4 @@
-"""The local stack as a process of its own, as users start it, and clients for it."""
+"""Local stack as a process, started as users start it, and clients for it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FOREIGN = ("BATON_", "SALAD_", "AWS_")
 
 @dataclass(frozen=True)
 class RunningStack:
-    """Where it is, where the emulated cloud is, and its keys by name (`submit`, `worker`, `admin`)."""
+    """URLs of a stack and of its emulated cloud, and its keys by name (`submit`, `worker`, `admin`)."""
 
     url: str
     cloud_url: str
@@ -33,7 +33,7 @@ class RunningStack:
     pid: int
 
     def client(self, key: str) -> BatonClient:
-        """A client with that key."""
+        """Make a client with that key."""
         return BatonClient(self.url, self.keys[key])
 
 
@@ -71,12 +71,12 @@ def _announced(process: subprocess.Popen[bytes], log: Path) -> RunningStack:
 
 
 def clean_environment() -> dict[str, str]:
-    """Ours without the settings of a deployment or a worker."""
+    """Copy the environment without the settings of a deployment or a worker."""
     return {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
 
 
 def pinned(command: Sequence[str], cpus: Sequence[int]) -> list[str]:
-    """A command that runs on these processors only, and all its children with it; on any if there are none."""
+    """Pin a command and its children to these processors; unpinned if there are none."""
     if not cpus:
         return list(command)
     program = f"import os, sys; os.sched_setaffinity(0, {set(cpus)!r}); os.execv(sys.argv[1], sys.argv[1:])"

@@ -1,4 +1,4 @@
-"""The control plane in this process: the real dispatcher and stores on the emulated cloud, requests counted."""
+"""Control plane in this process: the real dispatcher and stores on the emulated cloud; requests are counted."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FILL_THREADS = 4
 
 
 class RequestLog:
-    """What AWS clients really send, repeats included, and which errors came back. Safe from several threads."""
+    """Requests of AWS clients, repeats included, and error answers. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,19 +54,19 @@ class RequestLog:
         self._errors: Counter[str] = Counter()
 
     def listen(self, client: Any) -> None:
-        """Note what `client` sends from now on."""
+        """Record the requests of `client` from now on."""
         client.meta.events.register("before-send", self._note_sent)
         client.meta.events.register("after-call", self._note_answer)
 
     @property
     def sent(self) -> dict[str, int]:
-        """Requests by `service.Operation`."""
+        """Count requests by `service.Operation`."""
         with self._lock:
             return dict(self._sent)
 
     @property
     def errors(self) -> dict[str, int]:
-        """Calls that ended in an error, by its code."""
+        """Count error answers by code."""
         with self._lock:
             return dict(self._errors)
 
@@ -82,10 +82,10 @@ class RequestLog:
 
 
 class Plane:
-    """One deployment: tables and buckets named by `prefix`, in the emulator at `endpoint_url`."""
+    """Deployment: tables and buckets named by `prefix`, in the emulator at `endpoint_url`."""
 
     def __init__(self, endpoint_url: str, prefix: str, *, create: bool = True) -> None:
-        """`create=False` for a further process on a deployment that exists."""
+        """Open a deployment; `create=False` for a further process on an existing one."""
         self.endpoint_url = endpoint_url
         self.prefix = prefix
         self.log = RequestLog()
@@ -102,7 +102,7 @@ class Plane:
         self.context = self.environment()
 
     def environment(self) -> Context:
-        """What one Lambda execution environment has: the shared clients, a claim window of its own."""
+        """Make one Lambda execution environment: the shared clients, a claim window of its own."""
         return Context(
             jobs=DynamoJobStore(self.dynamodb, self.prefix),
             leases=DynamoLeaseStore(self.dynamodb, self.prefix),
@@ -120,7 +120,7 @@ class Plane:
 
     @contextmanager
     def requests(self) -> Iterator[Counter[str]]:
-        """The requests sent while inside; filled in at the end."""
+        """Record the requests of the block; the fields are filled at the end."""
         before = Counter(self.log.sent)
         during: Counter[str] = Counter()
         yield during
@@ -136,7 +136,7 @@ class Plane:
         headers: Mapping[str, str] | None = None,
         context: Context | None = None,
     ) -> Any:
-        """One call of a worker through the dispatcher; the answer's JSON. Raises RuntimeError unless it is 200."""
+        """Call as a worker through the dispatcher; returns the JSON. Raises RuntimeError unless the status is 200."""
         event = {
             "routeKey": route_key,
             "headers": dict(headers or {}),
@@ -154,7 +154,7 @@ class Plane:
         return json.loads(answer["body"])
 
     def claim(self, *, queue: str = "default", machine_id: str = "m-1", context: Context | None = None) -> Any:
-        """`GET /work` of a lease-aware worker: a list of one work item, or of none."""
+        """Claim by `GET /work` as a lease-aware worker; returns a list of one work item, or of none."""
         query = {"queue": queue, "machine_id": machine_id}
         return self.worker_call("GET /work", query=query, headers={"x-lease-aware": "1"}, context=context)
 
@@ -164,7 +164,7 @@ class Plane:
         return WorkItem.model_validate(self.claim()[0])
 
     def commit(self, lease_token: str, manifest: Manifest) -> CommitAnswer:
-        """`POST /job/{id}/checkpoints`, as the agent's commit wants it."""
+        """Commit by `POST /job/{id}/checkpoints` as the agent does."""
         answer = self.worker_call(
             "POST /job/{id}/checkpoints",
             path={"id": manifest.job_id},
@@ -174,17 +174,17 @@ class Plane:
         return CommitAnswer.model_validate(answer)
 
     def submit(self, *, queue: str = "default") -> None:
-        """One job, written as a submission writes it."""
+        """Write one job as a submission does."""
         self.context.jobs.apply(submission(queue, self.context.clock.now()))
 
     def submit_watched(self, text: str, *, queue: str) -> None:
-        """One with rules that the control plane evaluates."""
+        """Submit a job whose rules the control plane evaluates."""
         now = self.context.clock.now()
         record = RulesRecord(revision=1, text=text, created_at=now)
         self.context.jobs.apply(submission(queue, now, rules=record, watched=True))
 
     def fill(self, jobs: int, *, queue: str = "default") -> None:
-        """Many jobs: the items that submissions write, in batches of 25."""
+        """Write the items of many submissions in batches of 25."""
         now = self.context.clock.now()
         changes = [submission(queue, now) for _ in range(jobs)]
         items = [item for change in changes for item in _items_of(change)]
@@ -202,7 +202,7 @@ class Plane:
 
 
 def submission(queue: str, now: int, **more: Any) -> Transaction:
-    """A job as large as real ones are."""
+    """Make a submission as large as real ones."""
     spec = Spec(
         command=["python", "-m", "gpu_client.training.digits"],
         parameters={"steps": 600, "learning_rate": 2e-3, "prompt": "a photo of a timber dog in the forest"},

@@ -1,4 +1,4 @@
-"""The report of a bench: what each part found, how long that took, and how busy the machine was. And its options."""
+"""Report and command-line options of a bench: results, durations and load of each part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench.harness.figures import Figure, table
 
 
 def parser_of(program: str, description: str | None, sections: Iterable[str], report: Path) -> argparse.ArgumentParser:
-    """The options that all benches have; `rounds` is None where it is not said."""
+    """Make the parser that all benches share; `rounds` is None by default."""
     parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("--only", choices=[*sections], action="append", help="may be repeated; default: everything")
     parser.add_argument("--rounds", type=int, help="how often each is measured")
@@ -27,7 +27,7 @@ def parser_of(program: str, description: str | None, sections: Iterable[str], re
 
 
 class Report:
-    """Is written, and told, at the end of `reporting`."""
+    """Report that `reporting` writes and prints at its end."""
 
     def __init__(self, *, quick: bool, **more: Any) -> None:
         self.figures: list[Figure] = []
@@ -53,13 +53,13 @@ class Report:
         print(f"{name}: {took_s} s", file=sys.stderr, flush=True)
 
     def write(self, output: Path) -> None:
-        """As JSON."""
+        """Write the report as JSON."""
         self.content["figures"] = [figure.as_dict() for figure in self.figures]
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")
 
     def tell(self, output: Path) -> None:
-        """On a terminal. A missed target is told, not raised."""
+        """Print the report. A missed target is printed, not raised."""
         where = self.content["environment"]
         if self.figures:
             print(table(self.figures))
@@ -78,7 +78,7 @@ class Report:
 
 @contextmanager
 def reporting(output: Path, *, quick: bool, **more: Any) -> Iterator[Report]:
-    """What was measured before something failed is not lost. `more`: for the JSON."""
+    """Write the report even after a failure. `more`: further fields of the JSON."""
     report = Report(quick=quick, **more)
     try:
         yield report

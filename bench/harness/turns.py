@@ -1,4 +1,4 @@
-"""Processes that take turns in short slices: only one runs, the others are stopped.
+"""Turns of processes in short slices: one runs, the others are stopped.
 
 A machine that is shared, and whose clock rate moves, is as fast for one as for the other within so short a time; runs
 of several seconds one after the other differ by more than what is to be measured.
@@ -23,7 +23,7 @@ Span = tuple[float, float]
 
 
 class Process(Protocol):
-    """What has to be stopped and continued."""
+    """Process that can be stopped and continued."""
 
     def suspend(self) -> None: ...
 
@@ -31,22 +31,22 @@ class Process(Protocol):
 
 
 class Handle:
-    """A process by a descriptor: quick (each signal is part of a turn), and never another one of the same number."""
+    """Process by a descriptor: fast signals, and never another process with the same number."""
 
     def __init__(self, pid: int) -> None:
-        """Raises ProcessLookupError if there is none."""
+        """Open the descriptor; raises ProcessLookupError without such a process."""
         self._descriptor = os.pidfd_open(pid)
 
     def suspend(self) -> None:
-        """Stop it, if it still runs."""
+        """Stop the process if it still runs."""
         self._send(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Continue the process."""
         self._send(signal.SIGCONT)
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         os.close(self._descriptor)
 
     def _send(self, number: signal.Signals) -> None:
@@ -56,7 +56,7 @@ class Handle:
 
 @dataclass
 class Subject:
-    """One of those that take turns. `ended`: whether what is to be timed is over.
+    """Subject of the turns. `ended`: True once the timed part is over.
 
     The first process is the one that is timed: it goes on first and stops last, so that no time of its turn is lost.
     """
@@ -66,12 +66,12 @@ class Subject:
     turns: list[Span] = field(default_factory=list)
 
     def freeze(self) -> None:
-        """Stop all its processes; those that have ended are left alone."""
+        """Stop all processes of the subject except ended ones."""
         for process in reversed(self.processes):
             process.suspend()
 
     def thaw(self) -> None:
-        """Let them go on."""
+        """Continue all processes of the subject."""
         for process in self.processes:
             process.resume()
 
@@ -84,7 +84,7 @@ def take_turns(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Until all have ended, then all go on. They must be stopped at the beginning; fills in their turns.
+    """Give turns to stopped subjects until all have ended, then continue all; fills in their turns.
 
     Raises TimeoutError; they go on then, too.
     """
@@ -108,5 +108,5 @@ def take_turns(
 
 
 def overlap_s(span: Span, turns: Sequence[Span]) -> float:
-    """How much of `span` lies within `turns`, which do not overlap each other."""
+    """Compute the seconds of `span` within `turns`, which do not overlap."""
     return sum(max(0.0, min(span[1], end) - max(span[0], begin)) for begin, end in turns)

@@ -1,1 +1,1 @@
-"""What a ring costs and holds, beside the machine's raw limits and Wirehead: `make bench-ring`."""
+"""`make bench-ring`: cost and correctness of a ring, beside raw limits of the machine and Wirehead."""

@@ -21,7 +21,7 @@ ROUNDS = 5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Run the sections, write the report, and return the exit code."""
     parser = parser_of("python -m bench.ring", __doc__, SECTIONS, REPORT)
     parser.add_argument("--scratch", type=Path, help="where rings are made; default: where temporary files are")
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Many writers at once: what of their work arrives (target 4), and whether they hold each other up (target 11)."""
+"""Many writers at once: delivered samples (target 4) and scaling (target 11)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMEOUT_S = 180.0
 
 
 def yields(scratch: Path, *, samples: int) -> list[Figure]:
-    """Samples that were made and never became readable: of 64 writers that all start at once, and of 8 that die."""
+    """Count samples that never became readable: of 64 writers that start at once, and of 8 that die."""
     crowd, _ = _harvested(scratch / "crowd", writers=64, samples=samples, every_s=1.0, dies_every=0)
     dying, kills = _harvested(scratch / "dying", writers=8, samples=max(samples * 5, 51), every_s=0.12, dies_every=50)
     return [
@@ -53,7 +53,7 @@ def yields(scratch: Path, *, samples: int) -> list[Figure]:
 def _harvested(
     scratch: Path, *, writers: int, samples: int, every_s: float, dies_every: int
 ) -> tuple[tuple[int, int], int]:
-    """Samples made and delivered, and how many writers died."""
+    """Count made and delivered samples and dead writers."""
     ring = make_ring(str(scratch), RingSettings(cap=CAP, mode="generation", max_ahead=4 * CAP))
     counters = Counters(roles.WRITES, writers)
     work = [(str(scratch), number, counters, every_s, samples, dies_every) for number in range(writers)]
@@ -76,7 +76,7 @@ def _harvested(
 
 
 def scaling(scratch: Path, *, rounds: int, samples: int) -> list[Figure]:
-    """A writer's time for a sample, of 8 and of 64 at once against one alone. They sleep, as if a GPU worked."""
+    """Compare the time for a sample of 8 and of 64 writers with one alone. They sleep as if a GPU worked."""
     every: dict[int, list[float]] = {writers: [] for writers in CROWDS}
     for number in range(rounds):
         for writers in CROWDS:
@@ -96,7 +96,7 @@ def scaling(scratch: Path, *, rounds: int, samples: int) -> list[Figure]:
 
 
 def _cycle_s(scratch: Path, writers: int, samples: int) -> float:
-    """Of all samples but each writer's first, in the mean."""
+    """Compute the mean seconds for a sample, without each writer's first."""
     make_ring(str(scratch), RingSettings(cap=1000, publish_interval_s=1.0))
     counters = Counters(roles.WRITES, writers)
     work = [(str(scratch), number, counters, SLEEP_S, samples + 1, 0) for number in range(writers)]

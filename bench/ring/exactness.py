@@ -1,4 +1,4 @@
-"""Whether bits come back (target 1), and whether changed ones are noticed (target 10). Counts, not times."""
+"""Altered bits (target 1) and undetected damage (target 10). Counts, not times."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ FIELDS = [("a", "<f4", (2, 3)), ("b", "u1"), ("c", [("d", ">i2")])]
 
 
 def torch_dtypes() -> list[torch.dtype]:
-    """Those that this torch has. Quantised tensors are refused: they are no arrays alone."""
+    """List the dtypes of this torch, without quantized ones, which a ring refuses."""
     return [getattr(torch, name) for name in TORCH if hasattr(torch, name)]
 
 
 def round_trips(scratch: Path) -> list[Figure]:
-    """Every dtype, of 0 to 5 dimensions, empty ones too, alone and nested, through a ring in a directory."""
+    """Pass every dtype of 0 to 5 dimensions, also empty, alone and nested, through a ring in a directory."""
     # torch says so of each tensor of complex32.
     warnings.filterwarnings("ignore", "ComplexHalf support is experimental")
     chance = np.random.default_rng(0)
@@ -105,7 +105,7 @@ def _torch(kind: torch.dtype, shape: tuple[int, ...], chance: np.random.Generato
 
 
 def same(put: Any, back: Any) -> bool:
-    """Whether types, dtypes, shapes and all bits are the same."""
+    """Compare types, dtypes, shapes and all bits."""
     if type(put) is not type(back):
         return False
     if isinstance(put, dict):
@@ -122,7 +122,7 @@ def same(put: Any, back: Any) -> bool:
 
 
 def flipped_bits(scratch: Path, *, flips: int) -> list[Figure]:
-    """One bit of an object at a time: every bit of small ones, and many of a larger one."""
+    """Flip one bit of an object at a time: every bit of small objects, many of a larger one."""
     unnoticed, tried = 0, 0
     for codec in CODECS:
         for size, every in ((16, True), (20_000, False)):

@@ -1,4 +1,4 @@
-"""How soon a sample can be read (target 5), and what a swap costs (target 6)."""
+"""Time from `put` to readable (target 5), and the cost of a swap (target 6)."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _PATIENCE_S = 60.0
 
 
 def put_to_readable(scratch: Path, *, rounds: int, samples: int) -> list[Figure]:
-    """From the beginning of `put` until a manifest that can be found lists the sample: the 95th percentile."""
+    """Measure the 95th percentile from the start of `put` to a manifest that lists the sample."""
     rings = [make_ring(str(scratch / f"readable-{number}"), RingSettings(cap=64)) for number in range(rounds)]
     return [_freshness("directory", rings, samples, look_s=_LOOK_S, at_most=READABLE_S)]
 
 
 def put_to_readable_in_a_bucket(*, rounds: int, samples: int) -> list[Figure]:
-    """The same with requests, to the emulated S3, and the interval that the page tells for them."""
+    """Measure the same on the emulated S3, with the request interval of docs/ring.md."""
     with Emulator() as emulator, patch.dict(os.environ, _CREDENTIALS), ExitStack() as opened:
         rings = []
         for _ in range(rounds):
@@ -92,7 +92,7 @@ def _waits_s(ring: Ring, samples: int, look_s: float) -> list[float]:
 
 
 def swap_cost(scratch: Path, *, rounds: int, large_bytes: int) -> list[Figure]:
-    """One publication of 10 samples into 100 slots; large samples against small ones."""
+    """Time one publication of 10 samples into 100 slots; large samples against small ones."""
     small, large = [], []
     for number in range(rounds):
         small.append(1e3 * _publication_s(scratch / f"small-{number}", 1024))
@@ -121,7 +121,7 @@ def swap_cost(scratch: Path, *, rounds: int, large_bytes: int) -> list[Figure]:
 
 
 def _publication_s(scratch: Path, size_bytes: int) -> float:
-    """The fastest of ten."""
+    """Time ten publications and return the fastest, in seconds."""
     ring = make_ring(str(scratch), RingSettings(cap=100, max_ahead=1000))
     best = float("inf")
     array = np.zeros(size_bytes, np.uint8)
@@ -139,7 +139,7 @@ def _publication_s(scratch: Path, size_bytes: int) -> float:
 
 
 class CountingStore:
-    """Each operation is one request, as an object store would see it."""
+    """Store that counts each operation as one request of an object store."""
 
     def __init__(self, store: RingBackend) -> None:
         self._store = store
@@ -161,7 +161,7 @@ class CountingStore:
 
 
 def _requests(publications: int) -> tuple[int, int]:
-    """The most of any publication but the first: until it can be read, and those that clear away behind it."""
+    """Count the most requests of a publication but the first: until readable, and for the later cleanup."""
     store = CountingStore(MemoryStore())
     ring = Ring.make(store, RingSettings(cap=100, max_ahead=1000))  # type: ignore[arg-type]
     worst = clearing = 0

@@ -1,4 +1,4 @@
-"""Processes of a ring's bench, forked from one that has loaded everything, so that many start in a moment."""
+"""Processes of the ring's bench, forked from a loaded one so that many start at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _POLL_S = 0.02
 
 
 class Counters:
-    """Whole numbers that processes count up, each its own; they outlive whoever is killed."""
+    """Counters in shared memory, one slot for each process; the counts survive a killed process."""
 
     def __init__(self, names: Sequence[str], processes: int) -> None:
         self._places = {name: place for place, name in enumerate(names)}
@@ -24,24 +24,24 @@ class Counters:
         self._values = CONTEXT.RawArray(c_int64, len(names) * processes)
 
     def add(self, name: str, process: int, number: int = 1) -> None:
-        """Only the process itself does this."""
+        """Change the own slot; only the process itself may call this."""
         self._values[process * self._width + self._places[name]] += number
 
     def put(self, name: str, process: int, number: int) -> None:
-        """Only the process itself does this."""
+        """Change the own slot; only the process itself may call this."""
         self._values[process * self._width + self._places[name]] = number
 
     def of(self, name: str, process: int) -> int:
-        """As it is now."""
+        """Read the slot of a process."""
         return int(self._values[process * self._width + self._places[name]])
 
     def total(self, name: str) -> int:
-        """Of all processes."""
+        """Sum the slots of all processes."""
         return sum(self._values[self._places[name] :: self._width])
 
 
 def begun(role: Callable[..., None], *arguments: Any) -> ForkServerProcess:
-    """A process that runs a function of `roles`."""
+    """Start a process that runs a function of `roles`."""
     process = CONTEXT.Process(target=role, args=arguments)
     process.start()
     return process
@@ -49,7 +49,7 @@ def begun(role: Callable[..., None], *arguments: Any) -> ForkServerProcess:
 
 @contextlib.contextmanager
 def population(role: Callable[..., None], arguments: Sequence[Sequence[Any]]) -> Iterator[list[ForkServerProcess]]:
-    """One process for each; what still runs at the end is killed. The list may be changed meanwhile."""
+    """Start the processes and kill the rest at the end. The list may change meanwhile."""
     processes = [begun(role, *one) for one in arguments]
     try:
         yield processes
@@ -60,7 +60,7 @@ def population(role: Callable[..., None], arguments: Sequence[Sequence[Any]]) ->
 
 
 def ended_well(processes: Sequence[ForkServerProcess], timeout_s: float) -> None:
-    """Wait for all. Raises RuntimeError for one that failed or goes on."""
+    """Wait for all processes; raises RuntimeError for a failed or running one."""
     deadline = time.monotonic() + timeout_s
     for process in processes:
         process.join(max(deadline - time.monotonic(), 0.01))
@@ -69,7 +69,7 @@ def ended_well(processes: Sequence[ForkServerProcess], timeout_s: float) -> None
 
 
 def wait_for(ready: Callable[[], bool], what: str, timeout_s: float) -> float:
-    """Seconds that it took. Raises TimeoutError."""
+    """Wait for a condition; returns the seconds. Raises TimeoutError."""
     began_at = time.monotonic()
     while not ready():
         if time.monotonic() - began_at > timeout_s:

@@ -1,4 +1,4 @@
-"""What the processes of a ring's bench do. Functions of a module without torch: they start in a moment."""
+"""Roles of the processes of the ring's bench. No torch here, so processes start at once."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ READS = ("manifests", "samples", "errors", "retries", "missing", "doubled", "bac
 
 
 class DyingStore:
-    """A store whose process kills itself at an operation, before it or behind."""
+    """Store whose process kills itself before or after an operation."""
 
     def __init__(self, store: RingBackend, dies: Callable[[str, str], bool], *, behind: bool) -> None:
-        """`dies` is told the operation's name and its key, each time."""
+        """Wrap a store; `dies` gets the operation's name and key each time."""
         self._store, self._dies, self._behind = store, dies, behind
 
     def create(self, key: str, pieces: Sequence[memoryview]) -> bool:
@@ -73,7 +73,7 @@ class DyingStore:
 
 
 class NotingStore(DyingStore):
-    """Notes objects that were not there."""
+    """Store that records missing objects."""
 
     def __init__(self, store: RingBackend, missing: Callable[[], None]) -> None:
         super().__init__(store, lambda name, key: False, behind=False)
@@ -87,12 +87,12 @@ class NotingStore(DyingStore):
 
 
 def sample_of(number: int, made: int) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
-    """Small; `made` is its content."""
+    """Make a small sample with the content `made`."""
     return {"x": np.full(64, made), "by": np.array([number])}
 
 
 def ring_in(place: str, dies: Callable[[str, str], bool], *, behind: bool) -> Ring:
-    """A ring whose process kills itself."""
+    """Open a ring whose process kills itself."""
     return Ring.open(DyingStore(open_store(place, make=False), dies, behind=behind))
 
 
@@ -106,7 +106,7 @@ def generate(
     dies_every: int = 0,
     stop: Event | None = None,
 ) -> None:
-    """Make a sample every so often and put it; with `dies_every`, every so many between storing and claiming it.
+    """Make and put a sample at an interval; `dies_every`: every n-th process death between storing and claiming.
 
     `counters`: samples made and put, when the last was put, how long was waited. Whoever takes it up makes the rest.
     """
@@ -128,12 +128,12 @@ def generate(
 
 
 def generate_some(place: str, number: int, counters: Counters, every_s: float, samples: int, dies_every: int) -> None:
-    """`generate`, by place."""
+    """Run `generate` at a place."""
     generate(place, number, counters, every_s=every_s, samples=samples, dies_every=dies_every)
 
 
 def _is_claim(name: str, key: str) -> bool:
-    """Whether that is the claim of a sample, not of a beginning, whose sequence is 0."""
+    """Recognize the claim of a sample; the claim of a beginning has sequence 0."""
     return name == "create" and key.startswith(INBOX) and int(key.split(".")[2]) > 0
 
 
@@ -142,7 +142,7 @@ def _due(counters: Counters, number: int, dies_every: int) -> bool:
 
 
 def write_for_ever(place: str, number: int, counters: Counters, every_s: float) -> None:
-    """Put samples until killed. Whoever was taken for dead, since the machine is busy, begins anew."""
+    """Put samples until killed. A writer that a busy machine made look dead begins anew."""
     while True:
         try:
             generate(place, number, counters, every_s=every_s)
@@ -151,7 +151,7 @@ def write_for_ever(place: str, number: int, counters: Counters, every_s: float) 
 
 
 def read_for_ever(place: str, number: int, counters: Counters, every_s: float, stop: Event) -> None:
-    """Read every sample of one newest manifest after the other, and count what is wrong."""
+    """Read every sample of each newest manifest and count errors."""
     ring = open_ring(place)
     ring.store = NotingStore(ring.store, lambda: counters.add("missing", number))
     with RingReader(ring) as reader:
@@ -179,7 +179,7 @@ def read_for_ever(place: str, number: int, counters: Counters, every_s: float, s
 
 
 def publish_for_ever(place: str, every_s: float, stop: Event) -> None:
-    """Make readable what waits, beside the writers, who do the same."""
+    """Publish beside the writers, which publish too."""
     ring = open_ring(place)
     while not stop.is_set():
         ring.publish()
@@ -187,7 +187,7 @@ def publish_for_ever(place: str, every_s: float, stop: Event) -> None:
 
 
 def publish_and_die(place: str, step: int, behind: bool, reached: Event) -> None:
-    """Publish until the operation number `step` of one publication is due, and die there. `reached`: it was.
+    """Publish up to operation number `step` of one publication and die there; `reached` is set before.
 
     Ends well if publications have not so many operations.
     """
@@ -211,7 +211,7 @@ def publish_and_die(place: str, step: int, behind: bool, reached: Event) -> None
 
 
 def leave_an_orphan(place: str, name: str) -> None:
-    """Put some samples, then die between storing another and claiming it."""
+    """Put samples, then die between storing another and claiming it."""
     ring = ring_in(place, lambda operation, key: operation == "create" and key.endswith("-0000000003"), behind=True)
     with RingWriter(ring, name) as writer:
         while True:
@@ -219,7 +219,7 @@ def leave_an_orphan(place: str, name: str) -> None:
 
 
 def consume(place: str, per_s: float, batch_size: int) -> None:
-    """Take batches at a rate, at most, until killed; wait for them as the ring wants it."""
+    """Take batches at a limited rate until killed, waiting as the ring demands."""
     with RingReader(open_ring(place)) as reader:
         stream = BatchStream(reader, BatchShape(batch_size, policy="latest"))
         due_at = time.monotonic()
@@ -230,7 +230,7 @@ def consume(place: str, per_s: float, batch_size: int) -> None:
 
 
 def produce(place: str, per_s: float, waited: Counters) -> None:
-    """Put samples at a rate, at most, until killed."""
+    """Put samples at a limited rate until killed."""
     with RingWriter(open_ring(place)) as writer:
         due_at = time.monotonic()
         while True:
@@ -243,7 +243,7 @@ def produce(place: str, per_s: float, waited: Counters) -> None:
 
 
 def train(place: str, group: str, told: Path, batches: int, killed_after: int) -> None:
-    """Read batches, and note for each which samples it had and where the training is; the last line is a checkpoint.
+    """Read batches; write the samples and position of each to a file whose last line is a checkpoint.
 
     With `killed_after`, the process kills itself after so many.
     """

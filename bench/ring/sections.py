@@ -1,4 +1,4 @@
-"""What there is to be measured of a ring, by the rows of its targets."""
+"""Sections of the ring's bench, by the rows of its targets."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from bench.ring import crowds, exactness, freshness, speed, swaps, trainings
 
 @dataclass(frozen=True)
 class Extent:
-    """How much of everything."""
+    """Extent of every section."""
 
     rounds: int
     quick: bool
 
     def of(self, whole: int, little: int) -> int:
-        """`little` where the bench itself is tried out."""
+        """Choose `little` for `--quick`."""
         return little if self.quick else whole
 
 
@@ -93,7 +93,7 @@ SECTIONS: dict[str, list[tuple[str, Measure]]] = {
 
 
 def measured(name: str, scratch: Path, extent: Extent) -> list[Figure]:
-    """One section's figures, with the row of the targets that they belong to."""
+    """Measure one section; each figure's name begins with the row of its target."""
     found = []
     for row, measure in SECTIONS[name]:
         found += [replace(figure, name=f"{row:>2} {figure.name}") for figure in measure(scratch, extent)]

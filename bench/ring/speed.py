@@ -1,4 +1,4 @@
-"""Putting and getting, in turns with the machine's raw limits and with Wirehead (target 2)."""
+"""Put and get, in turns with raw limits of the machine and with Wirehead (target 2)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FILE_BYTES, _PART_BYTES = PAIR_BYTES, 2 * 1024 * 1024
 
 
 def against_raw(scratch: Path, *, rounds: int, samples: int, scale: int = 1) -> list[Figure]:
-    """A writer against a new file, a reader against a map that is hashed. `scale`: samples are smaller by so much."""
+    """Compare a writer with a new file, a reader with a hashed memory map. `scale` divides the sample size."""
     found = []
     image = np.random.default_rng(1).random(LOSSLESS_BYTES // scale // 5, np.float32)
     label = np.random.default_rng(2).integers(0, 200, image.size, np.uint8)
@@ -47,7 +47,7 @@ def against_raw(scratch: Path, *, rounds: int, samples: int, scale: int = 1) -> 
 
 
 def packed(scratch: Path, *, rounds: int) -> list[Figure]:
-    """Small samples, by packs; one in a new file of its own is what it is compared with."""
+    """Compare small samples in packs with one new file for each."""
     samples = PACK * 4
     settings = RingSettings(cap=4 * samples, pack=PACK)
     with StoreBenchmark(str(scratch), make_sample(SMALL_BYTES), samples, settings=settings) as bench:
@@ -89,7 +89,7 @@ def _npy_file(path: Path, pieces: Sequence[memoryview]) -> None:
 
 
 def _warmed(bench: StoreBenchmark, scratch: Path) -> StoreBenchmark:
-    """Have memory at hand for two rounds, of which each puts everything twice: a program's, and files', which is other.
+    """Touch memory and page cache for two rounds, each of which puts everything twice.
 
     A virtual machine gives free memory back to its host within seconds. Who writes to it first then waits for the host,
     ten times as long as for the copy, and it is chance whether that is a raw file or a sample.
@@ -136,7 +136,7 @@ def _figure(
 
 
 def limits(*, rounds: int, scale: int = 1) -> list[Figure]:
-    """What one thread of this machine does with 32 MiB, besides files."""
+    """Measure what one thread of this machine does with 32 MiB, without files."""
     found = [measure_machine(PAIR_BYTES // scale, tries=3) for _ in range(rounds)]
     names = {"copy": "copied in memory", "xxh3": "hashed (xxh3)", "loopback": "sent through loopback"}
     return [
@@ -146,7 +146,7 @@ def limits(*, rounds: int, scale: int = 1) -> list[Figure]:
 
 
 def against_wirehead(scratch: Path, *, rounds: int, scale: int = 1) -> list[Figure]:
-    """The same pair through the real Wirehead, round by round in turns."""
+    """Measure the same pair through the real Wirehead, round by round in turns."""
     size_bytes, samples = PAIR_BYTES // scale, rival.CAP
     ours, theirs, alone = list[list[BenchmarkTurn]](), list[tuple[float, float]](), list[tuple[float, float]]()
     with rival.running(scratch) as wirehead, StoreBenchmark(str(scratch), make_sample(size_bytes), samples) as bench:

@@ -1,4 +1,4 @@
-"""Swaps without end while writers and publishers are killed (target 3), and what is stored meanwhile (target 8)."""
+"""Swaps while writers and publishers are killed (target 3), and the stored objects meanwhile (target 8)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MORE_S = 60.0
 
 
 def swaps(scratch: Path, *, wanted: int) -> list[Figure]:
-    """So many of them: what readers met, what got lost, at which steps publishers died."""
+    """Run swaps; count readers' errors, lost samples, and the operations at which publishers died."""
     place = str(scratch / "swaps")
     ring = make_ring(place, RingSettings(cap=32, publish_interval_s=0.01, retain=100, lease_s=3.0, max_ahead=400))
     written, read = Counters(roles.WRITES, WRITERS), Counters(roles.READS, READERS_THERE)
@@ -116,23 +116,23 @@ def swaps(scratch: Path, *, wanted: int) -> list[Figure]:
 
 
 def _unreached(died_in: set[tuple[int, bool]]) -> list[tuple[int, bool]]:
-    """Operations before the last one in which a publisher died, in which none did, before or behind."""
+    """List operations at which no publisher died, before or after."""
     last = max((step for step, _ in died_in), default=STEPS)
     return [(step, behind) for step in range(last) for behind in (False, True) if (step, behind) not in died_in]
 
 
 class Stored:
-    """What lies in a ring, and what it has to keep: manifests that are retained or pinned, and what is in flight."""
+    """Stored objects of a ring, and the ones it must keep: of retained or pinned manifests, and in flight."""
 
     def __init__(self, ring: Ring, lags_s: float) -> None:
-        """`lags_s`: what is not needed any more for so long should be gone."""
+        """Watch a ring; `lags_s`: unneeded objects older than this should be gone."""
         self._ring, self._lags_s = ring, lags_s
         self._needed: deque[tuple[float, set[ObjectId]]] = deque()
         self.worst = 0.0
         self.most = 0
 
     def look(self, in_flight: int) -> None:
-        """`in_flight`: samples that are being put. Keeps the worst part of what may be there that was."""
+        """Sample the store; `in_flight`: samples being put. Keeps the worst ratio."""
         ring, now = self._ring, time.monotonic()
         number, _ = ring.pointer()
         wanted = set(range(max(number - ring.settings.retain + 1, 1), number + 1))
@@ -159,7 +159,7 @@ def _slots(ring: Ring, number: int) -> tuple[Slot, ...]:
 
 
 def storage(scratch: Path, *, rounds: int, lasts_s: float) -> list[Figure]:
-    """Under load, with writers that leave orphans behind."""
+    """Measure stored objects under load, with writers that leave orphans."""
     worst, gone_after, most = [], [], []
     for number in range(rounds):
         settings = RingSettings(cap=40, publish_interval_s=0.1, retain=3, lease_s=2.0)

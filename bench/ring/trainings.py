@@ -1,4 +1,4 @@
-"""What a training sees: exact resume (target 7), the flow it asks for (target 9), and how long it waits (target 12)."""
+"""Trainings on a ring: exact resume (target 7), requested flow (target 9), waiting (target 12)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TIMEOUT_S = 120.0
 
 
 def resumed(scratch: Path, *, batches: int) -> list[Figure]:
-    """A training that is killed after each batch, on a ring that goes on, against one that is not."""
+    """Compare a training that is killed after each batch, on a running ring, with an undisturbed one."""
     place = str(scratch / "resumed")
     make_ring(place, RingSettings(cap=48, publish_interval_s=0.05, retain=2))
     counters = Counters(roles.WRITES, 2)
@@ -66,7 +66,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def flow(scratch: Path, *, lasts_s: float) -> list[Figure]:
-    """How far reads for each insert are from what is wanted, once all that may be ahead is."""
+    """Measure the deviation of reads for each insert once writers have reached their limit."""
     off, details = [], []
     for offered in OFFERED:
         # The slower side is as slow as is said; the other could be so many times as fast.
@@ -124,7 +124,7 @@ def _moved(ring: Ring) -> tuple[int, int]:
 
 
 def waiting(scratch: Path, *, rounds: int, batches: int, warm_up: int) -> list[Figure]:
-    """The part of its time that a training waits for data, where production is 1.25 times what it needs at least."""
+    """Measure the share of a training's time spent waiting, with 1.25 times the needed production."""
     parts, medians, longest = [], [], []
     for number in range(rounds):
         place = str(scratch / f"waiting-{number}")
@@ -156,7 +156,7 @@ def waiting(scratch: Path, *, rounds: int, batches: int, warm_up: int) -> list[F
 
 
 def _waits_s(loader: RingLoader, batches: int, warm_up: int) -> list[float]:
-    """For each batch after the warm-up, how long `next` took."""
+    """List the seconds in `next` for each batch after the warm-up."""
     source: Iterator[Any] = iter(loader)
     for _ in islice(source, warm_up):
         time.sleep(STEP_S)

@@ -1,4 +1,4 @@
-"""How fast the back-test replays a recorded run: 20 typical rules, five metrics in each report."""
+"""Time the replay of a recorded run: 20 typical rules, five metrics in each report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training whose rules are edited while it runs: notes when each revision came into force. Started by an agent.
+"""Training under edits of its rules: records the time at which each revision takes effect. An agent starts it.
 
 `python -m bench.rules.edited_process`: the parameters are `steps`, `step_s`, and `trace`, the file for the notes.
 """
@@ -13,7 +13,7 @@ from baton import Session
 
 
 def main() -> None:
-    """Until a rule ends it, or its steps are done."""
+    """Train until a rule stops the training or its steps are done."""
     with Session.start() as session:
         steps, step_s = int(session.params["steps"]), float(session.params["step_s"])
         in_force = 0

@@ -1,4 +1,4 @@
-"""What rules cannot do: wrong ones get past the check, hostile ones take time, any of them end a training."""
+"""Hostile rules: accepted wrong rules, CPU time of the worst ones, exceptions raised into a training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VALUES = (1e308, 5e-324, -1e308, 1.5)
 
 
 def measure(*, rounds: int, fuzzed: int = FUZZED_RULES, full: int = FULL) -> list[Figure]:
-    """Counts are exact; times are of the slowest rule, in CPU time, its least of some tries."""
+    """Measure exact counts, and the CPU time of the slowest rule as the least of some tries."""
     wrong = list(wrong_conditions())
     passed = [text for text in wrong if check_condition(text, KNOWN).typed is not None]
     harmful = [text for text in HOSTILE if check_condition(text).typed is not None]
@@ -62,7 +62,7 @@ def measure(*, rounds: int, fuzzed: int = FUZZED_RULES, full: int = FULL) -> lis
 
 
 def _fuzzed(rules: int) -> Figure:
-    """Another seed each time the bench is run: it is in the details, to run it again."""
+    """Run random rules; the details name the seed, which changes each time."""
     said = logging.getLogger("baton.rules")
     before, said.disabled = said.disabled, True
     seed, began = time.time_ns() // 10**9, time.perf_counter()
@@ -96,7 +96,7 @@ def _is_refused(text: str) -> bool:
 
 
 def _heaviest_ms(rounds: int, full: int) -> list[float]:
-    """Of the median step of the slowest rule: one rule at a time, with its windows full."""
+    """Measure the median step of the slowest rule in ms: one rule at a time, its windows full."""
     found: list[list[float]] = [[] for _ in range(rounds)]
     for text in HEAVIEST:
         loaded = load_values({"rules": [{"name": "heavy", "when": text, "do": "save"}]})

@@ -1,4 +1,4 @@
-"""What votes and rules cost a step of a training of several processes: two of them, over gloo."""
+"""Cost of votes and rules in a step of a training of two processes over gloo."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VALUES = {"loss": 1.0, "grad_norm": 1.0, "lr": 1e-4, "step.time": 0.1, "data.wai
 
 
 def measure(*, rounds: int) -> list[Figure]:
-    """The median of what report and vote take of a step of the first process, rules and all."""
+    """Measure the median of report and vote in a step of the first process, rules included."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -74,7 +74,7 @@ def measure(*, rounds: int) -> list[Figure]:
 
 
 def main(port: str, rounds: str) -> None:
-    """One of the processes; the first one prints the medians, in microseconds, of each round."""
+    """Run one process; the first one prints the medians of each round in microseconds."""
     torch.set_num_threads(1)
     logging.getLogger("baton").setLevel(logging.ERROR)  # rules that fire say so
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)

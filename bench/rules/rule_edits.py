@@ -1,4 +1,4 @@
-"""How long it takes until an edited rule is in force in a running training, with a real agent and the local stack."""
+"""Time until an edited rule takes effect in a running training, with a real agent and the local stack."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def measure(stack: RunningStack, scratch: Path, *, rounds: int, edits: int = EDITS) -> list[Figure]:
-    """In each round so many edits of one training's rules, at any moment between two heartbeats."""
+    """Edit the rules of one training in each round, at random moments between two heartbeats."""
     chance = random.Random(1)
     applied_s: list[list[float]] = []
     told_s: list[list[float]] = []
@@ -66,7 +66,7 @@ def measure(stack: RunningStack, scratch: Path, *, rounds: int, edits: int = EDI
 
 
 def _edited(stack: RunningStack, trace: Path, edits: int, chance: random.Random) -> tuple[list[float], list[float]]:
-    """Seconds from each edit until it was in force, and until the control plane could say so."""
+    """Measure seconds from each edit to its effect and to its acknowledgement."""
     with stack.client("submit") as client:
         job = JobSubmit(
             command=[sys.executable, "-m", "bench.rules.edited_process"],
@@ -104,7 +104,7 @@ def _rules(number: int) -> str:
 
 
 def _in_force(trace: Path) -> dict[int, float]:
-    """When each revision came into force."""
+    """Read the time at which each revision took effect."""
     if not trace.exists():
         return {}
     lines = [line for line in trace.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
@@ -126,7 +126,7 @@ def _p95(values: list[float]) -> float:
 
 @contextmanager
 def _agent(stack: RunningStack, scratch: Path) -> Iterator[None]:
-    """One that takes these jobs, one after the other."""
+    """Run an agent that takes these jobs one after the other."""
     variables = {
         "BATON_API_URL": stack.url,
         "BATON_API_KEY": stack.keys["worker"],

@@ -1,4 +1,4 @@
-"""What rules cost: 20 typical ones at each step of a training, after short and long histories, against the original.
+"""Time a training step with 20 typical rules, after short and long histories, against IBM's evaluator.
 
 The whole controller is timed, as a training has it: `session.report` with rules in force, in one process. The original,
 IBM's trainer controller, evaluates with simpleeval; here it is given the same conditions, and the values of all windows
@@ -64,7 +64,7 @@ CONDITIONS = (
 
 
 def document(*, mode: str = "enforce") -> str:
-    """Rules with these conditions."""
+    """Write a document with these conditions."""
     rules = [
         {
             "name": f"rule-{number}",
@@ -79,7 +79,7 @@ def document(*, mode: str = "enforce") -> str:
 
 
 def measure(*, rounds: int, steps: int = 5_000, history: int = HISTORY) -> list[Figure]:
-    """The median step of each round; the three take turns of a few steps each."""
+    """Measure the median step of each round; the three subjects take turns of a few steps."""
     loads = [_load_ms() for _ in range(rounds)]  # first: collecting garbage takes longer with all that comes after
     with training() as young, training() as old:
         metrics = stream(seed=1)
@@ -143,7 +143,7 @@ def measure(*, rounds: int, steps: int = 5_000, history: int = HISTORY) -> list[
 
 @contextmanager
 def training() -> Iterator[Session]:
-    """A session of one process with these rules in force; what it says is not written anywhere."""
+    """Start a session of one process with these rules in force and its log disabled."""
     said = logging.getLogger("baton.rules")
     before, said.disabled = said.disabled, True
     try:
@@ -157,10 +157,10 @@ def training() -> Iterator[Session]:
 
 
 class Original:
-    """IBM's way: each rule is parsed once; an event makes an evaluator with all names and functions, for all rules."""
+    """IBM's evaluator: each rule is parsed once; an event makes an evaluator with all names for all rules."""
 
     def __init__(self, rules: RuleSet, *, each: bool = False) -> None:
-        """`each`: an evaluator for each rule. Raises ImportError where simpleeval is not installed (extra `dev`)."""
+        """Parse the rules; `each`: an evaluator per rule. Raises ImportError without simpleeval (extra `dev`)."""
         self._simpleeval: Any = importlib.import_module("simpleeval")
         self._each = each
         self._windows: dict[str, object] = {}
@@ -178,7 +178,7 @@ class Original:
             self._rules.append((text, self._simpleeval.SimpleEval.parse(text)))
 
     def step(self, metrics: Mapping[str, object]) -> None:
-        """One event."""
+        """Evaluate one event."""
         known = {"step": 1.0, "cost": 0.0, **self._windows}
         known.update({_python(name): value for name, value in metrics.items()})
         evaluator = self._evaluator(known)
@@ -203,7 +203,7 @@ def _python(name: str) -> str:
 
 
 def sound_rules() -> RuleSet:
-    """The 20. Raises RuntimeError if they are not."""
+    """Load the 20 rules; raises RuntimeError if they are faulty."""
     loaded = load(document())
     if loaded.rules is None:
         raise RuntimeError(f"the bench's own rules are wrong: {loaded.faults}")
@@ -211,7 +211,7 @@ def sound_rules() -> RuleSet:
 
 
 def stream(seed: int) -> Callable[[], dict[str, float]]:
-    """Metrics of one step after the other, of a training that goes its way."""
+    """Generate the metrics of a healthy training, one step after the other."""
     chance = random.Random(seed)
     step = 0
 
@@ -230,7 +230,7 @@ def stream(seed: int) -> Callable[[], dict[str, float]]:
 
 
 def _load_ms(times: int = 5) -> float:
-    """Of one rule of the 20, read as a document and checked; the median of some tries."""
+    """Time reading and checking one of the 20 rules in ms; the median of some tries."""
     text = document()
     return median(1e3 * timeit.timeit(lambda: load(text), time.process_time, number=1) for _ in range(times)) / len(
         CONDITIONS

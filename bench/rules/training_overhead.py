@@ -1,4 +1,4 @@
-"""What 20 rules cost a small training, the digits example: a step with them against one without, taking turns."""
+"""Cost of 20 rules in the digits example: a step with them against one without, in turns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VARIANTS = ("none", "20 rules", "none again")
 
 
 def measure(stack: RunningStack, scratch: Path, *, rounds: int, steps: int) -> list[Figure]:
-    """The session without an agent: rules alone are the difference. Who is first changes from round to round.
+    """Measure sessions without an agent, so that rules are the only difference; the order changes each round.
 
     The rules are tried out only: a checkpoint that one of them asks for would be a cost of another kind.
     """

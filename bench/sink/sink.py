@@ -30,10 +30,10 @@ _LINE_BYTES = 256
 
 
 class Sink:
-    """Accepts connections, each served by a thread."""
+    """S3 server: accepts connections and serves each in a thread."""
 
     def __init__(self, directory: Path, *, tls: ssl.SSLContext | None = None) -> None:
-        """What is stored lies in `directory`, which must be empty."""
+        """Store objects in `directory`, which must be empty."""
         self.objects = Objects(directory)
         self._tls = tls
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
@@ -43,7 +43,7 @@ class Sink:
         return int(self._listener.getsockname()[1])
 
     def serve(self) -> None:
-        """Until the listener is closed."""
+        """Accept connections until the listener is closed."""
         with contextlib.suppress(OSError):
             while True:
                 sock, _ = self._listener.accept()
@@ -51,7 +51,7 @@ class Sink:
                 threading.Thread(target=self._connection, args=(sock,), daemon=True).start()
 
     def close(self) -> None:
-        """Accept no more."""
+        """Stop accepting."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
@@ -68,22 +68,22 @@ class Sink:
 
 
 class _Source(Protocol):
-    """Where the bytes of a body come from."""
+    """Source of the bytes of a body."""
 
     def take(self, most_bytes: int) -> bytes:
-        """Some of the next bytes, at least one and at most so many; none at the end."""
+        """Read at least one and at most that many bytes; empty at the end."""
         ...
 
     def move(self, descriptor: int, most_bytes: int) -> int:
-        """Write some of the next bytes to a file; how many, 0 at the end."""
+        """Write some of the next bytes to a file; returns their number, 0 at the end."""
         ...
 
 
 class _Wire:
-    """A body of known length, as it comes from the socket. ConnectionError if the client closes before its end."""
+    """Body of known length from the socket; ConnectionError if the client closes before its end."""
 
     def __init__(self, sock: socket.socket, ahead: bytes, pipe: _Pipe | None, size_bytes: int | None) -> None:
-        """`ahead` has been received already; without a size what ends the body is in it."""
+        """Wrap a connection; `ahead` was received before. Without a size, the body itself marks its end."""
         self.ahead = ahead
         self._sock = sock
         self._pipe = pipe
@@ -114,7 +114,7 @@ class _Wire:
 
 
 class _Chunked:
-    """The content of chunks: of HTTP's, and of S3's, which look alike."""
+    """Content of chunks: HTTP's and S3's, which share their form."""
 
     def __init__(self, source: _Source) -> None:
         self._source = source
@@ -136,7 +136,7 @@ class _Chunked:
         return moved
 
     def _more(self) -> bool:
-        """Whether there is some. Behind a chunk the line of the next one is read, behind the last the trailers."""
+        """Find more bytes: after a chunk the next chunk's line is read, after the last one the trailers."""
         if self._left or self._ended:
             return not self._ended
         if self._begun:
@@ -172,14 +172,14 @@ def _written(descriptor: int, piece: memoryview) -> int:
 
 
 class _Pipe:
-    """What bytes go through between a socket and a file, inside the kernel."""
+    """Pipe between a socket and a file inside the kernel."""
 
     def __init__(self) -> None:
         self._ends = os.pipe()
         fcntl.fcntl(self._ends[1], fcntl.F_SETPIPE_SZ, _BLOCK_BYTES)
 
     def splice(self, source: int, target: int, most_bytes: int) -> int:
-        """Some of them; how many, 0 at the end of the source."""
+        """Splice bytes; returns their number, 0 at the end of the source."""
         got = os.splice(source, self._ends[1], min(most_bytes, _BLOCK_BYTES))
         left = got
         while left:
@@ -203,7 +203,7 @@ class _Connection:
             self._pipe.close()
 
     def serve_one(self) -> bool:
-        """Answer one request; False when the client has closed, or wants no more."""
+        """Answer one request; False once the client has closed or asks to close."""
         while b"\r\n\r\n" not in self._ahead:
             piece = self._sock.recv(_HEAD_BYTES)
             if not piece:
@@ -226,7 +226,7 @@ class _Connection:
         return headers.get("connection", "").lower() != "close"
 
     def _body(self, headers: Mapping[str, str]) -> tuple[_Wire, _Source]:
-        """The body on the wire, and what it means."""
+        """Interpret the body on the wire."""
         in_chunks = headers.get("transfer-encoding", "").lower() == "chunked"
         size_bytes = None if in_chunks else int(headers.get("content-length", 0))
         wire = _Wire(self._sock, self._ahead, self._pipe, size_bytes)
@@ -236,7 +236,7 @@ class _Connection:
         return wire, body
 
     def _receive(self, headers: Mapping[str, str], descriptor: int) -> int:
-        """To a file; how many bytes."""
+        """Receive a body into a file; returns its size."""
         wire, body = self._body(headers)
         size_bytes = 0
         while moved := body.move(descriptor, _BLOCK_BYTES):
@@ -245,7 +245,7 @@ class _Connection:
         return size_bytes
 
     def _content(self, headers: Mapping[str, str]) -> bytes:
-        """A small body."""
+        """Read a small body."""
         wire, body = self._body(headers)
         content = b""
         while piece := body.take(_HEAD_BYTES):
@@ -277,7 +277,7 @@ class _Connection:
 
 
 class _Inner(_Chunked):
-    """S3's chunks, within a body that has an end of its own, which is read too."""
+    """S3's chunks within a body with an end of its own, which is read too."""
 
     def _more(self) -> bool:
         more = super()._more()

@@ -1,4 +1,4 @@
-"""What the sink knows of S3, without its sockets: buckets, objects, multipart uploads, listings.
+"""S3 of the sink without sockets: buckets, objects, multipart uploads, listings.
 
 An object is a list of files, served one behind the other: completing a multipart upload copies nothing. Names and
 versions are kept in memory; only the bytes are files.
@@ -32,7 +32,7 @@ _KNOWN_QUERY = frozenset({*_MULTIPART, *_LISTING})
 
 @dataclass(frozen=True)
 class Request:
-    """Path-style: `/bucket/key`. `query` has the first value of each name."""
+    """Request in path style: `/bucket/key`. `query` has the first value of each name."""
 
     method: str
     bucket: str
@@ -49,19 +49,19 @@ class Request:
 
     @property
     def stores(self) -> bool:
-        """Whether its body is an object, or a part of one."""
+        """Recognize a request whose body is an object or a part of one."""
         return self.method == "PUT" and bool(self.key)
 
     @property
     def unknown(self) -> list[str]:
-        """What it asks for that the sink does not know."""
+        """Name the unknown feature that a request asks for."""
         names = [name for name in self.query if name not in _KNOWN_QUERY and not name.lower().startswith("x-amz-")]
         return [*names, *(name for name in self.headers if name == "x-amz-copy-source")]
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The files of an object and their sizes, in order."""
+    """Files of an object and their sizes, in order."""
 
     files: tuple[tuple[Path, int], ...]
     etag: str
@@ -74,7 +74,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Answer:
-    """A status with some content, or with pieces of open files, which are closed at its end."""
+    """Status with content, or with pieces of open files that are closed at the answer's end."""
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Answer:
 
 
 class Refused(Exception):  # noqa: N818 - an answer
-    """What the client is told instead."""
+    """Error answer to the client."""
 
     def __init__(self, status: int, code: str, message: str = "") -> None:
         self.status = status
@@ -114,7 +114,7 @@ class _Upload:
 
 
 class Objects:
-    """All buckets of a sink. Safe from several threads."""
+    """Buckets of a sink. Thread-safe."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -125,7 +125,7 @@ class Objects:
 
     @contextmanager
     def incoming(self) -> Iterator[tuple[Path, int]]:
-        """A new file and its descriptor; removed if what comes into it breaks off."""
+        """Open a new file; an interrupted body removes the file."""
         path = self._directory / f"{next(self._numbers):08}"
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -137,12 +137,12 @@ class Objects:
             os.close(descriptor)
 
     def store(self, request: Request, path: Path, size_bytes: int) -> Answer:
-        """What a PUT has brought."""
+        """Store the body of a PUT."""
         stored = Stored(((path, size_bytes),), _etag(), datetime.now(UTC))
         return self._answered(request, lambda: self._store(request, stored), otherwise=lambda: _remove([stored]))
 
     def answer(self, request: Request, content: bytes) -> Answer:
-        """Everything else; `content` is its body."""
+        """Answer all other requests; `content` is the body."""
         acts: dict[str, Callable[[], Answer]] = {
             "PUT": lambda: self._make_bucket(request),
             "POST": lambda: self._multipart(request, content),
@@ -281,7 +281,7 @@ def _pieces(stored: Stored, begin: int, end: int) -> Iterator[tuple[BinaryIO, in
 
 
 def _listing(request: Request, objects: Mapping[str, Stored]) -> Answer:
-    """ListObjectsV2; what a page ends with is the token for the next."""
+    """List objects by ListObjectsV2; the last key of a page is the token for the next."""
     query = request.query
     after = query.get("continuation-token") or query.get("start-after", "")
     most = min(int(query.get("max-keys", _PAGE)), _PAGE)
@@ -318,7 +318,7 @@ def _etag(parts: int = 0) -> str:
 
 
 def _remove(objects: Iterable[Stored]) -> None:
-    """Whoever reads them just now has them open."""
+    """Remove files; a current reader has them open."""
     for stored in objects:
         for path, _ in stored.files:
             path.unlink()

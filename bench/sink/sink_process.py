@@ -1,4 +1,4 @@
-"""The sink as a process."""
+"""Sink as a process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAME = "bench/sink/sink.py (S3 on loopback, bytes moved by splice and sendfile, 
 
 @contextmanager
 def running_sink(directory: Path, *, tls: Path | None = None) -> Iterator[str]:
-    """A sink that keeps its objects in a new folder `directory`; gives its address."""
+    """Run a sink with its objects in the new folder `directory`; returns its URL."""
     directory.mkdir()
     command = [sys.executable, "-m", "bench.sink.sink", str(directory)]
     command += ["--tls", str(tls)] if tls is not None else []

@@ -1,4 +1,4 @@
-"""A training loop under the agent, with its session alone, and bare, twice: processes that take turns on one processor.
+"""Contenders: a training loop under the agent, with its session alone, and bare twice, in turns on one processor.
 
 Agent, control plane and emulated cloud have another one, and are stopped while it is not their turn. See README.md for
 what this includes.
@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Loop:
-    """What is trained: a module with a stopwatch (see stopwatch.py), what it reads, its parameters, what it leaves."""
+    """Training module with a stopwatch (see stopwatch.py), its inputs, parameters and outputs."""
 
     name: str
     """Of the queue and the inputs' prefix."""
@@ -49,27 +49,27 @@ class Loop:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What its processes need in their environment, whoever starts them."""
+        """Make the environment of the processes, whoever starts them."""
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         return {"PYTHONPATH": os.pathsep.join(paths), **self.environment}
 
 
 @dataclass(frozen=True)
 class Processors:
-    """Who runs where; empty means anywhere."""
+    """Processors of trainer and others; empty means any."""
 
     trainer: tuple[int, ...]
     rest: tuple[int, ...]
 
     @classmethod
     def split(cls) -> Processors:
-        """The first processor for the trainer, the second for everything else; no pinning with only one."""
+        """Pin the trainer to the first processor and everything else to the second; no pinning with only one."""
         usable = sorted(os.sched_getaffinity(0))
         return cls((usable[0],), tuple(usable[1:2])) if len(usable) > 1 else cls((), ())
 
     @contextmanager
     def kept_off(self) -> Iterator[None]:
-        """This process, too, leaves the trainer's processor alone meanwhile."""
+        """Keep this process off the trainer's processor meanwhile."""
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, self.rest or before)
         try:
@@ -80,7 +80,7 @@ class Processors:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the loop: its time, what of it was spent in `session.checkpoint`, and the CPU time of the process.
+    """One run of the loop: its time, the time in `session.checkpoint`, and the CPU time of the process.
 
     Only the run's own turns count. `waited_s`: how long the loop was ready while its processor was busy with others.
     `peak_bytes`: the most memory that the process had resident while the loop ran. `agent_cpu_s`: of the agent and its
@@ -100,17 +100,17 @@ class Run:
 
     @property
     def undisturbed_s(self) -> float:
-        """The loop without waiting for the processor."""
+        """Compute the seconds of the loop without waiting for the processor."""
         return self.wall_s - self.waited_s
 
     @property
     def undisturbed_checkpoint_s(self) -> float:
-        """The same, of the checkpoints in it."""
+        """Compute the same of its checkpoints."""
         return self.checkpoint_wall_s - self.checkpoint_waited_s
 
 
 class Contender:
-    """One process that trains, from its start to its end, in a folder of its own."""
+    """Process that trains in a folder of its own, from start to end."""
 
     def __init__(self, place: Path, command: Sequence[str], variables: dict[str, str]) -> None:
         self.place = place
@@ -122,7 +122,7 @@ class Contender:
         self.cpu_s = 0.0
 
     def subject(self) -> Subject:
-        """Wait until the loop is about to begin, and stop everything. Raises RuntimeError if it ended before."""
+        """Wait for the beginning of the loop and stop everything; raises RuntimeError if the process ended before."""
         deadline = time.monotonic() + TIMEOUT_S
         while not (self.place / "ready").exists():
             if self._has_ended() or time.monotonic() > deadline:
@@ -135,7 +135,7 @@ class Contender:
         return subject
 
     def finish(self) -> None:
-        """Wait for the end; raises RuntimeError unless it is a good one."""
+        """Wait for the end; raises RuntimeError after a failure."""
         deadline = time.monotonic() + TIMEOUT_S
         while not self._has_ended():
             if time.monotonic() > deadline:
@@ -145,7 +145,7 @@ class Contender:
             raise RuntimeError(f"a run ended with {self._process.returncode}: {self.said()}")
 
     def result(self, subject: Subject, **more: Any) -> Run:
-        """What the stopwatch noted, within the turns."""
+        """Read the stopwatch's times within the turns."""
         noted = json.loads((self.place / "times.json").read_text(encoding="utf-8"))
         return Run(
             wall_s=overlap_s(noted["loop"], subject.turns),
@@ -160,7 +160,7 @@ class Contender:
         )
 
     def close(self) -> None:
-        """Let everything go on, and end it if it still runs. An agent's trainer dies with it."""
+        """Continue everything and end the process; an agent's trainer dies with it."""
         for handle in self._handles:
             handle.resume()
             handle.close()
@@ -170,14 +170,14 @@ class Contender:
             self._process.wait()
 
     def said(self) -> str:
-        """The end of its output."""
+        """Read the end of its output."""
         return (self.place / "log").read_text(encoding="utf-8", errors="replace")[-2000:]
 
     def loop_ended(self) -> bool:
         return (self.place / "ended").exists() or self._has_ended()
 
     def _has_ended(self) -> bool:
-        """Reaps it itself: only so the CPU seconds of the process and of those it waited for are told."""
+        """Reap the process here, because only the reaper learns the CPU seconds of the process and its children."""
         if self._process.returncode is None:
             pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
             if pid:
@@ -187,7 +187,7 @@ class Contender:
 
 
 class Bench:
-    """Runs a loop in several ways at once, in folders below `scratch`."""
+    """Bench that runs a loop in several modes at once, in folders below `scratch`."""
 
     def __init__(self, stack: RunningStack, scratch: Path, processors: Processors, loop: Loop) -> None:
         self._stack = stack
@@ -199,7 +199,7 @@ class Bench:
             client.upload_files("training-data", files_below(loop.data, prefix=f"{loop.name}/"))
 
     def round(self, order: Sequence[str]) -> dict[str, Run]:
-        """One run of each mode, taking turns in this order. Raises RuntimeError if one fails."""
+        """Run each mode once in this order of turns. Raises RuntimeError if one fails."""
         contenders: dict[str, Contender] = {}
         with self._stack.client("submit") as client, _closed_at_the_end(contenders):
             for mode in order:
@@ -230,13 +230,13 @@ class Bench:
         return runs
 
     def compare(self, variants: Mapping[str, Mapping[str, Any]]) -> dict[str, Run]:
-        """One bare run with each of these changes of the parameters, taking turns. Raises RuntimeError if one fails."""
+        """Run bare once for each change of the parameters, in turns. Raises RuntimeError if one fails."""
         return self._compared(
             {name: lambda changed=changed: self._alone("bare", changed) for name, changed in variants.items()}
         )
 
     def compare_sessions(self, variants: Mapping[str, Mapping[str, str]]) -> dict[str, Run]:
-        """The same with the session, and these variables in the environment."""
+        """Run the session once for each set of environment variables, in turns."""
         return self._compared(
             {name: lambda more=more: self._alone("session", variables=more) for name, more in variants.items()}
         )
@@ -315,7 +315,7 @@ def _closed_at_the_end(contenders: Mapping[str, Contender]) -> Iterator[None]:
 
 
 def rounds_of(bench: Bench, rounds: int) -> dict[str, list[Run]]:
-    """By mode; the order of the turns changes from round to round."""
+    """Run rounds of all modes; the order of the turns changes each round."""
     runs: dict[str, list[Run]] = {mode: [] for mode in MODES}
     for number in range(rounds):
         for mode, run in bench.round(order_of(number)).items():
@@ -324,18 +324,18 @@ def rounds_of(bench: Bench, rounds: int) -> dict[str, list[Run]]:
 
 
 def order_of(number: int) -> list[str]:
-    """Who is first changes from round to round, and the direction too: each is the other's neighbour equally often."""
+    """Choose an order whose start and direction change, so that all pairs are neighbors equally often."""
     first = number // 2 % len(MODES)
     order = [*MODES[first:], *MODES[:first]]
     return order[::-1] if number % 2 else order
 
 
 def added_percent(run: Run) -> float:
-    """How much longer the loop takes for its checkpoints: from one and the same run, so that noise hits both alike."""
+    """Compute the percent that checkpoints add to the loop, from one run so that noise affects both alike."""
     return 100 * run.undisturbed_checkpoint_s / (run.undisturbed_s - run.undisturbed_checkpoint_s)
 
 
 def family(pid: int) -> list[int]:
-    """A process and all its descendants."""
+    """List a process and all its descendants."""
     root = psutil.Process(pid)
     return [root.pid, *(child.pid for child in root.children(recursive=True))]

@@ -1,4 +1,4 @@
-"""The digits example with a stopwatch around its training loop; started by `overhead` and by the agent under test.
+"""Digits example with a stopwatch around its training loop; `overhead` and the agent start it.
 
 The loop is timed from the first batch that is drawn to the switch to evaluation, so the checkpoint of the last step is
 inside and imports, reading images and the final report are outside.
@@ -16,7 +16,7 @@ from gpu_client.training import digits
 
 
 def instrument(watch: Stopwatch, mode: str) -> None:
-    """Put the stopwatch, and for `bare` the session that does nothing, into the example."""
+    """Install the stopwatch in the example, and for `bare` the session without effect."""
 
     class TimedBatches(BatchSampler):
         def __next__(self) -> Any:

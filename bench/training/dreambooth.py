@@ -1,4 +1,4 @@
-"""What the agent costs the Dreambooth script, in time and memory; and what its caches save.
+"""Time and memory that the agent adds to the Dreambooth script, and the time that its caches save.
 
 The script trains the tiny SDXL of `tests/kits/dreambooth/tiny_pipelines.py`. The pictures are so large that a step
 takes about 100 ms. The script runs in the same turns as the digits example: see contenders.py and README.md.
@@ -28,7 +28,7 @@ FROZEN_ENDS = {"train_text_encoder": False, "center_crop": True}
 def measure(
     stack: RunningStack, scratch: Path, *, rounds: int, steps: int, resolution: int = RESOLUTION
 ) -> list[Figure]:
-    """Rounds in each of which the loop runs in all ways, and then bare with and without its caches."""
+    """Run the loop in all modes each round, and then bare with and without its caches."""
     processors = Processors.split()
     loop = loop_of(scratch, steps, resolution)
     with processors.kept_off():
@@ -44,7 +44,7 @@ def measure(
 
 
 def cache_rounds(bench: Bench, rounds: int) -> dict[str, list[Run]]:
-    """Bare runs with and without the caches; who is first changes from round to round."""
+    """Run bare with and without the caches; the order changes each round."""
     variants = {"encoded anew": FROZEN_ENDS, "cached": FROZEN_ENDS | CACHES}
     runs: dict[str, list[Run]] = {name: [] for name in variants}
     for number in range(rounds):
@@ -55,7 +55,7 @@ def cache_rounds(bench: Bench, rounds: int) -> dict[str, list[Run]]:
 
 
 def loop_of(scratch: Path, steps: int, resolution: int) -> Loop:
-    """The job: a tiny SDXL on disk, crops of a photograph, and the recipe's defaults but for what is named here."""
+    """Make the job: a tiny SDXL, crops of a photograph, and the recipe's defaults but for the named parameters."""
     from tests.kits.dreambooth.photographs import save_crops
     from tests.kits.dreambooth.tiny_pipelines import save_tiny_sdxl
 
@@ -80,7 +80,7 @@ def loop_of(scratch: Path, steps: int, resolution: int) -> Loop:
 
 
 def overhead(runs: dict[str, list[Run]], steps: int, details: dict[str, Any]) -> list[Figure]:
-    """A step under the agent against a bare one: wall (the target: steps per second), CPU, memory, checkpoints."""
+    """Compare a step under the agent with a bare one: wall (the target: steps per second), CPU, memory, checkpoints."""
     agent = runs["agent"]
 
     def against_bare(name: str, subject: list[Run], unit: str, of: Callable[[Run], float], **more: Any) -> Figure:
@@ -138,7 +138,7 @@ def overhead(runs: dict[str, list[Run]], steps: int, details: dict[str, Any]) ->
 
 
 def savings(cached: dict[str, list[Run]], steps: int) -> list[Figure]:
-    """A bare step that finds latents and embeddings against one that makes them; no target."""
+    """Compare a bare step with cached latents and embeddings to one without; no target."""
 
     def against_anew(name: str, of: Callable[[Run], float]) -> Figure:
         return Figure(

@@ -1,4 +1,4 @@
-"""What the agent costs the training loop: the digits example under the agent, with its session alone, and bare, twice.
+"""Overhead of the agent: the digits example under the agent, with its session alone, and bare twice.
 
 They take turns on one processor; see contenders.py and README.md.
 """
@@ -31,7 +31,7 @@ def measure(
     checkpoint_every: int = CHECKPOINT_EVERY,
     at_most: float = TARGET_RATIO,
 ) -> list[Figure]:
-    """Rounds in each of which all three run; the order of their turns changes from round to round."""
+    """Run all modes each round; the order of their turns changes."""
     processors = Processors.split()
     write_images(scratch / "digits")
     loop = Loop(
@@ -53,7 +53,7 @@ def figures(
     checkpoint_every: int = CHECKPOINT_EVERY,
     at_most: float = TARGET_RATIO,
 ) -> list[Figure]:
-    """What the runs say: wall against bare (the target), CPU against bare, and where it goes."""
+    """Make the figures: wall against bare (the target), CPU against bare, and the parts of the overhead."""
     bare, control, alone, agent = runs["bare"], runs["control"], runs["session"], runs["agent"]
     details: dict[str, Any] = {
         "steps": steps,
@@ -109,7 +109,7 @@ def figures(
 
 
 def write_images(folder: Path) -> None:
-    """The first of scikit-learn's handwritten digits as `<label>/<index>.png`."""
+    """Write the first of scikit-learn's handwritten digits as `<label>/<index>.png`."""
     digits = load_digits()
     for index, (pixels, label) in enumerate(zip(digits.images[:IMAGES], digits.target, strict=False)):
         path = folder / str(label) / f"{index}.png"

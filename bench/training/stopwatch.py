@@ -1,4 +1,4 @@
-"""A stopwatch for the training loop of a script, a session that does nothing, and the process that has both.
+"""Stopwatch for the training loop of a script, a session without effect, and the process with both.
 
 Scripts run unchanged, in one of three ways:
 
@@ -29,7 +29,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 class Stopwatch:
-    """When the loop and each checkpoint in it began and ended, by `time.monotonic`; the loop's CPU time.
+    """Begin and end of the loop and of each checkpoint by `time.monotonic`; the loop's CPU time.
 
     `on_begin` is called just before the loop is timed, `on_end` just after.
     """
@@ -46,7 +46,7 @@ class Stopwatch:
         self.peak_bytes = 0
 
     def begin(self) -> None:
-        """The loop begins; only the first call counts."""
+        """Begin the loop; only the first call counts."""
         if self._began_at is None:
             self._on_begin()
             forget_peak_memory()
@@ -55,7 +55,7 @@ class Stopwatch:
             self._began_at = time.monotonic()
 
     def end(self) -> None:
-        """The loop is over."""
+        """End the loop."""
         assert self._began_at is not None, "the loop ended before it began"
         self.loop = (self._began_at, time.monotonic())
         self.cpu_s += time.process_time()
@@ -65,14 +65,14 @@ class Stopwatch:
 
     @contextmanager
     def checkpoint(self) -> Iterator[None]:
-        """Around one checkpoint."""
+        """Time one checkpoint."""
         waited_s, began_at = waited_for_processor_s(), time.monotonic()
         yield
         self.checkpoints.append((began_at, time.monotonic()))
         self.checkpoints_waited_s += waited_for_processor_s() - waited_s
 
     def result(self) -> dict[str, Any]:
-        """Everything, with the CPU seconds of the process so far."""
+        """Return all times, with the CPU seconds of the process so far."""
         return {
             "loop": self.loop,
             "cpu_s": self.cpu_s,
@@ -85,20 +85,20 @@ class Stopwatch:
 
 
 def waited_for_processor_s(schedstat: Path = Path("/proc/thread-self/schedstat")) -> float:
-    """Seconds that this thread was ready to run while others ran, since it began; 0 where the system does not tell."""
+    """Read the seconds since the start in which this thread was ready but others ran; 0 if the system has no count."""
     if not schedstat.exists():
         return 0.0
     return int(schedstat.read_text(encoding="ascii").split()[1]) / 1e9
 
 
 def forget_peak_memory(clear_refs: Path = Path("/proc/self/clear_refs")) -> None:
-    """The peak starts anew from what is in memory now; where there is no such file it is that of the whole process."""
+    """Reset the peak to the current size; without such a file the peak of the whole process counts."""
     if clear_refs.exists():
         clear_refs.write_text("5", encoding="ascii")
 
 
 def peak_memory_bytes(status: Path = Path("/proc/self/status")) -> int:
-    """The most memory that this process has had resident at once, shared memory included; 0 where that is not told."""
+    """Read the largest resident size of this process in bytes, shared memory included; 0 if unknown."""
     if not status.exists():
         return 0
     lines = status.read_text(encoding="ascii", errors="replace").splitlines()
@@ -106,14 +106,14 @@ def peak_memory_bytes(status: Path = Path("/proc/self/status")) -> int:
 
 
 class NoSteering:
-    """Nobody steers."""
+    """Steering without effect."""
 
     def offer(self, **_: Any) -> None:
-        """Nobody takes it."""
+        """Ignore a knob."""
 
 
 class NoSession:
-    """What a loop needs of a session, doing nothing."""
+    """Session without effect for a loop."""
 
     job_id = ""
     should_stop = False
@@ -135,26 +135,26 @@ class NoSession:
         return 0
 
     def report(self, step: int, total: int, **_: Any) -> None:
-        """Nobody listens."""
+        """Ignore the report."""
 
     def phase(self, name: str, done: int, total: int) -> None:
-        """Nobody listens."""
+        """Ignore the report."""
 
     def checkpoint_due(self, step: int, every: int | None = None) -> bool:
         return False
 
     def checkpoint(self, step: int, **_: Any) -> None:
-        """Nothing is written."""
+        """Write nothing."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        """There is nothing to close."""
+        """Close nothing."""
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc not to give freed memory back to the system; does nothing where there is no glibc.
+    """Make glibc keep freed memory; no effect without glibc.
 
     How often a run of the example has memory taken from it and asks for it again is a matter of luck, decided by how
     its heap happens to lie: from 20,000 to 270,000 page faults in 300 steps, or 8 % of the time.
@@ -166,7 +166,7 @@ def keep_freed_memory() -> None:
 
 
 def session_of(mode: str, watch: Stopwatch) -> Any:
-    """The class that a script gets in the place of `Session`."""
+    """Choose the class that replaces `Session` in a script."""
 
     class TimedSession(Session):
         def checkpoint(self, *arguments: Any, **states: Any) -> Path | None:
@@ -177,7 +177,7 @@ def session_of(mode: str, watch: Stopwatch) -> Any:
 
 
 def run(instrument: Callable[[Stopwatch, str], None], train: Callable[[], object]) -> None:
-    """Train once and leave the times in a file. The command line says how, and where marks are left on the way."""
+    """Train once and write the times to a file. The command line has the mode and the places of marks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mode", choices=("agent", "session", "bare"), required=True)
     parser.add_argument("--times", type=Path, required=True, help="where the result goes, JSON")

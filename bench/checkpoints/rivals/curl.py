@@ -1,4 +1,4 @@
-"""libcurl, as the program `curl`: what sending over TLS costs in C."""
+"""Send files over TLS with the program `curl`, that is with libcurl."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CURL = shutil.which("curl")
 
 
 def put(url: str, files: Sequence[Path], certificate: Path) -> Cost:
-    """Send files one after the other over one connection; CPU time is that of the process. RuntimeError if it fails."""
+    """Send files one after the other over one connection; returns wall and CPU time. Raises RuntimeError."""
     assert CURL is not None
     command = [CURL, "--silent", "--show-error", "--fail", "--disable", "--cacert", str(certificate), "--http1.1"]
     for file in files:

@@ -1,4 +1,4 @@
-"""Kelpie's way: `kelpie/mirror.mjs` as a process, on the Node of the environment."""
+"""Kelpie's upload and download: `kelpie/mirror.mjs` as a process on the environment's Node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOCK = "package-lock.json"
 
 
 def install(tools: Path = TOOLS) -> Path:
-    """The program beside its packages; does nothing when they are there. Raises RuntimeError without npm's registry."""
+    """Install the program beside its packages once; raises RuntimeError without npm's registry."""
     lock, installed = (SOURCE / _LOCK).read_text(), tools / "installed-lock.json"
     tools.mkdir(exist_ok=True)
     program = Path(shutil.copy(SOURCE / "mirror.mjs", tools))
@@ -38,10 +38,10 @@ def install(tools: Path = TOOLS) -> Path:
 
 
 class KelpieProcess:
-    """Runs while it is entered; starting it is nobody's time. One command at a time."""
+    """Process of the mirror while entered; its start is not counted. One command at a time."""
 
     def __init__(self, endpoint: str, log: Path) -> None:
-        """`log` receives its standard error."""
+        """Start the process; `log` receives its standard error."""
         self._log = log
         with log.open("wb") as errors:
             self._process = subprocess.Popen(
@@ -58,7 +58,7 @@ class KelpieProcess:
             raise
 
     def run(self, act: str, directory: Path, bucket: str, prefix: str) -> Cost:
-        """`save` or `fetch`: what it says it took, by its own clocks. Raises RuntimeError with what went wrong."""
+        """Run `save` or `fetch`; returns the process's own wall and CPU time. Raises RuntimeError with its message."""
         assert self._process.stdin is not None
         command = {"act": act, "directory": str(directory), "bucket": bucket, "prefix": prefix}
         self._process.stdin.write(f"{json.dumps(command)}\n")
@@ -80,12 +80,12 @@ class KelpieProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """It ends when its standard input does."""
+        """Close the standard input, which ends the process."""
         self._process.communicate()
 
 
 class MirrorRival:
-    """Each file an object: parts of 10 MiB, 8 in flight for each file, up to 20 files at once; streamed back."""
+    """Store each file as one object: parts of 10 MiB, 8 in flight per file, up to 20 files at once; stream back."""
 
     def __init__(self, process: KelpieProcess, bucket: str) -> None:
         self._process = process
@@ -95,5 +95,5 @@ class MirrorRival:
         return self._process.run("save", directory, self._bucket, f"{name}/")
 
     def fetch(self, name: str, directory: Path) -> Cost:
-        """To a usable directory."""
+        """Restore a usable directory."""
         return self._process.run("fetch", directory, self._bucket, f"{name}/")

@@ -1,4 +1,4 @@
-"""How the original Dreambooth worker stores a checkpoint directory and fetches it again, by requests and zipfile.
+"""Checkpoints of the original Dreambooth worker: requests and zipfile.
 
 The directory becomes a deflated zip, which goes up in parts of 10 MiB by 25 threads, and comes down in one stream of
 8 KiB pieces.
@@ -19,7 +19,7 @@ _LIFE_S = 3600
 
 
 class ZipRival:
-    """Zip everything, every time."""
+    """Store a zip of the whole directory each time."""
 
     def __init__(self, client: Any, bucket: str, scratch: Path) -> None:
         self._client = client
@@ -27,7 +27,7 @@ class ZipRival:
         self._scratch = scratch
 
     def save(self, directory: Path, name: str) -> int:
-        """Returns the bytes sent."""
+        """Zip and upload a directory; returns the sent bytes."""
         archive = self._scratch / "checkpoint.zip"
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as target:
             for path in sorted(directory.rglob("*")):
@@ -54,7 +54,7 @@ class ZipRival:
         return size_bytes
 
     def fetch(self, name: str, directory: Path) -> None:
-        """To a usable directory."""
+        """Restore a usable directory."""
         url = self._client.generate_presigned_url(
             "get_object", {"Bucket": self._bucket, "Key": f"{name}.zip"}, ExpiresIn=_LIFE_S
         )

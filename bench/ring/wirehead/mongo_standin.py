@@ -1,4 +1,4 @@
-"""A stand-in for MongoDB, as much of it as Wirehead 0.9 uses: one process, OP_MSG, documents in memory.
+"""Stand-in for MongoDB with the commands of Wirehead 0.9: one process, OP_MSG, documents in memory.
 
 It flatters Wirehead: no disk, no journal, no compression, no network, and a rename that takes no time. Runs in
 Wirehead's environment (`rival.py`): `python -m bench.ring.wirehead.mongo_standin`; prints its port.
@@ -28,7 +28,7 @@ _FIXED = {0x01: 8, 0x07: 12, 0x08: 1, 0x09: 8, 0x0A: 0, 0x10: 4, 0x11: 8, 0x12: 
 
 
 class RefusedError(Exception):
-    """A command that MongoDB would refuse, too."""
+    """Command that MongoDB would refuse, too."""
 
     def __init__(self, code: int, name: str, message: str) -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class RefusedError(Exception):
 
 
 class Document:
-    """BSON as it came, and where its elements are: large values are never copied."""
+    """BSON as received, with the offsets of its elements: large values are never copied."""
 
     def __init__(self, raw: memoryview) -> None:
         self.raw = raw
@@ -52,7 +52,7 @@ class Document:
             place = end
 
     def value(self, name: str) -> Any:
-        """Of a small element; None if there is none."""
+        """Read the value of a small element; None for a missing one."""
         if name not in self._values:
             span = self.spans.get(name)
             if span is None:
@@ -62,7 +62,7 @@ class Document:
         return self._values[name]
 
     def projected(self, fields: dict[str, Any]) -> tuple[int, Pieces]:
-        """Its length, and the pieces that it is made of; of the fields that are wanted."""
+        """Encode the requested fields; returns length and pieces."""
         if not fields:
             return len(self.raw), [self.raw]
         found: Pieces = [self.raw[a:b] for name, (a, b) in self.spans.items() if name == "_id" or name in fields]
@@ -84,7 +84,7 @@ def _length(raw: memoryview, kind: int, place: int) -> int:
 
 
 def matches(document: Document, query: dict[str, Any]) -> bool:
-    """Equality, $in, $gt and $exists."""
+    """Match a document: equality, $in, $gt and $exists."""
     for name, wanted in query.items():
         there = document.value(name)
         conditions = wanted if isinstance(wanted, dict) else {"$in": [wanted]}
@@ -103,7 +103,7 @@ def matches(document: Document, query: dict[str, Any]) -> bool:
 
 
 def changed(document: dict[str, Any], update: dict[str, Any]) -> Document:
-    """$set and $inc."""
+    """Apply $set and $inc."""
     for name, value in update.get("$inc", {}).items():
         document[name] = document.get(name, 0) + value
     document.update(update.get("$set", {}))
@@ -111,7 +111,7 @@ def changed(document: dict[str, Any], update: dict[str, Any]) -> Document:
 
 
 class Database:
-    """All collections, and the cursors that are open. One command at a time."""
+    """Collections and open cursors. One command at a time."""
 
     def __init__(self) -> None:
         self._collections: dict[Namespace, list[Document]] = {}
@@ -121,7 +121,7 @@ class Database:
         self._lock = threading.Lock()
 
     def run(self, command: dict[str, Any], sequences: dict[str, list[memoryview]]) -> Pieces:
-        """The reply's document, in pieces."""
+        """Run a command; returns the reply's document in pieces."""
         name = next(iter(command))
         method: Callable[..., Any] | None = getattr(self, f"_{name.lower()}", None)
         try:
@@ -149,7 +149,7 @@ class Database:
     _ismaster = _hello
 
     def _nothing(self, *_: Any) -> None:
-        """What there is nothing to do for."""
+        """Accept a command without effect."""
 
     _ping = _endsessions = _createindexes = _nothing
 
@@ -181,7 +181,7 @@ class Database:
     def _batch(
         self, name: str, space: Namespace, found: list[Document], fields: dict[str, Any], most: int, number: int = 0
     ) -> Pieces:
-        """As many as one reply holds; the rest is left to a cursor."""
+        """Fill one reply; a cursor keeps the rest."""
         made: list[tuple[int, Pieces]] = []
         size_bytes = 0
         for one in found[:most]:
@@ -302,7 +302,7 @@ def _wrapped(head: bytes, elements: Pieces) -> Pieces:
 
 
 class Connection(socketserver.BaseRequestHandler):
-    """One client."""
+    """Connection of one client."""
 
     def handle(self) -> None:
         self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -344,7 +344,7 @@ class Connection(socketserver.BaseRequestHandler):
 
 
 def _sections(body: memoryview) -> tuple[dict[str, Any], dict[str, list[memoryview]]]:
-    """The command, and the sequences of documents that come with it."""
+    """Parse the command and its sequences of documents."""
     place, command, sequences = 4, {}, {}
     while place < len(body):
         kind, (length,) = body[place], struct.unpack_from("<i", body, place + 1)

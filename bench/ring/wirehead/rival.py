@@ -1,4 +1,4 @@
-"""Wirehead 0.9.3 and pymongo from the index, on the stand-in for MongoDB: what the ring is compared with.
+"""Wirehead 0.9.3 and pymongo from the index, on the stand-in for MongoDB: the ring's rival.
 
 They are installed into `.wirehead`, beside the environment that has torch and numpy, which they use.
 """
@@ -24,7 +24,7 @@ CAP = 4
 
 
 def install(packages: Path = PACKAGES) -> Path:
-    """Does nothing when they are there. Raises RuntimeError without the index."""
+    """Install the packages once; raises RuntimeError without the index."""
     installed = packages / "installed.txt"
     if installed.exists() and installed.read_text() == WANTED.read_text():
         return packages
@@ -55,13 +55,13 @@ def install(packages: Path = PACKAGES) -> Path:
 
 
 class Rival:
-    """The two processes. One command at a time, as in `rival_process.py`."""
+    """The rival's two processes. One command at a time, see `rival_process.py`."""
 
     def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         self._process, self._log = process, log
 
     def __call__(self, name: str, *arguments: Any) -> Any:
-        """Its answer. Raises RuntimeError with the end of its log where there is none."""
+        """Run a command and return its answer; raises RuntimeError with the end of the log."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([name, *arguments]) + "\n")
@@ -74,7 +74,7 @@ class Rival:
 
 @contextlib.contextmanager
 def running(scratch: Path) -> Iterator[Rival]:
-    """While it is entered, with a log in `scratch`."""
+    """Run the rival with a log in `scratch`."""
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(install())))}
     log, config = scratch / "wirehead.log", scratch / "wirehead.yaml"
     with log.open("w") as errors, contextlib.ExitStack() as processes:

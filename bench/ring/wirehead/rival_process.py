@@ -1,4 +1,4 @@
-"""Real Wirehead, told what to do by lines of JSON: `python -m bench.ring.wirehead.rival_process CONFIG`.
+"""Run the real Wirehead by lines of JSON: `python -m bench.ring.wirehead.rival_process CONFIG`.
 
 Runs in Wirehead's environment. What Wirehead prints goes to standard error.
 """
@@ -23,13 +23,13 @@ DTYPES = ("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "fl
 
 
 def endless(sample: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """The same again and again: making it is not measured."""
+    """Repeat one sample; making samples is not measured."""
     while True:
         yield sample
 
 
 class Rival:
-    """One generator and one data set. All times are seconds for one sample."""
+    """One generator and one data set. Times are seconds for one sample."""
 
     def __init__(self, config: str) -> None:
         self._config = config
@@ -38,28 +38,28 @@ class Rival:
         self._dataset: Any = None
 
     def make(self, size_bytes: int) -> None:
-        """An image and a label of together so many bytes."""
+        """Make an image and a label with that many bytes together."""
         chance = np.random.default_rng(0)
         self._sample = tuple(chance.integers(0, 256, size_bytes // 2, np.uint8) for _ in range(2))
         self._generator = WireheadGenerator(endless(self._sample), self._config)
 
     def put(self, samples: int) -> list[float]:
-        """Each with the swap, if it is due."""
+        """Put samples, each with its swap if due."""
         return [timed(self._generator.cycle) for _ in range(samples)]
 
     def get(self, samples: int) -> list[float]:
-        """One at a time, of those that are there."""
+        """Get the present samples one at a time."""
         if self._dataset is None:
             self._dataset = MongoheadDataset(self._config)
         there = len(self._dataset)
         return [timed(lambda at=at: self._dataset[[at % there]]) for at in range(samples)]  # type: ignore[misc]
 
     def ceiling(self, samples: int) -> list[list[float]]:
-        """What its client does whatever the server: take apart, encode and send; receive, decode and put together."""
+        """Time the client without a server: split, encode and send; receive, decode and join."""
         return [[self._put_alone(), self._get_alone()] for _ in range(samples)]
 
     def exact(self) -> list[str]:
-        """Kinds of arrays that come back as they were put."""
+        """List the kinds of arrays that come back unchanged."""
         found = []
         for name in DTYPES:
             values = (torch.arange(-30, 34, dtype=torch.float64) * 7.3).to(getattr(torch, name))
@@ -94,7 +94,7 @@ class Rival:
 
 
 def through_loopback(data: bytes) -> None:
-    """To this process itself, as fast as it goes."""
+    """Send bytes to this process through loopback."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         sender = socket.create_connection(server.getsockname())
         receiver, _ = server.accept()
@@ -114,7 +114,7 @@ def timed(what: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Until the end of standard input."""
+    """Serve commands until the end of standard input."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     rival = Rival(sys.argv[1])

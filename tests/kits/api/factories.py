@@ -1,4 +1,4 @@
-"""Small builders of valid values: a test names only what it is about."""
+"""Builders of valid values: a test names only the fields under test."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ CLAIMANT = Claimant(key_id="k", source_address="192.0.2.1", progress_by=NOW + 36
 
 
 def digest(text: str) -> str:
-    """64 hex digits that stand for a BLAKE3 digest."""
+    """Make 64 hex digits in the form of a BLAKE3 digest."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def make_spec(**fields: Any) -> Spec:
-    """A job's specification; policy fields may be given as `policy={...}`."""
+    """Make a job's specification; policy fields may be given as `policy={...}`."""
     if isinstance(fields.get("policy"), dict):
         fields["policy"] = Policy(**fields["policy"])
     return Spec(**{"command": ["train"], **fields})
 
 
 def make_job(*, policy: dict[str, Any] | None = None, spec: Spec | None = None, **fields: Any) -> Job:
-    """A job as it is after its submission; other fields as given."""
+    """Make a submitted job; other fields as given."""
     spec = spec or make_spec(policy=policy or {})
     return Job(
         **{"id": JOB_ID, "tenant": TENANT, "rev": 1, "event_seq": 1, "created_at": NOW, "updated_at": NOW, **fields},
@@ -45,17 +45,17 @@ def make_job(*, policy: dict[str, Any] | None = None, spec: Spec | None = None, 
 
 
 def make_worker(machine_id: str | None = "m-1", **fields: Any) -> WorkQuery:
-    """What a worker declares when it asks for work."""
+    """Make the query of a worker."""
     return WorkQuery(machine_id=machine_id, **fields)
 
 
 def make_attempt(epoch: int = 1, **fields: Any) -> Attempt:
-    """An attempt that runs."""
+    """Make a running attempt."""
     return Attempt(**{"epoch": epoch, "machine_id": "m-1", "started_at": NOW, **fields})
 
 
 def make_lease(epoch: int = 1, *, token: str | None = TOKEN, **fields: Any) -> Lease:
-    """A live lease of a lease-aware worker; `token=None` for one of an original client, claimed with CLAIMANT."""
+    """Make a live lease of a lease-aware worker; `token=None`: of an original client, claimed with CLAIMANT."""
     return Lease(
         **{
             "job_id": JOB_ID,
@@ -73,13 +73,13 @@ def make_lease(epoch: int = 1, *, token: str | None = TOKEN, **fields: Any) -> L
 
 
 def make_fence(*, token: str | None = TOKEN, now: int = NOW, **fields: Any) -> Fence:
-    """What a worker proves."""
+    """Make the fence of a worker's write."""
     proof = token_digest(token) if token else None
     return Fence(**{"job_id": JOB_ID, "tenant": TENANT, "now": now, "token_sha256": proof, **fields})
 
 
 def make_record(step: int = 100, epoch: int = 1, **fields: Any) -> CheckpointRecord:
-    """A committed checkpoint."""
+    """Make the record of a committed checkpoint."""
     return CheckpointRecord(
         **{
             "step": step,
@@ -95,29 +95,29 @@ def make_record(step: int = 100, epoch: int = 1, **fields: Any) -> CheckpointRec
 
 
 def make_pack(name: str = "pack", **fields: Any) -> Pack:
-    """A pack; its digest follows from its name."""
+    """Make a pack; its digest follows from its name."""
     return Pack(**{"blake3": digest(name), "size_bytes": 1024, "crc64nvme": CRC64, **fields})
 
 
 def make_chunk(name: str = "chunk", **fields: Any) -> Chunk:
-    """A chunk that fills the first pack; its digest follows from its name."""
+    """Make a chunk that fills the first pack; its digest follows from its name."""
     return Chunk(**{"blake3": digest(name), "size_bytes": 1024, "pack": 0, **fields})
 
 
 def make_chunked(path: str = "model.safetensors", chunks: tuple[int, ...] = (0,), **fields: Any) -> ChunkedFile:
-    """A file of chunks of 1,024 bytes each."""
+    """Make a file of chunks of 1,024 bytes each."""
     return ChunkedFile(**{"path": path, "size_bytes": 1024 * len(chunks), "chunks": list(chunks), **fields})
 
 
 def make_manifest(step: int = 100, epoch: int = 1, **fields: Any) -> Manifest:
-    """A checkpoint's manifest: one file of one chunk that is one pack."""
+    """Make a manifest: one file of one chunk that is one pack."""
     parts = {"packs": [make_pack()], "chunks": [make_chunk()], "files": [make_chunked()]}
     return Manifest(**{"version": 2, "job_id": JOB_ID, "step": step, "epoch": epoch, **parts, **fields})
 
 
 @dataclass(frozen=True)
 class Held:
-    """A job in the hands of a worker."""
+    """Job that a worker holds."""
 
     job: Job
     attempt: Attempt
@@ -126,7 +126,7 @@ class Held:
 
 
 def make_held(job: Job | None = None, *, token: str | None = TOKEN, now: int = NOW, **worker: Any) -> Held:
-    """The job after a claim at `now`; a pending job must be given, or none."""
+    """Claim a job at `now`: the given pending job or a new one."""
     change = rules.claim(
         job or make_job(),
         make_worker(**worker),
@@ -142,13 +142,13 @@ def make_held(job: Job | None = None, *, token: str | None = TOKEN, now: int = N
 
 
 def closed_by(change: Transaction) -> CloseLease:
-    """The end of the lease that a change brings."""
+    """Find the end of the lease in a transaction."""
     assert isinstance(change.lease, CloseLease)
     return change.lease
 
 
 def make_ended(state: JobState, **fields: Any) -> Job:
-    """A job whose first attempt has ended in a terminal state."""
+    """Make a job whose first attempt has ended in a terminal state."""
     stamp = {
         JobState.COMPLETE: {"completed_at": NOW},
         JobState.FAILED: {"failed_at": NOW},

@@ -1,4 +1,4 @@
-"""A clock to turn by hand, and chance that is the same in every run."""
+"""Manual clock of the server, seeded randomness, and a delivery queue as a list."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functions.domain.access.webhooks import Webhook
 
 
 class FakeClock:
-    """The server's clock, turned by hand."""
+    """Clock of the server that a test moves."""
 
     def __init__(self, now: int) -> None:
         self.at = now
@@ -23,7 +23,7 @@ class FakeClock:
 
 
 class SeededRandomness:
-    """ports.Randomness, the same in every run."""
+    """Implement ports.Randomness from a seed."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -42,7 +42,7 @@ class SeededRandomness:
 
 
 class FakeLine:
-    """ports.DeliveryQueue, kept as a list: webhook, event, repetition."""
+    """Implement ports.DeliveryQueue as a list of webhook, event, repetition."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[str, JobEvent, str]] = []

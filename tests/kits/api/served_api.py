@@ -1,4 +1,4 @@
-"""The API of a test behind the local front, on the emulated cloud: for clients that speak HTTP."""
+"""API of a test behind the local gateway on the emulated cloud, for clients that speak HTTP."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUICK = RetryPolicy(max_tries=3, budget_s=5.0, first_delay_s=0.01, max_delay_s=0
 
 @dataclass
 class ServedApi:
-    """An API and where it is. `calls`: routes that were called. `lost`: routes whose next answer does not arrive."""
+    """API and its URL. `calls`: called routes. `lost`: routes whose next answer does not arrive."""
 
     api: Api
     url: str
@@ -30,17 +30,17 @@ class ServedApi:
     lost: list[str]
 
     def access(self, key: str = "submit") -> ControlPlaneAccess:
-        """`key`: a name in `api.keys`, or a whole key or token."""
+        """Make the access of a client; `key`: a name in `api.keys`, or a whole key or token."""
         return ControlPlaneAccess(self.url, self.api.keys.get(key, key))
 
     def store(self, name: str, key: str = "submit") -> ControlPlaneStore:
-        """A ring's store, opened as another process would."""
+        """Open a ring's store as another process would."""
         return ControlPlaneStore(name, self.access(key), policy=QUICK)
 
 
 @contextmanager
 def served_api(emulator: Emulator) -> Iterator[ServedApi]:
-    """Tables and buckets of its own."""
+    """Serve an API with tables and buckets of its own."""
     api, calls, lost = emulated_api(emulator), list[str](), list[str]()
 
     def front_route(route: Route) -> GatewayRoute:

@@ -1,4 +1,4 @@
-"""The emulated cloud for tests: one ministack for the whole session.
+"""Emulated cloud for tests: one ministack for the session.
 
 `tests/conftest.py` imports the fixture by name. Tests that share it give their tables and buckets names of their own
 (`unique`); tests that kill it start an `Emulator` of their own.
@@ -19,11 +19,11 @@ CREDENTIALS = {"region_name": "us-east-1", "aws_access_key_id": "test", "aws_sec
 
 @pytest.fixture(scope="session")
 def emulator() -> Iterator[Emulator]:
-    """A running emulator that keeps its state in memory."""
+    """Run an emulator that keeps its state in memory."""
     with Emulator() as running:
         yield running
 
 
 def unique(prefix: str) -> str:
-    """A name for a table or bucket that no other test has."""
+    """Make a unique name for a table or bucket."""
     return f"{prefix}-{uuid.uuid4().hex[:12]}"

@@ -1,4 +1,4 @@
-"""Reading lists to their end, page by page."""
+"""Paging: read lists to their end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def all_pages(fetch: Callable[[str | None], Page[T]], *, full: int | None = None) -> list[T]:
-    """What is in all of them together. `fetch` takes a cursor.
+    """Read all pages; `fetch` takes a cursor.
 
     `full`: what each page but the last has to have; and none is empty but an only one.
     """

@@ -1,4 +1,4 @@
-"""A second, different S3 server: rclone's `serve s3` on a folder, on loopback. It knows one pair of credentials."""
+"""Second S3 server that shares no code with the first: rclone's `serve s3` on loopback, one pair of credentials."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ACCESS_KEY_ID, SECRET_ACCESS_KEY = "second-store-key", "second-store-secret-acce
 
 
 class SecondStore:
-    """Runs from construction until closed, and not a moment longer than the test run."""
+    """Server that runs from construction to `close`, at most as long as the test run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -62,7 +62,7 @@ class SecondStore:
         )
 
     def client_with(self, secret_access_key: str) -> Any:
-        """A client as a deployment has it."""
+        """Make a client as a deployment does."""
         return s3_client(
             self.endpoint_url,
             region="auto",
@@ -71,7 +71,7 @@ class SecondStore:
         )
 
     def cloud(self) -> Cloud:
-        """Objects in fresh buckets here; everything else in memory."""
+        """Make a set of stores: objects in fresh buckets here, all others in memory."""
         buckets = {name: unique(name) for name in BUCKETS}
         for bucket in buckets.values():
             self.client.create_bucket(Bucket=bucket)
@@ -94,7 +94,7 @@ class SecondStore:
                 return
 
     def close(self) -> None:
-        """End it."""
+        """Stop the server."""
         self._process.terminate()
         try:
             self._process.wait(10)

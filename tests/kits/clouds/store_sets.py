@@ -1,4 +1,4 @@
-"""Sets of stores: the twins in memory, and the real ones on moto and on the emulated cloud."""
+"""Sets of stores: the twins in memory, and the real stores on moto and on the emulated cloud."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.twins.cloud import MemoryCloud
 
 @dataclass
 class Cloud:
-    """One set of stores. `dynamodb` and `s3` are the clients beneath, None for the twins in memory."""
+    """Set of stores. `dynamodb` and `s3` are the clients below, None for the twins in memory."""
 
     kind: str
     jobs: JobStore
@@ -61,7 +61,7 @@ class Cloud:
     memory: MemoryCloud | None = None
 
     def members(self, index: str) -> set[str]:
-        """Ids of the jobs that a sparse index holds."""
+        """List the ids of jobs in a sparse index."""
         if self.memory is not None:
             state = self.memory.state
             return set(getattr(state if index == "due" else state.jobs, index).members())
@@ -73,7 +73,7 @@ class Cloud:
         return found
 
     def raw(self, table: str, **key: str) -> dict[str, Any]:
-        """A stored item as it is; {} if there is none. Not for the twins in memory."""
+        """Read a stored item; {} if missing. Not for the twins in memory."""
         answer = self.dynamodb.get_item(
             TableName=f"{self.prefix}{table}", Key={name: {"S": value} for name, value in key.items()}
         )
@@ -82,7 +82,7 @@ class Cloud:
 
 
 def memory_cloud() -> Cloud:
-    """The twins."""
+    """Make a set of twins in memory."""
     memory = MemoryCloud()
     return Cloud(
         "memory",
@@ -100,7 +100,7 @@ def memory_cloud() -> Cloud:
 
 
 def aws_cloud(kind: str, dynamodb: Any, s3: Any, prefix: str) -> Cloud:
-    """The real stores over these clients, on tables and buckets of their own."""
+    """Make the real stores over these clients, with tables and buckets of their own."""
     create_tables(dynamodb, prefix)
     buckets = {name: f"{prefix}{name}" for name in BUCKETS}
     for bucket in buckets.values():
@@ -125,7 +125,7 @@ def aws_cloud(kind: str, dynamodb: Any, s3: Any, prefix: str) -> Cloud:
 
 @contextmanager
 def moto_cloud() -> Iterator[Cloud]:
-    """On moto: for single-threaded use, since its conditional writes race."""
+    """Make a set on moto, for one thread: moto's conditional writes race."""
     with mock_aws():
         yield aws_cloud("moto", *_moto_clients(), "moto-")
 
@@ -138,17 +138,17 @@ def _moto_clients() -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class MinistackClients:
-    """Clients for one running emulator, made once: making them takes longer than most tests."""
+    """Clients of one running emulator, made once because making them takes longer than most tests."""
 
     dynamodb: Any
     s3: Any
 
     @classmethod
     def of(cls, emulator: Emulator) -> MinistackClients:
-        """Clients as a deployment has them."""
+        """Make clients as a deployment does."""
         url = emulator.endpoint_url
         return cls(dynamodb_client(url, **CREDENTIALS), s3_client(url, **CREDENTIALS))
 
     def cloud(self) -> Cloud:
-        """Fresh tables and buckets."""
+        """Make a set with fresh tables and buckets."""
         return aws_cloud("ministack", self.dynamodb, self.s3, f"t{uuid.uuid4().hex[:10]}-")

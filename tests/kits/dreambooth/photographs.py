@@ -1,4 +1,4 @@
-"""Real photographs to train on: crops of the ones that lie in the wheels of scikit-learn and scikit-image."""
+"""Photographs to train on: crops of the pictures in the wheels of scikit-learn and scikit-image."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ODD_EXIF = (
 
 
 def subject(name: str) -> Image.Image:
-    """The part of the photograph that shows it, in RGB."""
+    """Cut the subject out of its photograph, in RGB."""
     package, file, box = _SUBJECTS[name]
     found = find_spec(package)
     assert found is not None and found.origin is not None
@@ -37,7 +37,7 @@ def subject(name: str) -> Image.Image:
 
 
 def crops(name: str, count: int, size: tuple[int, int] = (96, 96)) -> Iterator[Image.Image]:
-    """`count` different views of one subject: windows that move over it, as (width, height) pixels."""
+    """Cut `count` different windows of one subject, (width, height) in pixels."""
     whole = subject(name)
     width, height = size
     scale = max(width / whole.width, height / whole.height)

@@ -65,7 +65,7 @@ def save_tiny_sdxl(directory: Path) -> Path:
 
 
 def tiny_vae(*, force_upcast: bool) -> AutoencoderKL:
-    """A VAE that makes 8 times smaller latents with 4 channels, as the real ones do."""
+    """Make a VAE with latents 8 times smaller in 4 channels, as the real ones have."""
     return AutoencoderKL(
         block_out_channels=(8, 16, 16, 16),
         down_block_types=("DownEncoderBlock2D",) * 4,
@@ -78,7 +78,7 @@ def tiny_vae(*, force_upcast: bool) -> AutoencoderKL:
 
 
 def tiny_tokenizer(pad_token: str = "<|endoftext|>") -> CLIPTokenizer:
-    """CLIP's byte-level tokenizer with single bytes as its only words."""
+    """Make CLIP's byte-level tokenizer with single bytes as its only words."""
     characters = [chr(code) for code in range(33, 127)]
     words = [*characters, *(f"{character}</w>" for character in characters), "<|startoftext|>", "<|endoftext|>"]
     return CLIPTokenizer(

@@ -1,4 +1,4 @@
-"""Directories as tests write and compare them: paths below, and bytes."""
+"""Directories: write files, and read files by their relative path."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def write_files(place: Path, files: Mapping[str, bytes]) -> Path:
-    """Write files below `place`, which is given back; directories are made."""
+    """Write files and their directories below `place`; returns `place`."""
     for name, data in files.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_bytes(data)
@@ -17,7 +17,7 @@ def write_files(place: Path, files: Mapping[str, bytes]) -> Path:
 
 
 def files_below(place: Path) -> dict[str, bytes]:
-    """What every file below `place` holds."""
+    """Read every file below `place`."""
     return {path.relative_to(place).as_posix(): path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
 

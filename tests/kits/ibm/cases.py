@@ -1,4 +1,4 @@
-"""Files of IBM's trainer controller made by chance, and trainings: all metrics, operations, events and patiences."""
+"""Generate files of IBM's trainer controller and trainings: all metrics, operations, events and patiences."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ FORMATS = (
 
 
 def line_of(form: str) -> dict[str, Any]:
-    """An operation that writes a line."""
+    """Make an operation that writes a line."""
     return {"name": "line", "class": "LogControl", "arguments": {"log_format": form, "log_level": "info"}}
 
 
 class Cases:
-    """The same for the same seed."""
+    """Generator of cases from a seed."""
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)

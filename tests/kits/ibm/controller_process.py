@@ -1,4 +1,4 @@
-"""IBM's own trainer controller, told what to do by lines of JSON: `python -m tests.kits.ibm.controller_process`.
+"""Run IBM's trainer controller by lines of JSON: `python -m tests.kits.ibm.controller_process`.
 
 It is the package fms-hf-tuning as the index has it, on the transformers and simpleeval of this environment. Nothing
 of it is replaced: what it does is read from the lines that it logs, and from the trainer's own flags.
@@ -27,7 +27,7 @@ Config = dict[str, Any]
 
 
 class Recorder(logging.Handler):
-    """Which rule did what at which event, and what was written: it says both to loggers of its own."""
+    """Recorder of the controller's log lines: which rule acted at which event, and its output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,14 +60,14 @@ class Recorder(logging.Handler):
 
 
 class Controllers:
-    """One training after another."""
+    """Controllers of one training after another."""
 
     def __init__(self, scratch: str) -> None:
         self._scratch = scratch
         self._arguments = TrainingArguments(output_dir=scratch, use_cpu=True, report_to=[])
 
     def decide(self, config: Config, moments: list[dict[str, Any]]) -> dict[str, Any]:
-        """What it does at each of a training's events: its trainer's part is played, by the trainer's own objects."""
+        """Decide each event of a training with the trainer's own state and control objects."""
         recorder, flags, died = Recorder(), [], None
         with recorder.listening():
             try:
@@ -78,7 +78,7 @@ class Controllers:
         return {"taken": recorder.taken, "lines": recorder.lines, "flags": flags, "died": died, "at": recorder.number}
 
     def _events(self, config: Config, moments: list[dict[str, Any]], recorder: Recorder) -> Iterator[list[str]]:
-        """Flags that are up after each event, of a control that had none."""
+        """List the flags that are set after each event."""
         state = TrainerState(epoch=0, max_steps=len(moments))
         callback = TrainerControllerCallback(config)
         callback.on_init_end(self._arguments, state, TrainerControl())
@@ -104,7 +104,7 @@ class Controllers:
         recorder.number = len(moments)
 
     def train(self, config: Config) -> dict[str, Any]:
-        """A real training, with the controller in it: its events, as `decide` takes them, and what was done."""
+        """Run a real training under the controller; returns its events for `decide`, and the controller's actions."""
         recorder = Recorder()
         watch = Watch(recorder)
         trainer = training(self._scratch, watch)
@@ -119,7 +119,7 @@ class Controllers:
 
 
 class Watch(TrainerCallback):
-    """Notes a training's events, before the controller has them."""
+    """Recorder of a training's events before the controller gets them."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.moments: list[dict[str, Any]] = []
@@ -141,7 +141,7 @@ class Watch(TrainerCallback):
 
 
 class Line(torch.nn.Module):
-    """Two numbers to be learned."""
+    """Model of two parameters."""
 
     main_input_name = "x"
 
@@ -155,7 +155,7 @@ class Line(torch.nn.Module):
 
 
 def training(scratch: str, watch: Watch) -> Trainer:
-    """Of 30 steps in 5 epochs, whose loss goes up and down."""
+    """Make a training of 30 steps in 5 epochs whose loss rises and falls."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     data = [{"x": torch.tensor([at / 10]), "labels": torch.tensor([at / 5 + 1])} for at in range(12)]
@@ -179,7 +179,7 @@ def training(scratch: str, watch: Watch) -> Trainer:
 
 
 def main() -> None:
-    """Until the end of standard input."""
+    """Serve commands until the end of standard input."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     # it says at each event which rules it passes over

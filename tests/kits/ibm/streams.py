@@ -1,4 +1,4 @@
-"""Trainings as IBM's trainer controller sees them, event by event, and as rules observe the same."""
+"""Trainings as events of IBM's trainer controller and as observations of rules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass
 class Moment:
-    """What the trainer has at an event."""
+    """State of the trainer at an event."""
 
     event: str
     step: int
@@ -31,7 +31,7 @@ def stream(
     save_every: int = 3,
     summary: bool = True,
 ) -> list[Moment]:
-    """A training's events in the trainer's order. `evals`: metrics of evaluations by their steps.
+    """Make the events of a training in the trainer's order. `evals`: metrics of evaluations by step.
 
     `summary`: of the whole training, the trainer's last log, without a loss.
     """
@@ -66,13 +66,13 @@ def stream(
 
 
 def log_entry(loss: float, epoch: float, step: int) -> dict[str, float]:
-    """As the trainer logs while it trains."""
+    """Make a log entry of the trainer."""
     norm = abs(loss) / 2 if math.isfinite(loss) else 0.0
     return {"loss": loss, "grad_norm": norm, "learning_rate": 1e-4 / (step + 1), "epoch": epoch, "step": step}
 
 
 def observation_of(moment: Moment) -> dict[str, float | bool]:
-    """The same event as rules observe it: what docs/rules-ibm.md says of who hands metrics in."""
+    """Convert an event to an observation of rules, as docs/rules-ibm.md describes."""
     observed: dict[str, float | bool] = {"epoch": moment.epoch, "tokens": moment.tokens}
     if moment.entry is not None and "loss" in moment.entry:
         entry = moment.entry

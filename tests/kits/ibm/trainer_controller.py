@@ -1,4 +1,4 @@
-"""IBM's trainer controller, as its index has it, in a process of its own: what imported files have to decide like.
+"""IBM's trainer controller in a process: the reference for imported files.
 
 `make setup` puts the package into `.fms-hf-tuning`, without what it depends on: of that, the environment has what the
 controller needs.
@@ -25,7 +25,7 @@ WANTED = Path(__file__).with_name("trainer_controller.txt")
 
 
 class Decided(NamedTuple):
-    """What the original did."""
+    """Decisions of IBM's controller."""
 
     taken: list[tuple[int, str, str]]
     """Number of the event, controller, action; without what it did at the event at which it died."""
@@ -38,13 +38,13 @@ class Decided(NamedTuple):
 
 
 class Original:
-    """The process. One question at a time."""
+    """Process of the controller. One question at a time."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def decides(self, config: dict[str, Any], moments: list[Moment]) -> Decided:
-        """A training under control of a file, in the shape that its code reads."""
+        """Decide a training by a file, in the shape that IBM's code reads."""
         found = self._answer("decide", config, [asdict(moment) for moment in moments])
         until = max(found["at"], 0)
         taken = [tuple(one) for one in found["taken"] if one[0] < until]
@@ -54,7 +54,7 @@ class Original:
         )
 
     def trains(self, config: dict[str, Any]) -> tuple[list[Moment], list[tuple[int, str, str]]]:
-        """A real training: its events, and what the controller did in it."""
+        """Run a real training; returns its events and the controller's actions."""
         found = self._answer("train", config)
         return [Moment(**moment) for moment in found["moments"]], [tuple(one) for one in found["taken"]]
 
@@ -69,7 +69,7 @@ class Original:
 
 
 def _check_flags(config: dict[str, Any], taken: list[tuple[int, str, str]], flags: list[list[str]]) -> None:
-    """What was done raised the trainer's flags, and nothing else did."""
+    """Check that the actions, and nothing else, set the trainer's flags."""
     written = {one["name"] for one in config.get("operations", []) if one["class"] == "LogControl"}
     actions = {
         one["name"]: {
@@ -85,7 +85,7 @@ def _check_flags(config: dict[str, Any], taken: list[tuple[int, str, str]], flag
 
 @contextlib.contextmanager
 def running() -> Iterator[Original]:
-    """While it is entered. Fails where the package is not there."""
+    """Run the controller; fails without its package."""
     there = list(PACKAGE.glob("fms_hf_tuning-*.dist-info"))
     version = WANTED.read_text().partition("==")[2].split()[0]
     assert [one.name for one in there] == [f"fms_hf_tuning-{version}.dist-info"], (

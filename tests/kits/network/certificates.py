@@ -1,4 +1,4 @@
-"""Certificates that are good for a test."""
+"""Certificates for tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cryptography.x509.oid import NameOID
 
 
 def throwaway_certificate(path: Path) -> Path:
-    """Key and certificate of 127.0.0.1 for a day, in one file."""
+    """Write key and certificate of 127.0.0.1, valid for a day, to one file."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "throwaway")])
     now = datetime.now(UTC)

@@ -1,4 +1,4 @@
-"""An HTTP server on 127.0.0.1, in a thread, while a test uses it."""
+"""HTTP server on 127.0.0.1 in a thread of the test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Self
 
 
 class Listening:
-    """Listens from construction to `close`."""
+    """Server that listens from construction to `close`."""
 
     def __init__(self, handler: type[BaseHTTPRequestHandler], *, tls: ssl.SSLContext | None = None) -> None:
         self._server = _Server(("127.0.0.1", 0), handler)
@@ -34,18 +34,18 @@ class Listening:
 
 
 class QuietHandler(BaseHTTPRequestHandler):
-    """Says nothing of what it does."""
+    """Request handler without a log."""
 
     protocol_version = "HTTP/1.1"
 
     def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
+        """Write no log."""
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients end in the middle, or are killed, here all the time: that is not told."""
+        """Ignore clients that end early or are killed, which is normal in tests."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)

@@ -1,4 +1,4 @@
-"""EC2's instance metadata service, as far as spot notices need it."""
+"""Metadata service of EC2, as far as preemption notices need the service."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.kits.network.http_server import Listening, QuietHandler
 
 
 class MetadataService(Listening):
-    """Tokens are asked for as version 2 of the service demands.
+    """Metadata service that demands tokens as version 2 does.
 
     `date` None: the service's clock is right.
     """
@@ -44,7 +44,7 @@ class MetadataService(Listening):
         super().__init__(Handler)
 
     def announce(self, within_s: float) -> None:
-        """The machine is terminated after so many seconds."""
+        """Announce the end of the machine in `within_s` seconds."""
         at = datetime.now(UTC) + timedelta(seconds=within_s)
         self.body = json.dumps({"action": "terminate", "time": at.strftime("%Y-%m-%dT%H:%M:%SZ")})
         self.status = 200

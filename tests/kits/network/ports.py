@@ -1,4 +1,4 @@
-"""Ports of 127.0.0.1 for programs that must be told theirs before they start."""
+"""Free ports of 127.0.0.1 for programs that need a number before they start."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _LOWEST, _HIGHEST = 1024, 65_535
 
 
 def given_away(table: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> range:
-    """The ports that the system gives to whoever does not ask for one: servers on port 0, and every connection."""
+    """List the ports that the system assigns to servers on port 0 and to connections."""
     first, last = (int(word) for word in table.read_text().split())
     return range(first, last + 1)
 
 
 def free_port() -> int:
-    """A port that is free, and stays so until its program binds it: nobody is given it by chance meanwhile."""
+    """Choose a free port that the system assigns to no other program before its own binds it."""
     by_chance = given_away()
     others = [port for port in range(_LOWEST, _HIGHEST + 1) if port not in by_chance]
     for port in random.sample(others, min(100, len(others))):

@@ -1,4 +1,4 @@
-"""An HTTP proxy on 127.0.0.1 that passes requests on, or makes trouble for those that a test names."""
+"""HTTP proxy on 127.0.0.1 that forwards requests, or fails those that a test names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UPSTREAM_TIMEOUT_S = 60
 
 @dataclass(eq=False)
 class Trouble:
-    """What happens to requests whose "METHOD /path", or "METHOD /path?partNumber=N", matches `pattern`."""
+    """Fault of the requests whose "METHOD /path" or "METHOD /path?partNumber=N" matches `pattern`."""
 
     pattern: re.Pattern[str]
     status: int | None = None
@@ -35,16 +35,16 @@ class Trouble:
     met: int = 0
 
     def wait(self, timeout_s: float = 60.0) -> None:
-        """Until a request has met it."""
+        """Wait until a request has met the fault."""
         assert self.reached.wait(timeout_s), f"no request like {self.pattern.pattern} came within {timeout_s} s"
 
     def wait_for(self, times: int, timeout_s: float = 60.0) -> None:
-        """Until so many requests have met it."""
+        """Wait until that many requests have met the fault."""
         until(lambda: self.met >= times, timeout_s, what=f"{times} requests like {self.pattern.pattern}")
 
 
 class FaultyProxy(Listening):
-    """`upstream` may be set later than when it begins to listen."""
+    """Proxy with faults; `upstream` may be set after the proxy has begun to listen."""
 
     def __init__(self, upstream: tuple[str, int] | None = None) -> None:
         self.upstream = upstream
@@ -61,31 +61,31 @@ class FaultyProxy(Listening):
         super().__init__(Handler)
 
     def requests(self, pattern: str = "") -> list[str]:
-        """The requests so far that match, as "METHOD /path", in order."""
+        """List the matching requests so far as "METHOD /path", in order."""
         with self._lock:
             return [request for request in self._requests if re.search(pattern, request)]
 
     @contextmanager
     def failing(self, pattern: str, status: int) -> Iterator[Trouble]:
-        """While inside, matching requests are answered with `status`."""
+        """Answer matching requests with `status` inside the block."""
         with self._trouble(Trouble(re.compile(pattern), status=status)) as trouble:
             yield trouble
 
     @contextmanager
     def dropping(self, pattern: str = "") -> Iterator[Trouble]:
-        """While inside, matching requests are hung up on, as if the server were down."""
+        """Hang up on matching requests inside the block, as if the server were down."""
         with self._trouble(Trouble(re.compile(pattern), drop=True)) as trouble:
             yield trouble
 
     @contextmanager
     def losing(self, pattern: str) -> Iterator[Trouble]:
-        """While inside, matching requests are carried out, and their answers lost."""
+        """Forward matching requests inside the block and lose their answers."""
         with self._trouble(Trouble(re.compile(pattern), lose=True)) as trouble:
             yield trouble
 
     @contextmanager
     def holding(self, pattern: str, *, drop: bool = False) -> Iterator[Trouble]:
-        """While inside, matching requests wait; afterwards they are passed on, or with `drop` hung up on."""
+        """Hold matching requests inside the block, then forward them, or hang up with `drop`."""
         gate = threading.Event()
         trouble = Trouble(re.compile(pattern), gate=gate, drop=drop)
         try:
@@ -95,7 +95,7 @@ class FaultyProxy(Listening):
             gate.set()
 
     def forget(self, trouble: Trouble) -> None:
-        """End a trouble before its time."""
+        """End a fault early."""
         with self._lock:
             if trouble in self._troubles:
                 self._troubles.remove(trouble)
@@ -110,7 +110,7 @@ class FaultyProxy(Listening):
             self.forget(trouble)
 
     def note(self, request: str) -> Trouble | None:
-        """Remember a request; what it meets."""
+        """Record a request; returns the fault that it meets."""
         with self._lock:
             self._requests.append(request)
             found = next((trouble for trouble in self._troubles if trouble.pattern.search(request)), None)

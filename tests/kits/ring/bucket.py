@@ -12,11 +12,11 @@ from tests.kits.clouds.emulator import unique
 
 
 def at_once(_seconds: float) -> None:
-    """Instead of waiting."""
+    """Replace waiting by nothing."""
 
 
 class RingBucket:
-    """`opened` gives a store as another process would have it; all are closed at the end."""
+    """Bucket of one ring; `opened` opens stores as other processes would, and the end closes them."""
 
     def __init__(self, client: Any, endpoint_url: str, credentials: Mapping[str, str]) -> None:
         self.client = client
@@ -28,17 +28,17 @@ class RingBucket:
 
     @classmethod
     def of(cls, emulator: Emulator, endpoint_url: str = "") -> Self:
-        """`endpoint_url`: of what stands before the emulator."""
+        """Make a bucket on the emulator; `endpoint_url`: of a proxy before the emulator."""
         emulator.check()
         return cls(emulator.client("s3"), endpoint_url or emulator.endpoint_url, {})
 
     @property
     def place(self) -> str:
-        """For `places.py`."""
+        """Name the place as users do."""
         return f"s3://{self.name}/rings/one"
 
     def opened(self, pause: Callable[[float], object] = at_once) -> BucketStore:
-        """`pause`: is called for waiting."""
+        """Open a store; `pause` is called for waiting."""
         bucket = BucketClient(self.name, environment=self.environment, pause=pause)
         self._stores.append(BucketStore(f"{self.name}/rings/one", bucket))
         return self._stores[-1]

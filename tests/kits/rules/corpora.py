@@ -1,4 +1,4 @@
-"""Rules that mean harm, rules that are wrong, and the heaviest that are allowed: for tests and the bench."""
+"""Hostile rules, wrong rules, and the heaviest legal ones, for tests and benches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ KNOWN = MetricCatalog([Metric("reader.wait", Kind.DURATION), Metric("flag", Kind
 
 
 def wrong_conditions() -> Iterator[str]:
-    """Names, types and units that are wrong: each has to be refused by the check."""
+    """Generate conditions with wrong names, types and units; the checker must reject each."""
     yield from (f"{name}x > 0" for name in (*BUILT_IN, *REPORTED))
     yield from (f"mean({name[:-1]}, 5) > 0" for name in (*BUILT_IN, *REPORTED))
     yield from (f"{name}s(loss, 5) > 0" for name in NAMES)

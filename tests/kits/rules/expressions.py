@@ -1,4 +1,4 @@
-"""What expressions of the rule language give, one by one: their value with one point of each metric, or their fault."""
+"""Evaluate single expressions of the rule language, or return their fault."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ METRICS = MetricCatalog([Metric("flag", Kind.BOOL), Metric("acc", goal="max")])
 
 
 def value_of(text: str, **metrics: float) -> float | bool | None:
-    """With these metrics, each of one point."""
+    """Evaluate an expression with one value of each metric."""
     checked = check(text, METRICS)
     assert checked.typed is not None, checked.faults
     clock = ObservationClock()

@@ -1,4 +1,4 @@
-"""The rule language once more, as plainly as it can be said: everything from the whole history, each time."""
+"""Naive evaluator of the rule language: computes everything from the whole history each time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Value = float | bool | None
 
 @dataclass
 class History:
-    """Of one metric: all points, and what is known of its value."""
+    """History of one metric: all points, and whether its value is known."""
 
     points: list[tuple[float, float]] = field(default_factory=list)
     """Value and time."""
@@ -38,7 +38,7 @@ class History:
 
 @dataclass
 class World:
-    """All that was observed."""
+    """History of all observations."""
 
     now: float = -math.inf
     metrics: dict[str, History] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class World:
     """Of each metric: the values of all when its newest point came."""
 
     def take(self, metrics: Mapping[str, float | None], step: int, now: float) -> None:
-        """An observation."""
+        """Add an observation."""
         self.now = max(self.now, now)
         given = dict(metrics)
         given.setdefault("step", float(step))
@@ -59,7 +59,7 @@ class World:
         self.then.update({name: current for name, value in given.items() if value is not None})
 
     def value(self, typed: Typed) -> Value:
-        """Of an expression, now."""
+        """Evaluate an expression now."""
         match typed:
             case Constant(value):
                 return value
@@ -86,14 +86,14 @@ class World:
 
 
 def kleene(values: list[Value], *, decisive: bool) -> bool | None:
-    """One that decides, else unknown if one is, else the other."""
+    """Combine three-valued results: a deciding one, else unknown, else the other."""
     if any(value is decisive for value in values):
         return decisive
     return None if None in values else not decisive
 
 
 def operation(name: str, values: list[Value]) -> Value:  # noqa: C901 - one case for each
-    """Of values, some of them unknown."""
+    """Apply an operation to values, some of them unknown."""
     if name in ("and", "or"):
         return kleene(values, decisive=name == "or")
     if name == "missing":
@@ -140,7 +140,7 @@ def operation(name: str, values: list[Value]) -> Value:  # noqa: C901 - one case
 
 
 def aggregate(summary: HistorySummary, points: list[tuple[float, float]], now: float) -> Value:
-    """A summary of a whole history."""
+    """Summarize a whole history."""
     function, _, window, goal, min_delta, _ = summary
     values = [value for value, _ in points]
     if goal is not None:
@@ -176,7 +176,7 @@ def aggregate(summary: HistorySummary, points: list[tuple[float, float]], now: f
 
 
 def statistic(function: str, inside: list[float], newest: float) -> float:
-    """Of the points of a window, in fractions."""
+    """Compute a statistic of a window's points in fractions."""
     finite = all(map(math.isfinite, inside))
     if any(map(math.isnan, inside)):
         return math.nan
@@ -207,7 +207,7 @@ def statistic(function: str, inside: list[float], newest: float) -> float:
 
 
 def as_float(value: Fraction) -> float:
-    """The nearest one."""
+    """Round to the nearest float."""
     try:
         return value.numerator / value.denominator
     except OverflowError:
@@ -215,13 +215,13 @@ def as_float(value: Fraction) -> float:
 
 
 def root(value: Fraction) -> float:
-    """By whole numbers, to far more digits than a float has."""
+    """Compute a square root by integers, to more digits than a float has."""
     scaled = math.isqrt((value.numerator << 4400) // value.denominator)
     return as_float(Fraction(scaled, 1 << 2200))
 
 
 def best(function: str, values: list[float], sign: int, min_delta: float) -> float | None:
-    """The best so far, or points since."""
+    """Find the best value so far, or the points since."""
     found: float | None = None
     at = 0
     for index, value in enumerate(values):
@@ -233,7 +233,7 @@ def best(function: str, values: list[float], sign: int, min_delta: float) -> flo
 
 
 def ema(points: list[tuple[float, float]], now: float, size: int, seconds: float) -> float | None:
-    """Over all points."""
+    """Compute the exponential moving average of all points."""
     if not points or (size and len(points) < size) or (seconds and now - points[0][1] < seconds):
         return None
     if not math.isfinite(points[-1][0]):
@@ -249,7 +249,7 @@ def ema(points: list[tuple[float, float]], now: float, size: int, seconds: float
 
 
 def streak(function: str, points: list[tuple[float, float]], now: float, size: int, seconds: float) -> bool | None:
-    """How far back it goes."""
+    """Count the points back to the streak's start."""
     goes_on = {
         "rising": lambda a, b: b > a,
         "falling": lambda a, b: b < a,
@@ -271,7 +271,7 @@ def streak(function: str, points: list[tuple[float, float]], now: float, size: i
 
 @dataclass
 class NaiveRule:
-    """The state machine of a rule, from the list of all its results each time."""
+    """State machine of a rule that replays all its results each time."""
 
     rule: Rule
     checks: list[tuple[bool | None, bool | None, int, float]] = field(default_factory=list)
@@ -281,7 +281,7 @@ class NaiveRule:
     cleared: list[int] = field(default_factory=list)
 
     def check(self, truth: bool | None, clear: bool | None, step: int, now: float) -> str | None:
-        """`fired` or `cleared`."""
+        """Advance the rule; returns `fired` or `cleared`."""
         self.checks.append((truth, clear, step, now))
         index = len(self.checks) - 1
         rule = self.rule

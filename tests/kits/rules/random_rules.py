@@ -1,4 +1,4 @@
-"""Rules and streams of metrics by chance, from a seed, through the whole controller: for the suite and the bench.
+"""Random rules and streams from a seed through the whole controller, for the suite and the bench.
 
 Unlike the properties' (tests/properties/test_rule_fuzz.py) they are made in bulk, 100,000 in minutes, and they go the
 way that a training's do: a document's text, a controller that carries out what rules want, its state in a checkpoint.
@@ -41,7 +41,7 @@ _VALUES: tuple[Any, ...] = (
 
 
 class Hostile:
-    """A value of which nothing can be asked."""
+    """Value that raises on every operation."""
 
     def __float__(self) -> float:
         raise RuntimeError("no")
@@ -50,7 +50,7 @@ class Hostile:
 
 
 class Broken:
-    """A knob that cannot be turned."""
+    """Knob that fails."""
 
     def read(self) -> float:
         raise OSError("no")
@@ -60,7 +60,7 @@ class Broken:
 
 
 class Knob:
-    """One that can."""
+    """Knob that works."""
 
     value = 1.0
 
@@ -73,7 +73,7 @@ class Knob:
 
 @dataclass
 class Found:
-    """What came of it."""
+    """Result of a run."""
 
     rules: int = 0
     refused: int = 0
@@ -85,7 +85,7 @@ class Found:
 
 
 def run(seed: int, rules: int) -> Found:
-    """So many rules, ten at a time on streams of their own. `seed` says which."""
+    """Run that many rules of a seed, ten at a time, each group on a stream of its own."""
     found = Found()
     for number in range(math.ceil(rules / RULES_AT_ONCE)):
         chance = random.Random(f"{seed}.{number}")
@@ -100,7 +100,7 @@ def run(seed: int, rules: int) -> Found:
 
 
 def _train(chance: random.Random, said: list[Any], found: Found) -> None:
-    """As one training would go: all rules that are sound, a stream, a checkpoint in the middle, the rest."""
+    """Run all sound rules on a stream with a checkpoint in the middle."""
     sound = [one for one in said if _is_sound(one)]
     found.refused += len(said) - len(sound)
     text = json.dumps({"rules": sound})
@@ -122,7 +122,7 @@ def _train(chance: random.Random, said: list[Any], found: Found) -> None:
 
 
 def _wrong(setup: Setup) -> Iterator[str]:
-    """What the controller told and must not have: rules that are sound and cannot be read, faults of its own."""
+    """List wrong messages of the controller: unreadable sound rules, faults of its own."""
     for told in setup.agent.heard:
         if told["type"] == "rules_in_force" and told.get("rejected") is not None:
             yield f"sound rules are rejected: {told}"

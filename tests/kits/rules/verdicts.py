@@ -26,7 +26,7 @@ Observation = tuple[dict[str, Any], int, float, str]
 
 
 class Cases(NamedTuple):
-    """Case number n is about document n % len(documents), and the like of streams and groups."""
+    """Cases: number n uses document n % len(documents), and streams and groups alike."""
 
     documents: Sequence[str]
     refused: Sequence[str]
@@ -36,7 +36,7 @@ class Cases(NamedTuple):
     count: int
 
     def verdicts(self, shaped: Callable[[float, int], object] | None = None) -> Iterator[str]:
-        """What is said of each. `shaped`: how a finite number is handed in, where not as a float.
+        """Evaluate each case. `shaped`: the form of finite numbers, if not float.
 
         Each twentieth case is evaluated as the control plane does it: by a new evaluator for each observation, which
         takes the state back that the one before left.
@@ -55,7 +55,7 @@ class Cases(NamedTuple):
 
 
 class Group:
-    """Jobs of which each has the same value of everything, this one the first."""
+    """Group of jobs with equal values; this job is the first."""
 
     def __init__(self, values: Sequence[float] | None) -> None:
         self._values = values
@@ -94,7 +94,7 @@ def _plain(verdict: Verdict) -> tuple[object, ...]:
 
 
 class Refusal(MetaPathFinder):
-    """Nothing else can be imported."""
+    """Importer that rejects all modules outside Lambda."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name.partition(".")[0] not in ALLOWED:

@@ -1,4 +1,4 @@
-"""Tests marked `alone` run while no other worker of pytest-xdist runs any: what they measure is their own.
+"""Turns: a test marked `alone` runs while no other worker of pytest-xdist runs a test.
 
 The locks lie on two files of the sources, which are there anyway. They end with the run, however it ends.
 """
@@ -16,7 +16,7 @@ FLOOR, DOOR = HERE, HERE.with_name("reports.py")
 
 @contextmanager
 def turn(*, alone: bool, floor: Path = FLOOR, door: Path = DOOR) -> Iterator[None]:
-    """Wait until this test may run, and let go of its place afterwards.
+    """Wait for this test's turn and release the locks afterwards.
 
     Everybody passes the door before the floor, which many share or one has. Who wants it alone stays in the door until
     the others have left, so that nobody comes in meanwhile.

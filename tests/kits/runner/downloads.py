@@ -1,4 +1,4 @@
-"""What tests need from npm's registry: fetched once for the session, before any test waits for it.
+"""Downloads from npm's registry, once per session, before a test waits for them.
 
 Where the registry cannot be reached, pytest keeps the failure of the fixture: each test that needs the download fails
 at once, with the reason in one line.

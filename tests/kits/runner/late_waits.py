@@ -1,4 +1,4 @@
-"""A plugin that finds tests which must be quick to be right: they look late at what they have waited for.
+"""Pytest plugin that delays returns from `until` at random, to find tests that assume a fast test process.
 
     .venv/bin/python -m pytest -p tests.kits.runner.late_waits tests/e2e
 

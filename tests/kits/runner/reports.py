@@ -1,4 +1,4 @@
-"""Reports of tests on their way from a worker of pytest-xdist to where they are shown."""
+"""Reports of tests on the way from a worker of pytest-xdist to the terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def without_surrogates(value: Any) -> Any:
-    """The same lists, tuples, dictionaries and texts, but with escapes for what cannot be sent as UTF-8."""
+    """Copy lists, tuples, dictionaries and texts, with escapes for text that UTF-8 cannot encode."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, dict):

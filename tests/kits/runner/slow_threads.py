@@ -1,4 +1,4 @@
-"""A plugin that finds tests which rely on a thread being quick: all threads but the first one dawdle at every turn.
+"""Pytest plugin that delays all threads but the first at random, to find tests that assume fast threads.
 
     .venv/bin/python -m pytest -p tests.kits.runner.slow_threads tests/unit tests/functional
 
@@ -23,13 +23,13 @@ _sleep = time.sleep  # tests replace it
 
 
 def dawdle(chance: float, most_s: float) -> None:
-    """Sometimes, for a while; never in the first thread."""
+    """Sleep at random, never in the first thread."""
     if threading.current_thread() is not threading.main_thread() and _chance.random() < chance:
         _sleep(_chance.random() * most_s)
 
 
 def _slowed(owner: Any, name: str, *, before: float = 0.0, after: float = 0.0, most_s: float) -> None:
-    """Have a method dawdle with these chances before and after it does its work."""
+    """Make a method sleep with these chances before and after its work."""
     quick: Callable[..., Any] = getattr(owner, name)
 
     def slow(*given: Any, **named: Any) -> Any:
@@ -42,7 +42,7 @@ def _slowed(owner: Any, name: str, *, before: float = 0.0, after: float = 0.0, m
 
 
 def pytest_configure() -> None:
-    """Before anything is imported that begins threads."""
+    """Patch the thread classes before any import starts threads."""
     _slowed(threading.Thread, "run", before=0.7, most_s=0.06)
     _slowed(socket.socket, "accept", before=0.5, most_s=0.05)
     _slowed(queue.Queue, "get", after=0.2, most_s=0.02)

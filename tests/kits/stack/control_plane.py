@@ -1,4 +1,4 @@
-"""What tests ask of a running control plane, wherever it runs."""
+"""Calls of tests to a running control plane."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRAINERS = Path(__file__).resolve().parents[2] / "e2e" / "trainers"
 
 
 class ControlPlane:
-    """Reached at `url` with `keys` by name ("admin", "worker").
+    """Control plane at `url` with `keys` by name ("admin", "worker").
 
     `objects`: a client of the S3 behind it, for looks past everybody's back. `buckets`: their physical names.
     """
@@ -47,7 +47,7 @@ class ControlPlane:
         rules: str | None = None,
         **policy: Any,
     ) -> str:
-        """Submit a job that runs one of our trainers; its id. A failed one is tried again at once, on any machine."""
+        """Submit a job that runs one of our trainers; returns its id. A retry is immediate and on any machine."""
         defaults = {"heartbeat_interval_s": 2, "backoff_s": 0, "avoid_machine_s": 0, "stop_grace_s": 20}
         job = self.client.submit(
             JobSubmit(
@@ -64,23 +64,23 @@ class ControlPlane:
         return job.id
 
     def job(self, job_id: str) -> JobView:
-        """The job as it is now."""
+        """Read the job."""
         return self.client.get_job(job_id)
 
     def attempts(self, job_id: str) -> list[AttemptView]:
-        """Its attempts, oldest first."""
+        """Read the attempts, oldest first."""
         return self.client.attempts(job_id).attempts
 
     def events(self, job_id: str) -> list[EventView]:
-        """Its history, oldest first."""
+        """Read the history, oldest first."""
         return self.client.events(job_id, limit=1000).events
 
     def steps(self, job_id: str) -> list[int]:
-        """Committed steps, in order of their commits."""
+        """List committed steps in order of their commits."""
         return [int(event.data["step"]) for event in self.events(job_id) if event.type == "checkpoint.committed"]
 
     def log_lines(self, job_id: str) -> list[str]:
-        """All of the job's output."""
+        """Read all output lines of the job."""
         return [line.text for line in self.client.logs(job_id, limit=1000).lines]
 
     def wait_for(self, job_id: str, *states: JobState | str, timeout_s: float = PATIENCE_S) -> JobView:
@@ -116,27 +116,27 @@ class ControlPlane:
     # Objects, behind everybody's back
 
     def artifact(self, job_id: str, path: str = "model.bin") -> bytes:
-        """The bytes of a finished job's output."""
+        """Read an output of a finished job."""
         key = next(artifact.key for artifact in self.job(job_id).artifacts if artifact.path == path)
         return self.read(key)
 
     def read(self, key: str, bucket: str = "training-checkpoints") -> bytes:
-        """An object's bytes."""
+        """Read an object."""
         body: bytes = self.objects.get_object(**self._place(key, bucket))["Body"].read()
         return body
 
     def write(self, key: str, data: bytes, bucket: str = "training-checkpoints") -> None:
-        """Store, or overwrite, an object."""
+        """Write an object, also over an existing one."""
         self.objects.put_object(**self._place(key, bucket), Body=data, ChecksumAlgorithm="CRC64NVME")
 
     def keys_below(self, prefix: str, bucket: str = "training-checkpoints") -> dict[str, str]:
-        """Keys and ETags of everything below a prefix."""
+        """List keys and ETags below a prefix."""
         place = self._place(prefix, bucket)
         listed = self.objects.list_objects_v2(Bucket=place["Bucket"], Prefix=place["Key"]).get("Contents", [])
         return {entry["Key"].removeprefix("default/"): entry["ETag"] for entry in listed}
 
     def parts_of(self, key: str, bucket: str = "training-checkpoints") -> list[int]:
-        """Numbers of the parts that the store has of the uploads of a key that are under way."""
+        """List the stored part numbers of a key's open uploads."""
         place = self._place(key, bucket)
         listed = self.objects.list_multipart_uploads(Bucket=place["Bucket"], Prefix=place["Key"])
         numbers: list[int] = []
@@ -146,11 +146,11 @@ class ControlPlane:
         return numbers
 
     def manifest(self, key: str) -> Manifest:
-        """What a checkpoint consists of, by its manifest's key."""
+        """Read a checkpoint's manifest by its key."""
         return parse_manifest(self.read(key))
 
     def files_of(self, manifest: Manifest) -> dict[str, bytes]:
-        """A checkpoint's files as they were, put together from the stored packs."""
+        """Restore a checkpoint's files from the stored packs."""
         packs = [self.read(f"packs/{pack.blake3}") for pack in manifest.packs]
 
         def raw(index: int) -> bytes:

@@ -1,4 +1,4 @@
-"""The very stack that goes to AWS, deployed to the emulated cloud by the same command."""
+"""Stack as deployed to AWS, deployed to the emulated cloud by the same command."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEPLOYED_HERE = ("-c", "target=host", "-c", "disposable=true", "--require-approv
 
 
 class Deployment(ControlPlane):
-    """Deployed from construction; with keys for an admin and a worker, made as an operator would make them."""
+    """Deployment from construction on, with keys for an admin and a worker made as an operator makes them."""
 
     def __init__(self, emulator: Emulator) -> None:
         self.emulator = emulator
@@ -49,12 +49,12 @@ class Deployment(ControlPlane):
         super().__init__(url, keys, objects, names)
 
     def deploy(self) -> str:
-        """Deploy, again if it is deployed; what the command said."""
+        """Deploy or redeploy; returns the output."""
         done = tool(self.emulator, "deploy", *DEPLOYED_HERE)
         return done.stdout + done.stderr
 
     def listen(self, name: str, event_type: object) -> Ear:
-        """Make a rule on the bus, as a user makes one, for events of such a type, and listen at its target."""
+        """Make an event rule as a user does, and receive events at its target."""
         events, sqs = self.emulator.client("events"), self.emulator.client("sqs")
         queue = sqs.create_queue(QueueName=name)["QueueUrl"]
         target = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
@@ -65,7 +65,7 @@ class Deployment(ControlPlane):
         return Ear(sqs, queue)
 
     def deliveries(self) -> list[DeliveryView]:
-        """What the webhook's log says, newest event first."""
+        """Read the webhook's log, newest event first."""
         answer = requests.get(
             f"{self.url}/webhooks/{self.webhook_id}/deliveries", headers={"x-api-key": self.keys["admin"]}, timeout=30
         )
@@ -80,7 +80,7 @@ class Deployment(ControlPlane):
 
 
 class Ear:
-    """The target of a rule: `told` is what has arrived, in that order."""
+    """Queue behind an event rule; `told` lists the received events in order."""
 
     def __init__(self, sqs: Any, queue: str) -> None:
         self._sqs = sqs
@@ -88,7 +88,7 @@ class Ear:
         self.told: list[dict[str, Any]] = []
 
     def more(self) -> bool:
-        """Take what has arrived since; whether that was anything."""
+        """Receive new events; returns True if there were any."""
         answer = self._sqs.receive_message(QueueUrl=self._queue, MaxNumberOfMessages=10, WaitTimeSeconds=1)
         messages = answer.get("Messages", [])
         for message in messages:
@@ -97,12 +97,12 @@ class Ear:
         return bool(messages)
 
     def of_job(self, job_id: str) -> list[JobEvent]:
-        """What was told of a job."""
+        """List the received events of a job."""
         return [JobEvent.model_validate(event["detail"]) for event in self.told if event["detail"]["job_id"] == job_id]
 
 
 def issue(url: str, admin_key: str, *scopes: Scope) -> str:
-    """A new key, made through the API."""
+    """Make a key through the API."""
     body = {"name": "e2e", "scopes": list(scopes)}
     answer = requests.post(f"{url}/keys", json=body, headers={"x-api-key": admin_key}, timeout=30)
     answer.raise_for_status()
@@ -111,7 +111,7 @@ def issue(url: str, admin_key: str, *scopes: Scope) -> str:
 
 
 def webhook(url: str, admin_key: str) -> str:
-    """A new webhook, for the jobs that name it, at a host that no resolver may know; its id."""
+    """Make a webhook for jobs that name it, at an unresolvable host; returns its id."""
     body = {"url": "https://hooks.invalid/baton", "every_job": False}
     answer = requests.post(f"{url}/webhooks", json=body, headers={"x-api-key": admin_key}, timeout=30)
     answer.raise_for_status()
@@ -120,14 +120,14 @@ def webhook(url: str, admin_key: str) -> str:
 
 
 def tool(emulator: Emulator, command: str, *more: str) -> subprocess.CompletedProcess[str]:
-    """`run_tool` on our stage; it must succeed."""
+    """Run the tool on our stage; a failure fails the test."""
     done = run_tool(emulator, command, *more, stage=STAGE)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
 
 def run_tool(emulator: Emulator, command: str, *more: str, stage: str) -> subprocess.CompletedProcess[str]:
-    """`python -m cdk` with the emulator as its cloud."""
+    """Run `python -m cdk` with the emulator as its cloud."""
     return subprocess.run(
         [sys.executable, "-m", "cdk", command, "--stage", stage, *more],
         cwd=ROOT,

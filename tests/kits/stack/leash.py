@@ -1,4 +1,4 @@
-"""Run a module or a script that gets a signal when the test run dies, however it dies: `leash.py SIGNAL TARGET ...`."""
+"""Run a module or script under a signal at the death of the test run: `leash.py SIGNAL TARGET ...`."""
 
 import ctypes
 import runpy

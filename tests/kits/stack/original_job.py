@@ -1,4 +1,4 @@
-"""A whole job of the original orchestrator's worker: images, checkpoints beyond one part, SIGKILL, resume, model."""
+"""Whole job of the original orchestrator's worker: images, checkpoints of several parts, SIGKILL, resume, model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAMES = (*("IMG 0001 (copy).jpg", "ü+é:1.jpg", "100% dog~2.jpg", "sub dir/a&b=
 
 
 class OriginalWorker:
-    """The worker's process, with `accelerate` of its own."""
+    """Process of the worker with an `accelerate` of its own."""
 
     def __init__(self, url: str, key: str, directory: Path, gate: Gate, machine_id: str) -> None:
         directory.mkdir()
@@ -55,11 +55,11 @@ class OriginalWorker:
             )
 
     def log(self) -> str:
-        """What the worker printed."""
+        """Read the worker's output."""
         return self._log.read_text(errors="replace")
 
     def kill(self) -> None:
-        """End the container: the worker and its training."""
+        """Kill the worker and its training."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(10)
@@ -67,7 +67,7 @@ class OriginalWorker:
 
 @contextmanager
 def relay_to(url: str) -> Iterator[str]:
-    """The address of a relay in a process of its own, for workers."""
+    """Run a relay as a process; returns its URL."""
     command = [*leashed(signal.SIGKILL), "gpu_client.original_relay", "--port", "0"]
     environment = {**clean_environment(), "BATON_API_URL": url}
     with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
@@ -79,7 +79,7 @@ def relay_to(url: str) -> Iterator[str]:
 
 
 def run_whole_job(plane: ControlPlane, url: str, dynamodb: Any, heartbeats: str, tmp_path: Path) -> None:
-    """Run the job by workers that reach the API at `url`, the first of which is killed after its second checkpoint.
+    """Run the job by workers that call the API at `url`; the first dies after its second checkpoint.
 
     `heartbeats`: the table of leases; the time until the killed worker's lease has run out is not waited for.
     """
@@ -129,7 +129,7 @@ def _until_committed(plane: ControlPlane, job_id: str, step: int, worker: Origin
 
 
 def _training() -> ModuleType:
-    """The training that the workers run, as a module."""
+    """Load the training that the workers run as a module."""
     loader = SourceFileLoader("accelerate_of_the_original", str(KIT / "accelerate"))
     spec = spec_from_loader(loader.name, loader)
     assert spec is not None
@@ -139,7 +139,7 @@ def _training() -> ModuleType:
 
 
 def run_out(dynamodb: Any, table: str, job_id: str) -> None:
-    """Have the time pass until the job's lease has run out."""
+    """Move the lease's expiry into the past."""
     long_ago = {"N": str(int(time.time()) - 600)}
     dynamodb.update_item(
         TableName=table,

@@ -1,4 +1,4 @@
-"""The local stack and agents as real processes, and what tests ask of them."""
+"""Local stack and agents as processes."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ START_TIMEOUT_S = 90.0
 
 
 def clean_environment() -> dict[str, str]:
-    """Ours without settings of anything that is tested."""
+    """Copy the environment without the settings of the product."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("BATON_", "SALAD_"))}
 
 
 def leashed(number: signal.Signals) -> list[str]:
-    """The beginning of a command line; what follows is a module or a script that must not outlive the test run."""
+    """Make the start of a command line whose module or script dies with the test run."""
     return [sys.executable, str(Path(__file__).with_name("leash.py")), str(int(number))]
 
 
 class Stack(ControlPlane):
-    """`python -m functions.local` with nothing kept, its presigned URLs leading through the proxy `s3`."""
+    """Local stack without persistence; its presigned URLs lead through the proxy `s3`."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Stack(ControlPlane):
         settings: Mapping[str, str] | None = None,
         log: BinaryIO | None = None,
     ) -> None:
-        """`program`: a module or script with the same command line. `log`: where its standard error goes."""
+        """Start the stack; `program`: a module or script with the same command line. `log`: receives standard error."""
         self.s3 = FaultyProxy()
         command = [*leashed(signal.SIGTERM), program, "--forget", "--port", "0", "--json"]
         self._process = subprocess.Popen(
@@ -81,7 +81,7 @@ class Stack(ControlPlane):
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """While inside, the API and the sweeper stand still; the stores do not."""
+        """Suspend the API and the sweeper inside the block; the stores run on."""
         process = psutil.Process(self._process.pid)
         process.suspend()
         try:
@@ -90,7 +90,7 @@ class Stack(ControlPlane):
             process.resume()
 
     def close(self) -> None:
-        """End it; nothing of it is left."""
+        """Stop the stack and check that no process is left."""
         self.client.close()
         family = psutil.Process(self._process.pid).children(recursive=True)
         self._process.send_signal(signal.SIGINT)
@@ -114,7 +114,7 @@ class Stack(ControlPlane):
 
 
 class AgentProcess:
-    """`python -m gpu_client.agent` as the leader of a session of its own."""
+    """Agent as the leader of a session of its own."""
 
     def __init__(self, environment: Mapping[str, str], log_path: Path, *, wrapper: Path | None = None) -> None:
         self.log_path = log_path
@@ -132,7 +132,7 @@ class AgentProcess:
 
     @property
     def pid(self) -> int:
-        """The agent's process, session and process group."""
+        """Return the id of the agent's process, session and process group."""
         return self.process.pid
 
     def last_step(self) -> int:
@@ -141,25 +141,25 @@ class AgentProcess:
         return max((int(line.rpartition(" ")[2]) for line in said), default=0)
 
     def log(self) -> str:
-        """What it has logged so far."""
+        """Read the log so far."""
         return self.log_path.read_text(errors="replace")
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send a signal to the agent."""
         self.process.send_signal(number)
 
     def kill_group(self) -> None:
-        """SIGKILL to the whole process group, as when a container is removed."""
+        """Kill the whole process group, as the removal of a container does."""
         os.killpg(self.pid, signal.SIGKILL)
         self.process.wait(10)
 
     def wait(self, timeout_s: float = PATIENCE_S) -> int:
-        """Wait for its end; the exit code."""
+        """Wait for the end; returns the exit code."""
         return self.process.wait(timeout_s)
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Living processes that carry the mark in their environment."""
+    """List living processes with the mark in their environment."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -171,7 +171,7 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 def chain(steps: int) -> bytes:
-    """What `trainers/chain.py` computes in so many steps."""
+    """Compute the state of `trainers/chain.py` after `steps` steps."""
     digest = hashlib.sha256(b"seed").hexdigest()
     for step in range(1, steps + 1):
         digest = hashlib.sha256(f"{digest}{step}".encode()).hexdigest()
@@ -179,5 +179,5 @@ def chain(steps: int) -> bytes:
 
 
 def weights(job_id: str, state: bytes) -> bytes:
-    """What `trainers/chain.py` stores besides its state: no other job has the same."""
+    """Compute the weights of `trainers/chain.py`, different for each job."""
     return hashlib.shake_128(job_id.encode() + state).digest(32_000)

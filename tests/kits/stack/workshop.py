@@ -1,4 +1,4 @@
-"""What one end-to-end test works with: a queue and a workspace of its own, agents, proxies, an eye on what is left."""
+"""Queue, workspace, agents and proxies of one end-to-end test, with a check for leftover processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.kits.waiting import until
 
 
 class Gate:
-    """Has a trainer wait behind a step, so that a test may be as late as it likes.
+    """Gate that stops a trainer after a step until the test has caught up.
 
     `environment` is for a job whose trainer looks at it, `of_sessions` for any that reports to a session.
     """
@@ -32,19 +32,19 @@ class Gate:
         self.set(step)
 
     def set(self, step: int) -> None:
-        """Wait behind this step instead."""
+        """Move the gate behind this step."""
         self.step = step
         new = self._file.with_suffix(".new")
         new.write_text(str(step), encoding="utf-8")
         new.replace(self._file)
 
     def open(self) -> None:
-        """Wait nowhere any more."""
+        """Open the gate for all steps."""
         self._file.unlink(missing_ok=True)
 
 
 class Workshop:
-    """A test's own queue, workspace and agents."""
+    """Queue, workspace and agents of one test."""
 
     def __init__(self, stack: ControlPlane, tmp_path: Path) -> None:
         self.stack = stack
@@ -67,7 +67,7 @@ class Workshop:
         environment: Mapping[str, str] = MappingProxyType({}),
         **settings: object,
     ) -> AgentProcess:
-        """Start an agent. The same name again is the same container started again."""
+        """Start an agent; the same name again restarts the same container."""
         variables = {
             **clean_environment(),
             **environment,
@@ -91,22 +91,22 @@ class Workshop:
         return agent
 
     def gate(self, step: int) -> Gate:
-        """Where a job's trainer waits behind this step (tests/e2e/trainers/gate.py)."""
+        """Make a gate behind this step (tests/e2e/trainers/gate.py)."""
         return Gate(self.tmp_path / f"gate-{uuid.uuid4().hex[:8]}", step)
 
     def front(self) -> FaultyProxy:
-        """A proxy in front of the control plane, for agents that are to see it fail."""
+        """Make a proxy before the control plane, for agents that see failures."""
         proxy = FaultyProxy(self.stack.front)
         self._proxies.append(proxy)
         return proxy
 
     def trainers(self) -> list[psutil.Process]:
-        """What runs besides the agents."""
+        """List the processes besides the agents."""
         own = {agent.pid for agent in self.agents}
         return [process for process in marked(self.mark) if process.pid not in own]
 
     def training(self, script: str = "chain.py") -> list[psutil.Process]:
-        """Of what runs besides the agents: the training scripts themselves, not what watches over them."""
+        """List the training scripts among these, without their supervisors."""
         found = []
         for process in self.trainers():
             try:
@@ -117,7 +117,7 @@ class Workshop:
         return found
 
     def close(self) -> None:
-        """End all agents; raises if anything of them is left."""
+        """Stop all agents; raises if a process is left."""
         for agent in self.agents:
             if agent.process.poll() is None:
                 os.kill(agent.pid, signal.SIGCONT)
