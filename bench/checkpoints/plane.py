@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from baton.contract.checkpoints import BlobUpload, BlobUrls, CheckpointRef, CommitAnswer
 from baton.contract.manifest import Manifest
 from baton.contract.work import WorkItem
-from gpu_client.checkpoints.save.manifest_builder import digest_manifest
+from gpu_client.transport.net.digests import digest_bytes
 
 JOB_ID = "146683a1-cb76-4702-9fef-fcccd32594f1"
 
@@ -43,7 +43,7 @@ class Plane:
                     step=manifest.step,
                     epoch=manifest.epoch,
                     manifest_url=self._url(_manifest_key(manifest)),
-                    manifest_blake3=digest_manifest(manifest),
+                    manifest_blake3=digest_bytes(manifest.canonical_bytes()).blake3,
                     total_bytes=manifest.total_bytes,
                 )
             )

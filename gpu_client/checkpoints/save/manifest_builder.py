@@ -38,7 +38,6 @@ from gpu_client.checkpoints.save.chunk_index import ChunkIndex, StoredChunk
 from gpu_client.checkpoints.save.source_files import HASH_WORKERS, SourceFile, SpanBuffers, Spool
 from gpu_client.transport.errors import DiskFull, TransferError
 from gpu_client.transport.net.cancellation import CancelEvent, stop_if_set
-from gpu_client.transport.net.digests import digest_bytes
 from gpu_client.transport.net.files import local_errors
 from gpu_client.transport.transfer.transfer_requests import Segment
 
@@ -311,11 +310,6 @@ class LocalManifest:
     def sizes(self) -> dict[str, int]:
         """Return the bytes of each pack, new or stored, by BLAKE3."""
         return {pack.blake3: pack.size_bytes for pack in self.manifest.packs}
-
-
-def digest_manifest(manifest: Manifest) -> str:
-    """Return the BLAKE3 of the manifest's canonical JSON, under which the control plane stores the manifest."""
-    return digest_bytes(manifest.canonical_bytes()).blake3
 
 
 def build_manifest(
