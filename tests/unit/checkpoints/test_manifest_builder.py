@@ -15,6 +15,7 @@ from gpu_client.checkpoints.local.directory_files import BadDirectory
 from gpu_client.checkpoints.save import manifest_builder
 from gpu_client.checkpoints.save.manifest_builder import LocalManifest, build_manifest
 from gpu_client.transport.errors import FileChanged, TransferCanceled
+from gpu_client.transport.net.digests import digest_bytes
 from gpu_client.transport.transfer.transfer_requests import Segment
 from tests.unit.checkpoints.fake_cloud import JOB_ID
 
