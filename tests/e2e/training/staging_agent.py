@@ -52,7 +52,9 @@ class StagingAgent:
             return
         self._version = staged.version
         self.committer.offer(
-            StagedCheckpoint(staged.step, staged.path, staged.metrics, "session", release=lambda: release_checkpoint(self.arena))
+            StagedCheckpoint(
+                staged.step, staged.path, staged.metrics, "session", release=lambda: release_checkpoint(self.arena)
+            )
         )
 
     def _commit(self, staged: StagedCheckpoint, cancel: CancelEvent) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from gpu_client.agent.control.channel_messages import Point, TrainingProgress, parse
 from gpu_client.training.channel import MAX_CARRIED, PROGRESS_INTERVAL_S, AgentChannel
+from tests.kits.clock import Clock
 from tests.kits.waiting import until
-from tests.unit.agent.agent_kit import Clock
 
 
 class Ear:
