@@ -145,7 +145,7 @@ class DirectoryStore:
         except OSError as error:
             raise RingMismatch(
                 f"{self._root} cannot be flushed to the disk: {error.strerror}",
-                "Leave fsync out, or name a directory of a local file system",
+                "Omit fsync, or name a directory of a local file system",
             ) from error
 
     def create(self, key: str, pieces: Sequence[memoryview]) -> bool:

@@ -14,7 +14,7 @@ import os
 import random
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -42,13 +42,11 @@ def record(
     shard: int = 256,
     shuffle: int = 4096,
     seed: int = 0,
-    on_progress: Callable[[int], object] = lambda _: None,
 ) -> int:
     """Record each new sample of the ring once, until there are enough. Returns the number of excluded damaged samples.
 
-    `shard`: samples in one shard. `shuffle`: size of the shuffle buffer in samples. `on_progress`: receives the number
-    of recorded samples. Raises RingMismatch for a used directory, WaitedTooLong, StoreFull, RingError for invalid
-    numbers.
+    `shard`: samples in one shard. `shuffle`: size of the shuffle buffer in samples. Raises RingMismatch for a used
+    directory, WaitedTooLong, StoreFull, RingError for invalid numbers.
     """
     if samples < 1 or shard < 1 or shuffle < 0:
         raise RingError(
@@ -74,7 +72,6 @@ def record(
         buffered.append((flatten(sample).copied(), reader.provenance(slot)))
         reader.record_consumed(1)
         taken += 1
-        on_progress(taken)
         if len(buffered) > shuffle:
             writer.put(*_draw(buffered, chance))
         if taken == samples:

@@ -89,9 +89,9 @@ def test_nothing_is_said_of_what_nobody_has_measured_yet() -> None:
     scene = Scene(cap=4, publish_every_samples=1, publish_interval_s=INTERVAL_S)
     scene.writer().put(np.array([1]))
     standing = RingMetrics(4, scene.clock)
-    assert (scene.keeper.flow.inserted, standing.at(scene.keeper, 0.0)) == (1, {})
+    assert (scene.keeper.flow.inserted, standing.measure(scene.keeper, 0.0)) == (1, {})
     scene.keeper.turn()
-    assert standing.at(scene.keeper, 0.0) == {"ring.orphans": 0, "ring.fill": 25.0, "data.reuse": 0.0}
+    assert standing.measure(scene.keeper, 0.0) == {"ring.orphans": 0, "ring.fill": 25.0, "data.reuse": 0.0}
 
 
 def test_whose_samples_they_are_does_not_matter() -> None:

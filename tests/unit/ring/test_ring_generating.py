@@ -87,7 +87,7 @@ def test_one_that_never_makes_a_good_sample_ends_with_the_reason() -> None:
     with pytest.raises(ValueError, match="always"):
         Scene().run(broken, count=5)
     assert len(calls) == MAX_FAILURES
-    with pytest.raises(GeneratorFault, match=r"10 samples in a row .* not finite"):
+    with pytest.raises(GeneratorFault, match=r"10 samples in a row .* non-finite"):
         Scene().run(lambda seed: np.array([np.inf]), count=5)
 
 

@@ -186,7 +186,7 @@ def test_what_no_checkpoint_needs_any_more_goes(generator: Generator, tmp_path: 
 def test_a_trainer_that_would_pass_over_batches_itself_is_refused(generator: Generator, tmp_path: Path) -> None:
     """Accelerate would have ended with an AttributeError."""
     train("hugging face", generator, tmp_path / "output", EVERY + 1)
-    with pytest.raises(SessionError, match="RingLoader, which goes on by itself") as told:
+    with pytest.raises(SessionError, match="RingLoader, which restores its own position") as told:
         train("hugging face", generator, tmp_path / "output", ignore_data_skip=False)
     assert "ignore_data_skip=True" in str(told.value)
 

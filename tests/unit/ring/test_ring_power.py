@@ -146,7 +146,7 @@ def test_whoever_finds_an_object_there_flushes_its_name_too(tmp_path: Path, monk
 
 def test_a_store_that_is_no_directory_refuses_fsync_and_nothing_is_made(tmp_path: Path) -> None:
     store = MemoryStore()
-    with pytest.raises(RingMismatch, match=r"fsync is for rings in directories.*Leave fsync out"):
+    with pytest.raises(RingMismatch, match=r"fsync is for rings in directories.*Omit fsync"):
         Ring.make(store, RingSettings(cap=CAP, fsync=True))
     assert store.keys("") == []
 
@@ -156,7 +156,7 @@ def test_a_file_system_that_flushes_no_directories_is_refused(tmp_path: Path, mo
         raise OSError(22, "Invalid argument")
 
     monkeypatch.setattr("os.fsync", refuse)
-    with pytest.raises(RingMismatch, match=r"ring cannot be flushed to the disk: Invalid argument. Leave fsync out"):
+    with pytest.raises(RingMismatch, match=r"ring cannot be flushed to the disk: Invalid argument. Omit fsync"):
         make_ring(str(tmp_path / "ring"), RingSettings(cap=CAP, fsync=True))
     assert not (tmp_path / "ring/ring.json").exists()
 

@@ -153,9 +153,9 @@ def test_a_store_that_cannot_be_reached_at_the_end_does_not_hide_what_went_befor
 @pytest.mark.parametrize("name", ["../up", "a/b", "x" * 65])
 def test_names_that_are_no_part_of_a_key_are_refused(name: str) -> None:
     scene = Scene()
-    with pytest.raises(RingMismatch, match="no name of a reader"):
+    with pytest.raises(RingMismatch, match="not a name of a reader"):
         scene.reader(name)
-    with scene.reader() as reader, pytest.raises(RingMismatch, match="no name of a group"):
+    with scene.reader() as reader, pytest.raises(RingMismatch, match="not a name of a group"):
         BatchStream(reader, BatchShape(1), group=name)
 
 

@@ -98,7 +98,7 @@ def test_what_workers_of_a_stock_loader_read_is_counted(generator: Generator, me
 def test_a_ring_whose_limits_cannot_be_kept_to_by_index_is_refused(tmp_path: Path, name: str, value: Any) -> None:
     generator = Generator(tmp_path / "limited", **{name: value})
     generator.put(2)
-    with pytest.raises(RingMismatch, match=f"has {name}, and samples .* Use RingLoader"):
+    with pytest.raises(RingMismatch, match=f"has {name}, and RingDataset .* Use RingLoader"):
         RingDataset(generator.place)
     assert generator.ring.store.keys(READERS) == []
 

@@ -190,7 +190,7 @@ def test_a_generation_of_an_earlier_run_is_told_of(
         assert "another run" not in caplog.text
         monkeypatch.setattr("gpu_client.ring.tools.wirehead._OLD_S", -1.0)
         MongoheadDataset(path)
-        assert "ago: if that was another run, remove" in caplog.text
+        assert "ago: if it is of another run, remove" in caplog.text
         monkeypatch.undo()
         caplog.clear()
     MongoheadDataset(path)
