@@ -124,7 +124,7 @@ def test_settings_that_cannot_be_read_are_told(place: Place, change: Callable[[b
 
 def test_two_rings_of_one_name_are_told_apart_and_the_first_one_stays(place: Place) -> None:
     filled(place)
-    with pytest.raises(RingMismatch, match="there is a ring already, with cap 6 instead of 7"):
+    with pytest.raises(RingMismatch, match="a ring exists with cap 6 instead of 7"):
         make_ring(place.text, RingSettings(cap=7, max_ahead=1000))
     assert make_ring(place.text, RingSettings(cap=6, max_ahead=1000)).newest().inserted == 6
     with pytest.raises(RingMismatch, match=r"no ring|no directory"):
@@ -143,7 +143,7 @@ def test_the_schema_stays_for_every_writer_and_after_every_restart(place: Place)
     for name in ("w", "other"):
         with RingWriter(open_ring(place.text), name, threads=False) as writer:
             for sample in wrong.values():
-                with pytest.raises(SampleRefused, match="and the ring's samples are"):
+                with pytest.raises(SampleRefused, match="and the ring expects"):
                     writer.put(sample)
             writer.put(good)
             writer.renew()

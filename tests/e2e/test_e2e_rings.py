@@ -111,7 +111,7 @@ def test_a_generator_that_cannot_be_run_fails_as_bad_input_with_the_reason(shop:
     assert job.state is JobState.FAILED
     attempt = shop.stack.attempts(job_id)[0]
     assert attempt.failure_class is FailureClass.BAD_INPUT and attempt.reason is not None
-    assert "there is a ring already, with cap 4 instead of 5" in attempt.reason.message
+    assert "a ring exists with cap 4 instead of 5" in attempt.reason.message
 
 
 def test_generators_are_killed_while_a_training_reads_is_killed_and_resumed(shop: Workshop) -> None:

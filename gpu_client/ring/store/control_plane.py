@@ -73,7 +73,7 @@ MOST_KEPT = 4096
 _NUMBERED = re.compile(r"(.*?)([0-9]+)")
 
 
-class PresignedUrl(NamedTuple):
+class ObjectUrl(NamedTuple):
     """Permission for one request."""
 
     url: str
@@ -87,7 +87,7 @@ class UrlCache:
 
     def __init__(
         self,
-        request: Callable[[Sequence[str]], Mapping[str, PresignedUrl]],
+        request: Callable[[Sequence[str]], Mapping[str, ObjectUrl]],
         following: Callable[[str, int], Iterable[str]],
         *,
         most_ahead: int,
@@ -96,13 +96,13 @@ class UrlCache:
         """`following`: predicts the keys that are needed after a key, at most the given number."""
         self._request, self._following, self._most_ahead, self._clock = request, following, most_ahead, clock
         self._ahead = 4
-        self._decode_answer: OrderedDict[str, PresignedUrl] = OrderedDict()
+        self._decode_answer: OrderedDict[str, ObjectUrl] = OrderedDict()
         self._failures: tuple[int, str] = (0, "")
         """Number of failed calls, and the reason of the last one."""
         self._process = 0
         self._renew_locks()
 
-    def get(self, key: str) -> PresignedUrl:
+    def get(self, key: str) -> ObjectUrl:
         """Return a URL with sufficient remaining life."""
         self._renew_locks()
         found = self._find_valid(key)
@@ -138,7 +138,7 @@ class UrlCache:
         with self._lock:
             self._decode_answer.pop(key, None)
 
-    def _find_valid(self, key: str) -> PresignedUrl | None:
+    def _find_valid(self, key: str) -> ObjectUrl | None:
         with self._lock:
             found = self._decode_answer.get(key)
         return found if found is not None and found.valid_until_s - MARGIN_S > self._clock() else None
@@ -172,7 +172,7 @@ class PresignedObjects:
         self._policy = policy or RetryPolicy()
         self._pause, self._draw = pause, draw
 
-    def put(self, name: str, url: PresignedUrl, pieces: Sequence[memoryview]) -> bool:
+    def put(self, name: str, url: ObjectUrl, pieces: Sequence[memoryview]) -> bool:
         """Store an object. Returns False if it exists."""
         size_bytes = sum(piece.nbytes for piece in pieces)
         signed = {header: value for header, value in url.headers.items() if header.lower() != "content-length"}
@@ -192,7 +192,7 @@ class PresignedObjects:
 
         return self._run_with_retries(name, attempt)
 
-    def get(self, name: str, url: PresignedUrl) -> memoryview | None:
+    def get(self, name: str, url: ObjectUrl) -> memoryview | None:
         """Read an object into memory of the caller; None if there is none."""
 
         def attempt() -> memoryview | None:
@@ -437,7 +437,7 @@ class ControlPlaneStore:
             self._ring_version = found[RING_SETTINGS].version
         return found
 
-    def _with_url(self, urls: UrlCache, key: str, use: Callable[[PresignedUrl], T]) -> T:
+    def _with_url(self, urls: UrlCache, key: str, use: Callable[[ObjectUrl], T]) -> T:
         try:
             return use(urls.get(key))
         except UrlExpired:
@@ -456,22 +456,22 @@ class ControlPlaneStore:
         declared = DeclaredObject(key=key, size_bytes=size_bytes, crc64nvme=crc64nvme)
         return UrlCache(lambda _: self._put_urls(declared=[declared]), lambda *_: [], most_ahead=0, clock=self._clock)
 
-    def _request_put_urls(self, keys: Sequence[str]) -> Mapping[str, PresignedUrl]:
+    def _request_put_urls(self, keys: Sequence[str]) -> Mapping[str, ObjectUrl]:
         return self._put_urls(put=list(keys))
 
-    def _put_urls(self, **wanted: Any) -> Mapping[str, PresignedUrl]:
+    def _put_urls(self, **wanted: Any) -> Mapping[str, ObjectUrl]:
         asked_at = self._clock()
         with self._translate_errors():
             answer = self._open_connection().calls.ring_urls(self.name, UrlsRequest(of=self._ring_version, **wanted))
-        return {one.key: PresignedUrl(one.url, one.headers, asked_at + answer.life_s) for one in answer.put}
+        return {one.key: ObjectUrl(one.url, one.headers, asked_at + answer.life_s) for one in answer.put}
 
-    def _request_get_urls(self, keys: Sequence[str]) -> Mapping[str, PresignedUrl]:
+    def _request_get_urls(self, keys: Sequence[str]) -> Mapping[str, ObjectUrl]:
         asked_at = self._clock()
         with self._translate_errors():
             answer = self._open_connection().calls.ring_urls(
                 self.name, UrlsRequest(of=self._ring_version, get=list(keys))
             )
-        return {one.key: PresignedUrl(one.url, {}, asked_at + answer.life_s) for one in answer.get}
+        return {one.key: ObjectUrl(one.url, {}, asked_at + answer.life_s) for one in answer.get}
 
     def _keys_read_after(self, key: str, count: int) -> Sequence[str]:
         if key.startswith(MANIFESTS):

@@ -33,7 +33,7 @@ from gpu_client.ring.reading.batch_stream import BatchStream
 from gpu_client.ring.reading.loader import RingLoader
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store.control_plane import DECLARED_BYTES, PresignedObjects, PresignedUrl
+from gpu_client.ring.store.control_plane import DECLARED_BYTES, ObjectUrl, PresignedObjects
 from gpu_client.ring.store.protocol import DistantStore, RingBackend
 from gpu_client.ring.tools.status import read_status
 from gpu_client.transport.api.admin import RingCalls
@@ -183,7 +183,7 @@ def test_a_url_that_has_run_out_is_asked_for_again(
     store.create("samples/w/1", [memoryview(b"bytes")])
     whole, refused = PresignedObjects.get, ["once"]
 
-    def get(self: PresignedObjects, key: str, url: PresignedUrl) -> memoryview | None:
+    def get(self: PresignedObjects, key: str, url: ObjectUrl) -> memoryview | None:
         if refused:
             refused.pop()
             raise UrlExpired("the presigned URL has run out")
@@ -209,7 +209,7 @@ def test_the_samples_of_a_batch_are_fetched_at_the_same_time_with_one_call_for_t
     writer.swap()
     whole, together, fetched = PresignedObjects.get, threading.Barrier(8, timeout=30), list[str]()
 
-    def get(self: PresignedObjects, key: str, url: PresignedUrl) -> memoryview | None:
+    def get(self: PresignedObjects, key: str, url: ObjectUrl) -> memoryview | None:
         if key.startswith("samples/"):
             fetched.append(key)
             together.wait()  # for the others of the batch, all of which have to be on their way

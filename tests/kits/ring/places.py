@@ -1,4 +1,4 @@
-"""Places for rings as their users name them, and hands that spoil what lies there."""
+"""Places of rings as users name them, and functions that damage what is stored there."""
 
 from __future__ import annotations
 

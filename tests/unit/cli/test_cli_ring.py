@@ -198,4 +198,4 @@ def test_another_ring_of_that_name_is_refused(command: Command, tmp_path: Path) 
     command("make", place, "--set", "cap=4")
     code, _, err = command("make", place, "--set", "cap=5")
     assert code == 1
-    assert err.startswith("baton: there is a ring already, with cap 4 instead of 5")
+    assert err.startswith("baton: a ring exists with cap 4 instead of 5")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpu_client.ring.errors import RingMismatch
-from gpu_client.ring.store.control_plane import MARGIN_S, PresignedObjects, PresignedUrl, UrlCache, following_keys
+from gpu_client.ring.store.control_plane import MARGIN_S, ObjectUrl, PresignedObjects, UrlCache, following_keys
 from gpu_client.ring.store.s3_client import BucketClient, BucketRequest
 from gpu_client.ring.store.uri import ControlPlaneAccess, find_access, set_access_source
 from gpu_client.transport.net.connections import SENT_BYTES, Connections
@@ -26,9 +26,9 @@ class Asked:
         self.now_s = 0.0
         self.batches: list[list[str]] = []
 
-    def __call__(self, keys: Sequence[str]) -> Mapping[str, PresignedUrl]:
+    def __call__(self, keys: Sequence[str]) -> Mapping[str, ObjectUrl]:
         self.batches.append(list(keys))
-        return {key: PresignedUrl(f"{key}@{self.now_s:g}", {}, self.now_s + LIFE_S) for key in keys}
+        return {key: ObjectUrl(f"{key}@{self.now_s:g}", {}, self.now_s + LIFE_S) for key in keys}
 
 
 def urls(asked: Asked, most_ahead: int = 16) -> UrlCache:
@@ -86,7 +86,7 @@ def test_who_waits_for_what_cannot_be_had_does_not_ask_once_more() -> None:
     waiting = threading.Event()
     behind = threading.Thread(target=lambda: fail("b1"))
 
-    def ask(keys: Sequence[str]) -> Mapping[str, PresignedUrl]:
+    def ask(keys: Sequence[str]) -> Mapping[str, ObjectUrl]:
         asked.append(keys[0])
         if keys[0] == "a1":
             waiting.clear()
@@ -164,7 +164,7 @@ def test_a_large_array_that_moves_slowly_is_not_given_up(kind: str, monkeypatch:
     monkeypatch.setattr(Connections, "exchange", exchange)
     pieces = [memoryview(bytes([number]) * size) for number, size in enumerate((100, 3 * SENT_BYTES + 7, 0, 64))]
     if kind == "presigned":
-        assert PresignedObjects().put("a", PresignedUrl("http://a/b", {}, 0.0), pieces)
+        assert PresignedObjects().put("a", ObjectUrl("http://a/b", {}, 0.0), pieces)
     else:
         environment = {
             "AWS_REGION": "x", "AWS_ENDPOINT_URL": "http://a", "AWS_ACCESS_KEY_ID": "i", "AWS_SECRET_ACCESS_KEY": "k"
