@@ -112,7 +112,7 @@ class ActionExecutor:
             done = do(self, order.arguments, order)
         except UnsupportedActionError as error:
             return "rejected", str(error)
-        except Exception as error:  # noqa: BLE001 - a knob or a hook is the user's code: the training goes on
+        except Exception as error:  # noqa: BLE001 - a knob or a hook is the user's code: the training continues
             return "failed", format_error(error)
         return "applied", done
 

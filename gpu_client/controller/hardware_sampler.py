@@ -82,7 +82,7 @@ def _library() -> Any:
     try:
         nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
-    except Exception as error:  # noqa: BLE001 - no module, no driver: each says so in its own way
+    except Exception as error:  # noqa: BLE001 - no module or no driver: each raises its own error
         log.info("gpu.* is not measured: %s", error)
         return None
     return nvml

@@ -69,7 +69,7 @@ class _Loader:
         """Read the value; None if the loader has no finite number."""
         try:
             seconds = float(self.of.waited_s)
-        except Exception:  # noqa: BLE001 - the user's code: the training goes on
+        except Exception:  # noqa: BLE001 - the user's code: the training continues
             return None
         if not math.isfinite(seconds):
             return None
@@ -221,7 +221,7 @@ class Measurements:
     def _read_source(self, name: str, source: UserMetric) -> float | None:
         try:
             return source()
-        except Exception as error:  # noqa: BLE001 - the user's code: the training goes on, the value is missing
+        except Exception as error:  # noqa: BLE001 - the user's code: the training continues, the value is missing
             if name not in self._failed:
                 self._failed.add(name)
                 log.warning("the metric %s cannot be read: %s", name, format_error(error))

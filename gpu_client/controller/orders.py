@@ -24,7 +24,7 @@ MAX_WAITING_ORDERS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One action to carry out, ordered by either `rule` or `command`."""
+    """An action to carry out, ordered by either `rule` or `command`."""
 
     action: str
     """Name in rule documents: `stop`, `set`, ..."""

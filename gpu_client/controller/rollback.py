@@ -66,7 +66,7 @@ def apply_rollback(one: Mapping[str, Any], knobs: Mapping[str, Knob], states: It
 def _try(do: Any, value: float, text: str, done: list[str], lacks: list[str]) -> None:
     try:
         do(value)
-    except Exception as error:  # noqa: BLE001 - the user's code: the training goes on
+    except Exception as error:  # noqa: BLE001 - the user's code: the training continues
         lacks.append(f"not {text}: {format_error(error)}")
     else:
         done.append(text)

@@ -105,7 +105,7 @@ OnDecision = Callable[[dict[str, Any]], object]
 
 
 class RuleEngine:
-    """One rule set at a time, with its counters.
+    """A rule set, with its counters.
 
     `on_decision` receives each decision: a dictionary with `type`, `rule`, `step`, `operands`, `actions`, `message`.
     """
@@ -217,7 +217,7 @@ class RuleEngine:
             value = found[name]
             try:
                 read[name] = to_number(value)
-            except Exception:  # noqa: BLE001 - any object at all: the evaluator says what is wrong with it
+            except Exception:  # noqa: BLE001 - any object is possible: the evaluator reports the fault
                 read[name] = value
         return read
 
@@ -268,7 +268,7 @@ class RuleEngine:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, step: int) -> None:
-        """Restore saved counters; report the rules whose counters begin anew. Never raises."""
+        """Restore saved counters; report the rules whose counters restart. Never raises."""
         saved = state.get("rules")
         if self._evaluator is None or saved is None:
             return

@@ -98,7 +98,7 @@ class Steering:
         if start.get("rules"):
             self._install({"type": "rules", **start["rules"]})
         if self._peers.first:
-            # Messages that arrived in the meantime are newer, therefore they stay behind.
+            # Messages that arrived in the meantime are newer, therefore they come later.
             known = [{"type": "command", **command} for command in start.get("commands") or []]
             self._inbox.extendleft(map(self._commands.with_deadline, reversed(known)))
         self._refresh()

@@ -29,7 +29,7 @@ CaptionsWanted = Literal["required", "optional"]
 USUAL_SIDE = 512
 """Smallest resolution of the recipes in pixels; smaller images would be enlarged."""
 ALIKE_BITS = 4
-"""Of 64 bits: images whose hashes differ in at most this many look the same to a person."""
+"""Tolerance of 64 bits: images whose hashes differ in at most this many look the same to a person."""
 WORKERS = 8
 _ROWS = 256
 """Hashes that are compared with all others at a time; 100 MB for 100,000 images."""

@@ -126,7 +126,7 @@ _Report = tuple[int, int, Mapping[str, object], _Phase | None, Mapping[str, obje
 
 @dataclass
 class _Message:
-    """One outgoing line. `done` is set when the kernel has taken the line, or never will (see `sent`)."""
+    """An outgoing line. `done` is set when the kernel has taken the line, or never will (see `sent`)."""
 
     line: bytes
     step: int | None = None

@@ -73,7 +73,7 @@ OUTPUT_DIR = Path("output")
 
 
 def train(session: Session, config: DreamboothConfig) -> bool:
-    """Train from the newest checkpoint to the end; False if the job was told to stop earlier.
+    """Train from the newest checkpoint to the end; False if the job stops earlier.
 
     Raises SessionError before the first step if the job cannot be trained here.
     """

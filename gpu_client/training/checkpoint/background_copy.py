@@ -86,7 +86,7 @@ class BackgroundCopy:
         try:
             self._copy.run()
             self._done()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it must not be lost with the thread
+        except Exception as error:  # noqa: BLE001 - no error may be lost with the thread
             self._failed(error)
 
 

@@ -113,7 +113,7 @@ class MappedFile:
     """
 
     def __init__(self, path: Path, contents: FileContents) -> None:
-        """Create the file. Raises OSError (ENOSPC) if there is no room, and leaves nothing behind then."""
+        """Create the file. Raises OSError (ENOSPC) if there is no room; then no file remains."""
         self.path = path
         self.signature = contents.signature()
         layout = FileLayout.of(contents)

@@ -39,7 +39,7 @@ class NoRoomError(Exception):
 
 
 class Arena:
-    """One process's use of the arena. The first rank writes the marker."""
+    """Use of the arena by one process. The first rank writes the marker."""
 
     def __init__(self, root: Path) -> None:
         self.directory = root / ARENA_CHECKPOINT
@@ -97,7 +97,7 @@ class Arena:
         )
 
     def clear(self) -> None:
-        """Release all memory. The next checkpoint allocates anew."""
+        """Release all memory. The next checkpoint allocates new memory."""
         for file in self._files.values():
             file.remove()
         self._files.clear()

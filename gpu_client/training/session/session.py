@@ -76,7 +76,7 @@ log = logging.getLogger("baton.training")
 
 
 class Session:
-    """One attempt at one job, inside the training process. Made by `Session.start`.
+    """An attempt at one job, inside the training process. Made by `Session.start`.
 
     job_id and epoch are "" and 0 without Baton. params is the job's parameters. In a run of several processes every
     rank makes a session, and calls `checkpoint_due`, `checkpoint` and `resume` at the same steps.

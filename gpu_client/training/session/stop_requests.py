@@ -190,7 +190,7 @@ class StopRequests:
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         stop = self._stop
-        # A forked child that inherited this handler ends as by default; so does a loop that was already told to leave
+        # A forked child that inherited this handler ends as by default; so does a loop that was ordered to leave
         # without saving.
         end_now = os.getpid() != self._pid or (stop is not None and not stop.checkpoint)
         if stop is None:

@@ -160,7 +160,7 @@ class Sent:
 
 
 class Rank:
-    """One rank of `Together`."""
+    """A rank of `Together`."""
 
     def __init__(self, together: Together, number: int) -> None:
         self._together = together

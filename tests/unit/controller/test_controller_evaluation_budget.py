@@ -37,7 +37,7 @@ class Scene:
         self.told.append((decision["type"], decision["step"], decision.get("message", "")))
 
     def run(self, steps: int, value: Any = 1.0, event: str = "step") -> int:
-        """How many of them were looked at."""
+        """Count the checked observations."""
         evaluator = self.engine._evaluator
         assert evaluator is not None
         seen = 0
@@ -57,7 +57,7 @@ def test_within_its_budget_nothing_is_left_out_and_nothing_said() -> None:
 
 @pytest.mark.parametrize("event", ["step", REPORT])
 def test_what_takes_three_times_as_long_is_checked_at_each_third_step_and_that_is_said(event: str) -> None:
-    """Of a loop that reports numbers with each step none was left out, though it was told so."""
+    """In a loop that reports numbers with each step no step was skipped, though an event reported skipping."""
     scene = Scene()
     scene.cost_s = BUDGET_S * 2.6
     assert scene.run(JUDGED, event=event) == JUDGED
@@ -137,7 +137,7 @@ def test_events_are_never_left_out() -> None:
 
 
 def test_a_tensor_is_read_before_the_time_is_taken() -> None:
-    """It waits for the GPU, which is no fault of the rules."""
+    """Reading waits for the GPU, which is no fault of the rules."""
 
     class Slow:
         def __init__(self, scene: Scene) -> None:

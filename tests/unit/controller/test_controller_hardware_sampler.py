@@ -14,7 +14,7 @@ UUIDS = ["GPU-aaaa-0", "GPU-aabb-1", "GPU-cccc-2", "GPU-dddd-3"]
 
 
 class Pynvml(SimpleNamespace):
-    """As the package, with four GPUs: number n is n % busy, has n bytes in use and n degrees."""
+    """Fake of the package with four GPUs: GPU n is n % busy, has n bytes in use and n degrees."""
 
     def __init__(self, *, fails: frozenset[str] = frozenset(), count: int = 4, old: bool = False) -> None:
         super().__init__(fails=fails, count=count, old=old)
@@ -55,7 +55,7 @@ class Pynvml(SimpleNamespace):
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What is measured with these variables and this driver: of one, and the busiest of all."""
+    """Sample with these variables and this driver: one GPU, and the busiest of all."""
 
     def measured(driver: Pynvml, visible: str | None = None, local: str | None = None) -> tuple[Any, Any]:
         monkeypatch.setitem(sys.modules, "pynvml", driver)
@@ -95,7 +95,7 @@ def all_of(device: float) -> dict[str, float]:
 def test_the_gpu_of_this_process_is_looked_at(
     gpus: Any, visible: str | None, local: str | None, device: int, busiest: int
 ) -> None:
-    """It was the first of the machine, whichever one trained."""
+    """The machine's first GPU was sampled, whichever GPU trained."""
     assert gpus(Pynvml(), visible, local) == (all_of(device), {"gpu.util": busiest})
     assert gpus(Pynvml(old=True), visible, local) == (all_of(device), {"gpu.util": busiest})
 

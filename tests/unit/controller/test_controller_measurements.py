@@ -90,7 +90,7 @@ def test_a_rate_that_the_loop_reports_itself_is_taken(name: str) -> None:
 
 
 class Loader:
-    """It measures by itself how long it was waited for."""
+    """The loader measures its own waiting time."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -207,7 +207,7 @@ def test_of_all_gpus_the_busiest_counts_for_the_agent(
 
 
 class Psutil(SimpleNamespace):
-    """As the package."""
+    """Fake of the package."""
 
     def __init__(self) -> None:
         super().__init__(looks=0)
@@ -223,7 +223,7 @@ class Psutil(SimpleNamespace):
 
 
 class Pynvml(SimpleNamespace):
-    """As the package, with one GPU."""
+    """Fake of the package with one GPU."""
 
     def __init__(self, devices: int = 1) -> None:
         super().__init__(devices=devices)

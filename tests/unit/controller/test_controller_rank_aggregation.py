@@ -20,7 +20,7 @@ def engine_of(when: str) -> RuleEngine:
 
 
 def reduced(when: str, *reports: dict[str, Any]) -> dict[str, object]:
-    """What the first of so many processes gets to see."""
+    """Return the observation of the first rank."""
     return observed(engine_of(when), reports)
 
 

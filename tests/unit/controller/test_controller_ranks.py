@@ -33,7 +33,7 @@ def test_one_process_with_a_nan_is_enough_and_all_stop() -> None:
 
 
 def test_what_comes_with_the_last_step_is_looked_at() -> None:
-    """It was read at the next step, which a training never came to after its last."""
+    """The vote was read at the next step, which never comes after the last step."""
     setups = run_together(2, rule("nan", "not isfinite(loss)", "stop"), {0: [1.0, 1.0, float("nan")]})
     assert setups[0].agent.fired() == [("nan", 3)]
 
@@ -74,7 +74,7 @@ def test_live_rules_and_commands_reach_all_at_the_same_step() -> None:
 
 
 def test_a_command_of_before_is_done_again_by_all_at_its_step() -> None:
-    """Nobody asked the first process whether one was due: it never was."""
+    """The first rank never calls checkpoint_due, so no checkpoint is due."""
     commands = [{**command(1, "set", knob="lr", factor=0.5), "status": "applied", "step": 3}]
     setups = ranks(2, commands=commands)
     rates = [Rate(), Rate()]
@@ -95,7 +95,7 @@ def test_a_command_of_before_is_done_again_by_all_at_its_step() -> None:
 def test_killed_after_any_step_several_processes_decide_as_if_they_had_not_been(
     killed_after: int, sizes: tuple[int, int]
 ) -> None:
-    """What was being gathered when the checkpoint was taken was looked at by nobody."""
+    """Reports in transit at the checkpoint were never evaluated."""
     text = rule("spike", "mean(loss, 2) > 2", '{"log": "x"}', **{"for": "2 checks", "cooldown": "1 checks"})
     losses = [1.0, 5.0, 5.0, 5.0, 1.0, 5.0, 5.0, 5.0]
     expected = run_together(sizes[0], text, {0: losses})[0].agent.fired()

@@ -253,7 +253,7 @@ def test_a_state_of_another_version_or_damaged_begins_anew_and_says_so() -> None
 
 
 def test_a_large_window_is_a_small_state() -> None:
-    """As a list of a hundred thousand numbers it held the checkpoint up for a second."""
+    """A list of a hundred thousand numbers delayed the checkpoint by a second."""
     text = rule("r", "mean(loss, 100000) > 1e9")
     engine, _ = engine_of(text)
     for step in range(1, 100_001):

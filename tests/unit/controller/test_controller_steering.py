@@ -96,7 +96,7 @@ def test_what_arrives_before_begin_is_not_lost_and_comes_after_what_is_older() -
 
 
 def test_a_command_that_comes_while_a_step_ends_is_seen_at_the_next() -> None:
-    """It came between the look into the empty inbox and the note that nothing is live."""
+    """The message came between the check of the empty inbox and the reset of the flag."""
     setup = Setup()
 
     class Inbox(list[Any]):
@@ -233,7 +233,7 @@ def test_after_a_rollback_the_training_goes_on_otherwise(caplog: pytest.LogCaptu
 
 
 class Part:
-    """As a module with a part called skip."""
+    """A module with a submodule called skip."""
 
     def __init__(self) -> None:
         self.skip = "a convolution"

@@ -53,7 +53,7 @@ def hand(data_dir: Path) -> Hand:
 
 
 def results(output: Path) -> dict[str, bytes]:
-    """What a job leaves."""
+    """Read the archive that a job leaves."""
     return {name: content for name, content in outputs(output).items() if not name.startswith(PARTS)}
 
 

@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 class Parts:
-    """What `train` puts together, without its loop."""
+    """The parts that `train` combines, without its loop."""
 
     def __init__(self, parameters: dict[str, Any], data_dir: Path, **changed: Any) -> None:
         torch.manual_seed(5)
@@ -40,7 +40,7 @@ class Parts:
         self.items, self.random_state = chosen.items, chosen.generator.get_state()
 
     def generator(self) -> torch.Generator:
-        """As it is when the batch has been chosen."""
+        """Make the generator of a batch."""
         generator = torch.Generator()
         generator.set_state(self.random_state)
         return generator
@@ -93,7 +93,7 @@ def test_gradients_are_those_of_plain_torch(
 
 
 class Reference:
-    """One step of LoRA with nothing but torch: W + alpha / rank * B A in the place of W."""
+    """A LoRA step in plain torch: W + alpha / rank * B A in the place of W."""
 
     def __init__(self, base: Path, parts: Parts) -> None:
         self.base = base

@@ -49,7 +49,7 @@ class Hub:
         self._thread.start()
 
     def close(self) -> None:
-        """It cannot be reached any more."""
+        """Make the hub unreachable."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()

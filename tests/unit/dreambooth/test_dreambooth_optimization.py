@@ -50,7 +50,7 @@ SHAPES: dict[str, Callable[[float], float]] = {
     "cosine_with_restarts": lambda progress: (1 + math.cos(math.pi * (2 * progress % 1))) / 2,
     "polynomial": lambda progress: ((UNET_RATE - POLYNOMIAL_END) * (1 - progress) ** 3 + POLYNOMIAL_END) / UNET_RATE,
 }
-"""What is left of the rate when so much of the time after the warm-up is over; two cycles, third power."""
+"""Compute the share of the rate at a share of the time after the warm-up; two cycles, third power."""
 
 
 @pytest.mark.parametrize("name", SHAPES)

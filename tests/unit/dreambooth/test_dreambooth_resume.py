@@ -24,7 +24,7 @@ from tests.kits.dreambooth.photographs import save_crops
 
 @pytest.fixture(scope="module")
 def whole(tiny_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """What EVERYTHING leaves behind if nothing happens to it."""
+    """Outputs of EVERYTHING without an interruption."""
     place = tmp_path_factory.mktemp("whole")
     save_crops(place / "data" / "instance", "cat", 5)
     return outputs(train_in(place / "out", place / "data", {**short_training(tiny_sd), **EVERYTHING}))
@@ -32,18 +32,18 @@ def whole(tiny_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 @pytest.fixture(scope="module")
 def cut_off(tiny_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What EVERYTHING leaves behind if it is cut off in its third step, by a version that noted no settings."""
+    """Leftovers of EVERYTHING after a power cut in its third step, without stored settings."""
     place = tmp_path_factory.mktemp("cut")
     save_crops(place / "data" / "instance", "cat", 5)
     with pytest.MonkeyPatch.context() as patch, power_cut(10, "loss"):
-        patch.setattr("gpu_client.training.dreambooth.settings.LearningSettings.noted", lambda _: None)
+        patch.setattr("gpu_client.training.dreambooth.settings.LearningSettings.as_values", lambda _: None)
         train_in(place / "out", place / "data", {**short_training(tiny_sd), **EVERYTHING})
     return place / "out"
 
 
 @pytest.fixture
 def generated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many class images each call of the sampler has made."""
+    """Record the number of class images of each sampler call."""
     calls: list[int] = []
     sample = class_images.sample
 

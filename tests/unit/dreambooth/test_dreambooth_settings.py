@@ -62,7 +62,7 @@ FREELY = {
 
 @pytest.fixture(scope="module")
 def cut_off(tiny_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What EVERYTHING leaves behind if it is cut off in its third step."""
+    """Leftovers of EVERYTHING after a power cut in its third step."""
     place = tmp_path_factory.mktemp("cut")
     save_crops(place / "data" / "instance", "cat", 5)
     with power_cut(10, "loss"):
@@ -78,7 +78,7 @@ def out(cut_off: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One entry for each loss that was computed."""
+    """Record each computed loss."""
     losses: list[int] = []
     loss = dreambooth_lora.compute_denoising_loss
 

@@ -25,7 +25,7 @@ from tests.kits.dreambooth.tiny_pipelines import tiny_vae
 
 @pytest.fixture(scope="module")
 def plain(tiny_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    """What is learned with no option set."""
+    """Weights of a training without options."""
     place = tmp_path_factory.mktemp("plain")
     save_crops(place / "data" / "instance", "cat", 5)
     return weights_of(train_in(place / "out", place / "data", short_training(tiny_sd)))

@@ -105,7 +105,7 @@ def test_how_long_the_trainers_own_loader_was_waited_for_is_known(
 
 
 def test_a_logged_value_counts_once(tmp_path: Path) -> None:
-    """What was logged last was reported again with each step: patience of three checks ended after two."""
+    """Each step repeated the last logged metrics, so a patience of three checks ended after two."""
     rules = "rules: [{name: r, when: loss > 2, for: 3 checks, do: stop}]"
     trained = Trained(tmp_path, rules, [3.0] * 8)
     assert trained.fired() == [("r", 3)] and trained.step == 3

@@ -109,7 +109,7 @@ class Look(lightning.Callback):  # type: ignore[misc]
 
 
 class Trained:
-    """One process of a training."""
+    """A process of a training."""
 
     options: dict[str, Any]
 

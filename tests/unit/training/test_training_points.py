@@ -73,7 +73,7 @@ def test_what_is_not_finite_is_told_in_words(ear: Ear) -> None:
 
 
 def test_an_evaluation_is_not_lost_behind_the_report_that_came_just_before(ear: Ear) -> None:
-    """It was held back for 0.2 s, and then replaced by the next step's report."""
+    """The report was delayed by 0.2 s, and then replaced by the next step's report."""
     ear.report(100, 1000, {"loss": 0.5})
     ear.clock.now += PROGRESS_INTERVAL_S / 4
     ear.channel.report(100, 1000, {"eval_loss": 0.7})

@@ -38,7 +38,7 @@ class Training:
     def take_step(
         self, *, lasted: Sequence[float] = (), every: int = 0, busy: Sequence[int] = (), last: bool = False
     ) -> bool:
-        """Whether a checkpoint is due after it; all say the same. If so, it is written."""
+        """Ask every rank for a due checkpoint, check that all agree, and write the checkpoint."""
         self.step += 1
         for number in range(self.size):
             self.now[number] += lasted[number] if lasted else 0.1
@@ -204,7 +204,7 @@ def test_whatever_comes_when_all_do_the_same_and_each_wish_is_answered_once(
 
 
 class Contributions:
-    """What travels with the votes: the step's number and the rank's."""
+    """Numbers that travel with the votes: the step and the rank."""
 
     has_news = False
 
@@ -292,7 +292,7 @@ def test_a_forked_child_leaves_the_vote_to_its_parent(monkeypatch: pytest.Monkey
 
 
 def test_a_step_costs_no_message_that_is_waited_for() -> None:
-    """One process goes on to its next step before the other has ended its own."""
+    """A rank begins its next step before the other has ended its own."""
     training = Training(2)
     training.take_step()
     ahead = threading.Thread(target=lambda: training.ranks[0].due(2, on_interval=False))

@@ -212,7 +212,7 @@ def test_an_optimizer_and_what_it_loads_is_its_own(tmp_path: Path, save: Save) -
 
 
 def test_memory_and_disk_hold_the_same_files(tmp_path: Path) -> None:
-    """So a checkpoint that fell back to disk is stored as a repetition of the ones in memory."""
+    """A checkpoint that fell back to disk repeats the chunks of those in memory."""
     torch.manual_seed(0)
     state = {"model": Tied(), "more": Holder({"a": torch.ones(20000).double(), "b": [torch.ones(3).bool()]})}
     disk, memory = onto_disk(tmp_path, **state), into_memory(tmp_path, **state)

@@ -291,7 +291,7 @@ def test_checkpoints_of_before_there_were_rules_resume_and_those_with_rules_resu
 
 
 def test_a_state_of_the_users_own_cannot_be_called_as_the_sessions(tmp_path: Path) -> None:
-    """It was silently left out for the session's own."""
+    """The session's own state silently replaced the script's."""
     with begun(tmp_path) as session, pytest.raises(SessionError, match="steering"):
         session.checkpoint(1, steering=Counter())
 
@@ -327,7 +327,7 @@ def test_every_hook_action_is_called_with_the_order(start: Callable[..., Session
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_save_says_by_which_tag_it_is_to_be_kept(tmp_path: Path, late: bool) -> None:
-    """Of a step that is saved already the next one gets the tag."""
+    """If the step is saved already, the next checkpoint gets the tag."""
     with begun(tmp_path, "rules: [{name: r, when: eval.loss < 1, do: {save: {tag: good}}}]") as session:
         for step in range(1, 5):
             session.report(step, 10, loss=1.0)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"
 
 
 def touches(function: Any) -> bool:
-    """What touches files, memory or other processes."""
+    """Select the calls that touch files, memory or other processes."""
     return getattr(function, "__module__", None) in ("posix", "io", "_io", "mmap", "_thread") or (
         getattr(function, "__name__", "") in ("copy_", "send", "wait", "start")
     )

@@ -39,7 +39,7 @@ def find_nearest_shape(size: Size, shapes: Sequence[Size]) -> Size:
 
 @dataclass(frozen=True)
 class PictureBatch:
-    """One batch: pictures, their crops, and the generator for all further draws."""
+    """A batch: pictures, their crops, and the generator for all further draws."""
 
     items: list[tuple[Picture, Placement]]
     generator: torch.Generator

@@ -1,4 +1,4 @@
-"""The base model: Stable Diffusion 1.x, 2.x and SDXL behind one interface; loading from a directory or the hub."""
+"""The base model: Stable Diffusion 1.x, 2.x and SDXL under one interface; loading from a directory or the hub."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def _load_vae(vae: Path | str, dtype: torch.dtype, **options: str | None) -> Any
     where = {name: value for name, value in options.items() if value is not None}
     try:
         config = AutoencoderKL.load_config(str(vae), **{k: v for k, v in where.items() if k != "variant"})
-        # SDXL's own VAE overflows in fp16 and its config says so; a mended VAE does not.
+        # SDXL's own VAE overflows in fp16 and its config has force_upcast; a corrected VAE does not.
         upcast = bool(config.get("force_upcast", True)) and dtype == torch.float16
         return AutoencoderKL.from_pretrained(str(vae), dtype=torch.float32 if upcast else dtype, **where)
     except LOADING_ERRORS as error:

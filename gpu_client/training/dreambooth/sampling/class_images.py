@@ -97,7 +97,7 @@ class ClassImages:
         self.batches.load_state_dict(state["batches"])
 
     def complete(self, models: Models, encoder: Encoder, session: Session) -> bool:
-        """Make the missing images; False if the job was told to stop earlier.
+        """Make the missing images; False if the job stops earlier.
 
         The LoRA is untrained and has no effect yet.
         """

@@ -38,7 +38,7 @@ log = logging.getLogger("baton.training")
 
 
 class SharedImageArchive:
-    """One archive; empty if it is missing, damaged, or of another key."""
+    """An archive; empty if it is missing, damaged, or of another key."""
 
     def __init__(self, path: Path, key: str) -> None:
         self._path = path
