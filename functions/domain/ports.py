@@ -10,9 +10,9 @@ from baton.contract.events import JobEvent
 from baton.contract.jobs import JobState, Progress
 from functions.domain.access.api_keys import ApiKey
 from functions.domain.access.webhooks import Delivery, Webhook
-from functions.domain.checkpoints.packs import PackWrite, Sighting
+from functions.domain.checkpoints.packs import PackSnapshot, PackWrite
 from functions.domain.checkpoints.shared_outputs import SharedRecord
-from functions.domain.jobs.lease_expiry import Watch
+from functions.domain.jobs.lease_expiry import ReclaimWatermark
 from functions.domain.jobs.leases import Fence
 from functions.domain.jobs.transaction import Put, Transaction
 from functions.domain.record_base import TableRecord
@@ -41,7 +41,7 @@ MAX_MEMBERS = 1000
 
 
 @dataclass(frozen=True)
-class Page(Generic[T]):
+class ResultPage(Generic[T]):
     """Some items, and where to go on; `cursor` is None at the end. Cursors are opaque and bound to their list."""
 
     items: Sequence[T]
@@ -67,7 +67,7 @@ class JobStore(Protocol):
         FenceBroken if the lease does not satisfy the guard of its write.
         """
 
-    def ready(self, tenant: str, queue: str, shard: int, *, limit: int, cursor: str | None = None) -> Page[Job]:
+    def ready(self, tenant: str, queue: str, shard: int, *, limit: int, cursor: str | None = None) -> ResultPage[Job]:
         """Claimable jobs as the index shows them, in rank order. May be out of date."""
 
     def longest_waiting(self, *, limit: int) -> int | None:
@@ -84,7 +84,7 @@ class JobStore(Protocol):
         limit: int,
         cursor: str | None = None,
         newest_first: bool = False,
-    ) -> Page[Job]:
+    ) -> ResultPage[Job]:
         """A tenant's jobs, oldest first unless said otherwise."""
 
     def due_timers(self, now: int, *, limit: int) -> list[str]:
@@ -101,7 +101,7 @@ class JobStore(Protocol):
 
     def history(
         self, kind: type[R], job_id: str, *, limit: int, cursor: str | None = None, up_to: int | None = None
-    ) -> Page[R]:
+    ) -> ResultPage[R]:
         """Return a page of the job's records of one kind, in the kind's order. `up_to`: the highest number."""
 
     def commands(self, job_id: str, *, after: int = 0) -> list[CommandRecord]:
@@ -129,16 +129,16 @@ class PackStore(Protocol):
     def get_many(self, tenant: str, digests: Iterable[str], *, consistent: bool = True) -> dict[str, PackRecord]:
         """Those of the packs that have an item, by digest; as they were moments ago if that is good enough."""
 
-    def hold(self, tenant: str, job_id: str, sightings: Sequence[Sighting]) -> bool:
+    def add_references(self, tenant: str, job_id: str, sightings: Sequence[PackSnapshot]) -> bool:
         """Add the job to who holds these packs, which were seen to be stored as declared: one write each, no doubt
-        left. False if any of them was refused (`packs.may_hold`): look again. The others are held then."""
+        left. False if any of them was refused (`packs.may_reference`): look again. The others are held then."""
 
-    def doubt(self, tenant: str, job_id: str, digests: Iterable[str]) -> None:
+    def mark_suspect(self, tenant: str, job_id: str, digests: Iterable[str]) -> None:
         """Let whoever names these packs next look at the objects; what the job does not hold is left alone."""
 
-    def let_go(self, tenant: str, job_id: str, writes: Sequence[PackWrite]) -> set[str]:
+    def remove_references(self, tenant: str, job_id: str, writes: Sequence[PackWrite]) -> set[str]:
         """Condemn and release, one write each. Answers with the digests of those that were refused
-        (`packs.may_let_go`)."""
+        (`packs.may_release`)."""
 
 
 class SharedStore(Protocol):
@@ -171,10 +171,10 @@ class LeaseStore(Protocol):
         The pages are a superset: look at the lease. Each page is read when the caller asks for it.
         """
 
-    def watch(self) -> Watch | None:
+    def reclaim_watermark(self) -> ReclaimWatermark | None:
         """The watch over leases that ran out; None before the first one."""
 
-    def keep_watch(self, watch: Watch, *, seen: Watch | None) -> bool:
+    def save_reclaim_watermark(self, watch: ReclaimWatermark, *, seen: ReclaimWatermark | None) -> bool:
         """Store the watch if it is still the one that was seen; False if somebody else was faster."""
 
 
@@ -186,7 +186,7 @@ class TokenStore(Protocol):
 
     def get_key(self, key_id: str) -> ApiKey | None: ...
 
-    def list_keys(self, tenant: str, *, limit: int, cursor: str | None = None) -> Page[ApiKey]: ...
+    def list_keys(self, tenant: str, *, limit: int, cursor: str | None = None) -> ResultPage[ApiKey]: ...
 
     def replace_key(self, key: ApiKey) -> None:
         """Overwrite an existing key. Raises WriteConflict if it is gone, or if this would undo its revocation."""
@@ -215,7 +215,7 @@ class WebhookStore(Protocol):
     def record(self, delivery: Delivery) -> None:
         """Note how a delivery stands, in place of what was noted of it before."""
 
-    def deliveries(self, webhook_id: str, *, limit: int, cursor: str | None = None) -> Page[Delivery]:
+    def deliveries(self, webhook_id: str, *, limit: int, cursor: str | None = None) -> ResultPage[Delivery]:
         """Newest event first, of the last 30 days or so."""
 
 
@@ -237,7 +237,7 @@ class RingStore(Protocol):
 
     def get(self, tenant: str, name: str) -> StoredRing | None: ...
 
-    def list(self, tenant: str, *, limit: int, cursor: str | None = None) -> Page[StoredRing]:
+    def list(self, tenant: str, *, limit: int, cursor: str | None = None) -> ResultPage[StoredRing]:
         """A tenant's, by name."""
 
     def begin_removal(self, ring: StoredRing) -> bool:
@@ -255,7 +255,7 @@ class RingStore(Protocol):
     def read(self, ring: StoredRing, keys: Sequence[str]) -> dict[str, RingRecord]:
         """Those that are there."""
 
-    def keys(self, ring: StoredRing, prefix: str, *, limit: int, cursor: str | None = None) -> Page[str]:
+    def keys(self, ring: StoredRing, prefix: str, *, limit: int, cursor: str | None = None) -> ResultPage[str]:
         """Keys of records that begin with the prefix, in their order."""
 
     def delete(self, ring: StoredRing, keys: Sequence[str]) -> None:
@@ -270,7 +270,7 @@ class RecipeStore(Protocol):
 
     def get(self, tenant: str, name: str, version: int) -> StoredRecipe | None: ...
 
-    def list(self, tenant: str, *, limit: int, cursor: str | None = None) -> Page[RecipeEntry]:
+    def list(self, tenant: str, *, limit: int, cursor: str | None = None) -> ResultPage[RecipeEntry]:
         """A tenant's, in order of name and version."""
 
 
@@ -316,7 +316,7 @@ class ObjectStore(Protocol):
 
     def list(
         self, tenant: str, bucket: str, prefix: str, *, limit: int, cursor: str | None = None, after: str | None = None
-    ) -> Page[StoredObject]: ...
+    ) -> ResultPage[StoredObject]: ...
 
     def read(self, tenant: str, bucket: str, key: str) -> bytes | None:
         """The bytes of a small object."""

@@ -383,7 +383,7 @@ def _uuid(name: str) -> str:
     return f"{digits[:8]}-{digits[8:12]}-8{digits[13:16]}-8{digits[17:20]}-{digits[20:32]}"
 
 
-class StandingRecord(TableRecord):
+class RuleStateRecord(TableRecord):
     """How a job's rules stand that the control plane evaluates: everything that later decisions depend on.
 
     `version` rises by one with every write and is the condition of the next one: what two have decided at the same

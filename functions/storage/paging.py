@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from baton.contract.jobs import JobState
-from functions.domain.ports import Page
+from functions.domain.ports import ResultPage
 from functions.domain.record_base import TableRecord
 from functions.storage import cursors
 
@@ -72,8 +72,10 @@ def objects_list(tenant: str, bucket: str, prefix: str) -> PagedList:
     return PagedList(("objects", tenant, bucket, prefix), (str,))
 
 
-def page(found: Sequence[T], limit: int, listed: PagedList, position_of: Callable[[T], Sequence[str | int]]) -> Page[T]:
+def page(
+    found: Sequence[T], limit: int, listed: PagedList, position_of: Callable[[T], Sequence[str | int]]
+) -> ResultPage[T]:
     """The page of `limit` items from `limit + 1` found ones: the extra one only says that there are more."""
     if len(found) <= limit:
-        return Page(list(found))
-    return Page(list(found[:limit]), cursors.encode(listed.name, position_of(found[limit - 1])))
+        return ResultPage(list(found))
+    return ResultPage(list(found[:limit]), cursors.encode(listed.name, position_of(found[limit - 1])))

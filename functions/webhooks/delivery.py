@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from baton.contract.webhooks import DeliveryState
-from functions.domain.access.webhooks import GIVE_UP_AFTER_S, Delivery, Target, Webhook, backoff_s, signature, target_of
+from functions.domain.access.webhooks import (
+    GIVE_UP_AFTER_S,
+    Delivery,
+    Webhook,
+    WebhookTarget,
+    backoff_s,
+    parse_target,
+    signature,
+)
 from functions.domain.errors import Refusal
 from functions.domain.ports import WebhookStore
 from functions.webhooks.event_queue import QueuedEvent, numeric_attribute
@@ -22,7 +30,7 @@ GONE = 410
 class Post(Protocol):
     """Send one body to a webhook."""
 
-    def __call__(self, target: Target, headers: Mapping[str, str], body: bytes) -> PostOutcome: ...
+    def __call__(self, target: WebhookTarget, headers: Mapping[str, str], body: bytes) -> PostOutcome: ...
 
 
 def deliver(
@@ -70,7 +78,7 @@ def deliver(
 def _send(webhook: Webhook, queued: QueuedEvent, post: Post, now: int, test_origin: str | None) -> PostOutcome:
     body = queued.event.model_dump_json().encode()
     try:
-        target = target_of(webhook.url, test_origin)
+        target = parse_target(webhook.url, test_origin)
     except Refusal as refusal:
         # An earlier version accepted the URL by rules that have changed since.
         return PostOutcome(problem=refusal.message, forbidden=True)

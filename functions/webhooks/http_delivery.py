@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from functions.domain.access.webhooks import Target, address_problem
+from functions.domain.access.webhooks import WebhookTarget, address_problem
 
 RESOLVE_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 5.0
@@ -59,7 +59,7 @@ class WebhookSender:
     total_timeout_s: float = TOTAL_TIMEOUT_S
     resolve_timeout_s: float = RESOLVE_TIMEOUT_S
 
-    def post(self, target: Target, headers: Mapping[str, str], body: bytes) -> PostOutcome:
+    def post(self, target: WebhookTarget, headers: Mapping[str, str], body: bytes) -> PostOutcome:
         """Send one POST; follow no redirect and read no body."""
         try:
             addresses = self._addresses(target)
@@ -88,7 +88,7 @@ class WebhookSender:
             return PostOutcome(status, f"redirects ({status}), which is not followed")
         return PostOutcome(status, "" if 200 <= status < 300 else f"answered {status}")
 
-    def _addresses(self, target: Target) -> Sequence[str]:
+    def _addresses(self, target: WebhookTarget) -> Sequence[str]:
         """Resolve within the timeout; getaddrinfo has none, so a slow call is abandoned in its thread."""
         found: Future[Sequence[str]] = Future()
 
@@ -105,7 +105,7 @@ class WebhookSender:
 class _PinnedConnection(http.client.HTTPConnection):
     """A connection to a given address; the certificate must be valid for the host of the target."""
 
-    def __init__(self, target: Target, address: str, sender: WebhookSender) -> None:
+    def __init__(self, target: WebhookTarget, address: str, sender: WebhookSender) -> None:
         super().__init__(target.host, target.port, timeout=CONNECT_TIMEOUT_S)
         self._target = target
         self._address = address

@@ -16,9 +16,9 @@ from functions.api.worker.job_claim import Claimed, claim_next, peek_next
 from functions.domain.errors import FenceBroken
 from functions.domain.jobs import transitions as rules
 from functions.domain.jobs.job_selection import LARGEST_WINDOW, SMALLEST_WINDOW, ClaimWindow
-from functions.domain.jobs.lease_expiry import Watch
+from functions.domain.jobs.lease_expiry import ReclaimWatermark
 from functions.domain.jobs.transaction import Transaction
-from functions.domain.ports import JobStore, Page
+from functions.domain.ports import JobStore, ResultPage
 from functions.domain.records import Attempt, Job, Spec
 from tests.conformance.store_kit import NOW, TENANT, Held, claim, failed, submit
 from tests.kits.api.fakes import FakeClock, SeededRandomness
@@ -211,7 +211,7 @@ class Spied:
         self._before_apply(change)
         self._jobs.apply(change)
 
-    def ready(self, *place: Any, limit: int, cursor: str | None = None) -> Page[Job]:
+    def ready(self, *place: Any, limit: int, cursor: str | None = None) -> ResultPage[Job]:
         self._before_ready(limit)
         return self._jobs.ready(*place, limit=limit, cursor=cursor)
 
@@ -258,14 +258,14 @@ def test_a_worker_that_always_loses_is_told_that_there_is_nothing(cloud: Cloud) 
 
 def test_the_window_shrinks_slowly() -> None:
     window = ClaimWindow()
-    window.succeeded()
+    window.narrow()
     assert window.size == SMALLEST_WINDOW
     for _ in range(5):
-        window.conflicted()
+        window.widen()
     assert window.size == LARGEST_WINDOW
     claims = 0
     while window.size > SMALLEST_WINDOW:
-        window.succeeded()
+        window.narrow()
         claims += 1
     assert 50 < claims < 200
 
@@ -376,13 +376,13 @@ def test_while_the_watch_is_kept_lost_machines_are_noticed_after_the_grace_of_th
     for minute in range(3):
         assert sweep(cloud.jobs, cloud.leases, FakeClock(NOW + 60 * minute)).reclaimed == 0
     assert sweep(cloud.jobs, cloud.leases, FakeClock(revoked_at(held))).reclaimed == 1
-    assert cloud.leases.watch() == Watch(seen_at=revoked_at(held), since=0)
+    assert cloud.leases.reclaim_watermark() == ReclaimWatermark(seen_at=revoked_at(held), since=0)
 
 
 def test_an_api_that_does_not_answer_is_an_outage(cloud: Cloud) -> None:
     claim(cloud, submit(cloud))
     assert sweep(cloud.jobs, cloud.leases, FakeClock(NOW + 200), api_answers=lambda: False).reclaimed == 0
-    assert cloud.leases.watch() == Watch(seen_at=0, since=NOW + 200)
+    assert cloud.leases.reclaim_watermark() == ReclaimWatermark(seen_at=0, since=NOW + 200)
     assert sweep(cloud.jobs, cloud.leases, FakeClock(NOW + 260)).reclaimed == 0
     assert sweep(cloud.jobs, cloud.leases, FakeClock(NOW + 320)).reclaimed == 1
 
@@ -396,7 +396,7 @@ def test_an_outage_lasts_until_the_api_has_not_answered_in_time(cloud: Cloud) ->
         return False
 
     sweep(cloud.jobs, cloud.leases, clock, api_answers=waited_for)
-    assert cloud.leases.watch() == Watch(seen_at=0, since=NOW + 220)
+    assert cloud.leases.reclaim_watermark() == ReclaimWatermark(seen_at=0, since=NOW + 220)
 
 
 def test_an_idle_deployment_asks_the_api_nothing(cloud: Cloud) -> None:
@@ -404,19 +404,23 @@ def test_an_idle_deployment_asks_the_api_nothing(cloud: Cloud) -> None:
         raise AssertionError("asked")
 
     sweep(cloud.jobs, cloud.leases, FakeClock(NOW), api_answers=asked)
-    assert cloud.leases.watch() == Watch(seen_at=NOW)
+    assert cloud.leases.reclaim_watermark() == ReclaimWatermark(seen_at=NOW)
 
 
 def test_the_watch_is_kept_by_every_sweep(cloud: Cloud) -> None:
     for now in (NOW, NOW + 60):
-        assert keep_watch(cloud.leases, FakeClock(now), sweep_interval_s=60) == Watch(seen_at=now)
+        assert save_reclaim_watermark(cloud.leases, FakeClock(now), sweep_interval_s=60) == ReclaimWatermark(
+            seen_at=now
+        )
     after = NOW + 60 + NOTICED_S
-    assert keep_watch(cloud.leases, FakeClock(after), sweep_interval_s=60) == Watch(seen_at=after, since=after)
-    assert cloud.leases.watch() == Watch(seen_at=after, since=after)
+    assert save_reclaim_watermark(cloud.leases, FakeClock(after), sweep_interval_s=60) == ReclaimWatermark(
+        seen_at=after, since=after
+    )
+    assert cloud.leases.reclaim_watermark() == ReclaimWatermark(seen_at=after, since=after)
 
 
 def test_two_that_look_at_once_after_an_outage_see_the_same_gap(cloud: Cloud) -> None:
-    keep_watch(cloud.leases, FakeClock(NOW), sweep_interval_s=60)
+    save_reclaim_watermark(cloud.leases, FakeClock(NOW), sweep_interval_s=60)
     back = NOW + NOTICED_S
 
     class Slow:
@@ -425,16 +429,16 @@ def test_two_that_look_at_once_after_an_outage_see_the_same_gap(cloud: Cloud) ->
         def due_pages(self, now: int, *, size: int) -> Iterator[list[str]]:
             return cloud.leases.due_pages(now, size=size)
 
-        def watch(self) -> Watch | None:
-            return cloud.leases.watch()
+        def reclaim_watermark(self) -> ReclaimWatermark | None:
+            return cloud.leases.reclaim_watermark()
 
-        def keep_watch(self, watch: Watch, *, seen: Watch | None) -> bool:
-            keep_watch(cloud.leases, FakeClock(back), sweep_interval_s=60)
-            return cloud.leases.keep_watch(watch, seen=seen)
+        def save_reclaim_watermark(self, watch: ReclaimWatermark, *, seen: ReclaimWatermark | None) -> bool:
+            save_reclaim_watermark(cloud.leases, FakeClock(back), sweep_interval_s=60)
+            return cloud.leases.save_reclaim_watermark(watch, seen=seen)
 
-    watch = keep_watch(Slow(), FakeClock(back + 1), sweep_interval_s=60)  # type: ignore[arg-type]
+    watch = save_reclaim_watermark(Slow(), FakeClock(back + 1), sweep_interval_s=60)  # type: ignore[arg-type]
     assert watch.since == back
-    assert cloud.leases.watch() == Watch(seen_at=back, since=back)
+    assert cloud.leases.reclaim_watermark() == ReclaimWatermark(seen_at=back, since=back)
 
 
 def test_a_timer_that_is_not_due_does_nothing(cloud: Cloud) -> None:

@@ -20,7 +20,7 @@ from functions.domain.jobs import transitions as rules
 from functions.domain.jobs.attempt_end import LATE_AFTER_S
 from functions.domain.jobs.job_selection import ClaimWindow
 from functions.domain.jobs.leases import Fence
-from functions.domain.jobs.transaction import Transaction, forget
+from functions.domain.jobs.transaction import Transaction, delete_checkpoint
 from functions.domain.records import Attempt, CheckpointRecord, Event, Job, TransferGrant
 from tests.conformance.store_kit import NOW, TENANT, progress_at, submission
 from tests.kits.api.fakes import FakeClock, SeededRandomness
@@ -206,7 +206,7 @@ class Life:
         record = self.random.choice(records)
         if self.random.random() < 0.6:
             return self.cloud.jobs.protect_checkpoint(job.id, record.step, self.now + 40)
-        return self.apply(packs.let_go(job, [forget(job.id, record, self.now)]))
+        return self.apply(packs.delete_records(job, [delete_checkpoint(job.id, record, self.now)]))
 
     def redeem(self) -> object:
         if not self.tokens or self.random.random() < 0.4:
@@ -230,7 +230,7 @@ class Life:
             "jobs": jobs.get_many(ids),
             "leases": leases.get_many(ids),
             "due": list(leases.due_pages(self.now + 400, size=7)),
-            "watch": leases.watch(),
+            "watch": leases.reclaim_watermark(),
             "timers": jobs.due_timers(self.now + 400, limit=100),
             "retentions": jobs.due_retentions(self.now + LATE_AFTER_S, limit=100),
             "grants": [self.cloud.tokens.get_grant(token) for token in self.tokens],

@@ -11,11 +11,18 @@ from baton.contract.history import EventType
 from baton.contract.jobs import JobState, Policy, Reason
 from functions.domain.checkpoints import commit as checkpoint_rules
 from functions.domain.checkpoints import packs
-from functions.domain.checkpoints.retention import look_again
+from functions.domain.checkpoints.retention import schedule_retention
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.jobs import transitions as rules
 from functions.domain.jobs.attempt_end import LATE_AFTER_S
-from functions.domain.jobs.transaction import CloseLease, DirectLease, Transaction, changed, forget, written
+from functions.domain.jobs.transaction import (
+    CloseLease,
+    DirectLease,
+    Transaction,
+    delete_checkpoint,
+    update_job,
+    write_job,
+)
 from functions.domain.records import Attempt, Branch, CheckpointRecord, Event, Job, Spec
 from tests.conformance.store_kit import NOW, TENANT, claim, commit, failed, record, submission, submit
 from tests.kits.clouds.store_sets import Cloud
@@ -103,7 +110,7 @@ def test_a_job_too_large_for_an_item_is_refused(cloud: Cloud) -> None:
     change = submission()
     huge = change.job.model_copy(update={"reason": Reason(code="c", message="\u00e9" * 200_000)})
     with pytest.raises(Refusal) as refused:
-        cloud.jobs.apply(written(huge))
+        cloud.jobs.apply(write_job(huge))
     assert refused.value.code is ErrorCode.PAYLOAD_TOO_LARGE
     assert list(cloud.jobs.list_jobs(TENANT, state=None, limit=5).items) == []
 
@@ -199,8 +206,8 @@ def test_retentions_are_due_apart_from_timers_and_until_they_are_done(cloud: Clo
     assert cloud.jobs.due_retentions(due_at + 9, limit=9) == ids
     assert cloud.jobs.due_retentions(due_at + 9, limit=2) == ids[:2]
     first, second, third = cloud.jobs.get_many(ids)
-    cloud.jobs.apply(look_again(first, None))
-    cloud.jobs.apply(look_again(second, due_at + 20))
+    cloud.jobs.apply(schedule_retention(first, None))
+    cloud.jobs.apply(schedule_retention(second, due_at + 20))
     retried = rules.retry(third, chosen=None, keep_checkpoint=True, reset_counters=True, now=NOW)
     cloud.jobs.apply(retried)
     assert cloud.jobs.due_retentions(due_at + 19, limit=9) == []
@@ -211,7 +218,7 @@ def test_retentions_are_due_apart_from_timers_and_until_they_are_done(cloud: Clo
         retried.job,
     ]
     with pytest.raises(WriteConflict):
-        cloud.jobs.apply(look_again(third, None))
+        cloud.jobs.apply(schedule_retention(third, None))
 
 
 def test_ready_is_in_rank_order_and_apart_by_tenant_queue_and_shard(cloud: Cloud) -> None:
@@ -262,7 +269,7 @@ def test_protection_only_grows(cloud: Cloud) -> None:
 
 def forgetting(job: Job, record: CheckpointRecord, now: int) -> Transaction:
     """Retention's change."""
-    return packs.let_go(job, [forget(job.id, record, now)])
+    return packs.delete_records(job, [delete_checkpoint(job.id, record, now)])
 
 
 def test_a_checkpoint_is_forgotten_unless_protected_or_changed(cloud: Cloud) -> None:
@@ -297,7 +304,7 @@ def test_a_damaged_checkpoint_is_replaced_by_a_later_attempts(cloud: Cloud) -> N
     job_id = held.job.id
     seen, fallback = cloud.jobs.read(CheckpointRecord, job_id, 7), cloud.jobs.read(CheckpointRecord, job_id, 5)
     assert seen is not None
-    change = checkpoint_rules.damaged(held.job, held.attempt, held.fence(), seen, fallback, message="", now=NOW)
+    change = checkpoint_rules.mark_damaged(held.job, held.attempt, held.fence(), seen, fallback, message="", now=NOW)
     cloud.jobs.apply(change)
     assert cloud.jobs.read(CheckpointRecord, job_id, 7) == seen.model_copy(update={"damaged": True})
     with pytest.raises(WriteConflict):
@@ -332,7 +339,9 @@ def test_a_checkpoint_keeps_the_branches_that_it_came_by(cloud: Cloud) -> None:
         [],
     ]
     assert seen is not None
-    cloud.jobs.apply(checkpoint_rules.damaged(held.job, held.attempt, held.fence(), seen, None, message="", now=NOW))
+    cloud.jobs.apply(
+        checkpoint_rules.mark_damaged(held.job, held.attempt, held.fence(), seen, None, message="", now=NOW)
+    )
     assert cloud.jobs.read(CheckpointRecord, held.job.id, 9) == seen.model_copy(update={"damaged": True})
 
 
@@ -364,12 +373,12 @@ def test_a_directive_is_left_for_the_live_attempt_only(cloud: Cloud) -> None:
     assert lease == held.lease.model_copy(update={"directive": "pause", "directive_reason": "paused_by_user"})
     stale = DirectLease(job_id=held.job.id, epoch=2, directive="cancel", reason="")
     with pytest.raises(FenceBroken):
-        cloud.jobs.apply(changed(change.job, NOW).also(stale))
+        cloud.jobs.apply(update_job(change.job, NOW).also(stale))
     cloud.jobs.apply(rules.cancel(change.job, held.attempt, message="", now=NOW))
     canceled = cloud.jobs.get(held.job.id)
     assert canceled is not None
     with pytest.raises(FenceBroken) as broken:
-        cloud.jobs.apply(changed(canceled, NOW).also(replace(stale, epoch=1)))
+        cloud.jobs.apply(update_job(canceled, NOW).also(replace(stale, epoch=1)))
     assert broken.value.lease == cloud.leases.get(held.job.id)
     assert cloud.jobs.get(held.job.id) == canceled
 

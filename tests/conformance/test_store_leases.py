@@ -12,9 +12,9 @@ from baton.contract.jobs import JobState, Policy
 from baton.contract.work import Directive
 from functions.domain.errors import FenceBroken
 from functions.domain.jobs import transitions as rules
-from functions.domain.jobs.lease_expiry import Watch
+from functions.domain.jobs.lease_expiry import ReclaimWatermark
 from functions.domain.jobs.leases import LEASE_KEPT_S, REPROOF_WINDOW_S, REVOKED, Fence
-from functions.domain.jobs.transaction import CheckLease, CloseLease, OpenLease, ReopenLease, Transaction, changed
+from functions.domain.jobs.transaction import CheckLease, CloseLease, OpenLease, ReopenLease, Transaction, update_job
 from functions.domain.keys import DUE_BUCKET_S
 from functions.domain.records import Claimant, Job, Lease
 from tests.conformance.store_kit import NOW, TENANT, Held, claim, progress_at, submit
@@ -89,11 +89,11 @@ def opened(cloud: Cloud, **more: Any) -> tuple[Job, Lease]:
     job = submit(cloud)
     lease = lease_of(job, **more)
     closed, lease = lease.closed, lease.model_copy(update={"closed": ""})
-    change = changed(job, NOW).also(OpenLease(lease=lease))
+    change = update_job(job, NOW).also(OpenLease(lease=lease))
     cloud.jobs.apply(change)
     job = change.job
     if closed:
-        change = changed(job, NOW).also(
+        change = update_job(job, NOW).also(
             CloseLease(job_id=job.id, tenant=TENANT, epoch=lease.epoch, now=NOW, closed=closed)
         )
         cloud.jobs.apply(change)
@@ -142,7 +142,7 @@ def test_every_fence_is_judged_as_the_rules_judge_it(cloud: Cloud, shape: dict[s
     for proof, now in itertools.product(PROOFS, (NOW + 89, NOW + 90)):
         fence = Fence(job_id=job.id, now=now, **proof)
         admitted = fence.admits(lease)
-        change = changed(job, NOW).also(CheckLease(fence=fence))
+        change = update_job(job, NOW).also(CheckLease(fence=fence))
         if admitted:
             cloud.jobs.apply(change)
             job = change.job
@@ -181,14 +181,14 @@ def test_progress_puts_off_the_end_of_an_original_clients_heartbeats(cloud: Clou
     beat = replace(fence, heartbeat=True)
     with pytest.raises(FenceBroken):
         cloud.leases.heartbeat(beat, None, None)
-    change = changed(job, NOW).also(CheckLease(fence=fence, progress_by=NOW + 500))
+    change = update_job(job, NOW).also(CheckLease(fence=fence, progress_by=NOW + 500))
     cloud.jobs.apply(change)
     shown = lease.model_copy(update={"claimant": SILENT.model_copy(update={"progress_by": NOW + 500})})
     assert cloud.leases.get(job.id) == shown
     assert cloud.leases.heartbeat(beat, None, None).claimant == shown.claimant
     refused = replace(fence, machine_id="m-2")
     with pytest.raises(FenceBroken):
-        cloud.jobs.apply(changed(change.job, NOW).also(CheckLease(fence=refused, progress_by=NOW + 999)))
+        cloud.jobs.apply(update_job(change.job, NOW).also(CheckLease(fence=refused, progress_by=NOW + 999)))
 
 
 @pytest.mark.parametrize("shape", SHAPES[:6], ids=lambda shape: "-".join(shape) or "bare")
@@ -198,7 +198,7 @@ def test_a_worker_ends_its_own_attempt_only(cloud: Cloud, shape: dict[str, Any])
 
     def closing(fence: Fence, epoch: int) -> Transaction:
         close = CloseLease(job_id=job.id, tenant=TENANT, epoch=epoch, now=NOW, closed="complete", fence=fence)
-        return changed(job, NOW).also(close)
+        return update_job(job, NOW).also(close)
 
     admitted = [fence for fence in proofs if fence.admits(lease)]
     refused = [closing(fence, 2) for fence in proofs if not fence.admits(lease)]
@@ -216,10 +216,10 @@ def test_a_lease_is_replaced_by_a_later_attempt_only(cloud: Cloud) -> None:
     job, lease = opened(cloud)
     for epoch in (1, 2):
         with pytest.raises(FenceBroken) as broken:
-            cloud.jobs.apply(changed(job, NOW).also(OpenLease(lease=lease_of(job, epoch=epoch))))
+            cloud.jobs.apply(update_job(job, NOW).also(OpenLease(lease=lease_of(job, epoch=epoch))))
         assert broken.value.lease == lease
     later = lease_of(job, epoch=3, progress=progress_at(7), phase="training", stop_at=NOW + 9)
-    cloud.jobs.apply(changed(job, NOW).also(OpenLease(lease=later)))
+    cloud.jobs.apply(update_job(job, NOW).also(OpenLease(lease=later)))
     assert cloud.leases.get(job.id) == later
     assert cloud.leases.get_many([job.id, "unknown", job.id]) == {job.id: later}
     assert cloud.leases.get_many([]) == {}
@@ -298,15 +298,15 @@ def test_the_broom_is_told_only_of_leases_that_ended(ministack: Cloud) -> None:
 
 
 def test_the_watch_is_kept_by_one(cloud: Cloud) -> None:
-    assert cloud.leases.watch() is None
-    first = Watch(seen_at=NOW)
-    assert cloud.leases.keep_watch(first, seen=None)
-    assert not cloud.leases.keep_watch(Watch(seen_at=NOW + 1), seen=None)
-    assert cloud.leases.watch() == first
-    second = Watch(seen_at=NOW + 60, since=NOW)
-    assert cloud.leases.keep_watch(second, seen=first)
-    assert not cloud.leases.keep_watch(Watch(seen_at=NOW + 61), seen=first)
-    assert cloud.leases.watch() == second
+    assert cloud.leases.reclaim_watermark() is None
+    first = ReclaimWatermark(seen_at=NOW)
+    assert cloud.leases.save_reclaim_watermark(first, seen=None)
+    assert not cloud.leases.save_reclaim_watermark(ReclaimWatermark(seen_at=NOW + 1), seen=None)
+    assert cloud.leases.reclaim_watermark() == first
+    second = ReclaimWatermark(seen_at=NOW + 60, since=NOW)
+    assert cloud.leases.save_reclaim_watermark(second, seen=first)
+    assert not cloud.leases.save_reclaim_watermark(ReclaimWatermark(seen_at=NOW + 61), seen=first)
+    assert cloud.leases.reclaim_watermark() == second
     # It is no lease.
     assert due_ids(cloud, NOW * 2) == []
 
@@ -320,7 +320,7 @@ def _revoked(cloud: Cloud) -> tuple[Held, Job]:
 
 
 def _reopening(job: Job, fence: Fence, duration_s: int = 90) -> Transaction:
-    change = changed(job, fence.now, state=JobState.RUNNING)
+    change = update_job(job, fence.now, state=JobState.RUNNING)
     newest = {"rules_revision": 3, "commands_seq": 2, "watched": True}
     return change.also(ReopenLease(fence=fence, duration_s=duration_s, **newest))
 

@@ -9,7 +9,7 @@ import pytest
 
 from baton.contract.manifest import Pack
 from functions.domain.checkpoints import packs as rules
-from functions.domain.checkpoints.packs import CondemnPack, PackWrite, ReleasePack, Sighting
+from functions.domain.checkpoints.packs import CondemnPack, PackSnapshot, PackWrite, ReleasePack
 from functions.domain.records import PackRecord
 from tests.conformance.store_kit import NOW, TENANT
 from tests.kits.api.factories import CRC64, digest, make_pack
@@ -26,17 +26,17 @@ def read(cloud: Cloud, pack: Pack, tenant: str = TENANT) -> PackRecord | None:
     return cloud.packs.get_many(tenant, [pack.blake3]).get(pack.blake3)
 
 
-def sighting(cloud: Cloud, pack: Pack) -> Sighting:
-    return Sighting(pack, read(cloud, pack))
+def sighting(cloud: Cloud, pack: Pack) -> PackSnapshot:
+    return PackSnapshot(pack, read(cloud, pack))
 
 
 def hold(cloud: Cloud, job_id: str, pack: Pack) -> None:
-    assert cloud.packs.hold(TENANT, job_id, [sighting(cloud, pack)])
+    assert cloud.packs.add_references(TENANT, job_id, [sighting(cloud, pack)])
 
 
 def let_go(cloud: Cloud, job_id: str, write: PackWrite) -> bool:
     """False if it was refused."""
-    refused = cloud.packs.let_go(TENANT, job_id, [write])
+    refused = cloud.packs.remove_references(TENANT, job_id, [write])
     assert refused <= {write.pack.blake3}
     return not refused
 
@@ -51,7 +51,7 @@ def release(cloud: Cloud, job_id: str, pack: Pack) -> bool:
     return let_go(cloud, job_id, ReleasePack(pack=pack, seen=seen))
 
 
-def held_by(pack: Pack, *jobs: str, **fields: object) -> PackRecord:
+def referenced_by(pack: Pack, *jobs: str, **fields: object) -> PackRecord:
     """The item of a pack."""
     return PackRecord(tenant=TENANT, **pack.model_dump(), jobs=frozenset(jobs), **fields)  # type: ignore[arg-type]
 
@@ -72,48 +72,48 @@ def test_a_pack_lives_through_all_its_states(cloud: Cloud) -> None:
 
     expect(None)
     hold(cloud, one, pack)
-    expect(held_by(pack, one))
+    expect(referenced_by(pack, one))
     hold(cloud, one, pack)
-    expect(held_by(pack, one))
+    expect(referenced_by(pack, one))
     hold(cloud, two, pack)
-    expect(held_by(pack, one, two))
-    cloud.packs.doubt(TENANT, one, [pack.blake3])
-    expect(held_by(pack, one, two, doubted=True))
+    expect(referenced_by(pack, one, two))
+    cloud.packs.mark_suspect(TENANT, one, [pack.blake3])
+    expect(referenced_by(pack, one, two, doubted=True))
     assert seen[-1] is not None and seen[-2] is not None and seen[-1].version == seen[-2].version
     hold(cloud, one, pack)
-    expect(held_by(pack, one, two))
+    expect(referenced_by(pack, one, two))
     assert release(cloud, one, pack)
-    expect(held_by(pack, two))
+    expect(referenced_by(pack, two))
     assert condemn(cloud, pack)
-    expect(held_by(pack, condemned_at=NOW))
+    expect(referenced_by(pack, condemned_at=NOW))
     assert condemn(cloud, pack, NOW + 1)
-    expect(held_by(pack, condemned_at=NOW + 1))
+    expect(referenced_by(pack, condemned_at=NOW + 1))
     hold(cloud, one, pack)
-    expect(held_by(pack, one))
+    expect(referenced_by(pack, one))
     versions = [record.version for record in seen if record is not None]
     assert len(set(versions)) == len(versions) - 1, "each write another one, but for the doubt"
 
 
 def test_packs_are_read_by_tenant_and_digest(cloud: Cloud) -> None:
     packs = [a_pack(size_bytes=n) for n in range(120)]
-    assert cloud.packs.hold(TENANT, "me", [Sighting(pack, None) for pack in packs])
+    assert cloud.packs.add_references(TENANT, "me", [PackSnapshot(pack, None) for pack in packs])
     wanted = [*(pack.blake3 for pack in packs), digest("nobody's"), packs[0].blake3]
     found = cloud.packs.get_many(TENANT, wanted)
-    assert {key: plain(record) for key, record in found.items()} == {p.blake3: held_by(p, "me") for p in packs}
+    assert {key: plain(record) for key, record in found.items()} == {p.blake3: referenced_by(p, "me") for p in packs}
     assert cloud.packs.get_many(TENANT, wanted, consistent=False) == found
     assert cloud.packs.get_many("rival", wanted) == {}
     assert cloud.packs.get_many(f"{TENANT}#x", wanted) == {}
-    assert cloud.packs.get_many(TENANT, []) == {} and cloud.packs.hold(TENANT, "me", [])
+    assert cloud.packs.get_many(TENANT, []) == {} and cloud.packs.add_references(TENANT, "me", [])
 
 
 def test_what_is_not_held_is_not_doubted(cloud: Cloud) -> None:
     pack, absent = a_pack(), a_pack()
     hold(cloud, "me", pack)
-    cloud.packs.doubt(TENANT, "another", [pack.blake3, absent.blake3])
-    assert (plain(read(cloud, pack)), read(cloud, absent)) == (held_by(pack, "me"), None)
+    cloud.packs.mark_suspect(TENANT, "another", [pack.blake3, absent.blake3])
+    assert (plain(read(cloud, pack)), read(cloud, absent)) == (referenced_by(pack, "me"), None)
     assert condemn(cloud, pack)
-    cloud.packs.doubt(TENANT, "me", [pack.blake3])
-    assert plain(read(cloud, pack)) == held_by(pack, condemned_at=NOW)
+    cloud.packs.mark_suspect(TENANT, "me", [pack.blake3])
+    assert plain(read(cloud, pack)) == referenced_by(pack, condemned_at=NOW)
 
 
 def test_each_write_is_by_itself(cloud: Cloud) -> None:
@@ -122,11 +122,11 @@ def test_each_write_is_by_itself(cloud: Cloud) -> None:
     hold(cloud, "me", shared)
     writes = [CondemnPack(pack=pack, seen=read(cloud, pack), at=NOW) for pack in (mine, shared, absent)]
     hold(cloud, "another", shared)
-    assert cloud.packs.let_go(TENANT, "me", writes) == {shared.blake3}
-    assert plain(read(cloud, mine)) == held_by(mine, condemned_at=NOW)
-    assert plain(read(cloud, shared)) == held_by(shared, "me", "another")
-    assert plain(read(cloud, absent)) == held_by(absent, condemned_at=NOW)
-    assert cloud.packs.let_go(TENANT, "me", []) == set()
+    assert cloud.packs.remove_references(TENANT, "me", writes) == {shared.blake3}
+    assert plain(read(cloud, mine)) == referenced_by(mine, condemned_at=NOW)
+    assert plain(read(cloud, shared)) == referenced_by(shared, "me", "another")
+    assert plain(read(cloud, absent)) == referenced_by(absent, condemned_at=NOW)
+    assert cloud.packs.remove_references(TENANT, "me", []) == set()
 
 
 def test_the_broom_is_told_of_condemned_packs_alone(ministack: Cloud) -> None:
@@ -152,7 +152,7 @@ def test_an_item_of_an_earlier_version_is_held_and_let_go_alike(ministack: Cloud
             ExpressionAttributeValues={":mark": {"S": "j#1"}},
         )
     seen = read(ministack, pack)
-    assert seen == held_by(pack, "me")
+    assert seen == referenced_by(pack, "me")
     assert condemn(ministack, pack)
     assert not let_go(ministack, "me", CondemnPack(pack=pack, seen=seen, at=NOW))
     seen = read(ministack, other)
@@ -170,10 +170,10 @@ def states(cloud: Cloud) -> dict[str, Callable[[Pack], None]]:
 
     def held(*jobs: str, pack: Pack, doubted: bool = False, **declared: object) -> None:
         for job_id in jobs:
-            seen = Sighting(pack.model_copy(update=declared), read(cloud, pack))
-            assert cloud.packs.hold(TENANT, job_id, [seen])
+            seen = PackSnapshot(pack.model_copy(update=declared), read(cloud, pack))
+            assert cloud.packs.add_references(TENANT, job_id, [seen])
         if doubted:
-            cloud.packs.doubt(TENANT, jobs[0], [pack.blake3])
+            cloud.packs.mark_suspect(TENANT, jobs[0], [pack.blake3])
 
     def condemned(pack: Pack, times: int = 1) -> None:
         assert all(condemn(cloud, pack) for _ in range(times))
@@ -217,24 +217,24 @@ def write_between(cloud: Cloud, found: PackRecord | None, make: Callable[[Pack],
     if unchanged:
         seen = current
     order = CondemnPack(pack=pack, seen=seen, at=NOW + 1)
-    assert rules.may_let_go(order, current) == unchanged
+    assert rules.may_release(order, current) == unchanged
     if not unchanged:
         assert not let_go(cloud, ME, order)
         assert seen is None or not let_go(cloud, ME, ReleasePack(pack=pack, seen=seen))
         assert read(cloud, pack) == current
     elif current is not None and len(current.jobs) > 1:
         assert release(cloud, ME, pack)
-        assert plain(read(cloud, pack)) == held_by(pack, *current.jobs - {ME})
+        assert plain(read(cloud, pack)) == referenced_by(pack, *current.jobs - {ME})
         return
-    holdable = rules.may_hold(Sighting(pack, seen), current)
-    assert cloud.packs.hold(TENANT, ME, [Sighting(pack, seen)]) == holdable
-    after = rules.held(TENANT, ME, pack, current, "") if holdable else current
+    holdable = rules.may_reference(PackSnapshot(pack, seen), current)
+    assert cloud.packs.add_references(TENANT, ME, [PackSnapshot(pack, seen)]) == holdable
+    after = rules.referenced_record(TENANT, ME, pack, current, "") if holdable else current
     assert plain(read(cloud, pack)) == plain(after)
     if unchanged:
         assert not holdable or not let_go(cloud, ME, order), "it has been held since"
         order = CondemnPack(pack=pack, seen=read(cloud, pack), at=NOW + 1)
         assert let_go(cloud, ME, order)
-        assert plain(read(cloud, pack)) == plain(rules.let_go_of(TENANT, ME, order, after, ""))
+        assert plain(read(cloud, pack)) == plain(rules.released_record(TENANT, ME, order, after, ""))
 
 
 def test_the_rules_of_the_grid_are_the_ones_meant() -> None:
@@ -264,5 +264,5 @@ def test_the_rules_of_the_grid_are_the_ones_meant() -> None:
         ("doubted", held): False,
         ("doubted", condemned): False,
     }
-    assert {key: rules.may_hold(Sighting(pack, seen[key[0]]), key[1]) for key in expected} == expected
+    assert {key: rules.may_reference(PackSnapshot(pack, seen[key[0]]), key[1]) for key in expected} == expected
     assert other.crc64nvme != CRC64

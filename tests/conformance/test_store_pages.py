@@ -13,7 +13,7 @@ from baton.contract.errors import ErrorCode
 from baton.contract.jobs import JobState, Reason
 from functions.domain.errors import Refusal
 from functions.domain.jobs import transitions as rules
-from functions.domain.ports import Page
+from functions.domain.ports import ResultPage
 from functions.domain.records import Attempt, CheckpointRecord, Event, Job
 from tests.conformance.store_kit import NOW, TENANT, claim, commit, submit
 from tests.kits.clouds.paging import all_pages
@@ -132,7 +132,7 @@ def test_a_cursor_of_another_list_is_refused(cloud: Cloud) -> None:
     for _ in range(2):
         submit(cloud)
     jobs = cloud.jobs
-    lists: dict[str, Callable[[str | None], Page[Any]]] = {
+    lists: dict[str, Callable[[str | None], ResultPage[Any]]] = {
         "jobs": lambda cursor: jobs.list_jobs(TENANT, state=None, limit=1, cursor=cursor),
         "pending": lambda cursor: jobs.list_jobs(TENANT, state=JobState.PENDING, limit=1, cursor=cursor),
         "newest": lambda cursor: jobs.list_jobs(TENANT, state=None, limit=1, cursor=cursor, newest_first=True),

@@ -18,7 +18,7 @@ from baton.contract.steering import (
 )
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.jobs import transitions as rules
-from functions.domain.jobs.transaction import Delete, NoteLease, Put, SteerLease, Transaction, changed
+from functions.domain.jobs.transaction import Delete, NoteLease, Put, SteerLease, Transaction, update_job
 from functions.domain.records import CommandRecord, ControlRecord, Event, Job, RulesRecord
 from tests.conformance.store_kit import NOW, Held, claim, submission, submit
 from tests.kits.clouds.store_sets import Cloud
@@ -57,7 +57,7 @@ def test_revisions_are_listed_newest_first(cloud: Cloud) -> None:
     job, other = submit(cloud), written(cloud, submission(rules=revision(1)))
     assert cloud.jobs.history(RulesRecord, job.id, limit=5).items == []
     for number in (1, 2, 3, 10, 11):
-        job = written(cloud, changed(job, NOW, rules_revision=number).put(revision(number)))
+        job = written(cloud, update_job(job, NOW, rules_revision=number).put(revision(number)))
     found, cursor = [], None
     for _ in range(3):
         page = cloud.jobs.history(RulesRecord, job.id, limit=2, cursor=cursor)
@@ -73,12 +73,12 @@ def test_commands_are_written_replaced_and_dropped_with_the_job(cloud: Cloud) ->
     job, other = submit(cloud), submit(cloud)
     assert cloud.jobs.commands(job.id) == []
     three = (command(1), command(2, key_sha256="a" * 64), command(3, kind=CommandKind.SAVE))
-    job = written(cloud, changed(job, NOW, commands_seq=3).put(*three))
+    job = written(cloud, update_job(job, NOW, commands_seq=3).put(*three))
     assert cloud.jobs.commands(job.id) == list(three)
     assert cloud.jobs.commands(job.id, after=1) == list(three[1:])
     assert cloud.jobs.commands(job.id, after=3) == [] == cloud.jobs.commands(other.id)
     done = command(2, status="applied", step=7, message="lr is 0.1")
-    job = written(cloud, changed(job, NOW).put(done).also(Delete(key=CommandRecord.key(job.id, 1))))
+    job = written(cloud, update_job(job, NOW).put(done).also(Delete(key=CommandRecord.key(job.id, 1))))
     assert cloud.jobs.commands(job.id) == [done, three[2]]
 
 
@@ -86,14 +86,14 @@ def test_all_commands_that_a_job_may_have_are_read(cloud: Cloud) -> None:
     job = submit(cloud)
     for first in range(1, MAX_COMMANDS + 1, 25):
         some = tuple(command(seq) for seq in range(first, first + 25))
-        job = written(cloud, changed(job, NOW).put(*some))
+        job = written(cloud, update_job(job, NOW).put(*some))
     assert [one.seq for one in cloud.jobs.commands(job.id)] == list(range(1, MAX_COMMANDS + 1))
 
 
 def test_a_change_that_conflicts_leaves_nothing_of_all_this(cloud: Cloud) -> None:
     held = claim(cloud, submit(cloud))
-    written(cloud, changed(held.job, NOW).put(command(1)))
-    late = changed(held.job, NOW)
+    written(cloud, update_job(held.job, NOW).put(command(1)))
+    late = update_job(held.job, NOW)
     late = late.put(revision(1), command(2), said(held)).also(Delete(key=CommandRecord.key(held.job.id, 1)))
     with pytest.raises(WriteConflict):
         cloud.jobs.apply(late)
@@ -108,23 +108,23 @@ def test_a_change_that_conflicts_leaves_nothing_of_all_this(cloud: Cloud) -> Non
 def test_a_lease_is_told_what_is_newest(cloud: Cloud) -> None:
     held = claim(cloud, submit(cloud))
     steer = SteerLease(job_id=held.job.id, epoch=1, rules_revision=3, commands_seq=12)
-    job = written(cloud, changed(held.job, NOW).also(steer))
+    job = written(cloud, update_job(held.job, NOW).also(steer))
     expected = held.lease.model_copy(update={"rules_revision": 3, "commands_seq": 12})
     assert cloud.leases.get(job.id) == expected
     lease = cloud.leases.heartbeat(held.fence(), None, None)
     assert (lease.rules_revision, lease.commands_seq) == (3, 12)
-    other = changed(job, NOW).also(replace(steer, epoch=2))
+    other = update_job(job, NOW).also(replace(steer, epoch=2))
     with pytest.raises(FenceBroken) as broken:
         cloud.jobs.apply(other)
     assert broken.value.lease == lease
     ended = written(cloud, rules.cancel(job, held.attempt, message="", now=NOW))
     with pytest.raises(FenceBroken):
-        cloud.jobs.apply(changed(ended, NOW).also(steer))
+        cloud.jobs.apply(update_job(ended, NOW).also(steer))
 
 
 def test_the_next_attempt_begins_with_what_is_newest(cloud: Cloud) -> None:
     job = submit(cloud)
-    job = written(cloud, changed(job, NOW, rules_revision=2, commands_seq=5).put(revision(2)))
+    job = written(cloud, update_job(job, NOW, rules_revision=2, commands_seq=5).put(revision(2)))
     lease = claim(cloud, job).lease
     assert (lease.rules_revision, lease.commands_seq) == (2, 5)
     assert (lease.rules_in_force, lease.rules_rejected) == (0, 0)
@@ -140,7 +140,7 @@ def test_what_a_worker_says_is_written_under_its_fence(cloud: Cloud, alone: bool
         else:
             job = cloud.jobs.get(held.job.id)
             assert job is not None
-            cloud.jobs.apply(changed(job, NOW).put(record).also(lease))
+            cloud.jobs.apply(update_job(job, NOW).put(record).also(lease))
 
     note = NoteLease(fence=held.fence(), rules_in_force=1, rules_rejected=2)
     first = said(held, rejected=2, reason="no such metric")
@@ -189,7 +189,7 @@ def test_what_a_worker_says_at_its_full_size_is_written_in_one_transaction(cloud
     control = said(held, statuses=[status] * MAX_STATUSES, reason=wide * 1024)
     job = held.job.model_copy(update={"event_seq": first + MAX_DECISIONS - 1, "decided": MAX_DECISIONS})
     note = NoteLease(fence=held.fence(), rules_in_force=1, rules_rejected=0)
-    cloud.jobs.apply(changed(job, NOW).put(*events, control).also(note))
+    cloud.jobs.apply(update_job(job, NOW).put(*events, control).also(note))
     assert cloud.jobs.read(ControlRecord, job.id) == control
     found = [one for one in cloud.jobs.history(Event, job.id, limit=1000).items if one.seq >= first]
     assert [one.data["operands"] for one in found] == [operands] * MAX_DECISIONS

@@ -8,15 +8,15 @@ from baton.contract.history import EventType
 from baton.contract.work import Directive
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.jobs import transitions as rules
-from functions.domain.jobs.transaction import DirectLease, Put, SteerLease, changed
+from functions.domain.jobs.transaction import DirectLease, Put, SteerLease, update_job
 from functions.domain.records import (
     Attempt,
     Event,
     MemberRecord,
     MemberValue,
     RulesRecord,
+    RuleStateRecord,
     ScalingRecord,
-    StandingRecord,
 )
 from functions.storage.dynamodb.items.documents import MAX_DOCUMENT_BYTES
 from tests.conformance.store_kit import NOW, TENANT, claim, submission, submit
@@ -25,9 +25,9 @@ from tests.kits.clouds.store_sets import Cloud
 RULES = RulesRecord(revision=1, text="rules: []", created_at=NOW)
 
 
-def standing(version: int, **more: object) -> StandingRecord:
+def rule_state(version: int, **more: object) -> RuleStateRecord:
     fields = {"version": version, "revision": 1, "state": "eNqrVipLLSpWslIwAtIA", "at": NOW, **more}
-    return StandingRecord.model_validate(fields)
+    return RuleStateRecord.model_validate(fields)
 
 
 def test_a_watched_job_begins_with_a_standing_that_is_due(cloud: Cloud) -> None:
@@ -36,9 +36,9 @@ def test_a_watched_job_begins_with_a_standing_that_is_due(cloud: Cloud) -> None:
     job = change.job
     assert cloud.jobs.get(job.id) == job and job.watched and job.waiting_since == NOW
     assert (
-        cloud.jobs.read(StandingRecord, job.id)
-        == StandingRecord(version=1, next_at=NOW)
-        == change.records(StandingRecord)[0]
+        cloud.jobs.read(RuleStateRecord, job.id)
+        == RuleStateRecord(version=1, next_at=NOW)
+        == change.records(RuleStateRecord)[0]
     )
     assert job.id in cloud.jobs.due_rules(NOW, limit=1000)
     assert job.id not in cloud.jobs.due_rules(NOW - 1, limit=1000)
@@ -51,7 +51,7 @@ def test_a_watched_job_begins_with_a_standing_that_is_due(cloud: Cloud) -> None:
 
 def test_a_job_without_such_rules_has_none(cloud: Cloud) -> None:
     job = submit(cloud, rules=RULES)
-    assert cloud.jobs.read(StandingRecord, job.id) is None
+    assert cloud.jobs.read(RuleStateRecord, job.id) is None
     assert job.id not in cloud.jobs.due_rules(NOW + 10**6, limit=1000)
     assert not claim(cloud, job).lease.watched
 
@@ -60,44 +60,44 @@ def test_a_job_without_such_rules_has_none(cloud: Cloud) -> None:
 def test_each_version_is_written_once_and_only_upon_the_one_before(cloud: Cloud, alone: bool) -> None:
     job = submit(cloud)
 
-    def write(record: StandingRecord) -> None:
+    def write(record: RuleStateRecord) -> None:
         nonlocal job
         if alone:
             cloud.jobs.put(Put(owner=job.id, record=record))
         else:
-            change = changed(job, NOW).put(record).with_event(EventType.RULE_FIRED, NOW, rule="a")
+            change = update_job(job, NOW).put(record).with_event(EventType.RULE_FIRED, NOW, rule="a")
             cloud.jobs.apply(change)
             job = change.job
 
     for wrong in (2, 7):
         with pytest.raises(WriteConflict):
-            write(standing(wrong))
-    assert cloud.jobs.read(StandingRecord, job.id) is None
-    write(standing(1, next_at=NOW + 5))
-    assert cloud.jobs.read(StandingRecord, job.id) == standing(1, next_at=NOW + 5)
+            write(rule_state(wrong))
+    assert cloud.jobs.read(RuleStateRecord, job.id) is None
+    write(rule_state(1, next_at=NOW + 5))
+    assert cloud.jobs.read(RuleStateRecord, job.id) == rule_state(1, next_at=NOW + 5)
     for wrong in (1, 3):
         with pytest.raises(WriteConflict):
-            write(standing(wrong))
+            write(rule_state(wrong))
     member = MemberRecord(values=[MemberValue(metric="loss", step=5, value="nan")], expires_at=NOW)
-    write(standing(2, next_at=NOW + 9, member=member, errors=2))
-    assert cloud.jobs.read(StandingRecord, job.id) == standing(2, next_at=NOW + 9, member=member, errors=2)
+    write(rule_state(2, next_at=NOW + 9, member=member, errors=2))
+    assert cloud.jobs.read(RuleStateRecord, job.id) == rule_state(2, next_at=NOW + 9, member=member, errors=2)
     assert job.id not in cloud.jobs.due_rules(NOW + 8, limit=1000)
     assert job.id in cloud.jobs.due_rules(NOW + 9, limit=1000)
-    write(standing(3))
+    write(rule_state(3))
     assert job.id not in cloud.jobs.due_rules(NOW + 10**6, limit=1000)
 
 
 def test_what_conflicts_leaves_neither_standing_nor_events(cloud: Cloud) -> None:
     job = submit(cloud)
-    cloud.jobs.put(Put(owner=job.id, record=standing(1)))
-    change = changed(job, NOW).put(standing(1)).with_event(EventType.RULE_FIRED, NOW, rule="a")
+    cloud.jobs.put(Put(owner=job.id, record=rule_state(1)))
+    change = update_job(job, NOW).put(rule_state(1)).with_event(EventType.RULE_FIRED, NOW, rule="a")
     with pytest.raises(WriteConflict):
         cloud.jobs.apply(change)
-    late = changed(job.model_copy(update={"rev": 9}), NOW).put(standing(2))
+    late = update_job(job.model_copy(update={"rev": 9}), NOW).put(rule_state(2))
     with pytest.raises(WriteConflict):
         cloud.jobs.apply(late)
     assert cloud.jobs.get(job.id) == job
-    assert cloud.jobs.read(StandingRecord, job.id) == standing(1)
+    assert cloud.jobs.read(RuleStateRecord, job.id) == rule_state(1)
     assert len(cloud.jobs.history(Event, job.id, limit=10).items) == 1
 
 
@@ -105,20 +105,20 @@ def test_a_broken_fence_leaves_the_standing(cloud: Cloud) -> None:
     held = claim(cloud, submit(cloud))
     steer = SteerLease(job_id=held.job.id, epoch=9, rules_revision=1, commands_seq=0, watched=True)
     with pytest.raises(FenceBroken):
-        cloud.jobs.apply(changed(held.job, NOW).put(standing(1)).also(steer))
-    assert cloud.jobs.read(StandingRecord, held.job.id) is None
+        cloud.jobs.apply(update_job(held.job, NOW).put(rule_state(1)).also(steer))
+    assert cloud.jobs.read(RuleStateRecord, held.job.id) is None
 
 
 def test_a_standing_that_no_item_can_hold_is_refused_and_nothing_is_written(cloud: Cloud) -> None:
     job = submit(cloud)
-    large = standing(1, state="y" * MAX_DOCUMENT_BYTES)
+    large = rule_state(1, state="y" * MAX_DOCUMENT_BYTES)
     for write in (
         lambda: cloud.jobs.put(Put(owner=job.id, record=large)),
-        lambda: cloud.jobs.apply(changed(job, NOW).put(large)),
+        lambda: cloud.jobs.apply(update_job(job, NOW).put(large)),
     ):
         with pytest.raises(Refusal, match="payload_too_large"):
             write()
-    assert cloud.jobs.read(StandingRecord, job.id) is None and cloud.jobs.get(job.id) == job
+    assert cloud.jobs.read(RuleStateRecord, job.id) is None and cloud.jobs.get(job.id) == job
 
 
 def test_a_lease_is_told_whether_its_job_is_watched(cloud: Cloud) -> None:
@@ -127,7 +127,7 @@ def test_a_lease_is_told_whether_its_job_is_watched(cloud: Cloud) -> None:
         steer = SteerLease(job_id=held.job.id, epoch=1, rules_revision=1, commands_seq=0, watched=watched)
         job = cloud.jobs.get(held.job.id)
         assert job is not None
-        cloud.jobs.apply(changed(job, NOW).also(steer))
+        cloud.jobs.apply(update_job(job, NOW).also(steer))
         lease = cloud.leases.get(held.job.id)
         assert lease is not None and lease.watched is watched
 
@@ -135,7 +135,7 @@ def test_a_lease_is_told_whether_its_job_is_watched(cloud: Cloud) -> None:
 def test_a_directive_may_come_with_commands(cloud: Cloud) -> None:
     held = claim(cloud, submit(cloud))
     direct = DirectLease(job_id=held.job.id, epoch=1, directive=Directive.PAUSE, reason="r", commands_seq=4)
-    cloud.jobs.apply(changed(held.job, NOW).also(direct))
+    cloud.jobs.apply(update_job(held.job, NOW).also(direct))
     told = {"directive": Directive.PAUSE, "directive_reason": "r", "commands_seq": 4}
     assert cloud.leases.get(held.job.id) == held.lease.model_copy(update=told)
     job = cloud.jobs.get(held.job.id)
@@ -166,7 +166,7 @@ def test_a_machine_s_price_is_kept_with_its_attempt(cloud: Cloud) -> None:
     job = submit(cloud)
     held = claim(cloud, job)
     priced = held.attempt.model_copy(update={"price_usd_per_hour": 0.1 + 0.2})
-    cloud.jobs.apply(changed(held.job, NOW, cost_usd=1 / 3, priced_s=7).put(priced))
+    cloud.jobs.apply(update_job(held.job, NOW, cost_usd=1 / 3, priced_s=7).put(priced))
     assert cloud.jobs.read(Attempt, job.id, 1) == priced
     found = cloud.jobs.get(job.id)
     assert found is not None and (found.cost_usd, found.priced_s) == (1 / 3, 7)
@@ -183,7 +183,7 @@ def test_what_rules_decide_on_a_group_is_written_with_their_job_and_only_upon_wh
     def write(*records: ScalingRecord) -> None:
         nonlocal job
         change = (
-            changed(job, NOW)
+            update_job(job, NOW)
             .also(*(Put(owner=one.owner, record=one) for one in records))
             .with_event(EventType.RULE_FIRED, NOW, rule="a")
         )

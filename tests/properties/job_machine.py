@@ -17,12 +17,12 @@ from baton.contract.errors import ErrorCode
 from baton.contract.jobs import JobState, Policy, Requirements, Retention
 from baton.contract.work import WorkQuery
 from functions.domain.checkpoints import packs
-from functions.domain.checkpoints.retention import expendable, look_again
+from functions.domain.checkpoints.retention import expendable, schedule_retention
 from functions.domain.errors import Refusal
 from functions.domain.jobs import transitions as rules
-from functions.domain.jobs.job_selection import equals, mismatch, with_claimant
-from functions.domain.jobs.lease_expiry import Watch, reclaimable
-from functions.domain.jobs.transaction import CheckLease, CloseLease, Transaction, forget
+from functions.domain.jobs.job_selection import leading_equals, mismatch, with_claimant
+from functions.domain.jobs.lease_expiry import ReclaimWatermark, is_reclaimable
+from functions.domain.jobs.transaction import CheckLease, CloseLease, Transaction, delete_checkpoint
 from functions.domain.records import CheckpointRecord, Claimant, Job
 from tests.kits.api.factories import make_spec
 from tests.properties.invariants import DAY_S, Checked
@@ -151,7 +151,7 @@ class JobMachine(Checked):
         found = [job for job in self.ready() if mismatch(job, worker, self.now) is None]
         if not found:
             return
-        job = pick(equals(found), choice)
+        job = pick(leading_equals(found), choice)
         token = hashlib.sha256(f"token {self.draw()}".encode()).hexdigest() if client == "leased" else None
         change = rules.claim(job, worker, token_sha256=token, key_id=KEY_ID, now=self.now)
         # Two of the machines are behind one address.
@@ -276,10 +276,10 @@ class JobMachine(Checked):
         """End what ran out: leases, backoffs, deadlines."""
         jobs, leases = self.stores.jobs, self.stores.leases
         # Outages, and what the sweeper does about them, are the subject of test_lease_outages.py.
-        watch = Watch(seen_at=self.now)
+        watch = ReclaimWatermark(seen_at=self.now)
         for job_id in [job_id for page in leases.due_pages(self.now, size=1000) for job_id in page]:
             lease = leases.get(job_id)
-            if lease is not None and reclaimable(lease, watch, self.now, sweep_interval_s=1):
+            if lease is not None and is_reclaimable(lease, watch, self.now, sweep_interval_s=1):
                 self.write(rules.interrupt(self.job(job_id), self.current(job_id), lease, now=self.now), "interrupt")
         for job_id in jobs.due_timers(self.now, limit=1000):
             job = self.job(job_id)
@@ -291,8 +291,8 @@ class JobMachine(Checked):
             job = self.job(job_id)
             assert job.state.terminal and job.epoch > 0 and job.retention_at is not None
             assert job.retention_at <= self.now
-            assert self.attempt_write(look_again(job, None)) == "written"
-            assert self.attempt_write(look_again(job, None)) == "conflict", "the job has changed"
+            assert self.attempt_write(schedule_retention(job, None)) == "written"
+            assert self.attempt_write(schedule_retention(job, None)) == "conflict", "the job has changed"
             self.accounts[job_id].job = self.job(job_id)
             self.touched.add(job_id)
 
@@ -318,9 +318,11 @@ class JobMachine(Checked):
         self.accounts[job.id].job = self.job(job.id)
         self.touched.add(job.id)
 
-    def forget(self, job: Job, going: list[CheckpointRecord]) -> str:
+    def delete_checkpoint(self, job: Job, going: list[CheckpointRecord]) -> str:
         """Retention's decision on the job as it was read."""
-        return self.attempt_write(packs.let_go(job, [forget(job.id, record, self.now) for record in going]))
+        return self.attempt_write(
+            packs.delete_records(job, [delete_checkpoint(job.id, record, self.now) for record in going])
+        )
 
     def teardown(self) -> None:
         """Whatever happened, nothing is stuck: every job is where a person or a worker can take it on, or has ended."""

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from baton.contract.jobs import JobState
 from functions.domain.jobs.transaction import Put, Transaction
-from functions.domain.records import Job, StandingRecord
+from functions.domain.records import Job, RuleStateRecord
 from tests.kits.api.harness import TENANT, Api, Held, memory_api
 from tests.properties.watching_machine import Died
 from tests.twins.jobs import MemoryJobStore
@@ -138,8 +138,8 @@ class ScaledGroup(RuleBasedStateMachine):
             self.api.sweep()
         copies = taken = 0
         for held in self.trainings:
-            standing = self.store.read(StandingRecord, held.id)
-            assert standing is not None and standing.orders == []
+            rule_state = self.store.read(RuleStateRecord, held.id)
+            assert rule_state is not None and rule_state.orders == []
             for event in self.api.get(f"/job/{held.id}/events", query={"limit": 1000}).ok()["events"]:
                 if event["type"] == "action.applied":
                     made, gone = _counts(event["data"]["message"])

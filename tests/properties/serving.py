@@ -27,7 +27,7 @@ from functions.domain.checkpoints import commit
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.jobs import transitions as rules
 from functions.domain.jobs.leases import Fence
-from functions.domain.jobs.rule_exit import leave
+from functions.domain.jobs.rule_exit import end_attempt_by_rule
 from functions.domain.jobs.transaction import Transaction
 from functions.domain.ports import JobStore, LeaseStore, TokenStore
 from functions.domain.records import Attempt, CheckpointRecord, ControlRecord, Job, RulesRecord
@@ -139,7 +139,7 @@ class Serving(RuleBasedStateMachine):
                 request.step, worker.epoch, job_id=job.id, metrics={"m": 1.0 if request.detail == "one" else 2.0}
             )
             digest = hashlib.sha256(manifest.canonical_bytes()).hexdigest()
-            if commit.already_committed(job, existing, manifest, digest):
+            if commit.is_committed(job, existing, manifest, digest):
                 return None
             record = make_record(
                 request.step, worker.epoch, committed_at=self.now, manifest_blake3=digest, metrics=manifest.metrics
@@ -151,18 +151,18 @@ class Serving(RuleBasedStateMachine):
                 return None
             below = [r for r in commit.resumable(job, self.records(job.id)) if r.step < found.step]
             fallback = below[0] if below else None
-            change = commit.damaged(job, self.current(job.id), fence, found, fallback, message="bad", now=self.now)
+            change = commit.mark_damaged(job, self.current(job.id), fence, found, fallback, message="bad", now=self.now)
             if place_of(job) == (found.step, found.epoch):
                 expected = self.accounts[job.id].fallback(self.records(job.id), (found.step, found.epoch))
                 assert place_of(change.job) == expected
         elif request.kind == "report":
             report = self.report_of(request)
             known = self.stores.jobs.commands(job.id), self.stores.jobs.read(ControlRecord, job.id)
-            told = steering.told(job, report, commands=known[0], control=known[1], now=self.now)
+            told = steering.apply_report(job, report, commands=known[0], control=known[1], now=self.now)
             if not (told.events or told.commands):
                 return None
             fence = replace(fence, epoch=lease.epoch if lease is not None else None)
-            change = steering.note(told, fence, report, now=self.now)
+            change = steering.persist_report(told, fence, report, now=self.now)
         else:
             if lease is not None and lease.closed and fence.bears(lease):
                 return None
@@ -214,7 +214,9 @@ class Serving(RuleBasedStateMachine):
                 if kind == "rollback":
                     wish = LeaveByRule(kind="rollback", ended_by=by, rollback=Rollback(before_step=step, budget=2))
                 choices = commit.resumable(job, self.records(job.id))
-                return leave(job, attempt, fence, wish, resumable=choices, progress=progress, now=self.now)
+                return end_attempt_by_rule(
+                    job, attempt, fence, wish, resumable=choices, progress=progress, now=self.now
+                )
             case "interrupt":
                 assert lease is not None
                 return rules.interrupt(job, attempt, lease, now=self.now)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from functions.api.http.context import Context
-from functions.domain.checkpoints.packs import FUNCTION_TIMEOUT_S, SWEEPER_TIMEOUT_S, PackWrite, Sighting
+from functions.domain.checkpoints.packs import FUNCTION_TIMEOUT_S, SWEEPER_TIMEOUT_S, PackSnapshot, PackWrite
 from tests.kits.api.harness import Answer, Api
 
 
@@ -113,23 +113,23 @@ class _Stalling:
 class _StallingPacks(_Stalling):
     """What the store does for many packs is many requests, which others may come between."""
 
-    def hold(self, tenant: str, job_id: str, sightings: Sequence[Sighting]) -> bool:
+    def add_references(self, tenant: str, job_id: str, sightings: Sequence[PackSnapshot]) -> bool:
         done = True
         for sighting in sightings:
             self._pause()
-            done = self._store.hold(tenant, job_id, [sighting]) and done
+            done = self._store.add_references(tenant, job_id, [sighting]) and done
         return done
 
-    def doubt(self, tenant: str, job_id: str, digests: Iterable[str]) -> None:
+    def mark_suspect(self, tenant: str, job_id: str, digests: Iterable[str]) -> None:
         for digest in digests:
             self._pause()
-            self._store.doubt(tenant, job_id, [digest])
+            self._store.mark_suspect(tenant, job_id, [digest])
 
-    def let_go(self, tenant: str, job_id: str, writes: Sequence[PackWrite]) -> set[str]:
+    def remove_references(self, tenant: str, job_id: str, writes: Sequence[PackWrite]) -> set[str]:
         refused: set[str] = set()
         for write in writes:
             self._pause()
-            refused |= self._store.let_go(tenant, job_id, [write])
+            refused |= self._store.remove_references(tenant, job_id, [write])
         return refused
 
 

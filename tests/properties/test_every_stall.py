@@ -159,7 +159,7 @@ def two_come_upon_what_a_dead_one_condemned(world: World) -> tuple[Send, Send]:
     world.commit(world.two, 10, S)
     world.ready(world.two, 20, P)
     pack = Pack.model_validate(pack_of(P))
-    assert not world.api.context.packs.let_go(
+    assert not world.api.context.packs.remove_references(
         TENANT, "x", [CondemnPack(pack=pack, seen=None, at=world.api.clock.now())]
     )
     world.api.clock.advance(DEAD_AFTER_S)

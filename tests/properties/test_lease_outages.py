@@ -24,7 +24,7 @@ from functions.api.operations.sweeper import sweep
 from functions.api.worker.lease_guard import renew_lease
 from functions.domain.access.api_keys import token_digest
 from functions.domain.errors import FenceBroken, Refusal
-from functions.domain.jobs.lease_expiry import Watch, reclaimable, watched
+from functions.domain.jobs.lease_expiry import ReclaimWatermark, is_reclaimable, update_watermark
 from functions.domain.jobs.leases import Fence
 from tests.kits.api.factories import make_lease
 from tests.kits.api.harness import TENANT, Api, Held, memory_api
@@ -208,7 +208,9 @@ def test_an_outage_between_two_sweeps_ends_no_lease(sweep_interval_s: int, inter
         heartbeat_interval_s=interval_s,
         expires_at=renewed_at + LEASE_INTERVALS * interval_s,
     )
-    watch = watched(Watch(seen_at=outage_from), outage_until, sweep_interval_s=sweep_interval_s, served=True)
+    watch = update_watermark(
+        ReclaimWatermark(seen_at=outage_from), outage_until, sweep_interval_s=sweep_interval_s, served=True
+    )
     assert watch.since == 0, "noticed"
     before_it_renews = outage_until + renewal_window_s(interval_s)
-    assert not reclaimable(lease, watch, before_it_renews, sweep_interval_s=sweep_interval_s)
+    assert not is_reclaimable(lease, watch, before_it_renews, sweep_interval_s=sweep_interval_s)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from functions.domain.jobs.transaction import Put, Transaction
-from functions.domain.records import StandingRecord
-from functions.domain.rules.rule_evaluation import unpacked
+from functions.domain.records import RuleStateRecord
+from functions.domain.rules.rule_evaluation import unpack_state
 from tests.kits.api.harness import Api, Held, memory_api
 from tests.twins.jobs import MemoryJobStore
 
@@ -113,8 +113,8 @@ class WatchedJob(RuleBasedStateMachine):
     @invariant()
     def all_three_say_the_same(self) -> None:
         """The counter, the events, the commands."""
-        standing = self.store.read(StandingRecord, self.held.id)
-        assert standing is not None
+        rule_state = self.store.read(RuleStateRecord, self.held.id)
+        assert rule_state is not None
         fires = self._fires()
         events = self.api.get(f"/job/{self.held.id}/events", query={"limit": 1000}).ok()["events"]
         for name in ("high", "long"):
@@ -129,10 +129,10 @@ class WatchedJob(RuleBasedStateMachine):
         """Every point that was reported undisturbed has been counted once."""
         if hasattr(self, "api"):
             self._beat(1.0)
-            standing = self.store.read(StandingRecord, self.held.id)
-            assert standing is not None and standing.state is not None
-            assert standing.step == self.step
-            assert unpacked(standing.state)["metrics"]["loss"]["total"] <= self.step
+            rule_state = self.store.read(RuleStateRecord, self.held.id)
+            assert rule_state is not None and rule_state.state is not None
+            assert rule_state.step == self.step
+            assert unpack_state(rule_state.state)["metrics"]["loss"]["total"] <= self.step
 
     def _beat(self, loss: float) -> None:
         self.api.clock.advance(1)
@@ -159,7 +159,7 @@ class WatchedJob(RuleBasedStateMachine):
         self.store.between, self.store.dies = None, ""
 
     def _fires(self) -> dict[str, int]:
-        standing = self.store.read(StandingRecord, self.held.id)
-        assert standing is not None
-        rules = unpacked(standing.state)["rules"] if standing.state is not None else {}
+        rule_state = self.store.read(RuleStateRecord, self.held.id)
+        assert rule_state is not None
+        rules = unpack_state(rule_state.state)["rules"] if rule_state.state is not None else {}
         return {name: rules.get(name, {}).get("fires", 0) for name in ("high", "long")}

@@ -14,7 +14,7 @@ from typing import Any
 from baton.contract.manifest import Pack
 from baton.contract.work import WorkQuery
 from functions.api.worker.job_claim import claim_next
-from functions.domain.checkpoints.packs import CondemnPack, Sighting
+from functions.domain.checkpoints.packs import CondemnPack, PackSnapshot
 from functions.domain.errors import WriteConflict
 from functions.domain.jobs.job_selection import ClaimWindow
 from functions.domain.jobs.transaction import Transaction
@@ -84,10 +84,12 @@ def take_packs(client: Any, order: dict[str, Any], number: int) -> dict[str, Any
     # From the other end, so that they meet.
     for pack in reversed(declared) if condemning else declared:
         if not condemning:
-            if packs.hold(TENANT, me, [Sighting(pack, seen[pack.blake3])]):
+            if packs.add_references(TENANT, me, [PackSnapshot(pack, seen[pack.blake3])]):
                 done.append(pack.blake3)
             continue
-        if not packs.let_go(TENANT, order["job_id"], [CondemnPack(pack=pack, seen=seen[pack.blake3], at=NOW)]):
+        if not packs.remove_references(
+            TENANT, order["job_id"], [CondemnPack(pack=pack, seen=seen[pack.blake3], at=NOW)]
+        ):
             done.append(pack.blake3)
     return {"job": None if condemning else me, "done": done}
 

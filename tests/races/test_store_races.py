@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from baton.contract.jobs import JobState, Policy
-from functions.domain.checkpoints.packs import Sighting
+from functions.domain.checkpoints.packs import PackSnapshot
 from functions.domain.errors import FenceBroken, WriteConflict
 from functions.domain.jobs import transitions as rules
 from functions.domain.records import Attempt, Event, Lease, TransferGrant
@@ -114,7 +114,7 @@ def test_a_token_is_redeemed_once(cloud: Cloud) -> None:
 def test_a_pack_is_held_or_condemned_and_never_both(cloud: Cloud) -> None:
     job = submit(cloud)
     packs = [make_pack(f"pack {number}") for number in range(60)]
-    assert cloud.packs.hold(TENANT, job.id, [Sighting(pack, None) for pack in packs])
+    assert cloud.packs.add_references(TENANT, job.id, [PackSnapshot(pack, None) for pack in packs])
     seen = cloud.packs.get_many(TENANT, [pack.blake3 for pack in packs])
     answers = raced(
         cloud,

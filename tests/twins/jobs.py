@@ -10,7 +10,7 @@ from baton.contract.steering import MAX_COMMANDS
 from functions.domain import keys
 from functions.domain.errors import WriteConflict
 from functions.domain.jobs.transaction import Delete, Put, Transaction
-from functions.domain.ports import MAX_MEMBERS, Page
+from functions.domain.ports import MAX_MEMBERS, ResultPage
 from functions.domain.record_base import TableRecord
 from functions.domain.records import CheckpointRecord, CommandRecord, Job, MemberRecord, ScalingRecord, scaling_owner
 from functions.storage.dynamodb.items.documents import dump, load
@@ -60,7 +60,7 @@ class MemoryJobStore:
                 raise WriteConflict
             self._state.jobs.put(write, document)
 
-    def ready(self, tenant: str, queue: str, shard: int, *, limit: int, cursor: str | None = None) -> Page[Job]:
+    def ready(self, tenant: str, queue: str, shard: int, *, limit: int, cursor: str | None = None) -> ResultPage[Job]:
         ready = ready_list(tenant, queue, shard)
         position = ready.position(cursor)
         with self._state.lock:
@@ -81,7 +81,7 @@ class MemoryJobStore:
         limit: int,
         cursor: str | None = None,
         newest_first: bool = False,
-    ) -> Page[Job]:
+    ) -> ResultPage[Job]:
         listed = jobs_list(tenant, state, newest_first=newest_first)
         position = listed.position(cursor)
         place = created_of(position)
@@ -113,7 +113,7 @@ class MemoryJobStore:
 
     def history(
         self, kind: type[R], job_id: str, *, limit: int, cursor: str | None = None, up_to: int | None = None
-    ) -> Page[R]:
+    ) -> ResultPage[R]:
         listed = history_list(kind, job_id, up_to)
         position = listed.position(cursor)
         last = 10**kind.DIGITS - 1 if up_to is None else up_to

@@ -9,7 +9,7 @@ from baton.contract.jobs import Progress
 from baton.contract.work import Directive
 from functions.domain import keys
 from functions.domain.errors import FenceBroken
-from functions.domain.jobs.lease_expiry import Watch
+from functions.domain.jobs.lease_expiry import ReclaimWatermark
 from functions.domain.jobs.leases import REPROOF_WINDOW_S, Fence
 from functions.domain.jobs.transaction import CloseLease, LeaseWrite, OpenLease, ReopenLease
 from functions.domain.records import Lease
@@ -53,11 +53,11 @@ class MemoryLeaseStore:
                 return
             last = entries[-1]
 
-    def watch(self) -> Watch | None:
+    def reclaim_watermark(self) -> ReclaimWatermark | None:
         with self._state.lock:
             return self._state.watch
 
-    def keep_watch(self, watch: Watch, *, seen: Watch | None) -> bool:
+    def save_reclaim_watermark(self, watch: ReclaimWatermark, *, seen: ReclaimWatermark | None) -> bool:
         with self._state.lock:
             if self._state.watch != seen:
                 return False

@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 
 from baton.contract.names import BUCKETS
 from functions.domain import keys
-from functions.domain.ports import Page, Presigned, StoredObject, StoredPart
+from functions.domain.ports import Presigned, ResultPage, StoredObject, StoredPart
 from functions.storage.paging import objects_list, page
 from functions.storage.s3.crc64 import crc64nvme as crc64nvme_of
 from functions.storage.s3.crc64 import joined
@@ -130,7 +130,7 @@ class MemoryObjectStore:
 
     def list(
         self, tenant: str, bucket: str, prefix: str, *, limit: int, cursor: str | None = None, after: str | None = None
-    ) -> Page[StoredObject]:
+    ) -> ResultPage[StoredObject]:
         listed = objects_list(tenant, bucket, prefix)
         position = listed.position(cursor)
         start = str(position[0]) if position else after

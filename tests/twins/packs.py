@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from functions.domain.checkpoints import packs as rules
-from functions.domain.checkpoints.packs import PackWrite, Sighting
+from functions.domain.checkpoints.packs import PackSnapshot, PackWrite
 from functions.domain.records import PackRecord
 from tests.twins.state import MemoryState
 
@@ -21,33 +21,33 @@ class MemoryPackStore:
             found = {digest: self._state.packs.get((tenant, digest)) for digest in digests}
         return {digest: record for digest, record in found.items() if record is not None}
 
-    def hold(self, tenant: str, job_id: str, sightings: Sequence[Sighting]) -> bool:
+    def add_references(self, tenant: str, job_id: str, sightings: Sequence[PackSnapshot]) -> bool:
         done = True
         for sighting in sightings:
             place = tenant, sighting.pack.blake3
             with self._state.lock:
                 current = self._state.packs.get(place)
-                if rules.may_hold(sighting, current):
+                if rules.may_reference(sighting, current):
                     version = self._state.pack_version()
-                    self._state.packs[place] = rules.held(tenant, job_id, sighting.pack, current, version)
+                    self._state.packs[place] = rules.referenced_record(tenant, job_id, sighting.pack, current, version)
                 else:
                     done = False
         return done
 
-    def let_go(self, tenant: str, job_id: str, writes: Sequence[PackWrite]) -> set[str]:
+    def remove_references(self, tenant: str, job_id: str, writes: Sequence[PackWrite]) -> set[str]:
         refused = set()
         for write in writes:
             place = tenant, write.pack.blake3
             with self._state.lock:
                 current = self._state.packs.get(place)
-                if rules.may_let_go(write, current):
+                if rules.may_release(write, current):
                     version = self._state.pack_version()
-                    self._state.packs[place] = rules.let_go_of(tenant, job_id, write, current, version)
+                    self._state.packs[place] = rules.released_record(tenant, job_id, write, current, version)
                 else:
                     refused.add(write.pack.blake3)
         return refused
 
-    def doubt(self, tenant: str, job_id: str, digests: Iterable[str]) -> None:
+    def mark_suspect(self, tenant: str, job_id: str, digests: Iterable[str]) -> None:
         for digest in digests:
             with self._state.lock:
                 current = self._state.packs.get((tenant, digest))

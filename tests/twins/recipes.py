@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functions.domain import keys
-from functions.domain.ports import Page
+from functions.domain.ports import ResultPage
 from functions.domain.records import RecipeEntry, StoredRecipe
 from functions.storage.paging import page, recipes_list
 from tests.twins.state import MemoryState
@@ -27,7 +27,7 @@ class MemoryRecipeStore:
         with self._state.lock:
             return self._state.recipes.get((tenant, keys.recipe_sk(name, version)))
 
-    def list(self, tenant: str, *, limit: int, cursor: str | None = None) -> Page[RecipeEntry]:
+    def list(self, tenant: str, *, limit: int, cursor: str | None = None) -> ResultPage[RecipeEntry]:
         listed = recipes_list(tenant)
         position = listed.position(cursor)
         after = "" if position is None else keys.recipe_sk(str(position[0]), int(position[1]))

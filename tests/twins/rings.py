@@ -8,7 +8,7 @@ from dataclasses import replace
 from baton.contract.errors import ErrorCode
 from functions.domain.access.rings import RingRecord, StoredRing
 from functions.domain.errors import Refusal
-from functions.domain.ports import Page
+from functions.domain.ports import ResultPage
 from functions.storage.paging import page, ring_keys_list, rings_list
 from tests.twins.state import MemoryState
 
@@ -31,7 +31,7 @@ class MemoryRings:
         with self._state.lock:
             return self._state.rings.get((tenant, name))
 
-    def list(self, tenant: str, *, limit: int, cursor: str | None = None) -> Page[StoredRing]:
+    def list(self, tenant: str, *, limit: int, cursor: str | None = None) -> ResultPage[StoredRing]:
         listed = rings_list(tenant)
         position = listed.position(cursor)
         after = "" if position is None else str(position[0])
@@ -71,7 +71,7 @@ class MemoryRings:
             records = self._of(ring)
             return {key: records[key] for key in keys if key in records}
 
-    def keys(self, ring: StoredRing, prefix: str, *, limit: int, cursor: str | None = None) -> Page[str]:
+    def keys(self, ring: StoredRing, prefix: str, *, limit: int, cursor: str | None = None) -> ResultPage[str]:
         listed = ring_keys_list(ring.id, prefix)
         position = listed.position(cursor)
         after = "" if position is None else str(position[0])

@@ -12,11 +12,11 @@ from functions.domain.access.api_keys import ApiKey
 from functions.domain.access.rings import RingRecord, StoredRing
 from functions.domain.access.webhooks import Delivery, Webhook
 from functions.domain.checkpoints.shared_outputs import SharedRecord
-from functions.domain.jobs.lease_expiry import Watch
+from functions.domain.jobs.lease_expiry import ReclaimWatermark
 from functions.domain.jobs.transaction import Delete, Put
 from functions.domain.keys import Key
 from functions.domain.record_base import Attribute
-from functions.domain.records import Job, Lease, PackRecord, StandingRecord, StoredRecipe, TransferGrant
+from functions.domain.records import Job, Lease, PackRecord, RuleStateRecord, StoredRecipe, TransferGrant
 from tests.twins.sorted_index import SortedIndex
 
 
@@ -71,7 +71,7 @@ class JobsTable:
         self.replace(write.key, StoredItem(document, write.attributes))
         if isinstance(write.record, Job):
             self._index(write.record)
-        if isinstance(write.record, StandingRecord):
+        if isinstance(write.record, RuleStateRecord):
             if write.record.next_at is None:
                 self.rules_due.discard(write.owner)
             else:
@@ -116,7 +116,7 @@ class MemoryState:
         self._pack_writes = 0
         self.shared: dict[tuple[str, str], SharedRecord] = {}
         self.leases: dict[str, Lease] = {}
-        self.watch: Watch | None = None
+        self.watch: ReclaimWatermark | None = None
         self.due: SortedIndex[int] = SortedIndex()
         self.keys: dict[str, ApiKey] = {}
         self.keys_by_tenant: SortedIndex[str] = SortedIndex()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functions.domain import keys
 from functions.domain.access.api_keys import ApiKey
 from functions.domain.errors import WriteConflict
-from functions.domain.ports import Page
+from functions.domain.ports import ResultPage
 from functions.domain.records import TransferGrant
 from functions.storage.paging import (
     keys_list,
@@ -30,7 +30,7 @@ class MemoryTokenStore:
         with self._state.lock:
             return self._state.keys.get(key_id)
 
-    def list_keys(self, tenant: str, *, limit: int, cursor: str | None = None) -> Page[ApiKey]:
+    def list_keys(self, tenant: str, *, limit: int, cursor: str | None = None) -> ResultPage[ApiKey]:
         listed = keys_list(tenant)
         position = listed.position(cursor)
         after = created_of(position)

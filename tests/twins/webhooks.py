@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functions.domain.access.webhooks import Delivery, Webhook
-from functions.domain.ports import Page
+from functions.domain.ports import ResultPage
 from functions.storage.paging import deliveries_list, page
 from tests.twins.state import MemoryState
 
@@ -34,7 +34,7 @@ class MemoryWebhookStore:
         with self._state.lock:
             self._state.deliveries.setdefault(delivery.webhook_id, {})[delivery.place] = delivery
 
-    def deliveries(self, webhook_id: str, *, limit: int, cursor: str | None = None) -> Page[Delivery]:
+    def deliveries(self, webhook_id: str, *, limit: int, cursor: str | None = None) -> ResultPage[Delivery]:
         listed = deliveries_list(webhook_id)
         position = listed.position(cursor)
         before = None if position is None else (int(position[0]), str(position[1]), int(position[2]))

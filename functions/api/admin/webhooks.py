@@ -17,7 +17,7 @@ from baton.contract.webhooks import (
     WebhookView,
 )
 from functions.api.http.context import Call, Context, NoContent, job_of
-from functions.domain.access.webhooks import Delivery, Webhook, target_of
+from functions.domain.access.webhooks import Delivery, Webhook, parse_target
 from functions.domain.errors import Refusal
 from functions.domain.records import Event, Job
 
@@ -28,7 +28,7 @@ REPLAY_EVENTS = 500
 def create_webhook(context: Context, call: Call) -> WebhookCreated:
     """Make a webhook; the answer is the only place that ever shows its secret."""
     body: WebhookCreate = call.body
-    target_of(body.url, context.settings.webhook_test_origin)
+    parse_target(body.url, context.settings.webhook_test_origin)
     if len(context.webhooks.of_tenant(call.tenant)) >= MAX_WEBHOOKS:
         raise Refusal(ErrorCode.CONFLICT, f"There are {MAX_WEBHOOKS} webhooks already; delete one that is not needed.")
     webhook = Webhook(

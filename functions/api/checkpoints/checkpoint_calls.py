@@ -25,7 +25,7 @@ from functions.api.objects.declared_uploads import upload_of
 from functions.api.worker.lease_guard import WRITE_TRIES, apply_as_bearer, require_lease
 from functions.domain.checkpoints import commit as rules
 from functions.domain.checkpoints.object_keys import attempt_prefix, manifest_key, pack_key, zip_step
-from functions.domain.checkpoints.packs import Sighting, needs_look
+from functions.domain.checkpoints.packs import PackSnapshot, needs_verification
 from functions.domain.errors import Refusal, StorageUnavailable, WriteConflict
 from functions.domain.jobs.transaction import Transaction
 from functions.domain.jobs.transitions import require_running
@@ -57,7 +57,7 @@ def _committed(context: Context, call: Call, manifest: Manifest, *, alone: bool)
     # Beyond the newest checkpoint this attempt has none.
     behind = job.checkpoint_step is not None and manifest.step <= job.checkpoint_step
     existing = context.jobs.read(CheckpointRecord, job.id, manifest.step) if behind else None
-    repeated = rules.already_committed(job, existing, manifest, digest)
+    repeated = rules.is_committed(job, existing, manifest, digest)
     require_lease(context, call.fence(job.id))
     if repeated:
         return CommitAnswer(committed=True, step=manifest.step, epoch=manifest.epoch)
@@ -100,7 +100,7 @@ def _committed(context: Context, call: Call, manifest: Manifest, *, alone: bool)
         except (Refusal, StorageUnavailable):
             alone = True  # Retention is tried once more behind the commit, and says what is wrong.
     unnamed = retention.unnamed(looked.held, records, job.checkpoint_step)
-    if not context.packs.hold(call.tenant, job.id, [*looked.stored, *unnamed]):
+    if not context.packs.add_references(call.tenant, job.id, [*looked.stored, *unnamed]):
         return None
     try:
         context.jobs.apply(change if plan is None else change.also(*plan.forgotten))
@@ -161,7 +161,7 @@ def report_damaged(context: Context, call: Call) -> StatusAnswer:
         # Read anew behind the job: the step may have been committed again, or its fallback been reported meanwhile.
         record = reported()
         fallback = next(sound_checkpoints(context, job, below=step), None)
-        return rules.damaged(job, attempt, fence, record, fallback, message=body.message, now=call.now)
+        return rules.mark_damaged(job, attempt, fence, record, fallback, message=body.message, now=call.now)
 
     apply_as_bearer(context, call, fence, decision)
     return StatusAnswer()
@@ -178,7 +178,7 @@ def _doubt(context: Context, call: Call, job: Job, record: CheckpointRecord) -> 
         named = read_manifest(context, job, record).packs
     except Refusal:
         return  # It is the manifest that is damaged: of the packs nothing is known.
-    context.packs.doubt(call.tenant, job.id, [pack.blake3 for pack in named])
+    context.packs.mark_suspect(call.tenant, job.id, [pack.blake3 for pack in named])
 
 
 def register_zip(context: Context, call: Call) -> StatusAnswer:
@@ -243,9 +243,9 @@ class Look:
     """What a commit found."""
 
     missing: list[BlobUpload]
-    stored: list[Sighting]
+    stored: list[PackSnapshot]
     """What the job must hold before it may rely on it."""
-    held: list[Sighting]
+    held: list[PackSnapshot]
     """What it holds already. It may rely on what a checkpoint of it names; the rest may be just about to be let go."""
     new_bytes: int
     """Of the packs that the job did not hold."""
@@ -258,15 +258,15 @@ def look_at(context: Context, call: Call, job: Job, packs: Sequence[Pack], manif
     In this order: a pack that is deleted after its item was read is told by the item (`packs.may_hold`).
     """
     records = context.packs.get_many(call.tenant, [pack.blake3 for pack in packs])
-    unknown: list[Sighting] = []
-    held: list[Sighting] = []
+    unknown: list[PackSnapshot] = []
+    held: list[PackSnapshot] = []
     for pack in packs:
-        sighting = Sighting(pack, records.get(pack.blake3))
-        (unknown if needs_look(job.id, sighting, call.now) else held).append(sighting)
+        sighting = PackSnapshot(pack, records.get(pack.blake3))
+        (unknown if needs_verification(job.id, sighting, call.now) else held).append(sighting)
     keys = [pack_key(sighting.pack.blake3) for sighting in unknown]
     found = context.objects.head_many(call.tenant, CHECKPOINTS_BUCKET, [*keys, manifest_key])
     missing: list[BlobUpload] = []
-    stored: list[Sighting] = []
+    stored: list[PackSnapshot] = []
     for sighting, key in zip(unknown, keys, strict=True):
         pack = sighting.pack
         # What is stored otherwise than declared is replaced. `needs_look` has let pass nothing that was verified to be
@@ -276,5 +276,5 @@ def look_at(context: Context, call: Call, job: Job, packs: Sequence[Pack], manif
             stored.append(sighting)
         else:
             missing.append(BlobUpload(blake3=pack.blake3, url=signed.url, headers=dict(signed.headers)))
-    new_bytes = sum(one.pack.size_bytes for one in stored if not one.held_by(job.id))
+    new_bytes = sum(one.pack.size_bytes for one in stored if not one.referenced_by(job.id))
     return Look(missing, stored, held, new_bytes, manifest_key in found)

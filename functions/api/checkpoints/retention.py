@@ -24,13 +24,19 @@ from functions.domain.checkpoints.object_keys import (
     attempts_prefix,
     manifests_prefix,
     pack_key,
-    step_and_epoch,
+    parse_manifest_key,
     zip_step,
 )
-from functions.domain.checkpoints.packs import FUNCTION_TIMEOUT_S, SWEEPER_TIMEOUT_S, CondemnPack, PackWrite, Sighting
-from functions.domain.checkpoints.retention import after_failure, look_again, surplus
+from functions.domain.checkpoints.packs import (
+    FUNCTION_TIMEOUT_S,
+    SWEEPER_TIMEOUT_S,
+    CondemnPack,
+    PackSnapshot,
+    PackWrite,
+)
+from functions.domain.checkpoints.retention import next_try_at, schedule_retention, surplus
 from functions.domain.errors import Refusal, StorageUnavailable, WriteConflict
-from functions.domain.jobs.transaction import Delete, forget
+from functions.domain.jobs.transaction import Delete, delete_checkpoint
 from functions.domain.records import CheckpointRecord, Job
 
 logger = logging.getLogger("baton.checkpoints")
@@ -123,7 +129,7 @@ class Retention:
         What cannot go yet, because somebody reads it or something fails, is left to the sweeper: the job says when. A
         job that says nothing and of which nothing is left is not written.
         """
-        again_at: int | None = after_failure(self._job, self._now)
+        again_at: int | None = next_try_at(self._job, self._now)
         done = False
         with self._failures_logged():
             self._until_done(left_behind=True)
@@ -137,7 +143,7 @@ class Retention:
         if not self._job.state.terminal or self._job.retention_at == again_at:
             return
         with suppress(WriteConflict):
-            self._context.jobs.apply(look_again(self._job, again_at))
+            self._context.jobs.apply(schedule_retention(self._job, again_at))
 
     def finish(self, plan: Plan) -> None:
         """Carry out a plan, once the job is written as it was made for. A failure is logged."""
@@ -161,7 +167,7 @@ class Retention:
         plan = self.plan(checkpoints_of(self._context, self._job), left_behind=left_behind)
         if plan is None:
             return True
-        change = rules.let_go(self._job, plan.forgotten)
+        change = rules.delete_records(self._job, plan.forgotten)
         try:
             self._context.jobs.apply(change)
         except WriteConflict:
@@ -206,17 +212,17 @@ class Retention:
         # As they were moments ago will do: what has changed since is refused, and then read for certain.
         seen = self._context.packs.get_many(job.tenant, named, consistent=bool(self._orphans))
         kept_zips = {record.legacy_key for record in kept}
-        sightings = [Sighting(pack, seen.get(digest)) for digest, pack in named.items()]
+        sightings = [PackSnapshot(pack, seen.get(digest)) for digest, pack in named.items()]
         return Plan(
-            forgotten=tuple(forget(job.id, record, now) for record in going),
-            packs=rules.parting(job.id, sightings, self._ends_by),
+            forgotten=tuple(delete_checkpoint(job.id, record, now) for record in going),
+            packs=rules.release_plan(job.id, sightings, self._ends_by),
             leaving=by_manifest,
             zips={record.legacy_key for record in going if record.legacy_key is not None} - kept_zips | strays,
         )
 
     def unnamed(
-        self, held: Sequence[Sighting], records: Sequence[CheckpointRecord], newest_step: int | None
-    ) -> list[Sighting]:
+        self, held: Sequence[PackSnapshot], records: Sequence[CheckpointRecord], newest_step: int | None
+    ) -> list[PackSnapshot]:
         """Those of the job's packs that none of its checkpoints names, as far as the manifests tell that a plan has
         read, or the newest one's: somebody may be just about to let go of them."""
         left = {one.pack.blake3: one for one in held}
@@ -232,7 +238,7 @@ class Retention:
     def _carry_out(self, plan: Plan) -> bool:
         """False if packs have changed since they were read: another plan is needed for what names them."""
         self._orphans |= plan.leaving.keys()
-        refused = self._context.packs.let_go(self._job.tenant, self._job.id, plan.packs)
+        refused = self._context.packs.remove_references(self._job.tenant, self._job.id, plan.packs)
         condemned = {one.pack.blake3 for one in plan.packs if isinstance(one, CondemnPack)} - refused
         self._delete([pack_key(digest) for digest in condemned])
         self._deleted |= condemned
@@ -261,7 +267,7 @@ class Retention:
             )
         )
         for entry in listing:
-            place = step_and_epoch(self._job.id, entry.key)
+            place = parse_manifest_key(self._job.id, entry.key)
             if entry.key not in recorded and place is not None and past(self._job, *place):
                 yield place[0], entry.key
 

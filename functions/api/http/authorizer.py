@@ -9,7 +9,13 @@ from typing import Any
 from baton.contract.errors import ErrorCode
 from baton.contract.names import Scope
 from functions.domain.access.api_keys import ApiKey, KeyReader, authenticate
-from functions.domain.access.ring_tokens import RingLease, RingLeaseReader, is_ring_token, job_of_token, opened
+from functions.domain.access.ring_tokens import (
+    RingLease,
+    RingLeaseReader,
+    authenticate_ring_token,
+    is_ring_token,
+    parse_job_id,
+)
 from functions.domain.errors import StorageUnavailable
 
 logger = logging.getLogger("baton.api")
@@ -27,7 +33,10 @@ def authorize(event: Mapping[str, Any], keys: KeyReader, now: int, leases: RingL
     presented = str(headers.get("x-api-key", ""))
     try:
         if is_ring_token(presented):
-            return {"isAuthorized": True, "context": _of_job(opened(leases, presented, now), presented)}
+            return {
+                "isAuthorized": True,
+                "context": _of_job(authenticate_ring_token(leases, presented, now), presented),
+            }
         found = authenticate(keys, presented, now)
     except StorageUnavailable:
         logger.exception("storage is unavailable", extra={"action": "authorize"})
@@ -41,5 +50,5 @@ def authorize(event: Mapping[str, Any], keys: KeyReader, now: int, leases: RingL
 def _of_job(found: RingLease | ErrorCode, presented: str) -> dict[str, str]:
     if isinstance(found, ErrorCode):
         return {"auth_error": found.value}
-    said = {"tenant": found.tenant, "key_id": f"job {job_of_token(presented)}", "scopes": Scope.RING.value}
+    said = {"tenant": found.tenant, "key_id": f"job {parse_job_id(presented)}", "scopes": Scope.RING.value}
     return {**said, "rings": ",".join(found.rings)}

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from functions.domain.ports import Page
+from functions.domain.ports import ResultPage
 
 T = TypeVar("T")
 V = TypeVar("V", bound=BaseModel)
@@ -17,7 +17,7 @@ MAX_ANSWER_BYTES = 4_000_000
 """As Lambda sends them, which escapes every quote, backslash and perhaps every character that is not ASCII."""
 
 
-def every_item(read: Callable[[str | None], Page[T]]) -> Iterator[T]:
+def every_item(read: Callable[[str | None], ResultPage[T]]) -> Iterator[T]:
     """The items of every page. `read` gives the page behind a cursor."""
     cursor: str | None = None
     while True:
@@ -39,7 +39,7 @@ def sent_bytes(body: str) -> int:
 
 
 def fitting(
-    read: Callable[[int], Page[T]], view: Callable[[Sequence[T]], list[V]], limit: int
+    read: Callable[[int], ResultPage[T]], view: Callable[[Sequence[T]], list[V]], limit: int
 ) -> tuple[list[V], str | None]:
     """The views of the first `limit` items, or of fewer if an answer could not hold them, and where to go on.
 

@@ -43,8 +43,8 @@ from functions.api.worker.lease_guard import WRITE_TRIES, apply_decision
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.jobs import transitions as rules
 from functions.domain.jobs.transaction import Transaction
-from functions.domain.ports import Page
-from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease, RulesRecord, Spec, StandingRecord
+from functions.domain.ports import ResultPage
+from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease, RulesRecord, RuleStateRecord, Spec
 
 _IDEMPOTENCY_NAMESPACE = uuid.UUID("6ba7b812-9dad-11d1-80b4-00c04fd430c8")
 _BARE_LIST_LIMIT = 1000
@@ -127,7 +127,7 @@ def list_jobs(context: Context, call: Call) -> JobPage | list[JobView] | list[Or
     query: JobsQuery = call.query
     bare = query.limit is None and query.cursor is None
 
-    def page(limit: int) -> Page[Job]:
+    def page(limit: int) -> ResultPage[Job]:
         return context.jobs.list_jobs(
             call.tenant, state=query.status, limit=limit, cursor=query.cursor, newest_first=query.order == "desc"
         )
@@ -162,7 +162,7 @@ def list_events(context: Context, call: Call) -> EventPage | list[EventView] | l
             return []
         raise
 
-    def page(limit: int) -> Page[Event]:
+    def page(limit: int) -> ResultPage[Event]:
         return context.jobs.history(Event, job.id, limit=limit, cursor=query.cursor)
 
     if bare and call.original:
@@ -233,7 +233,7 @@ def retry(context: Context, call: Call) -> TransitionAnswer:
             keep_checkpoint=body.from_step is None,
             reset_counters=body.reset_counters,
             now=call.now,
-            standing=context.jobs.read(StandingRecord, job.id) if job.watched else None,
+            rule_state=context.jobs.read(RuleStateRecord, job.id) if job.watched else None,
         )
 
     return _steered(context, call, decision)

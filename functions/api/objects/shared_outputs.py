@@ -9,7 +9,7 @@ from baton.contract.names import CHECKPOINTS_BUCKET, SHARED_DIR
 from baton.contract.work import InputObject
 from functions.api.http.context import Call, Context
 from functions.domain.checkpoints.object_keys import artifacts_prefix
-from functions.domain.checkpoints.shared_outputs import may_have_parts, offered, part_of, replaces
+from functions.domain.checkpoints.shared_outputs import may_have_parts, part_of, shared_records, should_replace
 from functions.domain.errors import StorageUnavailable
 from functions.domain.ports import StoredObject
 from functions.domain.records import Job
@@ -27,7 +27,7 @@ logger = logging.getLogger("baton.sharing")
 def offer(context: Context, call: Call, job: Job) -> None:
     """Offer what the complete job has left to later ones. A failure is logged: the job is complete, and others can do
     without."""
-    new = offered(job, call.now)
+    new = shared_records(job, call.now)
     if not new:
         return
     try:
@@ -37,11 +37,11 @@ def offer(context: Context, call: Call, job: Job) -> None:
         for record in new:
             seen = there.get(record.key)
             is_stored = seen is not None and seen.object_key in stored
-            if replaces(record, seen, stored=is_stored, started_at=job.started_at or 0):
+            if should_replace(record, seen, stored=is_stored, started_at=job.started_at or 0):
                 # Where another job was faster, its offer is as good.
                 context.shared.replace(record, seen=seen)
     except StorageUnavailable as error:
-        logger.warning("what the job shares is not offered: %s", error, extra={"job_id": job.id})
+        logger.warning("what the job shares is not shared_records: %s", error, extra={"job_id": job.id})
 
 
 def given(context: Context, call: Call, job: Job) -> list[InputObject]:

@@ -17,7 +17,7 @@ from baton.contract.leases import SWEEP_INTERVAL_S
 from functions.api.rules.rule_evaluation_runs import look_at_all, look_at_move
 from functions.domain.errors import FenceBroken, Refusal, StorageUnavailable, WriteConflict
 from functions.domain.jobs import transitions as rules
-from functions.domain.jobs.lease_expiry import Watch, reclaimable, watched
+from functions.domain.jobs.lease_expiry import ReclaimWatermark, is_reclaimable, update_watermark
 from functions.domain.jobs.transaction import Transaction
 from functions.domain.ports import Clock, JobStore, LeaseStore
 from functions.domain.records import Attempt, Job, Lease
@@ -113,12 +113,12 @@ def sweep(
     now = clock.now()
     queue_age_s = _queue_age_s(jobs, now)
     report({"QueueAge": queue_age_s})
-    watch = keep_watch(leases, clock, sweep_interval_s=sweep_interval_s, api_answers=api_answers)
+    watch = save_reclaim_watermark(leases, clock, sweep_interval_s=sweep_interval_s, api_answers=api_answers)
     # Before leases that ran out are taken away: a rule may be waiting for a heartbeat that does not come.
     turn = look_at_all(jobs, leases, now)
 
     def may_end(lease: Lease) -> bool:
-        return reclaimable(lease, watch, now, sweep_interval_s=sweep_interval_s)
+        return is_reclaimable(lease, watch, now, sweep_interval_s=sweep_interval_s)
 
     def end_lease(job_id: str) -> bool:
         return reclaim(jobs, leases, job_id, now, may_end)
@@ -192,9 +192,9 @@ def run_due_timers(jobs: JobStore, *, tenant: str, queue: str, now: int) -> int:
     return sum(by_itself(job.id, run_timer, jobs, job.id, now) for job in waiting)
 
 
-def keep_watch(
+def save_reclaim_watermark(
     leases: LeaseStore, clock: Clock, *, sweep_interval_s: float, api_answers: Callable[[], bool] = _answering
-) -> Watch:
+) -> ReclaimWatermark:
     """Record that the sweeper runs and whether the API answers; return since when both hold without a noticed gap.
 
     While no lease is open the API is not asked: an idle deployment pays for no request.
@@ -205,11 +205,11 @@ def keep_watch(
     now = clock.now()
     if not served:
         logger.warning("the API does not answer: no lease is revoked until workers have had time to renew theirs")
-    seen = leases.watch()
-    watch = watched(seen, now, sweep_interval_s=sweep_interval_s, served=served)
-    if watch != seen and not leases.keep_watch(watch, seen=seen):
+    seen = leases.reclaim_watermark()
+    watch = update_watermark(seen, now, sweep_interval_s=sweep_interval_s, served=served)
+    if watch != seen and not leases.save_reclaim_watermark(watch, seen=seen):
         # Another sweep recorded its watch at the same moment, and found the same gap.
-        return watched(leases.watch(), now, sweep_interval_s=sweep_interval_s, served=served)
+        return update_watermark(leases.reclaim_watermark(), now, sweep_interval_s=sweep_interval_s, served=served)
     return watch
 
 

@@ -15,9 +15,9 @@ from baton.contract.errors import ErrorCode
 from baton.contract.jobs import JobState
 from functions.api.worker.lease_guard import WRITE_TRIES
 from functions.domain.errors import FenceBroken, NotDoneError, Refusal, StorageUnavailable, WriteConflict
-from functions.domain.jobs.transaction import Put, Transaction, changed
+from functions.domain.jobs.transaction import Put, Transaction, update_job
 from functions.domain.ports import JobStore
-from functions.domain.records import Job, RulesRecord, ScaleOrder, StandingRecord
+from functions.domain.records import Job, RulesRecord, RuleStateRecord, ScaleOrder
 from functions.domain.rules import scaling as rules
 
 logger = logging.getLogger("baton.scaling")
@@ -75,12 +75,12 @@ class GroupReader:
         found = {job.id: job for job in self._jobs.get_many([*self._by_group.get(name, ()), *named])}
         # And so is the job that has just been claimed, or has come back to its queue, and is looked at for that.
         found.setdefault(self._own.id, self._own)
-        return rules.group_of(tenant, name, [self._seen(job) for job in found.values()], record)
+        return rules.build_group(tenant, name, [self._seen(job) for job in found.values()], record)
 
     def _seen(self, job: Job) -> Job:
-        if not rules.may_have_forgotten(job):
+        if not rules.may_have_lost_stop(job):
             return job
-        return rules.as_it_goes_on(job, self._jobs.commands(job.id), self._now)
+        return rules.recount_leaving(job, self._jobs.commands(job.id), self._now)
 
     def _listed(self) -> dict[str, list[str]]:
         """The tenant's jobs that have not ended, by group."""
@@ -113,15 +113,15 @@ class Carrying:
     sources: dict[str, tuple[Job, RulesRecord | None]] = field(default_factory=dict)
     """What was read of jobs that are copied."""
 
-    def out(self, standing: StandingRecord, *, limit: int) -> StandingRecord:
-        """Up to `limit` jobs of it; what stands then. An order that cannot be carried out now keeps standing.
+    def out(self, rule_state: RuleStateRecord, *, limit: int) -> RuleStateRecord:
+        """Up to `limit` jobs of it; what stands then. An order that cannot be carried out now keeps rule_state.
 
         Raises WriteConflict and StorageUnavailable, upon which the same can be begun anew.
         """
         done: list[ScaleOrder] = []
         refused: dict[str, dict[str, str]] = {}
         left = limit
-        for order in standing.orders:
+        for order in rule_state.orders:
             try:
                 todo = self._todo(order)
                 some = todo[:left]
@@ -135,12 +135,14 @@ class Carrying:
             if len(some) < len(todo):
                 break
             done.append(order)
-        return self._settled(standing, done, refused) if done else standing
+        return self._settled(rule_state, done, refused) if done else rule_state
 
     def _todo(self, order: ScaleOrder) -> list[str]:
         copies = order.copy_ids(self.job.id)
         found = {one.id: one for one in self.jobs.get_many([*copies, *order.leaving])}
-        leaving = [one for one in order.leaving if one in found and not rules.ends(found[one], order, self.job.id)]
+        leaving = [
+            one for one in order.leaving if one in found and not rules.is_removed(found[one], order, self.job.id)
+        ]
         return [*leaving, *(one for one in copies if one not in found)]
 
     def _done(self, order: ScaleOrder, one: str) -> str:
@@ -164,7 +166,7 @@ class Carrying:
         if found is None:
             return None
         kept = self.jobs.commands(one) if found.state is JobState.RUNNING else []
-        return rules.take_out(found, kept, order, by_job=self.job.id, now=self.now)
+        return rules.remove_job(found, kept, order, by_job=self.job.id, now=self.now)
 
     def _copied(self, order: ScaleOrder, one: str) -> Transaction:
         named = order.source or ""
@@ -175,14 +177,14 @@ class Carrying:
             text = self.jobs.read(RulesRecord, named, source.rules_revision) if source.rules_revision else None
             self.sources[named] = source, text
         source, text = self.sources[named]
-        return rules.copy(source, text, order, job_id=one, by_job=self.job.id, now=self.now)
+        return rules.copy_job(source, text, order, job_id=one, by_job=self.job.id, now=self.now)
 
     def _settled(
-        self, standing: StandingRecord, done: Sequence[ScaleOrder], refused: Mapping[str, Mapping[str, str]]
-    ) -> StandingRecord:
+        self, rule_state: RuleStateRecord, done: Sequence[ScaleOrder], refused: Mapping[str, Mapping[str, str]]
+    ) -> RuleStateRecord:
         """Take the orders away, and tell what came to nothing."""
-        after = standing.model_copy(
-            update={"version": standing.version + 1, "orders": [one for one in standing.orders if one not in done]}
+        after = rule_state.model_copy(
+            update={"version": rule_state.version + 1, "orders": [one for one in rule_state.orders if one not in done]}
         )
         # What was copied stays with its group until it has ended: an index may not show it yet.
         names = dict.fromkeys(one.group for one in done if one.leaving or refused[one.number])
@@ -193,13 +195,13 @@ class Carrying:
         records = [record for name in names if (record := self.jobs.scaling(self.job.tenant, name)) is not None]
         job = self.jobs.get(self.job.id) or self.job
         # `updated_at` says since when a job waits, and this job has not been moved.
-        change = changed(job, self.now).with_job(updated_at=job.updated_at)
+        change = update_job(job, self.now).with_job(updated_at=job.updated_at)
         for order in done:
             if refused[order.number]:
                 # The same reason for each of a hundred copies is one.
                 why = "; ".join(dict.fromkeys(refused[order.number].values()))
-                change = rules.told_of_failure(change, order, why, now=self.now)
+                change = rules.add_failure_event(change, order, why, now=self.now)
                 logger.warning("a group was not scaled as decided", extra={"job_id": job.id, "why": why})
-        scalings = (rules.settled(record, done, lost) for record in records)
+        scalings = (rules.settle_orders(record, done, lost) for record in records)
         self.jobs.apply(change.put(after).also(*(Put(owner=one.owner, record=one) for one in scalings)))
         return after

@@ -26,7 +26,7 @@ from functions.api.rules.rule_evaluation_runs import look, members_of, standing_
 from functions.api.worker.lease_guard import WRITE_TRIES
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.jobs.transaction import Transaction
-from functions.domain.records import CommandRecord, ControlRecord, Job, RulesRecord, StandingRecord
+from functions.domain.records import CommandRecord, ControlRecord, Job, RulesRecord, RuleStateRecord
 from functions.domain.rules import steering as rules
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ def put_rules(context: Context, call: Call) -> RulesView:
             key_id=call.principal.key_id,
             now=call.now,
             watched=watched,
-            standing=context.jobs.read(StandingRecord, job.id) if watched or job.watched else None,
+            rule_state=context.jobs.read(RuleStateRecord, job.id) if watched or job.watched else None,
         )
         return change, newest if change is None else change.records(RulesRecord)[0]
 
@@ -164,9 +164,9 @@ def _checked(text: str, silence_s: int | None = None) -> tuple[tuple[Fault, ...]
     loaded = load(text, max_silence_s=silence_s)
     if loaded.rules is None:
         return tuple(loaded.faults), tuple(loaded.warnings)
-    from functions.domain.rules.rule_evaluation import rules_of, too_large
+    from functions.domain.rules.rule_evaluation import control_plane_rules, find_size_faults
 
-    return tuple(too_large(rules_of(text))), tuple(loaded.warnings)
+    return tuple(find_size_faults(control_plane_rules(text))), tuple(loaded.warnings)
 
 
 @lru_cache(maxsize=64)
@@ -174,9 +174,9 @@ def is_watched(text: str) -> bool:
     """Whether the control plane evaluates some of these rules, which are sound."""
     if not text.strip():
         return False
-    from functions.domain.rules.rule_evaluation import rules_of
+    from functions.domain.rules.rule_evaluation import control_plane_rules
 
-    return bool(rules_of(text).rules)
+    return bool(control_plane_rules(text).rules)
 
 
 def _written(context: Context, call: Call, decide: Callable[[Job], tuple[Transaction | None, T]]) -> T:
@@ -219,14 +219,14 @@ def _control_planes(context: Context, job: Job, now: int) -> ControlPlaneRules |
     found = standing_of(context.jobs, job)
     if found is None:
         return None
-    from functions.domain.rules.rule_evaluation import statuses
+    from functions.domain.rules.rule_evaluation import describe_rules
 
-    standing, rules_here = found
+    rule_state, rules_here = found
     return ControlPlaneRules(
-        revision=standing.revision,
-        at=standing.at,
-        next_check_at=standing.next_at,
-        statuses=list(statuses(rules_here, standing, job.id, members_of(context.jobs, job, rules_here, now))),
+        revision=rule_state.revision,
+        at=rule_state.at,
+        next_check_at=rule_state.next_at,
+        statuses=list(describe_rules(rules_here, rule_state, job.id, members_of(context.jobs, job, rules_here, now))),
     )
 
 

@@ -17,11 +17,11 @@ from functions.api.worker.lease_guard import WRITE_TRIES
 from functions.domain.errors import FenceBroken, StorageUnavailable, WriteConflict
 from functions.domain.jobs.transaction import Put
 from functions.domain.ports import JobStore, LeaseStore
-from functions.domain.records import Attempt, Job, Lease, MemberRecord, RulesRecord, StandingRecord
+from functions.domain.records import Attempt, Job, Lease, MemberRecord, RulesRecord, RuleStateRecord
 
 if TYPE_CHECKING:
     from baton.contract.rules.document.rule import RuleSet
-    from functions.domain.rules.rule_evaluation import Looked, Seen
+    from functions.domain.rules.rule_evaluation import EvaluationResult, JobSnapshot
 
 logger = logging.getLogger("baton.watching")
 
@@ -115,56 +115,56 @@ def _looked(
     job = jobs.get(job_id)
     if job is None:
         return False
-    standing = jobs.read(StandingRecord, job_id)
+    rule_state = jobs.read(RuleStateRecord, job_id)
     # Here: a function that starts cold and looks at no rules does without the language.
     from functions.domain.rules import rule_evaluation
 
     carried_out = False
-    if standing is not None and standing.orders:
-        before, standing = standing, _scaled(jobs, job, standing, occasion=occasion, now=now)
-        carried_out = standing is not before
+    if rule_state is not None and rule_state.orders:
+        before, rule_state = rule_state, _scaled(jobs, job, rule_state, occasion=occasion, now=now)
+        carried_out = rule_state is not before
         job = jobs.get(job_id) or job
-    if rule_evaluation.is_off(job, standing):
-        if standing is not None and standing.next_at is not None and not standing.orders:
-            jobs.put(Put(owner=job_id, record=rule_evaluation.left_alone(standing)))
+    if rule_evaluation.has_nothing_to_evaluate(job, rule_state):
+        if rule_state is not None and rule_state.next_at is not None and not rule_state.orders:
+            jobs.put(Put(owner=job_id, record=rule_evaluation.without_next_evaluation(rule_state)))
         return carried_out
     attempt = None
     if job.state is JobState.RUNNING:
         attempt = jobs.read(Attempt, job_id, job.epoch)
         lease = lease or leases.get(job_id)
-    seen = rule_evaluation.Seen(job=job, standing=standing, attempt=attempt, lease=lease)
+    seen = rule_evaluation.JobSnapshot(job=job, rule_state=rule_state, attempt=attempt, lease=lease)
     looked, members = _decided(jobs, seen, occasion, now)
     if looked.change is not None:
         jobs.apply(looked.change)
     else:
-        jobs.put(Put(owner=job_id, record=looked.standing))
-    member = looked.standing.member
+        jobs.put(Put(owner=job_id, record=looked.rule_state))
+    member = looked.rule_state.member
     if members is not None and member.values and members.get(job_id) != member:
         _join(jobs, job, member)
-    if looked.change is not None and looked.standing.orders:
+    if looked.change is not None and looked.rule_state.orders:
         try:
-            _scaled(jobs, looked.change.job, looked.standing, occasion=occasion, now=now)
+            _scaled(jobs, looked.change.job, looked.rule_state, occasion=occasion, now=now)
         except WriteConflict:
             logger.info("a group is scaled by the next look", extra={"job_id": job_id})
     return looked.change is not None or carried_out
 
 
-def _scaled(jobs: JobStore, job: Job, standing: StandingRecord, *, occasion: Occasion, now: int) -> StandingRecord:
+def _scaled(jobs: JobStore, job: Job, rule_state: RuleStateRecord, *, occasion: Occasion, now: int) -> RuleStateRecord:
     """Do what rules have decided on groups, less of it where somebody waits for an answer."""
     from functions.api.rules.group_scaling import AT_ONCE, IN_A_TURN, Carrying
 
     try:
-        return Carrying(jobs, job, now).out(standing, limit=IN_A_TURN if occasion == "timer" else AT_ONCE)
+        return Carrying(jobs, job, now).out(rule_state, limit=IN_A_TURN if occasion == "timer" else AT_ONCE)
     except WriteConflict:
         raise
     except Exception:  # the boundary between what one rule wants of other jobs, and all the job's rules
         # It stands there: the next look, of the sweeper at the latest, goes on.
         logger.exception("a group is not scaled yet", extra={"job_id": job.id})
-        return standing
+        return rule_state
 
 
 def _join(jobs: JobStore, job: Job, member: MemberRecord) -> None:
-    """Tell the group. Behind the standing, which has it too: whoever looks next writes it if this comes to nothing."""
+    """Tell the group. Behind the rule_state, which has it too: whoever looks next writes it if this comes to nothing."""
     try:
         _groups.join(jobs, job.tenant, job.spec.tags[GROUP_TAG], job.id, member)
     except StorageUnavailable:
@@ -182,7 +182,9 @@ def members_of(jobs: JobStore, job: Job, rules: RuleSet, now: int) -> Members | 
     return _groups.members(jobs, job.tenant, group, now)
 
 
-def _decided(jobs: JobStore, seen: Seen, occasion: Occasion, now: int) -> tuple[Looked, Members | None]:
+def _decided(
+    jobs: JobStore, seen: JobSnapshot, occasion: Occasion, now: int
+) -> tuple[EvaluationResult, Members | None]:
     """What a look decides, or that it came to nothing; and what was read of the job's group."""
     from functions.api.rules.group_scaling import GroupReader
     from functions.domain.rules import rule_evaluation
@@ -193,7 +195,7 @@ def _decided(jobs: JobStore, seen: Seen, occasion: Occasion, now: int) -> tuple[
         rules = _rules(jobs, job.id, job.rules_revision)
         members = members_of(jobs, job, rules, now)
         began_s = time.thread_time()
-        looked = rule_evaluation.look(
+        looked = rule_evaluation.evaluate_rules(
             seen,
             rules,
             event=occasion,
@@ -207,19 +209,21 @@ def _decided(jobs: JobStore, seen: Seen, occasion: Occasion, now: int) -> tuple[
         raise
     except Exception as error:  # the boundary between a job's rules and everything else
         logger.exception("rules cannot be checked", extra={"job_id": job.id})
-        return rule_evaluation.failed(seen, f"{type(error).__name__}: {error}", now=now), None
+        return rule_evaluation.record_failure(seen, f"{type(error).__name__}: {error}", now=now), None
     if took_s > SLOW_S:
         logger.warning("rules take long", extra={"job_id": job.id, "seconds": took_s})
-        return rule_evaluation.failed(seen, f"a look took {took_s:.1f} s; it may take {SLOW_S:g} s", now=now), None
+        return rule_evaluation.record_failure(
+            seen, f"a look took {took_s:.1f} s; it may take {SLOW_S:g} s", now=now
+        ), None
     return looked, members
 
 
-def standing_of(jobs: JobStore, job: Job) -> tuple[StandingRecord, RuleSet] | None:
+def standing_of(jobs: JobStore, job: Job) -> tuple[RuleStateRecord, RuleSet] | None:
     """How the rules stand that are evaluated here, and which they are; None if there are none."""
-    standing = jobs.read(StandingRecord, job.id) if job.watched else None
-    if standing is None:
+    rule_state = jobs.read(RuleStateRecord, job.id) if job.watched else None
+    if rule_state is None:
         return None
-    return standing, _rules(jobs, job.id, standing.revision or job.rules_revision)
+    return rule_state, _rules(jobs, job.id, rule_state.revision or job.rules_revision)
 
 
 def _rules(jobs: JobStore, job_id: str, revision: int) -> RuleSet:
@@ -231,9 +235,9 @@ def _rules(jobs: JobStore, job_id: str, revision: int) -> RuleSet:
 @lru_cache(maxsize=128)
 def _read_rules(jobs: Any, job_id: str, revision: int) -> RuleSet:
     """A revision never changes: it is read and checked once."""
-    from functions.domain.rules.rule_evaluation import rules_of
+    from functions.domain.rules.rule_evaluation import control_plane_rules
 
     record = jobs.read(RulesRecord, job_id, revision)
     if record is None:
         raise ValueError(f"revision {revision} is lost")
-    return rules_of(record.text)
+    return control_plane_rules(record.text)

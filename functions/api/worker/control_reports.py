@@ -15,11 +15,11 @@ from functions.api.http.context import Call, Context, job_of
 from functions.api.worker.lease_guard import WRITE_TRIES, apply_as_bearer
 from functions.domain.errors import StorageUnavailable, WriteConflict
 from functions.domain.jobs.leases import Fence
-from functions.domain.jobs.rule_exit import leave
+from functions.domain.jobs.rule_exit import end_attempt_by_rule
 from functions.domain.jobs.transaction import Put, Transaction
 from functions.domain.records import Attempt, ControlRecord, Job, Lease, RulesRecord
 from functions.domain.rules import steering as rules
-from functions.domain.rules.steering import Told
+from functions.domain.rules.steering import ReportEffects
 
 
 def control_of(context: Context, job: Job, now: int) -> Control | None:
@@ -29,7 +29,7 @@ def control_of(context: Context, job: Job, now: int) -> Control | None:
     commands = context.jobs.commands(job.id) if job.commands_seq else []
     return Control(
         rules=_rules(context, job.id, job.rules_revision) if job.rules_revision else None,
-        commands=rules.handed_out(job, commands, now),
+        commands=rules.initial_commands(job, commands, now),
         commands_seq=job.commands_seq,
         rollbacks=job.rollbacks,
         ends=job.ends,
@@ -48,7 +48,7 @@ def news_for(context: Context, lease: Lease, report: ControlReport | None, now: 
         job = context.jobs.get(lease.job_id)
         if job is not None:
             commands = context.jobs.commands(lease.job_id, after=report.commands_seq)
-            found["commands"] = rules.waiting_after(job, commands, report.commands_seq, now)
+            found["commands"] = rules.pending_commands(job, commands, report.commands_seq, now)
             found["commands_seq"] = max([lease.commands_seq, *(one.seq for one in commands)])
     return found
 
@@ -63,7 +63,7 @@ def write_down(context: Context, call: Call, fence: Fence, lease: Lease, report:
 
     Decisions and results go with the job, in one transaction; how the rules stand goes alone, since it is said often.
     """
-    if report is None or not rules.has_news(lease, report):
+    if report is None or not rules.has_unsaved_report(lease, report):
         return
     fence = replace(fence, epoch=lease.epoch)
     for _ in range(WRITE_TRIES):
@@ -71,9 +71,9 @@ def write_down(context: Context, call: Call, fence: Fence, lease: Lease, report:
         told = told_by(context, job, report, call.now)
         try:
             if told.events or told.commands:
-                context.jobs.apply(rules.note(told, fence, report, now=call.now))
+                context.jobs.apply(rules.persist_report(told, fence, report, now=call.now))
             elif told.control is not None:
-                writes = Put(owner=job.id, record=told.control), rules.note_lease(fence, report)
+                writes = Put(owner=job.id, record=told.control), rules.note_revisions(fence, report)
                 context.jobs.apply(Transaction(writes))
         except WriteConflict:
             continue
@@ -82,13 +82,13 @@ def write_down(context: Context, call: Call, fence: Fence, lease: Lease, report:
     raise StorageUnavailable(f"job {fence.job_id} is being changed by others all the time")
 
 
-def told_by(context: Context, job: Job, report: ControlReport | None, now: int) -> Told:
+def told_by(context: Context, job: Job, report: ControlReport | None, now: int) -> ReportEffects:
     """What is new in the report of the attempt that holds the job."""
     if report is None:
-        return Told(job=job)
+        return ReportEffects(job=job)
     seqs = [result.seq for result in report.results]
     commands = context.jobs.commands(job.id, after=min(seqs) - 1) if seqs else []
-    return rules.told(job, report, commands=commands, control=context.jobs.read(ControlRecord, job.id), now=now)
+    return rules.apply_report(job, report, commands=commands, control=context.jobs.read(ControlRecord, job.id), now=now)
 
 
 def end_as_bearer(
@@ -102,7 +102,7 @@ def end_as_bearer(
 
     def decision(job: Job, attempt: Attempt) -> Transaction:
         told = told_by(context, job, report, call.now)
-        return told.within(decide(told.job, attempt))
+        return told.added_to(decide(told.job, attempt))
 
     return apply_as_bearer(context, call, fence, decision)
 
@@ -133,7 +133,7 @@ def leave_by_rule(
         # Read behind the job: whatever forgets a checkpoint, or finds it damaged, raises the job's `rev`.
         found = [] if wish.rollback is None else sound_checkpoints(context, job, below=wish.rollback.before_step)
         needed = 1 if wish.rollback is not None and wish.rollback.to == "last" else None
-        return leave(
+        return end_attempt_by_rule(
             job,
             attempt,
             fence,

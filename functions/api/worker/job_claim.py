@@ -9,7 +9,7 @@ from baton.contract.work import WorkQuery
 from functions.api.operations.sweeper import run_due_timers
 from functions.domain.errors import FenceBroken, WriteConflict
 from functions.domain.jobs import transitions as rules
-from functions.domain.jobs.job_selection import SMALLEST_WINDOW, ClaimWindow, suitable, with_claimant, with_rings
+from functions.domain.jobs.job_selection import SMALLEST_WINDOW, ClaimWindow, select_suitable, with_claimant, with_rings
 from functions.domain.jobs.transaction import OpenLease
 from functions.domain.ports import JobStore, Randomness
 from functions.domain.records import Attempt, Claimant, Job, Lease
@@ -47,7 +47,7 @@ class _Search:
         limit, cursor, seen = first_page, None, 0
         while seen < MAX_CANDIDATES:
             page = self.jobs.ready(self.tenant, self.worker.queue, shard, limit=limit, cursor=cursor)
-            found = suitable(page.items, self.worker, self.now)
+            found = select_suitable(page.items, self.worker, self.now)
             if self.original:
                 # The original orchestrator's workers know one kind of job, and nothing of commands.
                 found = [job for job in found if job.spec.dreambooth is not None]
@@ -134,9 +134,9 @@ def _claim_from(
         try:
             search.jobs.apply(change)
         except (WriteConflict, FenceBroken):
-            window.conflicted()
+            window.widen()
             continue
-        window.succeeded()
+        window.narrow()
         return Claimed(change.job, change.attempt, change.lease.lease)
     return None
 

@@ -47,13 +47,13 @@ def is_ring_token(presented: str) -> bool:
     return presented.startswith(f"{RING_TOKEN_PREFIX}_")
 
 
-def job_of_token(presented: str) -> str:
+def parse_job_id(presented: str) -> str:
     """The job that a token names; empty for what is none."""
     found = _TOKEN.fullmatch(presented)
     return found[1] if found else ""
 
 
-def opened(leases: RingLeaseReader, presented: str, now: int) -> RingLease | ErrorCode:
+def authenticate_ring_token(leases: RingLeaseReader, presented: str, now: int) -> RingLease | ErrorCode:
     """The lease whose rings are opened, or why none is. Who does not know the secret learns no more than "unknown"."""
     found = _TOKEN.fullmatch(presented)
     lease = leases.get(found[1]) if found else None

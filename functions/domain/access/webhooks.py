@@ -109,7 +109,7 @@ class Delivery(Record):
 
 
 @dataclass(frozen=True)
-class Target:
+class WebhookTarget:
     """A webhook's address, taken apart. `trusted`: the one origin that a test may name, to which no rule applies."""
 
     host: str
@@ -125,7 +125,7 @@ class Target:
         return name if self.port == (443 if self.secure else 80) else f"{name}:{self.port}"
 
 
-def target_of(url: str, test_origin: str | None = None) -> Target:
+def parse_target(url: str, test_origin: str | None = None) -> WebhookTarget:
     """The parts of a webhook's address.
 
     Raises Refusal(INVALID_VALUE) unless it is https, without user and fragment, and names no host that is refused.
@@ -150,7 +150,7 @@ def target_of(url: str, test_origin: str | None = None) -> Target:
         raise _refused(f"leads to {host}, which is nobody's but ours")
     if not trusted:
         _check_host(host)
-    return Target(host, port or (443 if secure else 80), path, secure, trusted)
+    return WebhookTarget(host, port or (443 if secure else 80), path, secure, trusted)
 
 
 def address_problem(address: str) -> str | None:

@@ -10,7 +10,7 @@ from baton.contract.jobs import Progress
 from baton.contract.manifest import Manifest
 from functions.domain.errors import Refusal
 from functions.domain.jobs.leases import Fence
-from functions.domain.jobs.transaction import CheckLease, Transaction, changed
+from functions.domain.jobs.transaction import CheckLease, Transaction, update_job
 from functions.domain.jobs.transitions import require_running
 from functions.domain.records import Attempt, CheckpointRecord, Job
 
@@ -21,7 +21,7 @@ def past(job: Job, step: int, epoch: int) -> bool:
     return job.state.terminal or (epoch, step) <= (job.epoch, newest)
 
 
-def already_committed(job: Job, existing: CheckpointRecord | None, manifest: Manifest, digest: str) -> bool:
+def is_committed(job: Job, existing: CheckpointRecord | None, manifest: Manifest, digest: str) -> bool:
     """True if this very manifest is committed: the call was repeated. Refuses what cannot be committed."""
     require_running(job)
     if manifest.job_id != job.id:
@@ -70,7 +70,7 @@ def commit(
     total = job.progress.total_steps if job.progress else None
     first_step = record.step if job.checkpoint_step is None else job.first_step
     progress = Progress(step=record.step, total_steps=total, metrics=record.metrics, reported_at=now)
-    change = changed(
+    change = update_job(
         job,
         now,
         checkpoint_step=record.step,
@@ -98,7 +98,7 @@ def resumable(job: Job, records: Iterable[CheckpointRecord]) -> list[CheckpointR
     return sorted(sound, key=lambda record: record.step, reverse=True)
 
 
-def damaged(
+def mark_damaged(
     job: Job,
     attempt: Attempt | None,
     fence: Fence,
@@ -119,7 +119,7 @@ def damaged(
         updates["checkpoint_epoch"] = fallback.epoch if fallback else None
         if record.epoch == job.epoch:
             updates["lapsed_step"] = max(record.step, job.lapsed_step or 0)
-    change = changed(job, now, **updates)
+    change = update_job(job, now, **updates)
     change = change.put(record.model_copy(update={"damaged": True})).also(CheckLease(fence=fence))
     if attempt is not None and record.epoch != job.epoch and attempt.resumed_step == record.step:
         resumed = attempt.model_copy(update={"resumed_step": fallback.step if fallback else None})

@@ -42,7 +42,7 @@ def manifest_key(job: Job, step: int, blake3: str) -> str:
     return f"{manifests_prefix(job.id)}{step}-{job.epoch}-{f'{job.rev}-' if again else ''}{blake3}.json"
 
 
-def step_and_epoch(job_id: str, manifest_key: str) -> tuple[int, int] | None:
+def parse_manifest_key(job_id: str, manifest_key: str) -> tuple[int, int] | None:
     """What the key of one of the job's manifests says; None for a key of another kind."""
     named = _MANIFEST_NAME.fullmatch(manifest_key.removeprefix(manifests_prefix(job_id)))
     return None if named is None else (int(named[1]), int(named[2]))

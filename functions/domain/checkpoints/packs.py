@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from baton.contract.errors import ErrorCode
 from baton.contract.manifest import Pack
 from functions.domain.errors import Refusal
-from functions.domain.jobs.transaction import Delete, Transaction, written
+from functions.domain.jobs.transaction import Delete, Transaction, write_job
 from functions.domain.records import Job, PackRecord
 
 FUNCTION_TIMEOUT_S = 25
@@ -27,13 +27,13 @@ CONDEMNED_KEPT_S = 86_400
 
 
 @dataclass(frozen=True)
-class Sighting:
+class PackSnapshot:
     """A pack as a manifest declares it, and its item as it was read; None if there was none."""
 
     pack: Pack
     record: PackRecord | None
 
-    def held_by(self, job_id: str) -> bool:
+    def referenced_by(self, job_id: str) -> bool:
         """True if the item named the job as a holder."""
         return self.record is not None and job_id in self.record.jobs
 
@@ -58,7 +58,7 @@ class ReleasePack:
 PackWrite = CondemnPack | ReleasePack
 
 
-def needs_look(job_id: str, sighting: Sighting, now: int) -> bool:
+def needs_verification(job_id: str, sighting: PackSnapshot, now: int) -> bool:
     """True if only the object store can say whether the pack is there; False if the job has seen it and holds it.
 
     Refuses a pack that is being deleted, which passes by itself, and one that was verified with another size or
@@ -83,7 +83,7 @@ def needs_look(job_id: str, sighting: Sighting, now: int) -> bool:
     return job_id not in record.jobs
 
 
-def may_hold(sighting: Sighting, current: PackRecord | None) -> bool:
+def may_reference(sighting: PackSnapshot, current: PackRecord | None) -> bool:
     """True if what was seen of the object store still stands: the pack has not been deleted in between."""
     pack, seen = sighting.pack, sighting.record
     if seen is None or current is None:
@@ -95,7 +95,7 @@ def may_hold(sighting: Sighting, current: PackRecord | None) -> bool:
     return seen.doubted or (current.size_bytes, current.crc64nvme) == (pack.size_bytes, pack.crc64nvme)
 
 
-def held(tenant: str, job_id: str, pack: Pack, current: PackRecord | None, version: str) -> PackRecord:
+def referenced_record(tenant: str, job_id: str, pack: Pack, current: PackRecord | None, version: str) -> PackRecord:
     """The item once the job holds the pack too. A job that holds it already lets go of nothing it decided before."""
     return PackRecord(
         tenant=tenant,
@@ -107,14 +107,14 @@ def held(tenant: str, job_id: str, pack: Pack, current: PackRecord | None, versi
     )
 
 
-def may_let_go(write: PackWrite, current: PackRecord | None) -> bool:
+def may_release(write: PackWrite, current: PackRecord | None) -> bool:
     """True if the item is as it was when the decision was made: nobody has come to hold the pack since."""
     if write.seen is None or current is None:
         return write.seen is current
     return current.version == write.seen.version
 
 
-def let_go_of(tenant: str, job_id: str, write: PackWrite, current: PackRecord | None, version: str) -> PackRecord:
+def released_record(tenant: str, job_id: str, write: PackWrite, current: PackRecord | None, version: str) -> PackRecord:
     """The item of a pack once the job has let go of it."""
     if isinstance(write, ReleasePack):
         return (current or write.seen).model_copy(
@@ -131,7 +131,7 @@ def let_go_of(tenant: str, job_id: str, write: PackWrite, current: PackRecord | 
     )
 
 
-def parting(job_id: str, sightings: Iterable[Sighting], ends_by: int) -> list[PackWrite]:
+def release_plan(job_id: str, sightings: Iterable[PackSnapshot], ends_by: int) -> list[PackWrite]:
     """What a job does about packs that none of its checkpoints names any more: condemn what nobody else holds, release
     what somebody does, and leave alone what is not the job's.
 
@@ -151,7 +151,7 @@ def parting(job_id: str, sightings: Iterable[Sighting], ends_by: int) -> list[Pa
     return writes
 
 
-def let_go(job: Job, forgotten: Sequence[Delete]) -> Transaction:
+def delete_records(job: Job, forgotten: Sequence[Delete]) -> Transaction:
     """Forget records, and raise the job's `rev`: a commit that has looked at its packs, and a command that has chosen a
     checkpoint, must look again. Only behind it are the packs let go that were read before."""
-    return written(job.model_copy(update={"rev": job.rev + 1})).also(*forgotten)
+    return write_job(job.model_copy(update={"rev": job.rev + 1})).also(*forgotten)

@@ -6,22 +6,22 @@ from collections.abc import Callable, Sequence
 
 from baton.contract.jobs import Retention
 from functions.domain.jobs.attempt_end import LATE_AFTER_S
-from functions.domain.jobs.transaction import Transaction, written
+from functions.domain.jobs.transaction import Transaction, write_job
 from functions.domain.records import CheckpointRecord, Job
 
 MAX_TAGS = 20
 """Of one job whose checkpoints are kept."""
 
 
-def after_failure(job: Job, now: int) -> int:
+def next_try_at(job: Job, now: int) -> int:
     """When it is tried again for an ended job: more and more seldom, should it never succeed."""
     ended_at = max(job.completed_at or 0, job.failed_at or 0, job.canceled_at or 0)
     return now + max(LATE_AFTER_S, now - (ended_at or now))
 
 
-def look_again(job: Job, at: int | None) -> Transaction:
+def schedule_retention(job: Job, at: int | None) -> Transaction:
     """Leave word when the sweeper must run retention for an ended job; None for never again."""
-    return written(job.model_copy(update={"rev": job.rev + 1, "retention_at": at}))
+    return write_job(job.model_copy(update={"rev": job.rev + 1, "retention_at": at}))
 
 
 def expendable(

@@ -27,7 +27,7 @@ class SharedRecord(Record):
 
 
 @dataclass(frozen=True)
-class Part:
+class SharedPart:
     """A part of a shared file, made by the attempt `epoch`; `path` is where the present one finds it, below the
     directory of what is shared."""
 
@@ -35,7 +35,7 @@ class Part:
     path: str
 
 
-def offered(job: Job, now: int) -> list[SharedRecord]:
+def shared_records(job: Job, now: int) -> list[SharedRecord]:
     """What the job leaves for others: nothing unless it is complete, and nothing but what that attempt has stored."""
     if job.state is not JobState.COMPLETE or job.spec.plan is None:
         return []
@@ -59,7 +59,7 @@ def offered(job: Job, now: int) -> list[SharedRecord]:
     return found
 
 
-def replaces(new: SharedRecord, seen: SharedRecord | None, *, stored: bool, started_at: int) -> bool:
+def should_replace(new: SharedRecord, seen: SharedRecord | None, *, stored: bool, started_at: int) -> bool:
     """True if later jobs should be given the new one, of a job that was first begun at `started_at`.
 
     A job that was given something and leaves another file all the same has added to it, or could not use it. Of two
@@ -78,7 +78,7 @@ def may_have_parts(job: Job) -> bool:
     return shares and job.epoch > 1 and job.checkpoint_step is None
 
 
-def part_of(job: Job, key: str) -> Part | None:
+def part_of(job: Job, key: str) -> SharedPart | None:
     """What this artifact is to the present attempt; None if it is no part of an earlier attempt's."""
     number, _, path = key.removeprefix(artifacts_prefix(job.id)).partition("/")
     epoch = int(number)
@@ -87,5 +87,5 @@ def part_of(job: Job, key: str) -> Part | None:
     for shared in job.spec.plan.shared:
         parts = f"{shared.path}{SHARED_PARTS}/"
         if path.startswith(parts):
-            return Part(epoch, f"{parts}{epoch}/{path.removeprefix(parts)}")
+            return SharedPart(epoch, f"{parts}{epoch}/{path.removeprefix(parts)}")
     return None

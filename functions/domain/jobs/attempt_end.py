@@ -11,7 +11,7 @@ from baton.contract.jobs import AttemptEnd, JobCounters, JobState, Progress, Rea
 from baton.contract.steering import EndedBy
 from functions.domain.jobs import retry as retry_policy
 from functions.domain.jobs.leases import Fence
-from functions.domain.jobs.transaction import CloseLease, Transaction, changed
+from functions.domain.jobs.transaction import CloseLease, Transaction, update_job
 from functions.domain.records import Attempt, Job
 
 LONGEST_URL_LIFE_S = 3600
@@ -22,7 +22,7 @@ MAX_LOG_TAIL_BYTES = 32 * 1024
 """What an attempt keeps of the last lines of output: the newest ones, as JSON."""
 
 
-def late_at(job: Job, now: int) -> int | None:
+def late_retention_at(job: Job, now: int) -> int | None:
     """When the sweeper runs retention for a job that ends now, and not by its worker's call; None if it never ran."""
     return now + LATE_AFTER_S if job.epoch > 0 else None
 
@@ -45,7 +45,7 @@ def _newest(reported: Progress | None, known: Progress | None) -> Progress | Non
     return max(reports, key=lambda report: (report.reported_at or 0, report.step), default=None)
 
 
-def counted(counters: JobCounters, **more: int) -> JobCounters:
+def add_counts(counters: JobCounters, **more: int) -> JobCounters:
     """The counters with some of them raised."""
     return counters.model_copy(update={name: getattr(counters, name) + by for name, by in more.items()})
 
@@ -75,16 +75,16 @@ def committed_step(job: Job, attempt: Attempt) -> int | None:
     return attempt.checkpoint_step if job.attempt_step is None else job.attempt_step
 
 
-def stopped(
+def end_job(
     job: Job, attempt: Attempt | None, end: AttemptEnd, now: int, *, reason: Reason, **updates: Any
 ) -> Transaction:
     """End the job by `updates`, and what runs, even where the attempt's item is lost."""
-    updates["retention_at"] = late_at(job, now)
+    updates["retention_at"] = late_retention_at(job, now)
     if job.state is not JobState.RUNNING:
-        return changed(job, now, reason=reason, **updates)
+        return update_job(job, now, reason=reason, **updates)
     if attempt is None:
         close = CloseLease(job_id=job.id, tenant=job.tenant, epoch=job.epoch, now=now, closed=end.value)
-        return changed(job, now, reason=reason, **updates).also(close)
+        return update_job(job, now, reason=reason, **updates).also(close)
     return end_attempt(job, attempt, end, now, fence=None, reason=reason, **updates)
 
 
@@ -107,12 +107,12 @@ def end_attempt(
     assert isinstance(counters, JobCounters)
     progress = progress or attempt.progress
     ran_s = _ran_s(attempt, now, seen_until)
-    change = changed(
+    change = update_job(
         job,
         now,
         reason=reason,
         progress=_newest(progress, job.progress),
-        counters=counted(counters, runtime_s=ran_s),
+        counters=add_counts(counters, runtime_s=ran_s),
         **_spent(job, attempt, ran_s),
         **updates,
     )
@@ -144,7 +144,7 @@ _END_EVENTS = {
 }
 
 
-def requeued(
+def requeue(
     job: Job,
     attempt: Attempt,
     end: AttemptEnd,
@@ -165,7 +165,7 @@ def requeued(
     `told`: what the event says besides.
     """
     exhausted = retry_policy.cap_reached(
-        job.model_copy(update={"counters": counted(counters, runtime_s=_ran_s(attempt, now, seen_until))})
+        job.model_copy(update={"counters": add_counts(counters, runtime_s=_ran_s(attempt, now, seen_until))})
     )
     not_before = now + wait_s if wait_s else None
     state, job_reason = JobState.PENDING, reason
@@ -173,7 +173,7 @@ def requeued(
         state, job_reason, not_before = JobState.FAILED, exhausted, None
         updates.update(failed_at=now, pause_requested=False, stale=False)
         # Who reports a failure lets go of what is not kept with the same call.
-        updates.update(retention_at=None if end is AttemptEnd.FAILED else late_at(job, now))
+        updates.update(retention_at=None if end is AttemptEnd.FAILED else late_retention_at(job, now))
     elif job.pause_requested:
         # The reason since the request is the user's.
         state, job_reason, not_before = JobState.PAUSED, job.reason or Reason(code=ReasonCode.PAUSED_BY_USER), None
@@ -205,7 +205,7 @@ def requeued(
     return change
 
 
-def interrupted(
+def requeue_interrupted(
     job: Job,
     attempt: Attempt,
     reason: Reason,
@@ -221,7 +221,7 @@ def interrupted(
     wait_s = 0
     if fruitless > retry_policy.FREE_INTERRUPTIONS:
         wait_s = retry_policy.backoff_s(job.spec.policy, fruitless - retry_policy.FREE_INTERRUPTIONS)
-    return requeued(
+    return requeue(
         job.model_copy(update={"fruitless_interruptions": fruitless}),
         attempt,
         AttemptEnd.INTERRUPTED,
@@ -231,13 +231,13 @@ def interrupted(
         expired_at=expired_at,
         seen_until=seen_until,
         progress=progress,
-        counters=counted(job.counters, interruptions=1),
+        counters=add_counts(job.counters, interruptions=1),
         wait_s=wait_s,
         stale=True,
     )
 
 
-def failed_for_good(
+def fail_permanently(
     job: Job,
     attempt: Attempt,
     reason: Reason,
@@ -263,13 +263,13 @@ def failed_for_good(
         ended_by=ended_by,
         ends=job.ends + 1,
     )
-    said, by = reason.model_dump(), by_whom(ended_by)
+    said, by = reason.model_dump(), cause_data(ended_by)
     change = change.with_event(
         EventType.ATTEMPT_FAILED, now, reason=said, machine_id=attempt.machine_id, not_before=None, **by
     )
     return change.with_event(EventType.FAILED, now, **said, **by)
 
 
-def by_whom(ended_by: EndedBy | None) -> dict[str, Any]:
+def cause_data(ended_by: EndedBy | None) -> dict[str, Any]:
     """What events say of the rule or command that ended a training."""
     return {} if ended_by is None else {"ended_by": ended_by.model_dump(exclude_defaults=True)}

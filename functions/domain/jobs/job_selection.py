@@ -30,17 +30,17 @@ class ClaimWindow:
 
     size: int = SMALLEST_WINDOW
 
-    def conflicted(self) -> None:
+    def widen(self) -> None:
         """Somebody else was faster: spread out."""
         self.size = min(self.size * GROWTH, LARGEST_WINDOW)
 
-    def succeeded(self) -> None:
+    def narrow(self) -> None:
         """A claim without conflict: draw together, slowly."""
         self.size = max(self.size - max(self.size // DECAY, 1), SMALLEST_WINDOW)
 
     def choose(self, candidates: Sequence[Job], draw_below: Callable[[int], int]) -> Job:
         """Return one of the first `size` candidates that rank alike; there must be at least one candidate."""
-        leading = equals(candidates[: self.size])
+        leading = leading_equals(candidates[: self.size])
         return leading[draw_below(len(leading))] if len(leading) > 1 else leading[0]
 
 
@@ -63,7 +63,7 @@ def with_claimant(change: Transaction, claimant: Claimant | None) -> Transaction
     return change.replacing(opening, OpenLease(lease=opening.lease.model_copy(update=updates)))
 
 
-def suitable(candidates: Sequence[Job], worker: WorkQuery, now: int) -> list[Job]:
+def select_suitable(candidates: Sequence[Job], worker: WorkQuery, now: int) -> list[Job]:
     """The jobs that this worker may have, in the same order.
 
     A job whose deadline has passed is nobody's: its timer ends it.
@@ -107,7 +107,7 @@ def _named(wanted: str, model: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(wanted.strip())}(?!\w)", model, re.IGNORECASE) is not None
 
 
-def equals(candidates: Sequence[Job]) -> list[Job]:
+def leading_equals(candidates: Sequence[Job]) -> list[Job]:
     """The leading candidates that rank alike (stale, priority): a worker tries a random one of these."""
     if not candidates:
         return []

@@ -13,7 +13,7 @@ from functions.domain.record_base import Record
 from functions.domain.records import Lease
 
 
-class Watch(Record):
+class ReclaimWatermark(Record):
     """Service of the API as the sweeper has seen it.
 
     `seen_at`: the last sweep, 0 if the API did not answer then. `since`: the end of the last noticed outage, 0 if the
@@ -24,17 +24,19 @@ class Watch(Record):
     since: int = 0
 
 
-def watched(before: Watch | None, now: int, *, sweep_interval_s: float, served: bool) -> Watch:
+def update_watermark(
+    before: ReclaimWatermark | None, now: int, *, sweep_interval_s: float, served: bool
+) -> ReclaimWatermark:
     """Return the watch after a sweep at `now` that found the API answering (`served`) or not."""
     if not served:
-        return Watch(seen_at=0, since=now)
+        return ReclaimWatermark(seen_at=0, since=now)
     if before is None:
-        return Watch(seen_at=now)
+        return ReclaimWatermark(seen_at=now)
     noticed = now - before.seen_at > unseen_outage_s(sweep_interval_s)
-    return Watch(seen_at=max(now, before.seen_at), since=now if noticed else before.since)
+    return ReclaimWatermark(seen_at=max(now, before.seen_at), since=now if noticed else before.since)
 
 
-def reclaimable(lease: Lease, watch: Watch, now: int, *, sweep_interval_s: float) -> bool:
+def is_reclaimable(lease: Lease, watch: ReclaimWatermark, now: int, *, sweep_interval_s: float) -> bool:
     """Return True if the lease may be revoked and its attempt ended as interrupted."""
     interval_s = lease.heartbeat_interval_s
     return (

@@ -157,7 +157,7 @@ def fence_of(lease: Lease, now: int) -> Fence:
     )
 
 
-def why_expired(lease: Lease, now: int) -> str:
+def describe_expiry(lease: Lease, now: int) -> str:
     """Tell why a lease ran out: heartbeats stopped, or an original client showed no progress for too long."""
     claimant = lease.claimant
     if claimant is not None and claimant.progress_by < lease.expires_at:

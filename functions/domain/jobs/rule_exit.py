@@ -11,7 +11,7 @@ from baton.contract.jobs import AttemptEnd, Progress, Reason, ReasonCode, Retent
 from baton.contract.steering import MAX_ROLLBACKS, EndedBy, LeaveByRule, Rollback, RolledBack
 from functions.domain.errors import Refusal
 from functions.domain.jobs import retry as retry_policy
-from functions.domain.jobs.attempt_end import by_whom, counted, requeued
+from functions.domain.jobs.attempt_end import add_counts, cause_data, requeue
 from functions.domain.jobs.leases import Fence
 from functions.domain.jobs.transaction import Transaction
 from functions.domain.jobs.transitions import require_running
@@ -27,7 +27,7 @@ _REASONS = {
 }
 
 
-def leave(
+def end_attempt_by_rule(
     job: Job,
     attempt: Attempt,
     fence: Fence,
@@ -45,11 +45,11 @@ def leave(
     """
     require_running(job)
     by = wish.ended_by
-    reason = Reason(code=_REASONS[wish.kind], message=named(by))
+    reason = Reason(code=_REASONS[wish.kind], message=describe_cause(by))
     updates: dict[str, Any] = {"ended_by": by, "ends": job.ends + 1}
     done = None
     if wish.rollback is not None:
-        chosen = choose(resumable, wish.rollback, job.spec.policy.retention)
+        chosen = choose_checkpoint(resumable, wish.rollback, job.spec.policy.retention)
         done = _rolled_back(job, wish.rollback, by, chosen)
         if chosen is None:
             _require_nothing_lost(job, wish.rollback, by, kept)
@@ -61,7 +61,7 @@ def leave(
         job = job.model_copy(update={"pause_requested": True, "reason": reason})
     elif wish.exclude_host:
         updates["avoid"] = retry_policy.avoided(job.avoid, attempt.machine_id, job.spec.policy, now)
-    change = requeued(
+    change = requeue(
         job,
         attempt,
         AttemptEnd.RELEASED,
@@ -69,14 +69,14 @@ def leave(
         now,
         fence=fence,
         progress=progress,
-        counters=counted(job.counters, releases=1),
-        told=by_whom(by),
+        counters=add_counts(job.counters, releases=1),
+        told=cause_data(by),
         **{"stale": True, **updates},
     )
     return change if done is None else change.with_event(EventType.ROLLED_BACK, now, **done.model_dump())
 
 
-def named(by: EndedBy) -> str:
+def describe_cause(by: EndedBy) -> str:
     """Who ended it, and where, in words."""
     who = f"rule {by.rule}" if by.rule is not None else f"command {by.command}" if by.command is not None else "a rule"
     return f"{who} at step {by.step}{': ' if by.message else ''}{by.message}"
@@ -120,7 +120,9 @@ def _require_nothing_lost(job: Job, wish: Rollback, by: EndedBy, kept: Iterable[
     )
 
 
-def choose(resumable: Sequence[CheckpointRecord], wish: Rollback, retention: Retention) -> CheckpointRecord | None:
+def choose_checkpoint(
+    resumable: Sequence[CheckpointRecord], wish: Rollback, retention: Retention
+) -> CheckpointRecord | None:
     """The checkpoint to go back to; None for the beginning."""
     before = sorted((one for one in resumable if one.step < wish.before_step), key=lambda one: one.step, reverse=True)
     if wish.to == "best":

@@ -14,7 +14,7 @@ from baton.contract.history import EventType
 from functions.domain.jobs.leases import Fence
 from functions.domain.keys import Key
 from functions.domain.record_base import Attribute, TableRecord
-from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease, StandingRecord
+from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease, RuleStateRecord
 
 R = TypeVar("R", bound=TableRecord)
 
@@ -64,7 +64,7 @@ class Delete:
     now: int = 0
 
 
-def forget(job_id: str, record: CheckpointRecord, now: int) -> Delete:
+def delete_checkpoint(job_id: str, record: CheckpointRecord, now: int) -> Delete:
     """Return the deletion of a checkpoint's record: of this very one, and only if nobody reads it at `now`."""
     return Delete(key=record.key(job_id, record.step), seen=record.identity(), now=now)
 
@@ -332,21 +332,21 @@ class Transaction:
         return replace(self, writes=tuple(new if one is old else one for one in self.writes))
 
 
-def check_soon(standing: StandingRecord | None, now: int) -> StandingRecord:
-    """Return the rule state that makes the sweeper evaluate the rules in its next turn. `standing`: None for none."""
-    if standing is None:
-        return StandingRecord(version=1, next_at=now)
-    return standing.model_copy(update={"version": standing.version + 1, "next_at": now})
+def evaluate_soon(rule_state: RuleStateRecord | None, now: int) -> RuleStateRecord:
+    """Return the rule state that makes the sweeper evaluate the rules in its next turn. `rule_state`: None for none."""
+    if rule_state is None:
+        return RuleStateRecord(version=1, next_at=now)
+    return rule_state.model_copy(update={"version": rule_state.version + 1, "next_at": now})
 
 
-def written(job: Job) -> Transaction:
+def write_job(job: Job) -> Transaction:
     """Return the write of a job whose `rev` is one more than that of the job that was read."""
     return Transaction((Put(owner=job.id, record=job),))
 
 
-def changed(job: Job, now: int, **updates: Any) -> Transaction:
+def update_job(job: Job, now: int, **updates: Any) -> Transaction:
     """Return the write of `job` with `updates` and the next `rev`."""
     after = job.model_copy(update={**updates, "rev": job.rev + 1, "updated_at": now})
     if after.watched and after.claimable and not job.claimable:
         after = after.model_copy(update={"waiting_since": now})
-    return written(after)
+    return write_job(after)

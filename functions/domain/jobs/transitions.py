@@ -32,28 +32,28 @@ from baton.contract.work import AGENT_CRASHED, Directive, FailRequest, WorkQuery
 from functions.domain.errors import Refusal
 from functions.domain.jobs import retry as retry_policy
 from functions.domain.jobs.attempt_end import (
-    by_whom,
+    add_counts,
+    cause_data,
     committed_step,
     cost_usd,
-    counted,
     end_attempt,
-    failed_for_good,
-    interrupted,
+    end_job,
+    fail_permanently,
     newest_lines,
-    requeued,
-    stopped,
+    requeue,
+    requeue_interrupted,
 )
-from functions.domain.jobs.leases import Fence, why_expired
+from functions.domain.jobs.leases import Fence, describe_expiry
 from functions.domain.jobs.transaction import (
     DirectLease,
     OpenLease,
     ReopenLease,
     Transaction,
-    changed,
-    check_soon,
-    written,
+    evaluate_soon,
+    update_job,
+    write_job,
 )
-from functions.domain.records import Attempt, CheckpointRecord, Job, Lease, RulesRecord, Spec, StandingRecord
+from functions.domain.records import Attempt, CheckpointRecord, Job, Lease, RulesRecord, RuleStateRecord, Spec
 
 MAX_SPEC_BYTES = 100_000
 """The job's item grows while it runs (machines to avoid, progress, artifacts) and must fit into 400 KB at its end."""
@@ -101,10 +101,10 @@ def submit(
         updated_at=now,
         rev=1,
     )
-    change = written(job).with_event(EventType.SUBMITTED, now, queue=queue, priority=priority)
+    change = write_job(job).with_event(EventType.SUBMITTED, now, queue=queue, priority=priority)
     if rules is not None:
         change = change.put(rules)
-    return change.put(check_soon(None, now)) if watched else change
+    return change.put(evaluate_soon(None, now)) if watched else change
 
 
 def claim(job: Job, worker: WorkQuery, *, token_sha256: str | None, key_id: str | None, now: int) -> Transaction:
@@ -143,7 +143,7 @@ def claim(job: Job, worker: WorkQuery, *, token_sha256: str | None, key_id: str 
         started_at=now,
         resumed_step=job.checkpoint_step,
     )
-    change = changed(
+    change = update_job(
         job,
         now,
         state=JobState.RUNNING,
@@ -154,7 +154,7 @@ def claim(job: Job, worker: WorkQuery, *, token_sha256: str | None, key_id: str 
         lapsed_step=None,
         decided=0,
         ended_by=None,
-        counters=counted(job.counters, attempts=1),
+        counters=add_counts(job.counters, attempts=1),
     )
     change = change.put(attempt).also(OpenLease(lease=lease))
     return change.with_event(EventType.STARTED, now, machine_id=worker.machine_id, resumed_step=job.checkpoint_step)
@@ -186,7 +186,9 @@ def complete(
         ended_by=ended_by,
         ends=job.ends + (ended_by is not None),
     )
-    return change.with_event(EventType.COMPLETED, now, artifacts=[one.path for one in artifacts], **by_whom(ended_by))
+    return change.with_event(
+        EventType.COMPLETED, now, artifacts=[one.path for one in artifacts], **cause_data(ended_by)
+    )
 
 
 def fail(
@@ -205,12 +207,12 @@ def fail(
     )
     if report.failure_class is FailureClass.STOPPED_BY_RULE:
         # The rule's will, not a mishap: nothing to count, and nobody tries again.
-        return failed_for_good(job, attempt, reason, now, fence=fence, progress=progress, ended_by=report.ended_by)
+        return fail_permanently(job, attempt, reason, now, fence=fence, progress=progress, ended_by=report.ended_by)
     now_avoided = retry_policy.avoided(job.avoid, attempt.machine_id, job.spec.policy, now)
     node_fault = report.failure_class.node_fault
-    counters = counted(job.counters, **{"node_faults" if node_fault else "failures": 1})
+    counters = add_counts(job.counters, **{"node_faults" if node_fault else "failures": 1})
     wait_s = retry_policy.backoff_s(job.spec.policy, counters.node_faults if node_fault else counters.failures)
-    return requeued(
+    return requeue(
         job,
         attempt,
         AttemptEnd.FAILED,
@@ -221,7 +223,7 @@ def fail(
         counters=counters,
         # Another machine may try at once, if this one is sure not to get the job again.
         wait_s=0 if node_fault and attempt.machine_id in now_avoided else wait_s,
-        told=by_whom(report.ended_by),
+        told=cause_data(report.ended_by),
         avoid=now_avoided,
         ended_by=report.ended_by,
     )
@@ -236,8 +238,8 @@ def release(
     """
     require_running(job)
     if reason.code == AGENT_CRASHED:
-        return interrupted(job, attempt, reason, now, fence=fence, progress=progress)
-    return requeued(
+        return requeue_interrupted(job, attempt, reason, now, fence=fence, progress=progress)
+    return requeue(
         job,
         attempt,
         AttemptEnd.RELEASED,
@@ -245,7 +247,7 @@ def release(
         now,
         fence=fence,
         progress=progress,
-        counters=counted(job.counters, releases=1),
+        counters=add_counts(job.counters, releases=1),
         stale=True,
     )
 
@@ -256,8 +258,8 @@ def interrupt(job: Job, attempt: Attempt, lease: Lease, *, now: int) -> Transact
     if lease.closed or lease.epoch != job.epoch or lease.expires_at > now:
         raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"The lease of job {job.id} has not run out.")
     last_seen_at = lease.expires_at - lease.duration_s
-    reason = Reason(code=ReasonCode.LEASE_EXPIRED, message=why_expired(lease, now))
-    return interrupted(
+    reason = Reason(code=ReasonCode.LEASE_EXPIRED, message=describe_expiry(lease, now))
+    return requeue_interrupted(
         job, attempt, reason, now, fence=None, expired_at=now, seen_until=last_seen_at, progress=lease.progress
     )
 
@@ -275,7 +277,7 @@ def cancel(job: Job, attempt: Attempt | None, *, message: str, now: int) -> Tran
         "not_before": None,
         "pause_requested": False,
     }
-    change = stopped(job, attempt, AttemptEnd.CANCELED, now, reason=reason, **updates)
+    change = end_job(job, attempt, AttemptEnd.CANCELED, now, reason=reason, **updates)
     return change.with_event(EventType.CANCELED, now, message=message)
 
 
@@ -283,10 +285,10 @@ def pause(job: Job, *, message: str, now: int, code: ReasonCode = ReasonCode.PAU
     """Hold the job. A running one is asked to commit a checkpoint and hand itself back first."""
     reason = Reason(code=code, message=message)
     if job.state is JobState.PENDING:
-        change = changed(job, now, state=JobState.PAUSED, reason=reason, not_before=None)
+        change = update_job(job, now, state=JobState.PAUSED, reason=reason, not_before=None)
         return change.with_event(EventType.PAUSED, now, message=message)
     if job.state is JobState.RUNNING and not job.pause_requested:
-        change = changed(job, now, pause_requested=True, reason=reason)
+        change = update_job(job, now, pause_requested=True, reason=reason)
         direct = DirectLease(job_id=job.id, epoch=job.epoch, directive=Directive.PAUSE, reason=code)
         return change.also(direct).with_event(EventType.PAUSE_REQUESTED, now, message=message)
     if job.state.terminal:
@@ -297,10 +299,10 @@ def pause(job: Job, *, message: str, now: int, code: ReasonCode = ReasonCode.PAU
 def resume(job: Job, *, now: int) -> Transaction:
     """Let a paused job run again; a pause that is still under way is withdrawn."""
     if job.state is JobState.PAUSED:
-        change = changed(job, now, state=JobState.PENDING, reason=None, stale=job.epoch > 0)
+        change = update_job(job, now, state=JobState.PENDING, reason=None, stale=job.epoch > 0)
     elif job.state is JobState.RUNNING and job.pause_requested:
         direct = DirectLease(job_id=job.id, epoch=job.epoch, directive=Directive.CONTINUE, reason="")
-        change = changed(job, now, pause_requested=False, reason=None, ended_by=None).also(direct)
+        change = update_job(job, now, pause_requested=False, reason=None, ended_by=None).also(direct)
     elif job.state.terminal:
         raise Refusal(ErrorCode.JOB_FINISHED, f"Job {job.id} is {job.state}.")
     else:
@@ -315,9 +317,9 @@ def retry(
     keep_checkpoint: bool,
     reset_counters: bool,
     now: int,
-    standing: StandingRecord | None = None,
+    rule_state: RuleStateRecord | None = None,
 ) -> Transaction:
-    """Run an ended job again under the same id. `standing`: that of a job that is watched.
+    """Run an ended job again under the same id. `rule_state`: that of a job that is watched.
 
     With `keep_checkpoint` the newest one stays the place to resume from; otherwise it is `chosen`, or none.
     """
@@ -334,7 +336,7 @@ def retry(
     current = job.checkpoint_step, job.checkpoint_epoch
     told = (chosen.step, chosen.epoch) if chosen else (None, None)
     place = current if keep_checkpoint else told
-    change = changed(
+    change = update_job(
         job,
         now,
         state=JobState.PENDING,
@@ -359,7 +361,7 @@ def retry(
         **spent,
     )
     if job.watched:
-        change = change.put(check_soon(standing, now))
+        change = change.put(evaluate_soon(rule_state, now))
     exhausted = retry_policy.cap_reached(change.job)
     if exhausted:
         raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"A budget is used up ({exhausted.message}): reset the counters.")
@@ -383,14 +385,14 @@ def readopt(job: Job, attempt: Attempt, lease: Lease, fence: Fence, *, now: int)
     spent = {}
     if priced is not None:
         spent = {"cost_usd": job.cost_usd - cost_usd(ran_s, priced), "priced_s": job.priced_s - ran_s}
-    change = changed(
+    change = update_job(
         job,
         now,
         state=JobState.RUNNING,
         reason=None,
         not_before=None,
         stale=False,
-        counters=counted(job.counters, interruptions=-1, runtime_s=-ran_s),
+        counters=add_counts(job.counters, interruptions=-1, runtime_s=-ran_s),
         fruitless_interruptions=max(fruitless, 0),
         **spent,
     )
@@ -413,7 +415,7 @@ def timer(job: Job, attempt: Attempt | None, *, now: int) -> Transaction | None:
     if not job.state.terminal and deadline_at is not None and deadline_at <= now:
         return out_of_time(job, attempt, now=now)
     if job.state is JobState.PENDING and job.not_before is not None and job.not_before <= now:
-        return changed(job, now, not_before=None).with_event(EventType.BACKOFF_ENDED, now)
+        return update_job(job, now, not_before=None).with_event(EventType.BACKOFF_ENDED, now)
     return None
 
 
@@ -432,7 +434,7 @@ def out_of_time(job: Job, attempt: Attempt | None, *, now: int) -> Transaction:
     else:
         raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"Job {job.id} has time left.")
     updates: dict[str, Any] = {"state": JobState.FAILED, "failed_at": now, "not_before": None, "pause_requested": False}
-    change = stopped(job, attempt, AttemptEnd.FAILED, now, reason=reason, **updates)
+    change = end_job(job, attempt, AttemptEnd.FAILED, now, reason=reason, **updates)
     return change.with_event(EventType.FAILED, now, **reason.model_dump())
 
 

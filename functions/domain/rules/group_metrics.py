@@ -19,12 +19,12 @@ MAX_VALUES = 64
 """Of one job. What its newest rules ask for comes first; what earlier ones asked for may still be read by others."""
 
 
-def own_values(
+def update_member(
     before: MemberRecord, needed: Collection[GroupValue], progress: Progress | None, *, now: int
 ) -> MemberRecord:
     """What is to be kept of a job after a report. A value at a step is that of the first report at or after it."""
     known = {(one.metric, one.step): one.value for one in before.values}
-    reported = values_in_rules(progress) if progress else {}
+    reported = reported_values(progress) if progress else {}
     for one in needed:
         if progress is None or one.metric not in reported:
             continue
@@ -42,13 +42,13 @@ def own_values(
     return MemberRecord(values=kept, expires_at=now + KEPT_S)
 
 
-def values_in_rules(progress: Progress) -> dict[str, float | None]:
+def reported_values(progress: Progress) -> dict[str, float | None]:
     """What was reported, by the names in rules; NaN and infinity are values."""
     said = {**progress.metrics, **{name: decode(word) for name, word in progress.nonfinite.items()}}
     return {name_in_rules(name): value for name, value in said.items()}
 
 
-class Group:
+class GroupMembers:
     """GroupValues of one job. `members`: what was read of the group, by job."""
 
     def __init__(self, job_id: str, own: MemberRecord, members: Mapping[str, MemberRecord] | None) -> None:

@@ -31,12 +31,19 @@ from baton.contract.work import Directive
 from functions.domain.errors import NotDoneError, Refusal
 from functions.domain.jobs import retry as retry_policy
 from functions.domain.jobs import transitions
-from functions.domain.jobs.attempt_end import by_whom, counted, requeued, stopped
-from functions.domain.jobs.rule_exit import named
-from functions.domain.jobs.transaction import Delete, DirectLease, Put, Transaction, changed
+from functions.domain.jobs.attempt_end import add_counts, cause_data, end_job, requeue
+from functions.domain.jobs.rule_exit import describe_cause
+from functions.domain.jobs.transaction import Delete, DirectLease, Put, Transaction, update_job
 from functions.domain.records import Attempt, CommandRecord, Event, Job, Lease, ScaleOrder
 from functions.domain.rules import steering
-from functions.domain.rules.scaling import MAX_ORDERS, MAX_TOLD_CHARS, STOP_KEPT_S, Decision, GroupJobs, decide
+from functions.domain.rules.scaling import (
+    MAX_MESSAGE_CHARS,
+    MAX_ORDERS,
+    STOP_COMMAND_LIFE_S,
+    GroupJobs,
+    ScaleDecision,
+    decide_scaling,
+)
 
 PLACE = "control_plane"
 MAX_OPERANDS = 32
@@ -52,7 +59,7 @@ def _no_groups(name: str) -> GroupJobs:
     raise NotDoneError(f"group {name!r} cannot be read here")
 
 
-class Acting:
+class RuleActionExecutor:
     """One look's decisions on one job, in their order."""
 
     def __init__(
@@ -113,7 +120,7 @@ class Acting:
         common = {"rule": verdict.rule, "severity": verdict.severity, "dry_run": dry_run}
         names = [NAMES[type(action)] for action in verdict.actions]
         would = [self._would(action, verdict) for action in verdict.actions if isinstance(action, Scale) and dry_run]
-        said = "; ".join(text for text in (verdict.reason, *would) if text)[:MAX_TOLD_CHARS]
+        said = "; ".join(text for text in (verdict.reason, *would) if text)[:MAX_MESSAGE_CHARS]
         self.tell(_EVENTS[verdict.state], **common, operands=operands, actions=names, message=said)
         if dry_run:
             return
@@ -129,7 +136,7 @@ class Acting:
                 became["action.applied"].append((name, done))
         for type_, actions in became.items():
             if actions:
-                said = "; ".join(text for _, text in actions)[:MAX_TOLD_CHARS]
+                said = "; ".join(text for _, text in actions)[:MAX_MESSAGE_CHARS]
                 self.tell(type_, **common, actions=[name for name, _ in actions], message=said)
 
     def change(self) -> Transaction | None:
@@ -145,11 +152,11 @@ class Acting:
     def _told(self) -> Transaction | None:
         if not self._records:
             return None
-        change = self._with_records(changed(self._job, self._now))
+        change = self._with_records(update_job(self._job, self._now))
         if not self._running:
             # `updated_at` says since when a job waits, and this job has not been moved.
             return change.with_job(updated_at=self._read.updated_at)
-        return steering.steered(change) if self._given else change
+        return steering.notify_lease(change) if self._given else change
 
     def _with_records(self, change: Transaction) -> Transaction:
         scalings = (self._groups[name].record for name in self._ordered)
@@ -182,10 +189,10 @@ class Acting:
                 self._groups[action.group] = decision.group
                 if action.group not in self._ordered:
                     self._ordered.append(action.group)
-                return decision.said
+                return decision.message
         raise NotDoneError("only a training can do this, between two of its steps")
 
-    def _scaled(self, action: Scale, verdict: Verdict) -> Decision:
+    def _scaled(self, action: Scale, verdict: Verdict) -> ScaleDecision:
         """What is to be done with the group. Raises NotDoneError."""
         if self._job.copy_of is not None:
             raise NotDoneError(f"this job is a copy, made by a rule: its own rules do not scale {action.group!r}")
@@ -200,11 +207,11 @@ class Acting:
             step=self._step,
             group=action.group,
         )
-        return decide(self._groups[action.group], action, order, job_id=self._job.id, now=self._now)
+        return decide_scaling(self._groups[action.group], action, order, job_id=self._job.id, now=self._now)
 
     def _would(self, action: Scale, verdict: Verdict) -> str:
         try:
-            return f"would be applied: {self._scaled(action, verdict).said}"
+            return f"would be applied: {self._scaled(action, verdict).message}"
         except NotDoneError as error:
             return f"would be rejected: {error}"
 
@@ -230,7 +237,7 @@ class Acting:
             "arguments": {**request.arguments, **(bounds or {})},
         }
         if ends:
-            more["expires_at"] = self._now + STOP_KEPT_S
+            more["expires_at"] = self._now + STOP_COMMAND_LIFE_S
         change = steering.add_command(self._job, self._kept, request, key_sha256=None, now=self._now, more=more)
         (given,) = change.records(CommandRecord)
         gone = {one.key for one in change.deletes}
@@ -246,18 +253,18 @@ class Acting:
         if self._end is not None:
             raise NotDoneError("another rule, or another action of this one, moves the job already")
 
-    def _move(self, decide: Callable[[EndedBy], tuple[Transaction, str]], verdict: Verdict) -> str:
+    def _move(self, decide_scaling: Callable[[EndedBy], tuple[Transaction, str]], verdict: Verdict) -> str:
         self._require_going_on()
         why = verdict.reason or ", ".join(f"{one.text} = {_said(one.value)}" for one in verdict.operands)
         by = EndedBy(
-            rule=verdict.rule, revision=self._job.rules_revision, step=self._step, message=why[:MAX_TOLD_CHARS]
+            rule=verdict.rule, revision=self._job.rules_revision, step=self._step, message=why[:MAX_MESSAGE_CHARS]
         )
-        self._end, done = decide(by)
+        self._end, done = decide_scaling(by)
         return done
 
     def _fail(self, by: EndedBy) -> tuple[Transaction, str]:
         """Whatever the worker does: its next heartbeat is told."""
-        reason = Reason(code=FailureClass.STOPPED_BY_RULE.value, message=named(by))
+        reason = Reason(code=FailureClass.STOPPED_BY_RULE.value, message=describe_cause(by))
         updates: dict[str, Any] = {
             "state": JobState.FAILED,
             "failed_at": self._now,
@@ -269,8 +276,8 @@ class Acting:
         if attempt is not None:
             attempt = attempt.model_copy(update={"failure_class": FailureClass.STOPPED_BY_RULE})
             updates |= self._of_attempt()
-        change = stopped(self._job, attempt, AttemptEnd.FAILED, self._now, reason=reason, **updates)
-        said, who = reason.model_dump(), by_whom(by)
+        change = end_job(self._job, attempt, AttemptEnd.FAILED, self._now, reason=reason, **updates)
+        said, who = reason.model_dump(), cause_data(by)
         if attempt is not None:
             change = change.with_event(
                 EventType.ATTEMPT_FAILED,
@@ -283,7 +290,7 @@ class Acting:
         return change.with_event(EventType.FAILED, self._now, **said, **who), "the job has failed"
 
     def _pause(self, by: EndedBy) -> tuple[Transaction, str]:
-        change = transitions.pause(self._job, message=named(by), now=self._now, code=ReasonCode.PAUSED_BY_RULE)
+        change = transitions.pause(self._job, message=describe_cause(by), now=self._now, code=ReasonCode.PAUSED_BY_RULE)
         asked = change.job.state is JobState.RUNNING
         done = "its worker is asked to hand the job back" if asked else "the job is paused"
         return change.with_job(ended_by=by), done
@@ -300,18 +307,18 @@ class Acting:
             direct = DirectLease(
                 job_id=job.id, epoch=job.epoch, directive=Directive.PAUSE, reason=ReasonCode.REQUEUED_BY_RULE
             )
-            change = changed(job, now, avoid=avoid, ended_by=by).also(direct)
+            change = update_job(job, now, avoid=avoid, ended_by=by).also(direct)
             return change, "its worker is asked to hand the job back"
-        reason = Reason(code=ReasonCode.REQUEUED_BY_RULE, message=named(by))
-        change = requeued(
+        reason = Reason(code=ReasonCode.REQUEUED_BY_RULE, message=describe_cause(by))
+        change = requeue(
             job,
             attempt,
             AttemptEnd.RELEASED,
             reason,
             now,
             fence=None,
-            counters=counted(job.counters, releases=1),
-            told=by_whom(by),
+            counters=add_counts(job.counters, releases=1),
+            told=cause_data(by),
             stale=True,
             ended_by=by,
             avoid=avoid,

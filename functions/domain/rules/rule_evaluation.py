@@ -28,9 +28,9 @@ from baton.contract.rules.numbers import encode
 from baton.contract.steering import MAX_STATUS_CHARS, RuleStatus
 from functions.domain.jobs.attempt_end import cost_usd
 from functions.domain.jobs.transaction import Transaction
-from functions.domain.records import Attempt, CommandRecord, Job, Lease, MemberRecord, StandingRecord
-from functions.domain.rules.group_metrics import Group, own_values, values_in_rules
-from functions.domain.rules.rule_actions import Acting
+from functions.domain.records import Attempt, CommandRecord, Job, Lease, MemberRecord, RuleStateRecord
+from functions.domain.rules.group_metrics import GroupMembers, reported_values, update_member
+from functions.domain.rules.rule_actions import RuleActionExecutor
 from functions.domain.rules.scaling import GroupJobs
 
 MAX_RULES = 20
@@ -39,7 +39,7 @@ MAX_POINTS = 2_000
 """Of all their windows together: how they stand is one item, written with every heartbeat."""
 DURATION_POINTS = 500
 """What a window over a duration may hold."""
-LOOK_EVERY_S = 50
+EVALUATION_INTERVAL_S = 50
 """The sweeper comes once a minute, a second earlier or later: so each of its turns finds the job."""
 MAX_ERRORS = 3
 """Looks in vain, after which nobody looks until there is another revision."""
@@ -49,24 +49,24 @@ _LIMITS = LIMITS._replace(duration_points=DURATION_POINTS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class JobSnapshot:
     """A job as it was read. `attempt` and `lease`: of the attempt that holds it, if one does."""
 
     job: Job
-    standing: StandingRecord | None = None
+    rule_state: RuleStateRecord | None = None
     attempt: Attempt | None = None
     lease: Lease | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Looked:
-    """What is to be written: `change`, which has the standing with it, or the standing alone."""
+class EvaluationResult:
+    """What is to be written: `change`, which has the rule_state with it, or the rule_state alone."""
 
-    standing: StandingRecord
+    rule_state: RuleStateRecord
     change: Transaction | None = None
 
 
-def rules_of(text: str) -> RuleSet:
+def control_plane_rules(text: str) -> RuleSet:
     """Those of a document that are evaluated here. Raises ValueError for one that cannot be read here."""
     if not text.strip():
         return RuleSet()
@@ -77,7 +77,7 @@ def rules_of(text: str) -> RuleSet:
     return split(loaded.rules).control_plane._replace(limits=_LIMITS)
 
 
-def too_large(rules: RuleSet) -> list[Fault]:
+def find_size_faults(rules: RuleSet) -> list[Fault]:
     """Why so many rules, or such windows, cannot be evaluated here. `rules`: those that are."""
     faults = []
     if len(rules.rules) > MAX_RULES:
@@ -96,8 +96,8 @@ def too_large(rules: RuleSet) -> list[Fault]:
     return faults
 
 
-def look(
-    seen: Seen,
+def evaluate_rules(
+    seen: JobSnapshot,
     rules: RuleSet,
     *,
     event: str,
@@ -105,38 +105,38 @@ def look(
     kept: Callable[[], Sequence[CommandRecord]],
     members: Mapping[str, MemberRecord] | None = None,
     groups: Callable[[str], GroupJobs] | None = None,
-) -> Looked:
+) -> EvaluationResult:
     """Evaluate a job's rules at `now`. `event`: `heartbeat`, `timer` or `state`. `kept` reads the job's commands,
     `groups` the jobs of a group that a rule scales.
 
     `members`: what is known of the job's group, where rules ask for it and it is in one.
     """
-    job, before = seen.job, seen.standing
+    job, before = seen.job, seen.rule_state
     progress = _unseen(seen)
     needed = collect_group_values(rules)
     member = before.member if before is not None else MemberRecord()
     if needed and members is not None:
-        member = own_values(member, needed, progress, now=now)
-    group = Group(job.id, member, members) if needed else None
+        member = update_member(member, needed, progress, now=now)
+    group = GroupMembers(job.id, member, members) if needed else None
     known = progress is None and before is not None and before.epoch == job.epoch
     step = before.step if known and before is not None else _step(seen)
     version = 1 if before is None else before.version + 1
     more: dict[str, Any] = {} if groups is None else {"groups": groups}
     pending = before.orders if before is not None else []
-    acting = Acting(
+    acting = RuleActionExecutor(
         seen.job, seen.attempt, seen.lease, step=step, now=now, kept=kept, look=version, pending=pending, **more
     )
     evaluator, told = _restored(rules, group, before, job.rules_revision)
     if told:
         acting.tell("rule.updated", severity="info", message=told)
-    observed = {**_of_another_machine(rules, seen), **_observed(evaluator, progress, before), **facts(seen, now)}
+    observed = {**_of_another_machine(rules, seen), **_observed(evaluator, progress, before), **measure_job(seen, now)}
     values: Callable[[], Mapping[str, float | None]] = evaluator.values
     for verdict in evaluator.observe(observed, step=step, now=float(now), event=event):
         acting.take(verdict, values())
-    after = StandingRecord(
+    after = RuleStateRecord(
         version=version,
         revision=job.rules_revision,
-        state=packed(evaluator.state_dict()),
+        state=pack_state(evaluator.state_dict()),
         at=now,
         next_at=now if acting.orders else _next_at(before, now),
         epoch=job.epoch,
@@ -153,12 +153,12 @@ def asks_for_group(rules: RuleSet) -> bool:
     return bool(collect_group_values(rules))
 
 
-def failed(seen: Seen, error: str, *, now: int, severity: str = "error") -> Looked:
+def record_failure(seen: JobSnapshot, error: str, *, now: int, severity: str = "error") -> EvaluationResult:
     """A look that came to nothing, and why. After three of one revision nobody looks until there is another."""
-    before = seen.standing or StandingRecord(version=0)
+    before = seen.rule_state or RuleStateRecord(version=0)
     anew = before.revision != seen.job.rules_revision
     errors = (0 if anew else before.errors) + 1
-    acting = Acting(seen.job, seen.attempt, seen.lease, step=_step(seen), now=now, kept=list)
+    acting = RuleActionExecutor(seen.job, seen.attempt, seen.lease, step=_step(seen), now=now, kept=list)
     last = "; they are switched off until there is another revision" if errors == MAX_ERRORS else ""
     message = f"the rules cannot be checked in the control plane: {error[:MAX_ERROR_CHARS]}{last}"
     acting.tell("rule.error", severity=severity, message=message)
@@ -175,29 +175,29 @@ def failed(seen: Seen, error: str, *, now: int, severity: str = "error") -> Look
     return _looked(acting, after)
 
 
-def is_off(job: Job, standing: StandingRecord | None) -> bool:
+def has_nothing_to_evaluate(job: Job, rule_state: RuleStateRecord | None) -> bool:
     """Whether there is nothing to look at: no such rules, an ended job, or rules that could not be checked."""
     if not job.watched or job.state.terminal:
         return True
-    return standing is not None and standing.revision == job.rules_revision and standing.errors >= MAX_ERRORS
+    return rule_state is not None and rule_state.revision == job.rules_revision and rule_state.errors >= MAX_ERRORS
 
 
-def left_alone(standing: StandingRecord) -> StandingRecord:
+def without_next_evaluation(rule_state: RuleStateRecord) -> RuleStateRecord:
     """The same, and nobody looks at it by himself any more."""
-    return standing.model_copy(update={"version": standing.version + 1, "next_at": None})
+    return rule_state.model_copy(update={"version": rule_state.version + 1, "next_at": None})
 
 
-def statuses(
-    rules: RuleSet, standing: StandingRecord, job_id: str, members: Mapping[str, MemberRecord] | None
+def describe_rules(
+    rules: RuleSet, rule_state: RuleStateRecord, job_id: str, members: Mapping[str, MemberRecord] | None
 ) -> Iterator[RuleStatus]:
     """How each rule stands, in words; `members` as for `look`: what is said of a group is as of now."""
-    group = Group(job_id, standing.member, members) if collect_group_values(rules) else None
-    evaluator, _ = _restored(rules, group, standing, standing.revision)
+    group = GroupMembers(job_id, rule_state.member, members) if collect_group_values(rules) else None
+    evaluator, _ = _restored(rules, group, rule_state, rule_state.revision)
     for one in evaluator.statuses():
         yield RuleStatus(rule=one.rule, state=str(one.state), said=one.describe()[:MAX_STATUS_CHARS], fires=one.fires)
 
 
-def facts(seen: Seen, now: int) -> dict[str, float | None]:
+def measure_job(seen: JobSnapshot, now: int) -> dict[str, float | None]:
     """What the control plane itself knows of a job; None for what is not known."""
     job, attempt, lease = seen.job, seen.attempt, seen.lease
     running = job.state is JobState.RUNNING
@@ -226,31 +226,31 @@ def _cost(job: Job, attempt: Attempt | None, ran_s: int) -> float | None:
     return None if price is None else job.cost_usd + cost_usd(ran_s, price)
 
 
-def _progress(seen: Seen) -> Progress | None:
+def _progress(seen: JobSnapshot) -> Progress | None:
     held = seen.lease is not None and seen.lease.epoch == seen.job.epoch and seen.job.state is JobState.RUNNING
     return seen.lease.progress if held and seen.lease is not None else None
 
 
-def _unseen(seen: Seen) -> Progress | None:
+def _unseen(seen: JobSnapshot) -> Progress | None:
     """The newest report, unless a look has seen a later one already."""
-    progress, before = _progress(seen), seen.standing
+    progress, before = _progress(seen), seen.rule_state
     if progress is None or before is None or before.epoch != seen.job.epoch:
         return progress
     return progress if (progress.reported_at or 0) >= before.seen_at else None
 
 
-def _step(seen: Seen) -> int:
+def _step(seen: JobSnapshot) -> int:
     progress = _progress(seen) or seen.job.progress
     return progress.step if progress is not None else 0
 
 
 def _observed(
-    evaluator: Evaluator, progress: Progress | None, before: StandingRecord | None
+    evaluator: Evaluator, progress: Progress | None, before: RuleStateRecord | None
 ) -> dict[str, float | None]:
     """The training's metrics. Those that a heartbeat repeats at the same step are no new points."""
     if progress is None:
         return {}
-    found = values_in_rules(progress)
+    found = reported_values(progress)
     if before is None or before.state is None or progress.step != before.step:
         return found
     known = evaluator.values()
@@ -258,15 +258,15 @@ def _observed(
     return {name: value for name, value in found.items() if encode(known.get(name)) != encode(value)}
 
 
-def _of_another_machine(rules: RuleSet, seen: Seen) -> dict[str, float | None]:
+def _of_another_machine(rules: RuleSet, seen: JobSnapshot) -> dict[str, float | None]:
     """Signals that an earlier attempt counted: nothing is known of them before this one has said something."""
-    if seen.standing is None or seen.standing.epoch == seen.job.epoch:
+    if seen.rule_state is None or seen.rule_state.epoch == seen.job.epoch:
         return {}
     return dict.fromkeys(signal.metric.name for signal in rules.signals)
 
 
 def _restored(
-    rules: RuleSet, group: GroupValues | None, before: StandingRecord | None, revision: int
+    rules: RuleSet, group: GroupValues | None, before: RuleStateRecord | None, revision: int
 ) -> tuple[Evaluator, str]:
     """The evaluator where the last look left it, and what is to be told of that, if anything."""
     evaluator = Evaluator(rules, group)
@@ -275,7 +275,7 @@ def _restored(
     if before is None or before.state is None:
         return evaluator, told
     try:
-        kept = evaluator.load_state_dict(unpacked(before.state))
+        kept = evaluator.load_state_dict(unpack_state(before.state))
     except (StateError, ValueError, zlib.error) as error:
         told = told or f"revision {revision} goes on in the control plane"
         return Evaluator(rules, group), f"{told}; all counters begin anew: {error}"
@@ -283,27 +283,27 @@ def _restored(
     return evaluator, f"{told}; counters begin anew: {', '.join(anew)}" if told and anew else told
 
 
-def packed(state: Mapping[str, Any]) -> str:
+def pack_state(state: Mapping[str, Any]) -> str:
     """An evaluator's state as a short text."""
     return base64.b64encode(zlib.compress(json.dumps(state, separators=(",", ":")).encode())).decode()
 
 
-def unpacked(text: str) -> Any:
+def unpack_state(text: str) -> Any:
     """From that. Raises ValueError or zlib.error for what it is not."""
     return json.loads(zlib.decompress(base64.b64decode(text, validate=True)))
 
 
-def _next_at(before: StandingRecord | None, now: int) -> int:
+def _next_at(before: RuleStateRecord | None, now: int) -> int:
     """Not moved while it lies ahead: each move is two writes of an index."""
     if before is not None and before.next_at is not None and before.next_at > now:
         return before.next_at
-    return now + LOOK_EVERY_S
+    return now + EVALUATION_INTERVAL_S
 
 
-def _looked(acting: Acting, after: StandingRecord) -> Looked:
+def _looked(acting: RuleActionExecutor, after: RuleStateRecord) -> EvaluationResult:
     change = acting.change()
     if change is None:
-        return Looked(standing=after)
+        return EvaluationResult(rule_state=after)
     if change.job.state.terminal and not after.orders:
         after = after.model_copy(update={"next_at": None})
-    return Looked(standing=after, change=change.put(after))
+    return EvaluationResult(rule_state=after, change=change.put(after))

@@ -23,12 +23,12 @@ from functions.domain.rules import steering
 
 GROUP_TAG = "group"
 """The tag that names a job's group."""
-MAX_TOLD_CHARS = 1000
+MAX_MESSAGE_CHARS = 1000
 MAX_ORDERS = 5
 """Of one job at a time: what stands of its rules is one item, and each order one more in its transaction."""
 KEPT_S = 30 * 86_400
 """How long a group's record outlives its last decision."""
-STOP_KEPT_S = 366 * 86_400
+STOP_COMMAND_LIFE_S = 366 * 86_400
 """A stop that a rule has decided waits for a training so long: the rule does not say it again, and without it the job
 would go on for ever."""
 
@@ -41,7 +41,7 @@ class GroupJobs:
     name: str
     jobs: tuple[Job, ...]
     """Those that have not ended, newest first."""
-    unborn: frozenset[str]
+    uncreated: frozenset[str]
     """Copies that are decided, and not written yet."""
     leaving: frozenset[str]
     """Jobs that are being taken out."""
@@ -50,37 +50,37 @@ class GroupJobs:
     @property
     def count(self) -> int:
         """Jobs that have not ended, and those that are to come."""
-        return len(self.jobs) + len(self.unborn)
+        return len(self.jobs) + len(self.uncreated)
 
 
-class Decision(NamedTuple):
+class ScaleDecision(NamedTuple):
     """What is to be done, in words too, and the group with it. `order.number` says whose and which it is."""
 
     order: ScaleOrder
-    said: str
+    message: str
     group: GroupJobs
 
 
-def group_of(tenant: str, name: str, found: Iterable[Job], record: ScalingRecord | None) -> GroupJobs:
+def build_group(tenant: str, name: str, found: Iterable[Job], record: ScalingRecord | None) -> GroupJobs:
     """`found`: whatever was read; those that the record names must be among it, if they exist."""
     before = record or ScalingRecord(version=0, tenant=tenant, group=name)
     known = {job.id: job for job in found}
     live = [job for job in known.values() if not job.state.terminal and job.spec.tags.get(GROUP_TAG) == name]
     alive = {job.id for job in live}
-    unborn = [one for one in before.copies if one not in known]
+    uncreated = [one for one in before.copies if one not in known]
     copies = [one for one in before.copies if one in alive or one not in known]
     leaving = [one for one in before.leaving if one in alive]
     return GroupJobs(
         tenant=tenant,
         name=name,
         jobs=tuple(sorted(live, key=lambda job: (job.created_at, job.id), reverse=True)),
-        unborn=frozenset(unborn),
+        uncreated=frozenset(uncreated),
         leaving=frozenset((*leaving, *(job.id for job in live if job.leaving))),
         record=before.model_copy(update={"version": before.version + 1, "copies": copies, "leaving": leaving}),
     )
 
 
-def decide(group: GroupJobs, action: Scale, order: ScaleOrder, *, job_id: str, now: int) -> Decision:
+def decide_scaling(group: GroupJobs, action: Scale, order: ScaleOrder, *, job_id: str, now: int) -> ScaleDecision:
     """Fill in an order that names its rule. `job_id`: whose rule it is.
 
     Raises NotDoneError, with the reason, where nothing can be done.
@@ -98,11 +98,11 @@ def decide(group: GroupJobs, action: Scale, order: ScaleOrder, *, job_id: str, n
             "expires_at": now + KEPT_S,
         }
     )
-    after = replace(group, record=record, unborn=group.unborn.union(born), leaving=group.leaving.union(leaving))
+    after = replace(group, record=record, uncreated=group.uncreated.union(born), leaving=group.leaving.union(leaving))
     return decided._replace(group=after)
 
 
-def _copied(group: GroupJobs, action: Scale, order: ScaleOrder) -> Decision:
+def _copied(group: GroupJobs, action: Scale, order: ScaleOrder) -> ScaleDecision:
     room = action.most - group.count
     if room <= 0:
         raise NotDoneError(f"group {group.name!r} has {_jobs(group.count)}, and the rule allows {action.most} at most")
@@ -112,19 +112,19 @@ def _copied(group: GroupJobs, action: Scale, order: ScaleOrder) -> Decision:
     cut = f" of {action.delta}: the rule allows {action.most} jobs at most" if number < action.delta else ""
     copies = "1 copy" if number == 1 else f"{number} copies"
     said = f"group {group.name!r} has {_jobs(group.count)}: {copies} of job {source.id}{cut}"
-    return Decision(order.model_copy(update={"source": source.id, "copies": number}), said, group)
+    return ScaleDecision(order.model_copy(update={"source": source.id, "copies": number}), said, group)
 
 
-def _taken_out(group: GroupJobs, action: Scale, order: ScaleOrder, job_id: str) -> Decision:
+def _taken_out(group: GroupJobs, action: Scale, order: ScaleOrder, job_id: str) -> ScaleDecision:
     staying = [job for job in group.jobs if _goes_on(job) and job.id not in group.leaving]
     # A copy that is not created yet may never be created, therefore only jobs that exist count for `least`.
     surplus = len(staying) - action.least
     if surplus <= 0:
-        to_come = f"; {len(group.unborn)} more are being submitted" if group.unborn else ""
+        to_come = f"; {len(group.uncreated)} more are being submitted" if group.uncreated else ""
         raise NotDoneError(
             f"of group {group.name!r} {_jobs(len(staying))} would go on, and the rule wants {action.least} at least"
             f"{to_come}"
-            if action.least or group.unborn
+            if action.least or group.uncreated
             else f"all jobs of group {group.name!r} are being taken out already"
         )
     # The newest jobs come first: ending a waiting job costs nothing, and the rule's own job ends last.
@@ -134,7 +134,7 @@ def _taken_out(group: GroupJobs, action: Scale, order: ScaleOrder, job_id: str) 
     cut = f" of {-action.delta}{bound}" if len(chosen) < -action.delta else ""
     names = ", ".join(job.id for job in chosen)
     said = f"group {group.name!r} has {_jobs(group.count)}: {len(chosen)} taken out{cut}: {names}"
-    return Decision(order.model_copy(update={"leaving": [job.id for job in chosen]}), said, group)
+    return ScaleDecision(order.model_copy(update={"leaving": [job.id for job in chosen]}), said, group)
 
 
 def _goes_on(job: Job) -> bool:
@@ -146,7 +146,7 @@ def _jobs(number: int) -> str:
     return "1 job" if number == 1 else f"{number} jobs"
 
 
-def copy(
+def copy_job(
     source: Job, rules: RulesRecord | None, order: ScaleOrder, *, job_id: str, by_job: str, now: int
 ) -> Transaction:
     """One more job like `source`, under an id of the order. Refused where nobody could submit it now."""
@@ -167,7 +167,7 @@ def copy(
     return change.with_job(copy_of=source.id).with_event_data(copy_of=source.id, **_whose(order, by_job))
 
 
-def take_out(
+def remove_job(
     job: Job, kept: Sequence[CommandRecord], order: ScaleOrder, *, by_job: str, now: int
 ) -> Transaction | None:
     """Cancel a job, or tell the training of one that runs to stop; None if it ends already. Refused for one that has
@@ -176,7 +176,7 @@ def take_out(
     `kept`: the commands of one that runs. No worker that knows none has it: such workers are given only jobs in the
     original's form, which have no tags.
     """
-    if ends(job, order, by_job):
+    if is_removed(job, order, by_job):
         return None
     if not _goes_on(job):
         # It was not when that was decided, and whoever has done it meant it to stay.
@@ -186,7 +186,7 @@ def take_out(
         return _canceled(job, message, order, by_job=by_job, now=now)
     left = {"left_by": _name(order, by_job)}
     asked = CommandRequest(kind=CommandKind.STOP, outcome="complete", save=True)
-    more = {"rule": order.rule, "expires_at": now + STOP_KEPT_S}
+    more = {"rule": order.rule, "expires_at": now + STOP_COMMAND_LIFE_S}
     change = steering.add_command(job, kept, asked, key_sha256=None, now=now, more=more)
     change = change.with_job(leaving=True, left_epoch=job.epoch, **left)
     said = f"{message}: command {change.job.commands_seq}, stop"
@@ -195,20 +195,20 @@ def take_out(
     )
 
 
-def ends(job: Job, order: ScaleOrder, by_job: str) -> bool:
+def is_removed(job: Job, order: ScaleOrder, by_job: str) -> bool:
     """Whether nothing is left to be done to take it out."""
     return job.state.terminal or job.left_by == _name(order, by_job)
 
 
-def may_have_forgotten(job: Job) -> bool:
+def may_have_lost_stop(job: Job) -> bool:
     """Whether it was told to leave, and its commands say whether it still will: the attempt that was told is over."""
     return job.leaving and not (job.state is JobState.RUNNING and job.epoch == job.left_epoch)
 
 
-def as_it_goes_on(job: Job, kept: Sequence[CommandRecord], now: int) -> Job:
-    """A job that `may_have_forgotten`, as its group is to count it: if the attempt that was told to stop was lost
+def recount_leaving(job: Job, kept: Sequence[CommandRecord], now: int) -> Job:
+    """A job that `may_have_lost_stop`, as its group is to count it: if the attempt that was told to stop was lost
     behind its answer, nobody tells the next one. `kept`: its commands."""
-    return job.model_copy(update={"leaving": steering.waits_to_stop(job, kept, now)})
+    return job.model_copy(update={"leaving": steering.has_pending_stop(job, kept, now)})
 
 
 def _name(order: ScaleOrder, by_job: str) -> str:
@@ -231,7 +231,7 @@ def _whose(order: ScaleOrder, by_job: str) -> dict[str, Any]:
     return {"rule": order.rule, "by_job": by_job, "group": order.group}
 
 
-def settled(record: ScalingRecord, orders: Iterable[ScaleOrder], lost: Iterable[str]) -> ScalingRecord:
+def settle_orders(record: ScalingRecord, orders: Iterable[ScaleOrder], lost: Iterable[str]) -> ScalingRecord:
     """What a group has to know of it, once orders on it are carried out. `lost`: copies that will never be."""
     gone = {one for order in orders if order.group == record.group for one in order.leaving}
     never = set(lost)
@@ -244,9 +244,9 @@ def settled(record: ScalingRecord, orders: Iterable[ScaleOrder], lost: Iterable[
     )
 
 
-def told_of_failure(change: Transaction, order: ScaleOrder, why: str, *, now: int) -> Transaction:
+def add_failure_event(change: Transaction, order: ScaleOrder, why: str, *, now: int) -> Transaction:
     """The change of the rule's job, with word that an order came to nothing, or not to all that was decided."""
     told = {"revision": order.revision, "at": now, "rule": order.rule, "severity": "error", "dry_run": False}
-    said = f"group {order.group!r}: {why}"[:MAX_TOLD_CHARS]
+    said = f"group {order.group!r}: {why}"[:MAX_MESSAGE_CHARS]
     place = {"place": "control_plane", "step": order.step}
     return change.with_event(EventType.ACTION_FAILED, now, **place, **told, actions=["scale"], message=said)

@@ -21,8 +21,8 @@ from baton.contract.steering import (
 )
 from functions.domain.errors import Refusal
 from functions.domain.jobs.leases import Fence
-from functions.domain.jobs.transaction import Delete, NoteLease, SteerLease, Transaction, changed, check_soon
-from functions.domain.records import CommandRecord, ControlRecord, Event, Job, Lease, RulesRecord, StandingRecord
+from functions.domain.jobs.transaction import Delete, NoteLease, SteerLease, Transaction, evaluate_soon, update_job
+from functions.domain.records import CommandRecord, ControlRecord, Event, Job, Lease, RulesRecord, RuleStateRecord
 
 _AS_GIVEN = {"status": "waiting", "step": None, "message": ""}
 _OF_RULES = {"rule", "command", "revision", "training_epoch", "dry_run", "operands", "actions"}
@@ -44,12 +44,12 @@ def put_rules(
     key_id: str | None,
     now: int,
     watched: bool = False,
-    standing: StandingRecord | None = None,
+    rule_state: RuleStateRecord | None = None,
 ) -> Transaction | None:
     """The next revision of a job's rules; None if the newest one says the same. A running worker hears of it.
 
     `newest`: that of `job.rules_revision`. `watched`: some of the new ones are the control plane's; then, or if some
-    were, `standing` is how they stand.
+    were, `rule_state` is how they stand.
     """
     require_steerable(job)
     # A repeat whose answer was lost names the revision before its own.
@@ -68,8 +68,8 @@ def put_rules(
     if watched and not job.watched:
         # What the job's last change was is not told; it waits since then, or longer.
         updates["waiting_since"] = job.updated_at
-    change = steered(changed(job, now, **updates)).put(record)
-    return change.put(check_soon(standing, now)) if watched or standing is not None else change
+    change = notify_lease(update_job(job, now, **updates)).put(record)
+    return change.put(evaluate_soon(rule_state, now)) if watched or rule_state is not None else change
 
 
 def add_command(
@@ -103,7 +103,7 @@ def add_command(
         key_sha256=key_sha256,
     ).model_copy(update=dict(more or {}))
     going = _superfluous(job, kept, len(kept) + 1 - MAX_COMMANDS, now)
-    change = steered(changed(job, now, commands_seq=record.seq)).put(record)
+    change = notify_lease(update_job(job, now, commands_seq=record.seq)).put(record)
     return change.also(*(Delete(key=one.key(job.id, one.seq)) for one in going))
 
 
@@ -118,7 +118,7 @@ def _superfluous(job: Job, kept: Sequence[CommandRecord], surplus: int, now: int
     return done[:surplus]
 
 
-def steered(change: Transaction) -> Transaction:
+def notify_lease(change: Transaction) -> Transaction:
     """Leave word in the lease of an attempt that is under way."""
     job = change.job
     if job.state is not JobState.RUNNING:
@@ -138,7 +138,7 @@ def _waits(job: Job, command: CommandRecord, now: int) -> bool:
     return command.status == "waiting" and live
 
 
-def waits_to_stop(job: Job, kept: Iterable[CommandRecord], now: int) -> bool:
+def has_pending_stop(job: Job, kept: Iterable[CommandRecord], now: int) -> bool:
     """Whether a training will be told to stop, by a rule: the one that runs, or the next one."""
     return any(one.kind is CommandKind.STOP and one.rule is not None and _waits(job, one, now) for one in kept)
 
@@ -154,12 +154,12 @@ def command_view(job: Job, command: CommandRecord, now: int) -> Command:
     return Command.model_validate({**values, "status": "expired"} if expired else values)
 
 
-def waiting_after(job: Job, commands: Iterable[CommandRecord], seq: int, now: int) -> list[Command]:
+def pending_commands(job: Job, commands: Iterable[CommandRecord], seq: int, now: int) -> list[Command]:
     """What a worker is to carry out that has received all commands up to `seq`, oldest first."""
     return [command_view(job, one, now) for one in commands if one.seq > seq and _waits(job, one, now)]
 
 
-def handed_out(job: Job, commands: Iterable[CommandRecord], now: int) -> list[Command]:
+def initial_commands(job: Job, commands: Iterable[CommandRecord], now: int) -> list[Command]:
     """What an attempt begins with, oldest first: what waits, every `set` that was applied and not undone, and every
     `save` and `evaluate` that was lost with its machine."""
     found = [one.model_copy(update=_AS_GIVEN) if _lost(job, one) else one for one in commands]
@@ -182,7 +182,7 @@ def _undone(job: Job, command: CommandRecord) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class ReportEffects:
     """What a worker's report leaves behind. `job` is as it was read, with this in it, and not yet written."""
 
     job: Job
@@ -191,14 +191,14 @@ class Told:
     control: ControlRecord | None = None
     """None: as it was."""
 
-    def within(self, change: Transaction) -> Transaction:
+    def added_to(self, change: Transaction) -> Transaction:
         """The change, decided on `job`, with all this in it."""
         return change.put(*self.events, *self.commands, *([self.control] if self.control is not None else ()))
 
 
-def told(
+def apply_report(
     job: Job, report: ControlReport, *, commands: Sequence[CommandRecord], control: ControlRecord | None, now: int
-) -> Told:
+) -> ReportEffects:
     """What is new in a report of the attempt that holds the job. The same report again says nothing new.
 
     `commands`: those that it names results of.
@@ -215,7 +215,7 @@ def told(
     )
     after = _control(job.epoch, report, control, now)
     updates = {"event_seq": job.event_seq + len(events), "decided": decisions[-1].number if decisions else job.decided}
-    return Told(
+    return ReportEffects(
         job=job.model_copy(update=updates),
         events=events,
         commands=dealt_with,
@@ -252,17 +252,17 @@ def _control(epoch: int, report: ControlReport, before: ControlRecord | None, no
     return before if before is not None and before == after.model_copy(update={"at": before.at}) else after
 
 
-def has_news(lease: Lease, report: ControlReport) -> bool:
+def has_unsaved_report(lease: Lease, report: ControlReport) -> bool:
     """Whether a report says anything that is not written down: of revisions the lease itself knows."""
     noted = lease.rules_in_force, lease.rules_rejected
     return report.tells or noted != (report.rules_revision, report.rejected or 0)
 
 
-def note_lease(fence: Fence, report: ControlReport) -> NoteLease:
+def note_revisions(fence: Fence, report: ControlReport) -> NoteLease:
     """Proves the lease, and notes there which revisions were written down."""
     return NoteLease(fence=fence, rules_in_force=report.rules_revision, rules_rejected=report.rejected or 0)
 
 
-def note(told: Told, fence: Fence, report: ControlReport, *, now: int) -> Transaction:
+def persist_report(effects: ReportEffects, fence: Fence, report: ControlReport, *, now: int) -> Transaction:
     """Write down what a heartbeat has told."""
-    return told.within(changed(told.job, now).also(note_lease(fence, report)))
+    return effects.added_to(update_job(effects.job, now).also(note_revisions(fence, report)))

@@ -14,7 +14,7 @@ from baton.contract.steering import MAX_COMMANDS
 from functions.domain import keys
 from functions.domain.errors import FenceBroken, StorageUnavailable, WriteConflict
 from functions.domain.jobs.transaction import Delete, Put, Transaction, Write
-from functions.domain.ports import MAX_MEMBERS, Page
+from functions.domain.ports import MAX_MEMBERS, ResultPage
 from functions.domain.record_base import TableRecord
 from functions.domain.records import CheckpointRecord, CommandRecord, Job, MemberRecord, ScalingRecord, scaling_owner
 from functions.storage.dynamodb.items import job_items, lease_items
@@ -66,7 +66,7 @@ class DynamoJobStore:
             case _:
                 return lease_items.action(write, self._leases_table)
 
-    def ready(self, tenant: str, queue: str, shard: int, *, limit: int, cursor: str | None = None) -> Page[Job]:
+    def ready(self, tenant: str, queue: str, shard: int, *, limit: int, cursor: str | None = None) -> ResultPage[Job]:
         listed = ready_list(tenant, queue, shard)
         position = listed.position(cursor)
         partition = keys.ready_pk(tenant, queue, shard)
@@ -104,7 +104,7 @@ class DynamoJobStore:
         limit: int,
         cursor: str | None = None,
         newest_first: bool = False,
-    ) -> Page[Job]:
+    ) -> ResultPage[Job]:
         listed = jobs_list(tenant, state, newest_first=newest_first)
         position = listed.position(cursor)
         index, attribute, partition = (
@@ -131,7 +131,7 @@ class DynamoJobStore:
         places = page(items, limit, listed, _created)
         jobs = self.get_many([keys.job_id_of(item["pk"]["S"]) for item in places.items])
         # The index may lag, therefore jobs that have left the state are dropped here.
-        return Page([job for job in jobs if state is None or job.state is state], places.cursor)
+        return ResultPage([job for job in jobs if state is None or job.state is state], places.cursor)
 
     def due_timers(self, now: int, *, limit: int) -> list[str]:
         return self._due(keys.TIMER, now, limit)
@@ -158,7 +158,7 @@ class DynamoJobStore:
 
     def history(
         self, kind: type[R], job_id: str, *, limit: int, cursor: str | None = None, up_to: int | None = None
-    ) -> Page[R]:
+    ) -> ResultPage[R]:
         listed = history_list(kind, job_id, up_to)
         position = listed.position(cursor)
         lowest, highest = 0, 10**kind.DIGITS - 1 if up_to is None else up_to

@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 from baton.contract.jobs import Progress
 from functions.domain import keys
 from functions.domain.errors import FenceBroken, StorageUnavailable
-from functions.domain.jobs.lease_expiry import Watch
+from functions.domain.jobs.lease_expiry import ReclaimWatermark
 from functions.domain.jobs.leases import REPROOF_WINDOW_S, Fence
 from functions.domain.records import Lease
 from functions.storage.dynamodb.items.attribute_values import Item, number
@@ -89,11 +89,11 @@ class DynamoLeaseStore:
             # The index holds keys only, so its last item is the place to go on from.
             last = items[-1]
 
-    def watch(self) -> Watch | None:
+    def reclaim_watermark(self) -> ReclaimWatermark | None:
         item = self._item(keys.WATCH)
-        return Watch(seen_at=int(item["seen_at"]["N"]), since=int(item["since"]["N"])) if item else None
+        return ReclaimWatermark(seen_at=int(item["seen_at"]["N"]), since=int(item["since"]["N"])) if item else None
 
-    def keep_watch(self, watch: Watch, *, seen: Watch | None) -> bool:
+    def save_reclaim_watermark(self, watch: ReclaimWatermark, *, seen: ReclaimWatermark | None) -> bool:
         request: dict[str, Any] = {"ConditionExpression": "attribute_not_exists(pk)"}
         if seen is not None:
             request = {

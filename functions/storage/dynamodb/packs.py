@@ -10,7 +10,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from functions.domain.checkpoints.packs import PackWrite, Sighting
+from functions.domain.checkpoints.packs import PackSnapshot, PackWrite
 from functions.domain.records import PackRecord
 from functions.storage.dynamodb.items import pack_items
 from functions.storage.dynamodb.items.attribute_values import Item
@@ -34,14 +34,14 @@ class DynamoPackStore:
         found = [pack_items.from_item(item) for item in items]
         return {record.blake3: record for record in found}
 
-    def hold(self, tenant: str, job_id: str, sightings: Sequence[Sighting]) -> bool:
+    def add_references(self, tenant: str, job_id: str, sightings: Sequence[PackSnapshot]) -> bool:
         return all(self._updated([pack_items.hold(tenant, job_id, one, _version()) for one in sightings]))
 
-    def let_go(self, tenant: str, job_id: str, writes: Sequence[PackWrite]) -> set[str]:
+    def remove_references(self, tenant: str, job_id: str, writes: Sequence[PackWrite]) -> set[str]:
         done = self._updated([pack_items.let_go(tenant, job_id, write, _version()) for write in writes])
         return {write.pack.blake3 for write, well in zip(writes, done, strict=True) if not well}
 
-    def doubt(self, tenant: str, job_id: str, digests: Iterable[str]) -> None:
+    def mark_suspect(self, tenant: str, job_id: str, digests: Iterable[str]) -> None:
         request: Item = {
             "UpdateExpression": "SET doubted = :true",
             "ConditionExpression": "contains(jobs, :job)",

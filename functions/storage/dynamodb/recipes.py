@@ -7,7 +7,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from functions.domain import keys
-from functions.domain.ports import Page
+from functions.domain.ports import ResultPage
 from functions.domain.records import RecipeEntry, StoredRecipe
 from functions.storage.dynamodb.items.attribute_values import Item
 from functions.storage.dynamodb.items.documents import dump, load
@@ -46,7 +46,7 @@ class DynamoRecipeStore:
         entry = load(RecipeEntry, item["doc"]["S"])
         return StoredRecipe(**entry.model_dump(), document=item["document"]["S"])
 
-    def list(self, tenant: str, *, limit: int, cursor: str | None = None) -> Page[RecipeEntry]:
+    def list(self, tenant: str, *, limit: int, cursor: str | None = None) -> ResultPage[RecipeEntry]:
         listed = recipes_list(tenant)
         position = listed.position(cursor)
         start = None if position is None else _key(tenant, str(position[0]), int(position[1]))

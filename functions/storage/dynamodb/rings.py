@@ -12,7 +12,7 @@ from baton.contract.errors import ErrorCode
 from functions.domain import keys as names
 from functions.domain.access.rings import RingRecord, StoredRing
 from functions.domain.errors import Refusal, StorageUnavailable
-from functions.domain.ports import Page
+from functions.domain.ports import ResultPage
 from functions.storage.dynamodb.items.attribute_values import Item, number
 from functions.storage.dynamodb.reads import MAX_ROUNDS, get_item, get_items, query
 from functions.storage.failures import error_code, failures_translated
@@ -46,7 +46,7 @@ class DynamoRings:
         item = get_item(self._client, self._table, _ring_key(tenant, name))
         return None if item is None else _ring(tenant, item)
 
-    def list(self, tenant: str, *, limit: int, cursor: str | None = None) -> Page[StoredRing]:
+    def list(self, tenant: str, *, limit: int, cursor: str | None = None) -> ResultPage[StoredRing]:
         listed = rings_list(tenant)
         position = listed.position(cursor)
         items = query(
@@ -91,7 +91,7 @@ class DynamoRings:
         items = get_items(self._client, self._table, [_key(ring, key) for key in dict.fromkeys(keys)])
         return {item["sk"]["S"]: RingRecord(_data(item), item["version"]["S"]) for item in items}
 
-    def keys(self, ring: StoredRing, prefix: str, *, limit: int, cursor: str | None = None) -> Page[str]:
+    def keys(self, ring: StoredRing, prefix: str, *, limit: int, cursor: str | None = None) -> ResultPage[str]:
         listed = ring_keys_list(ring.id, prefix)
         position = listed.position(cursor)
         if position is not None and not str(position[0]).startswith(prefix):

@@ -7,7 +7,7 @@ from botocore.exceptions import ClientError
 from functions.domain import keys
 from functions.domain.access.api_keys import ApiKey
 from functions.domain.errors import WriteConflict
-from functions.domain.ports import Page
+from functions.domain.ports import ResultPage
 from functions.domain.records import TransferGrant
 from functions.storage.dynamodb.api_keys import DynamoKeyReader, document, from_item
 from functions.storage.dynamodb.items.attribute_values import Item, number
@@ -28,7 +28,7 @@ class DynamoTokenStore(DynamoKeyReader):
     def put_key(self, key: ApiKey) -> None:
         self._put_key(key, "attribute_not_exists(pk)")
 
-    def list_keys(self, tenant: str, *, limit: int, cursor: str | None = None) -> Page[ApiKey]:
+    def list_keys(self, tenant: str, *, limit: int, cursor: str | None = None) -> ResultPage[ApiKey]:
         listed = keys_list(tenant)
         position = listed.position(cursor)
         start: Item | None = None

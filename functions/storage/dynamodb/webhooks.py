@@ -6,7 +6,7 @@ from typing import Any
 
 from functions.domain import keys
 from functions.domain.access.webhooks import Delivery, Webhook
-from functions.domain.ports import Page
+from functions.domain.ports import ResultPage
 from functions.storage.dynamodb.items.attribute_values import Item, number
 from functions.storage.dynamodb.items.documents import dump, load
 from functions.storage.dynamodb.reads import get_item, query
@@ -61,7 +61,7 @@ class DynamoWebhookStore:
             }
         )
 
-    def deliveries(self, webhook_id: str, *, limit: int, cursor: str | None = None) -> Page[Delivery]:
+    def deliveries(self, webhook_id: str, *, limit: int, cursor: str | None = None) -> ResultPage[Delivery]:
         listed = deliveries_list(webhook_id)
         position = listed.position(cursor)
         partition = {"S": keys.deliveries_pk(webhook_id)}

@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 
 from functions.domain.errors import StorageUnavailable
 from functions.domain.keys import object_key
-from functions.domain.ports import Page, Presigned, StoredObject, StoredPart
+from functions.domain.ports import Presigned, ResultPage, StoredObject, StoredPart
 from functions.storage.failures import error_code, failures_translated, http_status
 from functions.storage.paging import objects_list, page
 from functions.storage.s3.object_headers import (
@@ -71,7 +71,7 @@ class S3ObjectStore:
 
     def list(
         self, tenant: str, bucket: str, prefix: str, *, limit: int, cursor: str | None = None, after: str | None = None
-    ) -> Page[StoredObject]:
+    ) -> ResultPage[StoredObject]:
         listed = objects_list(tenant, bucket, prefix)
         position = listed.position(cursor)
         start = str(position[0]) if position else after

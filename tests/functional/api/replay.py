@@ -19,7 +19,7 @@ from functions.api.http.route import Function
 from functions.api.operations.sweeper import sweep
 from functions.domain.access.api_keys import ApiKey, token_digest
 from functions.domain.access.rings import StoredRing
-from functions.domain.access.webhooks import Target
+from functions.domain.access.webhooks import WebhookTarget
 from functions.domain.records import TransferGrant
 from functions.publishing.outbox import publish
 from functions.webhooks.batch_consumer import consume_batch
@@ -112,7 +112,7 @@ def replay(path: Path, api: Api) -> dict[str, Any]:
         posted: list[dict[str, Any]] = []
         postponed: list[int] = []
 
-        def post(target: Target, headers: Mapping[str, str], body: bytes) -> PostOutcome:
+        def post(target: WebhookTarget, headers: Mapping[str, str], body: bytes) -> PostOutcome:
             posted.append({"host": target.host, "headers": dict(headers), "body": json.loads(body)})
             return PostOutcome(503, "answered 503") if target.host == DOWN_HOST else PostOutcome(204)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
-from functions.domain.records import StandingRecord
+from functions.domain.records import RuleStateRecord
 from tests.kits.api.harness import NOW, Api, Held
 
 
@@ -252,7 +252,7 @@ def test_a_dry_run_only_tells(api: Api) -> None:
 
 def test_a_job_without_such_rules_is_never_read_for_them(api: Api) -> None:
     held = running(api, "rules: [{name: nan, when: not isfinite(loss), do: save}]")
-    assert api.context.jobs.read(StandingRecord, held.id) is None
+    assert api.context.jobs.read(RuleStateRecord, held.id) is None
     with api.unchanged():
         assert api.context.jobs.due_rules(NOW + 10**6, limit=10) == []
     lease = api.context.leases.get(held.id)
@@ -275,8 +275,8 @@ def test_rules_may_come_and_go_while_a_job_runs(api: Api) -> None:
     api.call("PUT", f"/job/{held.id}/rules", {"text": ""}).ok()
     pass_minutes(api, 10, held)
     assert told(api, held.id) == []
-    standing = api.context.jobs.read(StandingRecord, held.id)
-    assert standing is not None and standing.next_at is None
+    rule_state = api.context.jobs.read(RuleStateRecord, held.id)
+    assert rule_state is not None and rule_state.next_at is None
     lease = api.context.leases.get(held.id)
     assert lease is not None and not lease.watched
 
@@ -300,8 +300,8 @@ def test_a_retried_job_is_looked_at_again(api: Api) -> None:
     held = running(api, rule("queue.age > 5m"))
     held.complete().ok()
     pass_minutes(api, 3)
-    standing = api.context.jobs.read(StandingRecord, held.id)
-    assert standing is not None and standing.next_at is None
+    rule_state = api.context.jobs.read(RuleStateRecord, held.id)
+    assert rule_state is not None and rule_state.next_at is None
     api.post(f"/job/{held.id}/retry").ok()
     pass_minutes(api, 7)
     assert told(api, held.id)[0] == ("rule.fired", "")

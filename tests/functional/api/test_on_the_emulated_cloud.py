@@ -15,7 +15,7 @@ from baton.contract.errors import ErrorCode
 from baton.contract.names import Scope
 from functions.api.rules.group_scaling import AT_ONCE
 from functions.domain.jobs.transaction import Put
-from functions.domain.records import StandingRecord
+from functions.domain.records import RuleStateRecord
 from functions.local.emulator import Emulator
 from tests.functional.api.replay import EVENTS, KEY_ID, events_key
 from tests.functional.api.test_transfers import download, multipart, token
@@ -127,11 +127,11 @@ def test_a_rule_scales_a_group_up_and_down_and_once(api: Api) -> None:
 
     training.heartbeat(step=5).ok()
     assert len(jobs()) == 1 + AT_ONCE
-    ordered = api.context.jobs.read(StandingRecord, training.id)
+    ordered = api.context.jobs.read(RuleStateRecord, training.id)
     assert ordered is not None and [order.copies for order in ordered.orders] == [45]
     api.sweep()
     assert len(jobs()) == 46
-    done = api.context.jobs.read(StandingRecord, training.id)
+    done = api.context.jobs.read(RuleStateRecord, training.id)
     assert done is not None and done.orders == []
     # As if whoever took the order away had died before that.
     again = done.model_copy(update={"version": done.version + 1, "orders": ordered.orders})

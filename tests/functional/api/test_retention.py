@@ -9,7 +9,7 @@ from blake3 import blake3
 
 from baton.contract.manifest import Pack, parse_manifest
 from functions.api.checkpoints import retention
-from functions.domain.checkpoints.packs import Sighting
+from functions.domain.checkpoints.packs import PackSnapshot
 from functions.domain.checkpoints.retention import MAX_TAGS
 from functions.domain.errors import StorageUnavailable, WriteConflict
 from functions.domain.records import CheckpointRecord
@@ -174,11 +174,11 @@ def test_a_pack_that_another_job_takes_up_all_of_a_sudden_is_released(
     held.commit(1).ok()
     let_go = api.context.packs.let_go
     (pack,) = api.context.packs.get_many(TENANT, digests(b"weights at 1")).values()
-    sighting = Sighting(Pack(blake3=pack.blake3, size_bytes=pack.size_bytes, crc64nvme=pack.crc64nvme), pack)
+    sighting = PackSnapshot(Pack(blake3=pack.blake3, size_bytes=pack.size_bytes, crc64nvme=pack.crc64nvme), pack)
 
     def taking(*args: Any) -> set[str]:
         patched.undo()
-        assert api.context.packs.hold(TENANT, "another", [sighting])
+        assert api.context.packs.add_references(TENANT, "another", [sighting])
         return let_go(*args)
 
     with monkeypatch.context() as patched:

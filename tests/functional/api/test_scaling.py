@@ -7,7 +7,7 @@ import pytest
 from functions.api.rules.group_scaling import AT_ONCE
 from functions.domain.errors import StorageUnavailable
 from functions.domain.jobs.transaction import Transaction
-from functions.domain.records import StandingRecord
+from functions.domain.records import RuleStateRecord
 from tests.functional.api.scaling_kit import GROUP, generators, live, scaling, told, training
 from tests.kits.api.harness import RIVAL, Api
 from tests.twins.jobs import MemoryJobStore
@@ -158,8 +158,8 @@ def test_what_could_not_be_submitted_any_more_is_told_and_leaves_no_place_taken(
     assert "group 'generators': The deadline" in told(api, held.id)[-1][1]
     record = api.context.jobs.scaling("acme", "generators")
     assert record is not None and record.copies == []
-    standing = api.context.jobs.read(StandingRecord, held.id)
-    assert standing is not None and standing.orders == []
+    rule_state = api.context.jobs.read(RuleStateRecord, held.id)
+    assert rule_state is not None and rule_state.orders == []
 
 
 def test_copies_do_not_multiply(api: Api) -> None:
@@ -217,8 +217,8 @@ def test_a_hundred_copies_are_more_than_one_call_s_and_are_all_made(api: Api) ->
     api.sweep()
     assert live(api) == []
     api.sweep()
-    standing = api.context.jobs.read(StandingRecord, held.id)
-    assert standing is not None and standing.orders == []
+    rule_state = api.context.jobs.read(RuleStateRecord, held.id)
+    assert rule_state is not None and rule_state.orders == []
 
 
 def test_it_is_carried_out_though_its_job_has_ended(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,8 +238,8 @@ def test_it_is_carried_out_though_its_job_has_ended(api: Api, monkeypatch: pytes
     held.complete().ok()
     api.sweep()
     assert len(live(api)) == 3
-    standing = api.context.jobs.read(StandingRecord, held.id)
-    assert standing is not None and standing.orders == []
+    rule_state = api.context.jobs.read(RuleStateRecord, held.id)
+    assert rule_state is not None and rule_state.orders == []
     api.sweep()
     assert held.id not in api.context.jobs.due_rules(2**40, limit=99)
 

@@ -12,8 +12,8 @@ from baton.contract.jobs import JobState
 from functions.api.rules.group_scaling import MAX_GROUPS, Carrying
 from functions.domain.errors import WriteConflict
 from functions.domain.jobs.transaction import Transaction
-from functions.domain.ports import Page
-from functions.domain.records import Job, ScaleOrder, ScalingRecord, StandingRecord
+from functions.domain.ports import ResultPage
+from functions.domain.records import Job, RuleStateRecord, ScaleOrder, ScalingRecord
 from tests.functional.api.scaling_kit import GROUP, generators, live, scaling, told, training
 from tests.kits.api.harness import Api
 from tests.twins.jobs import MemoryJobStore
@@ -61,14 +61,14 @@ def test_who_was_taken_out_and_is_retried_meanwhile_is_not_taken_out_again(
     held = training(api, scaling(-1))
     with monkeypatch.context() as patch:
         # The function dies, or is slow, with the order done and not taken away.
-        patch.setattr(Carrying, "_settled", lambda _, standing, *__: standing)
+        patch.setattr(Carrying, "_settled", lambda _, rule_state, *__: rule_state)
         held.heartbeat(step=5).ok()
     assert api.job(job_id)["state"] == "canceled"
     api.post(f"/job/{job_id}/retry").ok()
     api.sweep()
     assert api.job(job_id)["state"] == "pending"
-    standing = api.context.jobs.read(StandingRecord, held.id)
-    assert standing is not None and standing.orders == []
+    rule_state = api.context.jobs.read(RuleStateRecord, held.id)
+    assert rule_state is not None and rule_state.orders == []
 
 
 def test_the_rule_s_own_job_is_counted_though_an_index_does_not_show_it_yet(
@@ -78,9 +78,9 @@ def test_the_rule_s_own_job_is_counted_though_an_index_does_not_show_it_yet(
     own = api.submit(queue="training", tags=GROUP, rules=scaling(5, more=", most: 2", when="failures == 0", on="state"))
     listed = MemoryJobStore.list_jobs
 
-    def behind(store: MemoryJobStore, *at: Any, **more: Any) -> Page[Job]:
+    def behind(store: MemoryJobStore, *at: Any, **more: Any) -> ResultPage[Job]:
         found = listed(store, *at, **more)
-        return Page([job for job in found.items if job.id != own["id"]], found.cursor)
+        return ResultPage([job for job in found.items if job.id != own["id"]], found.cursor)
 
     monkeypatch.setattr(MemoryJobStore, "list_jobs", behind)
     held = api.claim(queue="training")
@@ -99,7 +99,7 @@ def test_a_tenant_s_jobs_are_read_once_for_all_groups_of_a_look(api: Api, monkey
     groups: set[str] = set()
     listed, scaled = MemoryJobStore.list_jobs, MemoryJobStore.scaling
 
-    def listing(store: MemoryJobStore, *at: Any, **more: Any) -> Page[Job]:
+    def listing(store: MemoryJobStore, *at: Any, **more: Any) -> ResultPage[Job]:
         listings.append(more["state"])
         return listed(store, *at, **more)
 
@@ -123,7 +123,7 @@ def test_reading_a_group_is_no_slow_rule(api: Api, monkeypatch: pytest.MonkeyPat
     now_s = 0.0
     listed = MemoryJobStore.list_jobs
 
-    def slow(store: MemoryJobStore, *at: Any, **more: Any) -> Page[Job]:
+    def slow(store: MemoryJobStore, *at: Any, **more: Any) -> ResultPage[Job]:
         nonlocal now_s
         now_s += 0.5
         return listed(store, *at, **more)
@@ -143,7 +143,7 @@ def test_who_has_been_paused_meanwhile_is_left_as_he_is(
     worker = api.claim(queue="generators", machine_id="m-0") if running else None
     held = training(api, scaling(-1))
     with monkeypatch.context() as patch:
-        patch.setattr(Carrying, "out", lambda _, standing, **__: standing)
+        patch.setattr(Carrying, "out", lambda _, rule_state, **__: rule_state)
         held.heartbeat(step=5).ok()
     api.post(f"/job/{job_id}/pause").ok()
     api.sweep()
@@ -153,8 +153,8 @@ def test_who_has_been_paused_meanwhile_is_left_as_he_is(
         "action.failed",
         f"group 'generators': Job {job_id} has been paused meanwhile: it is left as it is.",
     )
-    standing, record = api.context.jobs.read(StandingRecord, held.id), api.context.jobs.scaling("acme", "generators")
-    assert standing is not None and standing.orders == []
+    rule_state, record = api.context.jobs.read(RuleStateRecord, held.id), api.context.jobs.scaling("acme", "generators")
+    assert rule_state is not None and rule_state.orders == []
     assert record is not None and record.leaving == []
 
 
@@ -164,7 +164,7 @@ def test_a_turn_of_the_sweeper_does_a_part_of_very_many(api: Api, monkeypatch: p
     generators(api)
     held = training(api, scaling(100, more=", most: 100"))
     with monkeypatch.context() as patch:
-        patch.setattr(Carrying, "out", lambda _, standing, **__: standing)
+        patch.setattr(Carrying, "out", lambda _, rule_state, **__: rule_state)
         held.heartbeat(step=5).ok()
     held.complete().ok()
     found = []
@@ -208,8 +208,8 @@ def test_one_order_that_cannot_be_carried_out_keeps_nothing_else_waiting(
         assert api.job(held.id)["state"] == "failed"
     api.sweep()
     assert [len(live(api, group)) for group in deltas] == [2, 0, 2]
-    standing = api.context.jobs.read(StandingRecord, held.id)
-    assert standing is not None and standing.orders == []
+    rule_state = api.context.jobs.read(RuleStateRecord, held.id)
+    assert rule_state is not None and rule_state.orders == []
 
 
 @pytest.mark.parametrize("answered", [False, True])

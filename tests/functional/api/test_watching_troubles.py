@@ -13,7 +13,7 @@ from functions.api.rules import rule_evaluation_runs as looking
 from functions.domain.errors import StorageUnavailable, WriteConflict
 from functions.domain.jobs.transaction import Put
 from functions.domain.record_base import TableRecord
-from functions.domain.records import Attempt, RulesRecord, StandingRecord
+from functions.domain.records import Attempt, RulesRecord, RuleStateRecord
 from functions.domain.rules import rule_evaluation
 from tests.kits.api.harness import NOW, Api, Held
 from tests.twins.jobs import MemoryJobStore
@@ -46,14 +46,14 @@ def test_a_look_that_fails_fails_no_heartbeat_and_after_three_nobody_looks(
 ) -> None:
     held = running(api)
     with monkeypatch.context() as patch:
-        patch.setattr(rule_evaluation, "look", broken)
+        patch.setattr(rule_evaluation, "evaluate_rules", broken)
         for _ in range(5):
             assert beat(api, held)["directive"] == "continue"
     found = errors(api, held.id)
     assert len(found) == 3 and "RuntimeError: a defect" in found[0]
     assert found[2].endswith("they are switched off until there is another revision")
-    standing = api.context.jobs.read(StandingRecord, held.id)
-    assert standing is not None and (standing.errors, standing.next_at) == (3, None)
+    rule_state = api.context.jobs.read(RuleStateRecord, held.id)
+    assert rule_state is not None and (rule_state.errors, rule_state.next_at) == (3, None)
     with api.unchanged():
         assert looking.look_at_all(api.context.jobs, api.context.leases, api.clock.now()) == (0, 0, False)
     api.call("PUT", f"/job/{held.id}/rules", {"text": RULES + "  # again"}).ok()
@@ -81,7 +81,7 @@ def reading(failing: type[TableRecord], fail: Callable[..., Any]) -> Callable[..
     return one
 
 
-@pytest.mark.parametrize("call", ["get", StandingRecord, Attempt, RulesRecord, "put", "apply"])
+@pytest.mark.parametrize("call", ["get", RuleStateRecord, Attempt, RulesRecord, "put", "apply"])
 def test_storage_that_is_away_fails_no_heartbeat(
     api: Api, monkeypatch: pytest.MonkeyPatch, call: str | type[TableRecord]
 ) -> None:
@@ -119,13 +119,13 @@ def test_a_job_that_others_change_all_the_time_is_looked_at_next_time(
 
 
 @pytest.mark.parametrize(
-    "state", [rule_evaluation.packed({"version": 1, "now": "?"}), "?", "AAAA", rule_evaluation.packed({})]
+    "state", [rule_evaluation.pack_state({"version": 1, "now": "?"}), "?", "AAAA", rule_evaluation.pack_state({})]
 )
 def test_a_damaged_standing_begins_anew_and_says_so(api: Api, state: str) -> None:
     held = running(api)
-    before = api.context.jobs.read(StandingRecord, held.id)
+    before = api.context.jobs.read(RuleStateRecord, held.id)
     assert before is not None
-    damaged = StandingRecord(version=before.version + 1, revision=1, state=state)
+    damaged = RuleStateRecord(version=before.version + 1, revision=1, state=state)
     api.context.jobs.put(Put(owner=held.id, record=damaged))
     beat(api, held)
     (told,) = [
@@ -175,9 +175,9 @@ def test_the_largest_rules_fit_into_one_item_and_one_transaction(api: Api) -> No
     for _ in range(1010):
         api.clock.advance(1)
         held.heartbeat().ok()
-    standing = api.context.jobs.read(StandingRecord, held.id)
-    assert standing is not None and standing.state is not None
-    assert 5_000 < len(standing.model_dump_json()) < 100_000
+    rule_state = api.context.jobs.read(RuleStateRecord, held.id)
+    assert rule_state is not None and rule_state.state is not None
+    assert 5_000 < len(rule_state.model_dump_json()) < 100_000
     events = api.get(f"/job/{held.id}/events", query={"limit": 1000}).ok()["events"]
     kinds = [one["type"] for one in events]
     assert (kinds.count("rule.fired"), kinds.count("action.applied")) == (20, 20)
@@ -240,7 +240,7 @@ def test_a_claimed_job_that_a_rule_stops_is_not_handed_out(api: Api, monkeypatch
     """The look behind the failure was lost with its function."""
     held = running(api, "rules: [{name: here, when: failures >= 1, do: {stop: failed}}]", policy={"avoid_machine_s": 0})
     with monkeypatch.context() as patch:
-        patch.setattr(MemoryJobStore, "read", reading(StandingRecord, broken))
+        patch.setattr(MemoryJobStore, "read", reading(RuleStateRecord, broken))
         held.fail().ok()
     assert api.job(held.id)["state"] == "pending"
     api.clock.advance(20)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from functions.domain.errors import StorageUnavailable
-from functions.domain.records import MemberRecord, MemberValue, StandingRecord
+from functions.domain.records import MemberRecord, MemberValue, RuleStateRecord
 from tests.kits.api.harness import NOW, Api, Held
 from tests.twins.jobs import MemoryJobStore
 
@@ -18,7 +18,7 @@ COST = "rules: [{name: here, when: cost > 1, do: %s}]"
 ECC = """
 signals: {ecc: uncorrectable}
 rules:
-  - {name: here, when: log.ecc > 0, on: [heartbeat, timer, state], cooldown: 1m, do: {requeue: {exclude_host: true}}}
+  - {name: here, when: log.ecc > 0, on: [heartbeat, timer, state], cooldown: 1m, do: {requeued: {exclude_host: true}}}
 """
 
 
@@ -58,8 +58,8 @@ def test_rules_that_take_long_do_not_use_up_the_sweeper_s_time(api: Api, monkeyp
         api.sweep()
         turns += 1
     assert turns <= 6, "each job has its turn"
-    standings = [api.context.jobs.read(StandingRecord, job_id) for job_id in watched]
-    assert all(standing is not None and standing.at == NOW + 200 for standing in standings)
+    rule_states = [api.context.jobs.read(RuleStateRecord, job_id) for job_id in watched]
+    assert all(rule_state is not None and rule_state.at == NOW + 200 for rule_state in rule_states)
 
 
 def test_waiting_for_storage_is_not_computing(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

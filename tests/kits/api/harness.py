@@ -25,7 +25,7 @@ from functions.api.http.dispatch import dispatch
 from functions.api.http.route import Route, all_routes
 from functions.api.http.settings import Settings
 from functions.api.operations.sweeper import Swept, sweep
-from functions.domain.jobs.lease_expiry import Watch
+from functions.domain.jobs.lease_expiry import ReclaimWatermark
 from functions.local.emulator import Emulator
 from functions.local.gateway.lambda_events import (
     HttpRequest,
@@ -215,9 +215,9 @@ class Api:
     def sweep(self) -> Swept:
         """Run the sweeper as if its runs since the last one, one each second, had seen no outage."""
         leases, now = self.context.leases, self.clock.now()
-        seen = leases.watch()
+        seen = leases.reclaim_watermark()
         if seen is not None:
-            assert leases.keep_watch(Watch(seen_at=now, since=seen.since), seen=seen)
+            assert leases.save_reclaim_watermark(ReclaimWatermark(seen_at=now, since=seen.since), seen=seen)
         swept = sweep(self.context.jobs, leases, self.clock, sweep_interval_s=1)
         self.retain()
         return swept

@@ -8,7 +8,7 @@ from typing import Any
 
 from baton.contract.history import EventType
 from functions.domain.errors import StorageUnavailable
-from functions.domain.jobs.transaction import Put, written
+from functions.domain.jobs.transaction import Put, write_job
 from functions.domain.records import Event
 from functions.publishing.entries import MAX_ENTRIES, MAX_REQUEST_BYTES, Entry
 from functions.storage.dynamodb.items import job_items
@@ -34,7 +34,7 @@ def stream_record(
     """Build the stream record of a new event. `document` replaces the stored event."""
     event = Event(seq=seq, type=type_, at=AT + seq, epoch=1, data=dict(data or {}))
     job = make_job(id=job_id, tenant=TENANT, spec=make_spec(webhook=webhook))
-    _, put = written(job).put(event).writes
+    _, put = write_job(job).put(event).writes
     assert isinstance(put, Put)
     item = job_items.item_of(put)
     if document is not None:

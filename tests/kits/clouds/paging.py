@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from functions.domain.ports import Page
+from functions.domain.ports import ResultPage
 
 T = TypeVar("T")
 
 
-def all_pages(fetch: Callable[[str | None], Page[T]], *, full: int | None = None) -> list[T]:
+def all_pages(fetch: Callable[[str | None], ResultPage[T]], *, full: int | None = None) -> list[T]:
     """Read all pages; `fetch` takes a cursor.
 
     `full`: what each page but the last has to have; and none is empty but an only one.

@@ -66,7 +66,7 @@ def test_steps_only_rise(step: int) -> None:
     with refused(ErrorCode.STEP_NOT_NEWER, "step"):
         rules.commit(h.job, h.fence, make_record(step), now=NOW)
     with refused(ErrorCode.STEP_NOT_NEWER, "step"):
-        rules.already_committed(h.job, None, make_manifest(step), "d")
+        rules.is_committed(h.job, None, make_manifest(step), "d")
 
 
 def test_step_zero_is_a_checkpoint_like_any_other() -> None:
@@ -84,43 +84,43 @@ def test_a_record_of_another_attempt_is_not_committed() -> None:
 
 def test_the_same_commit_twice_is_one() -> None:
     job = held(checkpoint_step=None).job.model_copy(update={"checkpoint_step": 100, "checkpoint_epoch": 1})
-    assert rules.already_committed(job, make_record(100), make_manifest(100), SAME)
+    assert rules.is_committed(job, make_record(100), make_manifest(100), SAME)
     # Also when a later one was committed meanwhile.
     later = job.model_copy(update={"checkpoint_step": 300})
-    assert rules.already_committed(later, make_record(100), make_manifest(100), SAME)
+    assert rules.is_committed(later, make_record(100), make_manifest(100), SAME)
 
 
 def test_a_new_step_is_not_committed_yet() -> None:
     job = held().job
-    assert not rules.already_committed(job, None, make_manifest(100), SAME)
+    assert not rules.is_committed(job, None, make_manifest(100), SAME)
 
 
 def test_other_contents_for_a_committed_step_are_refused() -> None:
     job = held().job.model_copy(update={"checkpoint_step": 100, "checkpoint_epoch": 1})
     with refused(ErrorCode.CHECKPOINT_CONFLICT, "step"):
-        rules.already_committed(job, make_record(100), make_manifest(100), digest("other"))
+        rules.is_committed(job, make_record(100), make_manifest(100), digest("other"))
 
 
 def test_a_step_of_an_earlier_attempt_can_be_committed_anew_after_a_retry_from_before_it() -> None:
     job = held(checkpoint_step=50, checkpoint_epoch=1, epoch=1).job
-    assert not rules.already_committed(job, make_record(100, epoch=1), make_manifest(100, epoch=2), "new")
+    assert not rules.is_committed(job, make_record(100, epoch=1), make_manifest(100, epoch=2), "new")
 
 
 def test_a_damaged_step_can_be_committed_anew() -> None:
     job = held(checkpoint_step=50).job
-    assert not rules.already_committed(job, make_record(100, damaged=True), make_manifest(100), SAME)
+    assert not rules.is_committed(job, make_record(100, damaged=True), make_manifest(100), SAME)
 
 
 @pytest.mark.parametrize("epoch", [0, 2])
 def test_a_manifest_of_another_attempt(epoch: int) -> None:
     with refused(ErrorCode.LEASE_LOST, "epoch"):
-        rules.already_committed(held().job, None, make_manifest(100, epoch=epoch), SAME)
+        rules.is_committed(held().job, None, make_manifest(100, epoch=epoch), SAME)
 
 
 def test_a_manifest_of_another_job() -> None:
     manifest = make_manifest(100, job_id=JOB_ID.replace("1", "2"))
     with refused(ErrorCode.INVALID_VALUE, "job_id"):
-        rules.already_committed(held().job, None, manifest, SAME)
+        rules.is_committed(held().job, None, manifest, SAME)
 
 
 def committed(*steps: int, epoch: int = 1, **fields: Any) -> list[CheckpointRecord]:
@@ -134,7 +134,7 @@ def running(step: int) -> Held:
 def test_a_damaged_checkpoint_gives_way_to_the_one_before_it() -> None:
     h = running(300)
     last, before = make_record(300), make_record(200)
-    change = rules.damaged(h.job, h.attempt, h.fence, last, before, message="bad bytes", now=NOW)
+    change = rules.mark_damaged(h.job, h.attempt, h.fence, last, before, message="bad bytes", now=NOW)
     assert (change.job.checkpoint_step, change.job.checkpoint_epoch) == (200, 1)
     assert change.records(CheckpointRecord) == (last.model_copy(update={"damaged": True}),)
     assert change.lease == CheckLease(fence=h.fence)
@@ -146,14 +146,14 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it() -> None:
 
 def test_the_last_one_damaged_means_from_the_start() -> None:
     h = running(300)
-    job = rules.damaged(h.job, h.attempt, h.fence, make_record(300), None, message="", now=NOW).job
+    job = rules.mark_damaged(h.job, h.attempt, h.fence, make_record(300), None, message="", now=NOW).job
     assert (job.checkpoint_step, job.checkpoint_epoch) == (None, None)
 
 
 @pytest.mark.parametrize("record", [make_record(200), make_record(300, epoch=0), make_record(400)])
 def test_damage_to_another_one_changes_nothing_for_the_job(record: CheckpointRecord) -> None:
     h = running(300)
-    change = rules.damaged(h.job, h.attempt, h.fence, record, make_record(100), message="", now=NOW)
+    change = rules.mark_damaged(h.job, h.attempt, h.fence, record, make_record(100), message="", now=NOW)
     assert change.job.checkpoint_step == 300
     assert change.records(CheckpointRecord)[0].damaged
 
@@ -178,7 +178,7 @@ def test_what_a_damaged_one_was_called_no_other_is_ever_called() -> None:
     job = h.job
     for step in (10, 20):
         job = rules.commit(job, h.fence, make_record(step), now=NOW).job
-    job = rules.damaged(job, h.attempt, h.fence, make_record(20), make_record(10), message="", now=NOW).job
+    job = rules.mark_damaged(job, h.attempt, h.fence, make_record(20), make_record(10), message="", now=NOW).job
     assert (job.checkpoint_step, job.attempt_step, job.lapsed_step) == (10, 10, 20)
     named = [object_keys.manifest_key(job, step, name) for step in (15, 20, 21)]
     assert [key.rpartition("/")[2] for key in named] == [
@@ -188,14 +188,14 @@ def test_what_a_damaged_one_was_called_no_other_is_ever_called() -> None:
     ]
     job = rules.commit(job, h.fence, make_record(15), now=NOW).job
     assert f"20-1-{job.rev}-" in object_keys.manifest_key(job, 20, name), "also once something else has been committed"
-    job = rules.damaged(job, h.attempt, h.fence, make_record(15), None, message="", now=NOW).job
+    job = rules.mark_damaged(job, h.attempt, h.fence, make_record(15), None, message="", now=NOW).job
     assert (job.checkpoint_step, job.attempt_step, job.lapsed_step) == (None, 20, 20)
 
 
 def test_the_next_attempt_begins_with_nothing_committed() -> None:
     h = held()
     job = rules.commit(h.job, h.fence, make_record(10), now=NOW).job
-    job = rules.damaged(job, h.attempt, h.fence, make_record(10), None, message="", now=NOW).job
+    job = rules.mark_damaged(job, h.attempt, h.fence, make_record(10), None, message="", now=NOW).job
     change = release(job, h.attempt, h.fence, reason=Reason(code="x"), progress=None, now=NOW)
     assert change.attempt is not None and change.attempt.checkpoint_step == 10
     job = claim(change.job, WorkQuery(), token_sha256="0" * 64, key_id=None, now=NOW).job
@@ -217,15 +217,15 @@ def test_the_end_of_an_attempt_says_what_it_had_committed() -> None:
 def test_what_the_key_of_a_manifest_says() -> None:
     name = digest("manifest")
     below = f"jobs/{JOB_ID}/manifests/"
-    assert object_keys.step_and_epoch(JOB_ID, f"{below}100-2-{name}.json") == (100, 2)
-    assert object_keys.step_and_epoch(JOB_ID, f"{below}100-2-9-{name}.json") == (100, 2)
+    assert object_keys.parse_manifest_key(JOB_ID, f"{below}100-2-{name}.json") == (100, 2)
+    assert object_keys.parse_manifest_key(JOB_ID, f"{below}100-2-9-{name}.json") == (100, 2)
     for other in (
         f"{below}100-2.json",
         f"{below}x-2-{name}.json",
         f"{below}100-2-{name}",
         f"jobs/x/manifests/1-2-{name}.json",
     ):
-        assert object_keys.step_and_epoch(JOB_ID, other) is None
+        assert object_keys.parse_manifest_key(JOB_ID, other) is None
 
 
 @pytest.mark.parametrize(

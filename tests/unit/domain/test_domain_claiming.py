@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from functions.domain.jobs.job_selection import LARGEST_WINDOW, SMALLEST_WINDOW, ClaimWindow, suitable
+from functions.domain.jobs.job_selection import LARGEST_WINDOW, SMALLEST_WINDOW, ClaimWindow, select_suitable
 from tests.kits.api.factories import NOW, make_job, make_spec, make_worker
 
 
@@ -34,14 +34,14 @@ def test_a_job_that_one_may_not_have_hides_no_other() -> None:
     banned = make_job(id="banned", stale=True, avoid={"m-1": NOW + 100})
     needy = make_job(id="needy", spec=make_spec(requirements={"min_vram_gib": 80}))
     jobs = [banned, needy, make_job(id="first"), make_job(id="second")]
-    assert [job.id for job in suitable(jobs, make_worker("m-1"), NOW)] == ["first", "second"]
-    assert [job.id for job in suitable(jobs, make_worker("m-2"), NOW)] == ["banned", "first", "second"]
-    assert [job.id for job in suitable([banned], make_worker("m-1"), NOW)] == []
+    assert [job.id for job in select_suitable(jobs, make_worker("m-1"), NOW)] == ["first", "second"]
+    assert [job.id for job in select_suitable(jobs, make_worker("m-2"), NOW)] == ["banned", "first", "second"]
+    assert [job.id for job in select_suitable([banned], make_worker("m-1"), NOW)] == []
 
 
 @pytest.mark.parametrize(("now", "found"), [(NOW + 9, 1), (NOW + 10, 0)])
 def test_a_job_whose_deadline_has_passed_is_nobodys(now: int, found: int) -> None:
-    assert len(suitable([make_job(policy={"deadline_at": NOW + 10})], make_worker(), now)) == found
+    assert len(select_suitable([make_job(policy={"deadline_at": NOW + 10})], make_worker(), now)) == found
 
 
 @pytest.mark.parametrize(("part", "chosen"), [(0, "0"), (1, str(SMALLEST_WINDOW - 1))])
@@ -67,15 +67,15 @@ def test_the_window_grows_with_conflicts_and_shrinks_without() -> None:
     window = ClaimWindow()
     sizes = []
     for _ in range(4):
-        window.conflicted()
+        window.widen()
         sizes.append(window.size)
     assert sizes == [40, 160, LARGEST_WINDOW, LARGEST_WINDOW]
     claims = 0
     while window.size > SMALLEST_WINDOW:
         before = window.size
-        window.succeeded()
+        window.narrow()
         claims += 1
         assert window.size < before
     assert 40 < claims < 200
-    window.succeeded()
+    window.narrow()
     assert window.size == SMALLEST_WINDOW

@@ -9,7 +9,7 @@ import pytest
 from baton.contract.errors import ErrorCode
 from baton.contract.work import Directive
 from functions.domain.access.api_keys import token_digest
-from functions.domain.jobs.lease_expiry import Watch, reclaimable, watched
+from functions.domain.jobs.lease_expiry import ReclaimWatermark, is_reclaimable, update_watermark
 from functions.domain.jobs.leases import REPROOF_WINDOW_S, Fence, directive_for
 from functions.domain.records import Lease
 from tests.kits.api.factories import CLAIMANT, JOB_ID, NOW, TENANT, TOKEN, make_fence, make_held, make_job, make_lease
@@ -221,27 +221,27 @@ def test_the_digest_is_of_the_token_alone() -> None:
     assert Fence(job_id=JOB_ID, tenant=TENANT, now=NOW, token_sha256=token_digest(TOKEN)).admits(LIVE)
 
 
-WATCHED = Watch(seen_at=NOW, since=7)
+WATCHED = ReclaimWatermark(seen_at=NOW, since=7)
 MINUTE_UNSEEN_S = 75
 
 
 @pytest.mark.parametrize(
     ("before", "now", "served", "after"),
     [
-        (None, NOW, True, Watch(seen_at=NOW, since=0)),
-        (None, NOW, False, Watch(seen_at=0, since=NOW)),
+        (None, NOW, True, ReclaimWatermark(seen_at=NOW, since=0)),
+        (None, NOW, False, ReclaimWatermark(seen_at=0, since=NOW)),
         # The clock of another sweeper is behind.
         (WATCHED, NOW - 5, True, WATCHED),
-        (WATCHED, NOW + MINUTE_UNSEEN_S, True, Watch(seen_at=NOW + MINUTE_UNSEEN_S, since=7)),
-        (WATCHED, NOW + MINUTE_UNSEEN_S + 1, True, Watch(seen_at=NOW + 76, since=NOW + 76)),
+        (WATCHED, NOW + MINUTE_UNSEEN_S, True, ReclaimWatermark(seen_at=NOW + MINUTE_UNSEEN_S, since=7)),
+        (WATCHED, NOW + MINUTE_UNSEEN_S + 1, True, ReclaimWatermark(seen_at=NOW + 76, since=NOW + 76)),
         # An API that did not answer counts as away until the sweep that finds it answering.
-        (WATCHED, NOW + 60, False, Watch(seen_at=0, since=NOW + 60)),
-        (Watch(seen_at=0, since=NOW), NOW + 60, False, Watch(seen_at=0, since=NOW + 60)),
-        (Watch(seen_at=0, since=NOW), NOW + 60, True, Watch(seen_at=NOW + 60, since=NOW + 60)),
+        (WATCHED, NOW + 60, False, ReclaimWatermark(seen_at=0, since=NOW + 60)),
+        (ReclaimWatermark(seen_at=0, since=NOW), NOW + 60, False, ReclaimWatermark(seen_at=0, since=NOW + 60)),
+        (ReclaimWatermark(seen_at=0, since=NOW), NOW + 60, True, ReclaimWatermark(seen_at=NOW + 60, since=NOW + 60)),
     ],
 )
-def test_the_watch(before: Watch | None, now: int, served: bool, after: Watch) -> None:
-    assert watched(before, now, sweep_interval_s=60, served=served) == after
+def test_the_watch(before: ReclaimWatermark | None, now: int, served: bool, after: ReclaimWatermark) -> None:
+    assert update_watermark(before, now, sweep_interval_s=60, served=served) == after
 
 
 LONG = make_lease(duration_s=600, heartbeat_interval_s=200)
@@ -251,22 +251,22 @@ LONG = make_lease(duration_s=600, heartbeat_interval_s=200)
     ("lease", "watch", "now", "revoked"),
     [
         # A sweeper that runs each second leaves outages of up to 2 s unseen: 3 + 30 + 40 s are less than the lease.
-        (LIVE, Watch(seen_at=NOW, since=0), NOW + 89, False),
-        (LIVE, Watch(seen_at=NOW, since=0), NOW + 90, True),
-        (make_lease(closed="complete"), Watch(seen_at=NOW, since=0), NOW + 1000, False),
+        (LIVE, ReclaimWatermark(seen_at=NOW, since=0), NOW + 89, False),
+        (LIVE, ReclaimWatermark(seen_at=NOW, since=0), NOW + 90, True),
+        (make_lease(closed="complete"), ReclaimWatermark(seen_at=NOW, since=0), NOW + 1000, False),
         # The API does not answer.
-        (LIVE, Watch(seen_at=0, since=NOW), NOW + 1000, False),
+        (LIVE, ReclaimWatermark(seen_at=0, since=NOW), NOW + 1000, False),
         # After an outage each worker has the time of one call and one pause.
-        (LIVE, Watch(seen_at=NOW, since=NOW + 500), NOW + 539, False),
-        (LIVE, Watch(seen_at=NOW, since=NOW + 500), NOW + 540, True),
+        (LIVE, ReclaimWatermark(seen_at=NOW, since=NOW + 500), NOW + 539, False),
+        (LIVE, ReclaimWatermark(seen_at=NOW, since=NOW + 500), NOW + 540, True),
     ],
 )
-def test_when_a_lease_is_revoked(lease: Lease, watch: Watch, now: int, revoked: bool) -> None:
-    assert reclaimable(lease, watch, now, sweep_interval_s=1) is revoked
+def test_when_a_lease_is_revoked(lease: Lease, watch: ReclaimWatermark, now: int, revoked: bool) -> None:
+    assert is_reclaimable(lease, watch, now, sweep_interval_s=1) is revoked
 
 
 @pytest.mark.parametrize(("lease", "grace_s"), [(LIVE, 56), (LONG, 0)])
 def test_a_sweeper_that_runs_each_minute_spares_expired_leases(lease: Lease, grace_s: int) -> None:
-    kept = Watch(seen_at=NOW, since=0)
-    assert not reclaimable(lease, kept, lease.expires_at + grace_s - 1, sweep_interval_s=60)
-    assert reclaimable(lease, kept, lease.expires_at + grace_s, sweep_interval_s=60)
+    kept = ReclaimWatermark(seen_at=NOW, since=0)
+    assert not is_reclaimable(lease, kept, lease.expires_at + grace_s - 1, sweep_interval_s=60)
+    assert is_reclaimable(lease, kept, lease.expires_at + grace_s, sweep_interval_s=60)

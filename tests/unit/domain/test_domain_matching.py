@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from functions.domain.jobs.job_selection import equals, mismatch
+from functions.domain.jobs.job_selection import leading_equals, mismatch
 from tests.kits.api.factories import NOW, make_job, make_spec, make_worker
 
 
@@ -83,6 +83,6 @@ def test_rank_is_stale_first_then_priority_then_age() -> None:
 
 def test_equals_are_the_leading_jobs_of_one_rank() -> None:
     jobs = [make_job(id="a", stale=True), make_job(id="b", stale=True, created_at=NOW + 5), make_job(id="c")]
-    assert [job.id for job in equals(jobs)] == ["a", "b"]
-    assert [job.id for job in equals(jobs[2:])] == ["c"]
-    assert equals([]) == []
+    assert [job.id for job in leading_equals(jobs)] == ["a", "b"]
+    assert [job.id for job in leading_equals(jobs[2:])] == ["c"]
+    assert leading_equals([]) == []

@@ -15,12 +15,12 @@ from functions.domain.checkpoints.packs import (
     DEAD_AFTER_S,
     FUNCTION_TIMEOUT_S,
     SWEEPER_TIMEOUT_S,
-    Sighting,
-    needs_look,
-    parting,
+    PackSnapshot,
+    needs_verification,
+    release_plan,
 )
-from functions.domain.checkpoints.packs import let_go_of as after
-from functions.domain.checkpoints.retention import after_failure, look_again
+from functions.domain.checkpoints.packs import released_record as after
+from functions.domain.checkpoints.retention import next_try_at, schedule_retention
 from functions.domain.jobs import transitions as rules
 from functions.domain.jobs.attempt_end import LATE_AFTER_S
 from functions.domain.jobs.transaction import Transaction
@@ -104,14 +104,14 @@ def test_what_fails_is_tried_more_and_more_seldom() -> None:
     job = make_ended(JobState.CANCELED, canceled_at=NOW)
     tries = [NOW + LATE_AFTER_S]
     for _ in range(10):
-        tries.append(after_failure(job, tries[-1]))
+        tries.append(next_try_at(job, tries[-1]))
     assert [(at - NOW) / LATE_AFTER_S for at in tries] == [2**power for power in range(11)]
 
 
 def test_word_changes_nothing_else() -> None:
     job = make_ended(JobState.FAILED)
     for at in (NOW + 5, None):
-        change = look_again(job, at)
+        change = schedule_retention(job, at)
         assert (change.job.rev, change.events) == (job.rev + 1, ())
         assert change.job == job.model_copy(update={"rev": job.rev + 1, "retention_at": at})
 
@@ -120,15 +120,15 @@ def test_word_changes_nothing_else() -> None:
 def test_nobody_takes_over_what_a_living_function_has_condemned(lives_s: int) -> None:
     """The sweeper may live longer than DEAD_AFTER_S."""
     pack = make_pack("a")
-    (write,) = parting(JOB_ID, [Sighting(pack, None)], NOW + lives_s)
-    condemned = Sighting(pack, after("acme", JOB_ID, write, None, "v1"))
+    (write,) = release_plan(JOB_ID, [PackSnapshot(pack, None)], NOW + lives_s)
+    condemned = PackSnapshot(pack, after("acme", JOB_ID, write, None, "v1"))
     taken_over = next(at for at in range(NOW, NOW + 1000) if not refused(condemned, at))
     assert taken_over == NOW + lives_s + DEAD_AFTER_S - FUNCTION_TIMEOUT_S
 
 
-def refused(sighting: Sighting, now: int) -> bool:
+def refused(sighting: PackSnapshot, now: int) -> bool:
     try:
-        assert needs_look("another job", sighting, now)
+        assert needs_verification("another job", sighting, now)
     except rules.Refusal:
         return True
     return False

@@ -8,7 +8,7 @@ from baton.contract.errors import ErrorCode
 from baton.contract.names import ring_secret, ring_token
 from baton.contract.work import WorkQuery
 from functions.domain.access.api_keys import token_digest
-from functions.domain.access.ring_tokens import RING_TOKEN_GRACE_S, is_ring_token, job_of_token, opened
+from functions.domain.access.ring_tokens import RING_TOKEN_GRACE_S, authenticate_ring_token, is_ring_token, parse_job_id
 from functions.domain.jobs import transitions as rules
 from functions.domain.jobs.job_selection import with_rings
 from functions.domain.jobs.leases import REPROOF_WINDOW_S
@@ -47,16 +47,16 @@ def lease(*rings: str, **more: object) -> Lease:
 
 
 def test_a_lease_opens_the_rings_that_its_job_names() -> None:
-    found = opened(Leases(lease("shapes", "faces")), TOKEN, NOW)
+    found = authenticate_ring_token(Leases(lease("shapes", "faces")), TOKEN, NOW)
     assert not isinstance(found, ErrorCode)
     assert (found.tenant, list(found.rings)) == ("acme", ["shapes", "faces"])
-    assert is_ring_token(TOKEN) and job_of_token(TOKEN) == JOB
+    assert is_ring_token(TOKEN) and parse_job_id(TOKEN) == JOB
 
 
 def test_the_lease_of_a_job_without_rings_has_nothing_more_than_before() -> None:
     held = lease()
     assert (held.ring_token_sha256, held.rings) == (None, [])
-    assert opened(Leases(held), TOKEN, NOW) is ErrorCode.KEY_UNKNOWN
+    assert authenticate_ring_token(Leases(held), TOKEN, NOW) is ErrorCode.KEY_UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -65,23 +65,23 @@ def test_the_lease_of_a_job_without_rings_has_nothing_more_than_before() -> None
      TOKEN.upper(), f"{TOKEN}\n", ring_token(JOB, "another lease"), ring_token(JOB[:-1] + "2", LEASE_TOKEN)],
 )  # fmt: skip
 def test_what_is_not_the_token_is_unknown(presented: str) -> None:
-    assert opened(Leases(lease("shapes")), presented, NOW) is ErrorCode.KEY_UNKNOWN
+    assert authenticate_ring_token(Leases(lease("shapes")), presented, NOW) is ErrorCode.KEY_UNKNOWN
 
 
 def test_nobody_is_looked_up_for_what_names_no_job() -> None:
     leases = Leases(lease("shapes"))
     for presented in ("batonring_x_y", f"batonring_{JOB}_short", "baton_k3f9a7c2_0123456789abcdef"):
-        opened(leases, presented, NOW)
+        authenticate_ring_token(leases, presented, NOW)
     assert leases.asked == []
 
 
 def test_it_ends_with_the_attempt_and_outlives_a_silence_as_the_lease_does() -> None:
     assert RING_TOKEN_GRACE_S == REPROOF_WINDOW_S
     held = lease("shapes")
-    assert opened(Leases(lease("shapes", closed="released")), TOKEN, NOW) is ErrorCode.KEY_REVOKED
+    assert authenticate_ring_token(Leases(lease("shapes", closed="released")), TOKEN, NOW) is ErrorCode.KEY_REVOKED
     last = held.expires_at + RING_TOKEN_GRACE_S
-    assert not isinstance(opened(Leases(held), TOKEN, last - 1), ErrorCode)
-    assert opened(Leases(held), TOKEN, last) is ErrorCode.KEY_EXPIRED
+    assert not isinstance(authenticate_ring_token(Leases(held), TOKEN, last - 1), ErrorCode)
+    assert authenticate_ring_token(Leases(held), TOKEN, last) is ErrorCode.KEY_EXPIRED
 
 
 def test_the_lease_token_is_not_in_it_and_only_its_digest_is_kept() -> None:

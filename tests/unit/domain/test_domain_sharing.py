@@ -10,7 +10,7 @@ from baton.contract.jobs import Artifact, JobState
 from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from baton.contract.recipes.plan import RunPlan, SharedFile, StepOrder
 from functions.domain.checkpoints.object_keys import artifact_key
-from functions.domain.checkpoints.shared_outputs import SharedRecord, offered, replaces
+from functions.domain.checkpoints.shared_outputs import SharedRecord, shared_records, should_replace
 from functions.domain.records import Job
 from tests.kits.api.factories import CRC64, JOB_ID, NOW, TENANT, digest, make_ended, make_job, make_spec
 
@@ -40,7 +40,7 @@ def record(object_key: str = "a", size_bytes: int = 7) -> SharedRecord:
 
 
 def test_a_complete_job_offers_what_its_plan_shares() -> None:
-    (found,) = offered(job(JobState.COMPLETE, artifact()), NOW + 5)
+    (found,) = shared_records(job(JobState.COMPLETE, artifact()), NOW + 5)
     assert found == record(artifact_key(JOB_ID, 1, "set.zip")).model_copy(
         update={"blake3": digest("set.zip"), "offered_at": NOW + 5}
     )
@@ -62,7 +62,7 @@ def test_a_complete_job_offers_what_its_plan_shares() -> None:
     ids=["not made", "no plan", "nothing shared", "failed", "canceled", "not its own", "data", "blind", "running"],
 )
 def test_nothing_else_is_offered(without: Job) -> None:
-    assert offered(without, NOW) == []
+    assert shared_records(without, NOW) == []
 
 
 @pytest.mark.parametrize(
@@ -83,4 +83,4 @@ def test_nothing_else_is_offered(without: Job) -> None:
     ],
 )
 def test_what_takes_the_place_of_what(seen: SharedRecord | None, stored: bool, started_at: int, expected: bool) -> None:
-    assert replaces(record("a", 7), seen, stored=stored, started_at=started_at) is expected
+    assert should_replace(record("a", 7), seen, stored=stored, started_at=started_at) is expected

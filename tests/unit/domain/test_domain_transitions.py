@@ -57,7 +57,7 @@ COMMANDS: dict[str, Command] = {
     "timer": lambda job, a: rules.timer(job, a, now=NOW),
     "out_of_time": lambda job, a: rules.out_of_time(job, a, now=NOW),
     "commit": lambda job, _: commit.commit(job, make_fence(), make_record(), now=NOW),
-    "damaged": lambda job, attempt: commit.damaged(
+    "damaged": lambda job, attempt: commit.mark_damaged(
         job, attempt, make_fence(), make_record(), None, message="", now=NOW
     ),
 }

@@ -10,18 +10,18 @@ from baton.contract.jobs import JobCounters, JobState, Progress
 from baton.contract.steering import CommandKind
 from baton.contract.work import Directive
 from functions.domain.jobs.transaction import CloseLease, DirectLease, SteerLease
-from functions.domain.records import CommandRecord, Job, MemberRecord, StandingRecord
+from functions.domain.records import CommandRecord, Job, MemberRecord, RuleStateRecord
 from functions.domain.rules.rule_evaluation import (
-    LOOK_EVERY_S,
+    EVALUATION_INTERVAL_S,
     MAX_ERRORS,
-    Looked,
-    Seen,
-    facts,
-    failed,
-    is_off,
-    look,
-    rules_of,
-    statuses,
+    EvaluationResult,
+    JobSnapshot,
+    control_plane_rules,
+    describe_rules,
+    evaluate_rules,
+    has_nothing_to_evaluate,
+    measure_job,
+    record_failure,
 )
 from tests.kits.api.factories import NOW, make_attempt, make_job, make_lease
 
@@ -32,20 +32,22 @@ def waiting(**fields: Any) -> Job:
     return make_job(watched=True, rules_revision=1, waiting_since=NOW, **fields)
 
 
-def running(price: float | None = None, progress: Progress | None = None, **fields: Any) -> Seen:
+def running(price: float | None = None, progress: Progress | None = None, **fields: Any) -> JobSnapshot:
     """Of an attempt that began at NOW and was heard of at NOW."""
     job = waiting(state=JobState.RUNNING, epoch=1, **fields)
     lease = make_lease(watched=True, progress=progress)
-    return Seen(job=job, attempt=make_attempt(price_usd_per_hour=price), lease=lease)
+    return JobSnapshot(job=job, attempt=make_attempt(price_usd_per_hour=price), lease=lease)
 
 
-def decided(seen: Seen, text: str, *, event: str = "timer", now: int = NOW, kept: Any = list) -> Looked:
-    return look(seen, rules_of(text), event=event, now=now, kept=kept)
+def decided(
+    seen: JobSnapshot, text: str, *, event: str = "timer", now: int = NOW, kept: Any = list
+) -> EvaluationResult:
+    return evaluate_rules(seen, control_plane_rules(text), event=event, now=now, kept=kept)
 
 
 def test_what_is_known_of_a_job_that_waits() -> None:
-    seen = Seen(job=waiting(counters=JobCounters(failures=2, interruptions=3, runtime_s=100)))
-    assert facts(seen, NOW + 7) == {
+    seen = JobSnapshot(job=waiting(counters=JobCounters(failures=2, interruptions=3, runtime_s=100)))
+    assert measure_job(seen, NOW + 7) == {
         "wall": 100.0,
         "cost": None,
         "heartbeat.age": None,
@@ -57,12 +59,12 @@ def test_what_is_known_of_a_job_that_waits() -> None:
 
 @pytest.mark.parametrize("more", [{"not_before": NOW + 60}, {"state": JobState.PAUSED}])
 def test_who_cannot_be_claimed_does_not_wait(more: dict[str, Any]) -> None:
-    assert facts(Seen(job=waiting(**more)), NOW + 7)["queue.age"] == 0.0
+    assert measure_job(JobSnapshot(job=waiting(**more)), NOW + 7)["queue.age"] == 0.0
 
 
 def test_what_is_known_of_a_job_that_runs() -> None:
     seen = running(price=36.0, counters=JobCounters(runtime_s=50), cost_usd=1.5, priced_s=50)
-    found = facts(seen, NOW + 100)
+    found = measure_job(seen, NOW + 100)
     assert (found["wall"], found["cost"], found["heartbeat.age"], found["queue.age"]) == (150.0, 2.5, 100.0, 0.0)
 
 
@@ -79,42 +81,42 @@ def test_a_price_that_nobody_said_is_not_nothing(
     price: float | None, runtime_s: int, priced_s: int, cost: float | None
 ) -> None:
     seen = running(price=price, counters=JobCounters(runtime_s=runtime_s), priced_s=priced_s)
-    assert facts(seen, NOW + 100)["cost"] == cost
+    assert measure_job(seen, NOW + 100)["cost"] == cost
 
 
 def test_a_job_that_never_ran_has_cost_nothing() -> None:
-    assert facts(Seen(job=waiting()), NOW)["cost"] == 0.0
+    assert measure_job(JobSnapshot(job=waiting()), NOW)["cost"] == 0.0
 
 
 def test_the_lease_of_another_attempt_says_nothing() -> None:
     seen = running()
-    other = Seen(job=seen.job, attempt=seen.attempt, lease=make_lease(2))
-    assert facts(other, NOW + 9)["heartbeat.age"] is None
+    other = JobSnapshot(job=seen.job, attempt=seen.attempt, lease=make_lease(2))
+    assert measure_job(other, NOW + 9)["heartbeat.age"] is None
 
 
 def test_a_look_that_decides_nothing_leaves_the_job_alone() -> None:
-    first = decided(Seen(job=waiting()), HERE % "stop")
+    first = decided(JobSnapshot(job=waiting()), HERE % "stop")
     assert first.change is not None and [one.type for one in first.change.events] == ["rule.updated"]
-    seen = Seen(job=first.change.job, standing=first.standing)
+    seen = JobSnapshot(job=first.change.job, rule_state=first.rule_state)
     second = decided(seen, HERE % "stop", now=NOW + 60)
     assert second.change is None
-    assert (second.standing.version, second.standing.at) == (first.standing.version + 1, NOW + 60)
+    assert (second.rule_state.version, second.rule_state.at) == (first.rule_state.version + 1, NOW + 60)
 
 
 def test_the_next_look_is_moved_only_when_it_is_past() -> None:
-    first = decided(Seen(job=waiting()), HERE % "stop").standing
-    assert first.next_at == NOW + LOOK_EVERY_S
-    between = decided(Seen(job=waiting(), standing=first), HERE % "stop", now=NOW + 30).standing
-    assert between.next_at == NOW + LOOK_EVERY_S
-    then = decided(Seen(job=waiting(), standing=between), HERE % "stop", now=NOW + 50).standing
+    first = decided(JobSnapshot(job=waiting()), HERE % "stop").rule_state
+    assert first.next_at == NOW + EVALUATION_INTERVAL_S
+    between = decided(JobSnapshot(job=waiting(), rule_state=first), HERE % "stop", now=NOW + 30).rule_state
+    assert between.next_at == NOW + EVALUATION_INTERVAL_S
+    then = decided(JobSnapshot(job=waiting(), rule_state=between), HERE % "stop", now=NOW + 50).rule_state
     assert then.next_at == NOW + 100
 
 
 def test_the_end_of_a_job_is_the_end_of_looking() -> None:
-    looked = decided(Seen(job=waiting(counters=JobCounters(failures=1))), HERE % "{stop: failed}")
+    looked = decided(JobSnapshot(job=waiting(counters=JobCounters(failures=1))), HERE % "{stop: failed}")
     assert looked.change is not None and looked.change.job.state is JobState.FAILED
-    assert looked.standing.next_at is None and looked.change.records(StandingRecord) == (looked.standing,)
-    assert is_off(looked.change.job, looked.standing)
+    assert looked.rule_state.next_at is None and looked.change.records(RuleStateRecord) == (looked.rule_state,)
+    assert has_nothing_to_evaluate(looked.change.job, looked.rule_state)
 
 
 def test_a_stop_holds_only_while_the_worker_has_said_nothing_since() -> None:
@@ -138,7 +140,7 @@ def test_a_stop_holds_only_while_the_worker_has_said_nothing_since() -> None:
 
 def test_alerts_do_not_move_a_job_that_waits() -> None:
     job = waiting(counters=JobCounters(failures=1))
-    change = decided(Seen(job=job), HERE % "{alert: x}", now=NOW + 500).change
+    change = decided(JobSnapshot(job=job), HERE % "{alert: x}", now=NOW + 500).change
     assert change is not None
     assert (change.job.updated_at, change.job.rev, change.lease) == (job.updated_at, job.rev + 1, None)
 
@@ -176,40 +178,42 @@ def test_a_machine_is_asked_while_it_lives(silent_s: int, asked: bool) -> None:
 
 
 def test_errors_are_counted_per_revision() -> None:
-    seen = Seen(job=waiting())
+    seen = JobSnapshot(job=waiting())
     for number in range(1, MAX_ERRORS + 1):
-        looked = failed(seen, "why", now=NOW)
-        assert looked.change is not None and looked.standing.errors == number
-        seen = Seen(job=looked.change.job, standing=looked.standing)
-        assert is_off(seen.job, seen.standing) == (number == MAX_ERRORS)
+        looked = record_failure(seen, "why", now=NOW)
+        assert looked.change is not None and looked.rule_state.errors == number
+        seen = JobSnapshot(job=looked.change.job, rule_state=looked.rule_state)
+        assert has_nothing_to_evaluate(seen.job, seen.rule_state) == (number == MAX_ERRORS)
     newer = seen.job.model_copy(update={"rules_revision": 2})
-    assert not is_off(newer, seen.standing)
-    assert failed(Seen(job=newer, standing=seen.standing), "why", now=NOW).standing.errors == 1
+    assert not has_nothing_to_evaluate(newer, seen.rule_state)
+    assert record_failure(JobSnapshot(job=newer, rule_state=seen.rule_state), "why", now=NOW).rule_state.errors == 1
 
 
 def test_a_newer_look_s_report_is_not_replaced_by_an_older_one() -> None:
     rules = "rules: [{name: here, when: loss > 5, on: heartbeat, do: {alert: x}}]"
     newest = running(progress=Progress(step=9, metrics={"loss": 1.0}, reported_at=NOW + 9))
-    after = decided(newest, rules, event="heartbeat", now=NOW + 9).standing
+    after = decided(newest, rules, event="heartbeat", now=NOW + 9).rule_state
     late = running(progress=Progress(step=8, metrics={"loss": 9.0}, reported_at=NOW + 8))
-    again = Seen(job=late.job, attempt=late.attempt, lease=late.lease, standing=after)
+    again = JobSnapshot(job=late.job, attempt=late.attempt, lease=late.lease, rule_state=after)
     looked = decided(again, rules, event="heartbeat", now=NOW + 9)
     assert looked.change is None
-    assert (looked.standing.step, looked.standing.seen_at) == (9, NOW + 9)
-    (status,) = statuses(rules_of(rules), looked.standing, again.job.id, None)
+    assert (looked.rule_state.step, looked.rule_state.seen_at) == (9, NOW + 9)
+    (status,) = describe_rules(control_plane_rules(rules), looked.rule_state, again.job.id, None)
     assert status.said == "armed, last value 1"
 
 
 def test_a_group_that_a_job_is_not_in_is_not_known() -> None:
     text = "rules: [{name: here, when: group_count(loss) >= 0, do: stop}]"
     seen = running(progress=Progress(step=1, metrics={"loss": 1.0}, reported_at=NOW))
-    alone = look(seen, rules_of(text), event="heartbeat", now=NOW, kept=list, members=None)
-    (status,) = statuses(rules_of(text), alone.standing, seen.job.id, None)
-    assert status.state == "unknown" and alone.standing.member == MemberRecord()
+    alone = evaluate_rules(seen, control_plane_rules(text), event="heartbeat", now=NOW, kept=list, members=None)
+    (status,) = describe_rules(control_plane_rules(text), alone.rule_state, seen.job.id, None)
+    assert status.state == "unknown" and alone.rule_state.member == MemberRecord()
 
 
 def test_rules_that_cannot_be_read_here_say_why() -> None:
     with pytest.raises(ValueError, match="mena"):
-        rules_of("rules: [{name: a, when: 'mena(cost) > 1', do: stop}]")
-    assert rules_of(" \n").rules == ()
-    assert is_off(make_job(), None) and is_off(waiting(state=JobState.COMPLETE), StandingRecord(version=1))
+        control_plane_rules("rules: [{name: a, when: 'mena(cost) > 1', do: stop}]")
+    assert control_plane_rules(" \n").rules == ()
+    assert has_nothing_to_evaluate(make_job(), None) and has_nothing_to_evaluate(
+        waiting(state=JobState.COMPLETE), RuleStateRecord(version=1)
+    )

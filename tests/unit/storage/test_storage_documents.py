@@ -22,9 +22,9 @@ from functions.domain.records import (
     Event,
     Job,
     RulesRecord,
+    RuleStateRecord,
     ScalingRecord,
     Spec,
-    StandingRecord,
     TransferGrant,
 )
 from functions.storage.dynamodb.items.documents import MAX_DOCUMENT_BYTES, dump, load
@@ -40,7 +40,7 @@ def models_within(annotation: Any) -> set[type[BaseModel]]:
 def all_models() -> set[type[BaseModel]]:
     found: set[type[BaseModel]] = set()
     pending: set[type[BaseModel]] = {Attempt, CheckpointRecord, Event, Job, SharedRecord, TransferGrant, Progress}
-    pending |= {RulesRecord, CommandRecord, ControlRecord, StandingRecord, ScalingRecord}
+    pending |= {RulesRecord, CommandRecord, ControlRecord, RuleStateRecord, ScalingRecord}
     while pending:
         model = pending.pop()
         found.add(model)
@@ -116,7 +116,7 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "priced_s": 0,
         "ends": 0,
     },
-    "StandingRecord": {"revision": 0, "epoch": 0, "step": 0, "seen_at": 0, "errors": 0, "member": {}, "orders": []},
+    "RuleStateRecord": {"revision": 0, "epoch": 0, "step": 0, "seen_at": 0, "errors": 0, "member": {}, "orders": []},
     "ScaleOrder": {"copies": 0, "leaving": []},
     "ScalingRecord": {"copies": [], "leaving": [], "expires_at": 0},
     "MemberRecord": {"values": [], "expires_at": 0},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baton.contract.manifest import Pack
 from functions.domain import keys
-from functions.domain.checkpoints.packs import CONDEMNED_KEPT_S, CondemnPack, PackWrite, Sighting
+from functions.domain.checkpoints.packs import CONDEMNED_KEPT_S, CondemnPack, PackSnapshot, PackWrite
 from functions.domain.records import PackRecord
 from functions.storage.dynamodb.items.attribute_values import Item, number
 
@@ -33,7 +33,7 @@ def from_item(item: Item) -> PackRecord:
     )
 
 
-def hold(tenant: str, job_id: str, sighting: Sighting, version: str) -> Item:
+def hold(tenant: str, job_id: str, sighting: PackSnapshot, version: str) -> Item:
     """Return the arguments of the UpdateItem that adds a holder, `packs.may_hold` its condition."""
     pack, seen = sighting.pack, sighting.record
     values: Item = {":job": {"SS": [job_id]}, ":version": {"S": version}, **_declared(pack)}
