@@ -1,4 +1,4 @@
-"""One valid call of every route, for tests that go through the whole table."""
+"""Build one valid call of every route, for tests over the whole route table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from functions.api.http.route import Route, all_routes
-from tests.kits.files.declared_files import described
+from tests.kits.files.declared_files import described, in_packs
 
 FILE = described("model.bin", b"weights")
 _STEP = {"step": "100"}
@@ -26,7 +26,7 @@ _BODIES: dict[str, Any] = {
     "POST /complete": {"artifacts": []},
     "POST /fail": {},
     "POST /release": {},
-    "POST /job/{id}/checkpoints": {"step": 100, "epoch": 1, "files": [FILE]},
+    "POST /job/{id}/checkpoints": {"version": 2, "step": 100, "epoch": 1, **in_packs({"model.bin": b"weights"})},
     "POST /job/{id}/checkpoints/{step}/urls": {},
     "POST /job/{id}/checkpoints/{step}/damaged": {"epoch": 1},
     "POST /job/{id}/artifacts": {"artifacts": [FILE]},
