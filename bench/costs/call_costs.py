@@ -22,11 +22,11 @@ from baton.contract.work import HeartbeatRequest, ReleaseRequest, WorkItem
 from bench.api.request_counts import FILES
 from bench.costs.units import Meter
 from bench.harness.plane import TENANT, Plane
-from functions.api.admin.keys import new_key
+from functions.api.admin.keys import generate_key
 from functions.api.checkpoints.retention import run_due_retentions
 from functions.api.http.authorizer import authorize
 from functions.api.operations.sweeper import sweep
-from functions.api.rules.rule_evaluation_runs import look_at_all
+from functions.api.rules.rule_evaluation_runs import evaluate_due_jobs
 from functions.domain.keys import DUE_BUCKET_S
 from functions.storage.clients import dynamodb_client
 from functions.webhooks.delivery import deliver
@@ -95,7 +95,7 @@ class _Recording:
 
     def _authorizer(self, *, known: bool = True) -> Callable[[], object]:
         context = self._plane.context
-        key, whole = new_key(
+        key, whole = generate_key(
             context.random, tenant=TENANT, name="bench", scopes=[Scope.WORKER], now=context.clock.now(), expires_at=None
         )
         if known:
@@ -129,7 +129,7 @@ class _Recording:
         heartbeat = self._billed(lambda: self._heartbeat(item))
         jobs, leases, later = plane.context.jobs, plane.context.leases, plane.context.clock.now() + 120
         before = self._billed(lambda: jobs.due_rules(0, limit=1), api=0)
-        look = self._billed(lambda: look_at_all(jobs, leases, later), api=0)
+        look = self._billed(lambda: evaluate_due_jobs(jobs, leases, later), api=0)
         beside = {unit: look[unit] - before.get(unit, 0) for unit in look if unit != "lambda"}
         self._release(item)
         return heartbeat, {unit: beside[unit] for unit in sorted(beside) if beside[unit]}

@@ -20,7 +20,7 @@ from baton.contract.names import BUCKETS
 from baton.contract.work import WorkItem
 from functions.api.http.context import Context
 from functions.api.http.dispatch import dispatch
-from functions.api.http.settings import Settings
+from functions.api.http.settings import ControlPlaneSettings
 from functions.domain.jobs import transitions as rules
 from functions.domain.jobs.transaction import Put, Transaction
 from functions.domain.records import RulesRecord, Spec
@@ -112,10 +112,10 @@ class Plane:
             objects=self._objects,
             webhooks=DynamoWebhookStore(self.dynamodb, self.prefix),
             recipes=DynamoRecipeStore(self.dynamodb, self.prefix),
-            line=SqsDeliveryQueue(None),
+            delivery_queue=SqsDeliveryQueue(None),
             clock=ServerClock(),
             random=SystemRandomness(),
-            settings=Settings(table_prefix=self.prefix, s3_endpoint=self.endpoint_url),
+            settings=ControlPlaneSettings(table_prefix=self.prefix, s3_endpoint=self.endpoint_url),
         )
 
     @contextmanager

@@ -9,7 +9,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from baton.contract.names import Scope
 from cdk.stage import StageSettings, StageSettingsError
-from functions.api.admin.keys import new_key
+from functions.api.admin.keys import generate_key
 from functions.domain.errors import StorageUnavailable
 from functions.handlers.wiring import SystemRandomness
 from functions.storage.clients import dynamodb_client
@@ -32,7 +32,7 @@ def issue_admin_key(stage: StageSettings, tenant: str) -> str:
     """
     if not re.fullmatch(TENANT_NAME, tenant):
         raise StageSettingsError(f"tenant: {tenant!r} is no valid tenant name. Use lower-case letters, digits, dashes.")
-    record, key = new_key(
+    record, key = generate_key(
         SystemRandomness(),
         tenant=tenant,
         name="first key",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from functions.api.http.settings import Settings
+from functions.api.http.settings import ControlPlaneSettings
 from functions.handlers.startup import ServerClock, start_logging
 from functions.storage.clients import dynamodb_client, plain_client
 from functions.storage.dynamodb.webhooks import DynamoWebhookStore
@@ -14,7 +14,7 @@ from functions.webhooks.delivery import deliver
 from functions.webhooks.http_delivery import WebhookSender
 
 start_logging()
-settings = Settings.from_environment(os.environ)
+settings = ControlPlaneSettings.from_environment(os.environ)
 webhooks = DynamoWebhookStore(dynamodb_client(), settings.table_prefix)
 sender = WebhookSender()
 sqs = plain_client("sqs")

@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from functions.api.http.settings import Settings
+from functions.api.http.settings import ControlPlaneSettings
 from functions.handlers.startup import start_logging
 from functions.publishing.bus import DeadLetterQueue, EventBridgeBus
 from functions.publishing.outbox import publish
@@ -15,7 +15,7 @@ from functions.storage.dynamodb.webhooks import DynamoWebhookStore
 from functions.webhooks.event_queue import SqsDeliveryQueue, Subscribers
 
 start_logging()
-settings = Settings.from_environment(os.environ)
+settings = ControlPlaneSettings.from_environment(os.environ)
 bus = EventBridgeBus(plain_client("events"), settings.event_bus)
 dead_letters = DeadLetterQueue(settings.dead_letters)
 subscribers = Subscribers(

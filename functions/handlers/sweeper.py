@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from functions.api.checkpoints.retention import run_due_retentions
-from functions.api.operations.service_probe import answers
+from functions.api.operations.service_probe import probe_api
 from functions.api.operations.sweeper import sweep
 from functions.handlers.startup import start_logging
 from functions.handlers.wiring import build_context, build_metrics
@@ -32,7 +32,7 @@ def handler(event: dict[str, Any], lambda_context: Invocation) -> dict[str, Any]
         context.leases,
         context.clock,
         sweep_interval_s=context.settings.sweep_interval_s,
-        api_answers=lambda: answers(context.settings.probe_url),
+        api_answers=lambda: probe_api(context.settings.probe_url),
         time_left_s=time_left_s,
         report=metrics.put,
     )

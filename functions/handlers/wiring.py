@@ -7,12 +7,13 @@ import secrets
 import sys
 import uuid
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from functions.api.http.context import Context
-from functions.api.http.settings import Settings
-from functions.api.operations.cloudwatch_metrics import Metrics, ends_in
+from functions.api.http.settings import ControlPlaneSettings
+from functions.api.operations.cloudwatch_metrics import CloudWatchMetrics, count_ends
 from functions.domain.jobs.transaction import Transaction
+from functions.domain.ports import RingStore
 from functions.handlers.startup import ServerClock
 from functions.storage.clients import Clients, dynamodb_client
 from functions.storage.dynamodb.jobs import DynamoJobStore
@@ -24,9 +25,6 @@ from functions.storage.dynamodb.tokens import DynamoTokenStore
 from functions.storage.dynamodb.webhooks import DynamoWebhookStore
 from functions.storage.s3.objects import S3ObjectStore
 from functions.webhooks.event_queue import SqsDeliveryQueue
-
-if TYPE_CHECKING:
-    from functions.domain.ports import RingStore
 
 
 class SystemRandomness:
@@ -52,23 +50,23 @@ class SystemRandomness:
 class MeasuredJobStore(DynamoJobStore):
     """Job store that emits metrics of ended attempts; every transaction of a job passes here."""
 
-    def __init__(self, client: Any, prefix: str, metrics: Metrics) -> None:
+    def __init__(self, client: Any, prefix: str, metrics: CloudWatchMetrics) -> None:
         super().__init__(client, prefix)
         self._metrics = metrics
 
     def apply(self, change: Transaction) -> None:
         super().apply(change)
-        self._metrics.put(ends_in(change))
+        self._metrics.put(count_ends(change))
 
 
-def build_metrics(environment: Mapping[str, str] = os.environ) -> Metrics:
+def build_metrics(environment: Mapping[str, str] = os.environ) -> CloudWatchMetrics:
     """Build the metrics of a deployed function, on the stream of its log."""
-    return Metrics(Settings.from_environment(environment).stage, sys.stderr, ServerClock())
+    return CloudWatchMetrics(ControlPlaneSettings.from_environment(environment).stage, sys.stderr, ServerClock())
 
 
 def build_context(environment: Mapping[str, str] = os.environ) -> Context:
     """Build the context of a deployed function from `BATON_*` variables. A bad setting fails here, at the start."""
-    settings = Settings.from_environment(environment)
+    settings = ControlPlaneSettings.from_environment(environment)
     clients = Clients.from_settings(settings)
     return Context(
         jobs=MeasuredJobStore(clients.dynamodb, settings.table_prefix, build_metrics(environment)),
@@ -79,7 +77,7 @@ def build_context(environment: Mapping[str, str] = os.environ) -> Context:
         objects=S3ObjectStore(clients.s3, clients.s3_public, clients.buckets),
         webhooks=DynamoWebhookStore(clients.dynamodb, settings.table_prefix),
         recipes=DynamoRecipeStore(clients.dynamodb, settings.table_prefix),
-        line=SqsDeliveryQueue(settings.webhook_line),
+        delivery_queue=SqsDeliveryQueue(settings.webhook_line),
         clock=ServerClock(),
         random=SystemRandomness(),
         settings=settings,
@@ -90,5 +88,5 @@ def build_rings(environment: Mapping[str, str] = os.environ) -> RingStore:
     """Build the ring store; only the function `rings` loads it."""
     from functions.storage.dynamodb.rings import DynamoRings
 
-    settings = Settings.from_environment(environment)
+    settings = ControlPlaneSettings.from_environment(environment)
     return DynamoRings(dynamodb_client(), settings.table_prefix)

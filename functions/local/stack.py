@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from baton.contract.names import Scope
-from functions.api.admin.keys import new_key
+from functions.api.admin.keys import generate_key
 from functions.api.http.route import all_routes
-from functions.api.http.settings import Settings
+from functions.api.http.settings import ControlPlaneSettings
 from functions.api.operations.service_probe import PROBED_PATH
 from functions.domain.access.api_keys import ApiKey
 from functions.local.emulator import Emulator
@@ -57,7 +57,7 @@ class LocalStack(Lifecycle):
                 self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             cloud_dir = self._state_dir / "cloud" if self._state_dir else None
             emulator = self._emulator = started.enter_context(Emulator(state_dir=cloud_dir))
-            settings = Settings(s3_endpoint=emulator.endpoint_url)
+            settings = ControlPlaneSettings(s3_endpoint=emulator.endpoint_url)
             _create_resources(emulator, settings)
             queue_url = _create_delivery_queue(emulator)
             self._export(settings, emulator, queue_url)
@@ -105,7 +105,7 @@ class LocalStack(Lifecycle):
         """Stop the parts in reverse order; the cloud saves its state last."""
         self._stack.close()
 
-    def _export(self, settings: Settings, emulator: Emulator, queue_url: str) -> None:
+    def _export(self, settings: ControlPlaneSettings, emulator: Emulator, queue_url: str) -> None:
         os.environ.setdefault("BATON_LOG_LEVEL", "WARNING")
         os.environ.update(
             {
@@ -131,7 +131,7 @@ class LocalStack(Lifecycle):
                 return saved
         issued = {}
         for name, scopes in _KEYS:
-            key, whole = new_key(
+            key, whole = generate_key(
                 random, tenant=TENANT, name=f"local {name}", scopes=list(scopes), now=clock.now(), expires_at=None
             )
             tokens.put_key(key)
@@ -148,7 +148,7 @@ def _is_valid(tokens: Any, whole_key: str) -> bool:
     return found is not None and found.revoked_at is None
 
 
-def _create_resources(emulator: Emulator, settings: Settings) -> None:
+def _create_resources(emulator: Emulator, settings: ControlPlaneSettings) -> None:
     create_tables(emulator.client("dynamodb"), settings.table_prefix)
     s3 = emulator.client("s3")
     existing = {bucket["Name"] for bucket in s3.list_buckets()["Buckets"]}
@@ -165,6 +165,6 @@ def _create_delivery_queue(emulator: Emulator) -> str:
     return url
 
 
-def _stream_feed(handler: LambdaHandler, emulator: Emulator, settings: Settings) -> StreamFeed:
+def _stream_feed(handler: LambdaHandler, emulator: Emulator, settings: ControlPlaneSettings) -> StreamFeed:
     table = emulator.client("dynamodb").describe_table(TableName=JOBS.name(settings.table_prefix))["Table"]
     return StreamFeed(handler, emulator.client("dynamodbstreams"), table["LatestStreamArn"])

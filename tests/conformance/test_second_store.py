@@ -14,7 +14,7 @@ from blake3 import blake3
 from botocore.exceptions import ClientError
 
 from baton.contract.names import BUCKETS, CHECKPOINTS_BUCKET, DATA_BUCKET
-from functions.api.http.settings import Settings
+from functions.api.http.settings import ControlPlaneSettings
 from functions.domain.ports import StoredObject, StoredPart
 from functions.local.emulator import Emulator
 from functions.storage.clients import Clients
@@ -283,7 +283,7 @@ def stored(secrets: Any, text: str | None = None) -> str:
 def deployed(store: SecondStore, secret: str) -> Cloud:
     """Stores as a deployed function makes them from its settings, with objects in the second store."""
     cloud = store.cloud()
-    settings = Settings.from_environment(
+    settings = ControlPlaneSettings.from_environment(
         {
             "BATON_S3_ENDPOINT": store.endpoint_url,
             "BATON_S3_REGION": "auto",

@@ -10,9 +10,9 @@ import pytest
 from baton.contract.jobs import JobState, Policy, Requirements
 from baton.contract.leases import renewal_window_s, revocation_grace_s
 from baton.contract.work import WorkQuery
-from functions.api.operations.sweeper import RESERVED_S, TIMERS_S, end_overdue, keep_watch, run_timer, sweep
+from functions.api.operations.sweeper import RESERVED_S, TIMERS_S, end_overdue_job, record_watermark, run_timer, sweep
 from functions.api.worker import job_claim
-from functions.api.worker.job_claim import Claimed, claim_next, peek_next
+from functions.api.worker.job_claim import ClaimedJob, claim_next, peek_next
 from functions.domain.errors import FenceBroken
 from functions.domain.jobs import transitions as rules
 from functions.domain.jobs.job_selection import LARGEST_WINDOW, SMALLEST_WINDOW, ClaimWindow
@@ -33,7 +33,7 @@ def revoked_at(held: Held) -> int:
     return held.lease.expires_at + revocation_grace_s(held.lease.heartbeat_interval_s)
 
 
-def ask(cloud: Cloud, *, now: int = NOW, seed: int = 1, **more: Any) -> Claimed | None:
+def ask(cloud: Cloud, *, now: int = NOW, seed: int = 1, **more: Any) -> ClaimedJob | None:
     query = {name: more.pop(name) for name in list(more) if name in WorkQuery.model_fields}
     arguments: dict[str, Any] = {
         "tenant": TENANT,
@@ -409,18 +409,16 @@ def test_an_idle_deployment_asks_the_api_nothing(cloud: Cloud) -> None:
 
 def test_the_watch_is_kept_by_every_sweep(cloud: Cloud) -> None:
     for now in (NOW, NOW + 60):
-        assert save_reclaim_watermark(cloud.leases, FakeClock(now), sweep_interval_s=60) == ReclaimWatermark(
-            seen_at=now
-        )
+        assert record_watermark(cloud.leases, FakeClock(now), sweep_interval_s=60) == ReclaimWatermark(seen_at=now)
     after = NOW + 60 + NOTICED_S
-    assert save_reclaim_watermark(cloud.leases, FakeClock(after), sweep_interval_s=60) == ReclaimWatermark(
+    assert record_watermark(cloud.leases, FakeClock(after), sweep_interval_s=60) == ReclaimWatermark(
         seen_at=after, since=after
     )
     assert cloud.leases.reclaim_watermark() == ReclaimWatermark(seen_at=after, since=after)
 
 
 def test_two_that_look_at_once_after_an_outage_see_the_same_gap(cloud: Cloud) -> None:
-    save_reclaim_watermark(cloud.leases, FakeClock(NOW), sweep_interval_s=60)
+    record_watermark(cloud.leases, FakeClock(NOW), sweep_interval_s=60)
     back = NOW + NOTICED_S
 
     class Slow:
@@ -433,10 +431,10 @@ def test_two_that_look_at_once_after_an_outage_see_the_same_gap(cloud: Cloud) ->
             return cloud.leases.reclaim_watermark()
 
         def save_reclaim_watermark(self, watch: ReclaimWatermark, *, seen: ReclaimWatermark | None) -> bool:
-            save_reclaim_watermark(cloud.leases, FakeClock(back), sweep_interval_s=60)
+            record_watermark(cloud.leases, FakeClock(back), sweep_interval_s=60)
             return cloud.leases.save_reclaim_watermark(watch, seen=seen)
 
-    watch = save_reclaim_watermark(Slow(), FakeClock(back + 1), sweep_interval_s=60)  # type: ignore[arg-type]
+    watch = record_watermark(Slow(), FakeClock(back + 1), sweep_interval_s=60)  # type: ignore[arg-type]
     assert watch.since == back
     assert cloud.leases.reclaim_watermark() == ReclaimWatermark(seen_at=back, since=back)
 
@@ -461,13 +459,13 @@ def test_a_deadline_ends_a_running_attempt(cloud: Cloud) -> None:
 
 def test_a_job_whose_time_is_used_up_is_ended_by_its_heartbeat(cloud: Cloud) -> None:
     held = claim(cloud, submit(cloud, policy=Policy(max_runtime_s=50)))
-    assert end_overdue(cloud.jobs, held.job.id, 7, NOW + 50) == "max_runtime"
+    assert end_overdue_job(cloud.jobs, held.job.id, 7, NOW + 50) == "max_runtime"
     assert cloud.jobs.get(held.job.id) == held.job
-    assert end_overdue(cloud.jobs, held.job.id, 1, NOW + 50) == "max_runtime"
+    assert end_overdue_job(cloud.jobs, held.job.id, 1, NOW + 50) == "max_runtime"
     ended = cloud.jobs.get(held.job.id)
     assert ended is not None
     assert ended.state is JobState.FAILED
-    assert end_overdue(cloud.jobs, held.job.id, 1, NOW + 51) == "max_runtime"
+    assert end_overdue_job(cloud.jobs, held.job.id, 1, NOW + 51) == "max_runtime"
     assert cloud.jobs.get(held.job.id) == ended
 
 
@@ -481,5 +479,5 @@ def test_a_cancel_that_is_faster_than_the_clock_stays_a_cancel(cloud: Cloud) -> 
             cloud.jobs.apply(rules.cancel(held.job, held.attempt, message="", now=NOW))
 
     jobs: Any = Spied(cloud.jobs, before_apply=cancel_first)
-    assert end_overdue(jobs, held.job.id, 1, NOW + 50) == "canceled_by_user"
+    assert end_overdue_job(jobs, held.job.id, 1, NOW + 50) == "canceled_by_user"
     assert state_of(cloud, held.job) is JobState.CANCELED

@@ -11,7 +11,7 @@ from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
 from baton.contract.names import CHECKPOINTS_BUCKET
 from baton.contract.work import WorkQuery
-from functions.api.worker.job_claim import Claimed, claim_next
+from functions.api.worker.job_claim import ClaimedJob, claim_next
 from functions.domain.errors import StorageUnavailable
 from functions.domain.jobs import transitions as rules
 from functions.domain.jobs.job_selection import ClaimWindow
@@ -28,7 +28,7 @@ from tests.kits.clouds.store_sets import Cloud
 pytestmark = pytest.mark.emulator
 
 
-def claim_any(cloud: Cloud, window: ClaimWindow | None = None) -> Claimed | None:
+def claim_any(cloud: Cloud, window: ClaimWindow | None = None) -> ClaimedJob | None:
     return claim_next(
         cloud.jobs,
         WorkQuery(machine_id="m-1"),

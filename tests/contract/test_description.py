@@ -1,4 +1,4 @@
-"""The OpenAPI file: what the code says, and all of it."""
+"""The committed OpenAPI file equals the generated description and is complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The description against the API: schemathesis makes requests from the one and checks the other's answers."""
+"""Fuzz the API with schemathesis: requests from the description, answers checked against the description."""
 
 from __future__ import annotations
 
@@ -159,10 +159,10 @@ BEYOND_SCHEMA_MESSAGES = {
     "The manifest is for job": "the job is named in the path and in the body",
     "A checkpoint is named": "the name says the job and the step",
     "is needed without a lease": "what an original client sends depends on who asks",
-    "What lies under ": "some prefixes are those of objects",
-    "goes with its ring": "settings are no ordinary record",
+    ", which has ": "some prefixes are those of objects",
+    "is deleted with its ring": "settings are no ordinary record",
     "The address ": "where a webhook may lead is no question of form",
-    "webhooks already": "a tenant has a limited number",
+    "webhooks, the maximum": "a tenant has a limited number",
     "does not name pack": "a checkpoint has the packs it has",
     "not in 'packs'": "an index is below the length of another list",
     "not in 'chunks'": "an index is below the length of another list",

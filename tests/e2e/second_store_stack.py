@@ -8,7 +8,7 @@ import json
 import os
 import sys
 
-from functions.api.http.settings import Settings
+from functions.api.http.settings import ControlPlaneSettings
 from functions.local import program
 from functions.local.emulator import Emulator
 from functions.local.stack import LocalStack
@@ -17,7 +17,7 @@ from functions.local.stack import LocalStack
 class SecondStoreStack(LocalStack):
     """Its handlers find the settings of a stage with a store of its own."""
 
-    def _export(self, settings: Settings, emulator: Emulator, line: str) -> None:
+    def _export(self, settings: ControlPlaneSettings, emulator: Emulator, line: str) -> None:
         super()._export(settings, emulator, line)
         found = json.loads(os.environ["E2E_STORE_SETTINGS"])
         emulator.client("secretsmanager").create_secret(

@@ -12,7 +12,7 @@ import requests
 
 from baton.contract.jobs import AttemptEnd, JobState, JobSubmit
 from baton.contract.webhooks import DeliveryState, WebhookCreate
-from functions.api.operations.service_probe import PROBED_PATH, answers
+from functions.api.operations.service_probe import PROBED_PATH, probe_api
 from functions.local.emulator import Emulator
 from functions.storage.tables import TABLES, create_tables
 from tests.kits.stack.deployment import DEPLOYED_HERE, STAGE, Deployment, run_tool
@@ -141,7 +141,9 @@ def test_who_has_no_key_or_another_scope_is_turned_away(deployment: Deployment) 
     assert [answer.status_code for answer in refused.values()] == [403, 403]
     assert [answer.json()["error"]["code"] for answer in refused.values()] == ["key_unknown", "wrong_scope"]
     # A function of the emulated cloud may need longer than the probe waits to start for the first time.
-    until(lambda: answers(deployment.url + PROBED_PATH), 60, what="the refusal that the sweeper's probe takes for life")
+    until(
+        lambda: probe_api(deployment.url + PROBED_PATH), 60, what="the refusal that the sweeper's probe takes for life"
+    )
 
 
 def test_deploying_again_changes_nothing_and_loses_nothing(deployment: Deployment) -> None:

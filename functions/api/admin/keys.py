@@ -1,4 +1,4 @@
-"""API keys: issuing, listing, revoking; and telling who a key belongs to."""
+"""The calls for API keys, and the health check."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from baton.contract.base import Cursor, PageLimit, WireModel
 from baton.contract.errors import ErrorCode
 from baton.contract.keys import HealthAnswer, KeyCreate, KeyCreated, KeyPage, KeyView
 from baton.contract.names import KEY_PREFIX, Scope
-from functions.api.http.context import Call, Context, NoContent
+from functions.api.http.context import ApiCall, Context, NoContent
 from functions.domain.access.api_keys import ApiKey, token_digest
 from functions.domain.errors import Refusal, WriteConflict
 from functions.domain.ports import Randomness
@@ -22,13 +22,13 @@ class KeysQuery(WireModel):
     cursor: Cursor | None = None
 
 
-def create(context: Context, call: Call) -> KeyCreated:
-    """Issue a key; the answer is the only place that ever shows it."""
+def create(context: Context, call: ApiCall) -> KeyCreated:
+    """Issue a key; only this answer shows the whole key."""
     body: KeyCreate = call.body
     replaced = None
     if body.replaces is not None:
-        replaced = _own_key(context, call, body.replaces, field="replaces")
-    key, whole = new_key(
+        replaced = _require_key(context, call, body.replaces, field="replaces")
+    key, whole = generate_key(
         context.random,
         tenant=call.tenant,
         name=body.name,
@@ -43,30 +43,30 @@ def create(context: Context, call: Call) -> KeyCreated:
     return KeyCreated(key=whole, **_view(key).model_dump())
 
 
-def list_keys(context: Context, call: Call) -> KeyPage:
-    """A tenant's keys without their secrets."""
+def list_keys(context: Context, call: ApiCall) -> KeyPage:
+    """List a tenant's keys without their secrets."""
     query: KeysQuery = call.query
     page = context.tokens.list_keys(call.tenant, limit=query.limit, cursor=query.cursor)
     return KeyPage(keys=[_view(key) for key in page.items], next_cursor=page.cursor)
 
 
-def revoke(context: Context, call: Call) -> NoContent:
-    """Stop a key from working. Repeating it changes nothing."""
-    key = _own_key(context, call, call.path["id"])
+def revoke(context: Context, call: ApiCall) -> NoContent:
+    """Revoke a key; idempotent."""
+    key = _require_key(context, call, call.path["id"])
     if key.revoked_at is None:
         _replace(context, replace(key, revoked_at=call.now))
     return NoContent()
 
 
-def health(context: Context, call: Call) -> HealthAnswer:
-    """Whether the service answers; needs no key."""
+def health(context: Context, call: ApiCall) -> HealthAnswer:
+    """Confirm that the service answers; needs no key."""
     return HealthAnswer(version=context.settings.version, server_time=call.now)
 
 
-def new_key(
+def generate_key(
     random: Randomness, *, tenant: str, name: str, scopes: Sequence[Scope], now: int, expires_at: int | None
 ) -> tuple[ApiKey, str]:
-    """A fresh key: what is stored, and the whole key `<prefix>_<id>_<secret>`."""
+    """Return a new key: the record to store, and the whole key `<prefix>_<id>_<secret>`."""
     key_id, secret = random.key_id(), random.token()
     key = ApiKey(
         id=key_id,
@@ -80,7 +80,7 @@ def new_key(
     return key, f"{KEY_PREFIX}_{key_id}_{secret}"
 
 
-def _own_key(context: Context, call: Call, key_id: str, *, field: str = "id") -> ApiKey:
+def _require_key(context: Context, call: ApiCall, key_id: str, *, field: str = "id") -> ApiKey:
     key = context.tokens.get_key(key_id)
     if key is None or key.tenant != call.tenant:
         raise Refusal(ErrorCode.KEY_NOT_FOUND, f"No key {key_id}.", field=field)
@@ -91,9 +91,9 @@ def _replace(context: Context, key: ApiKey) -> None:
     try:
         context.tokens.replace_key(key)
     except WriteConflict as conflict:
-        raise Refusal(ErrorCode.CONFLICT, "The key was removed at the same moment.") from conflict
+        raise Refusal(ErrorCode.CONFLICT, "Another call removed the key at the same moment.") from conflict
 
 
 def _view(key: ApiKey) -> KeyView:
-    """A key without its secret."""
+    """Return a key without its secret."""
     return KeyView.model_validate(key, from_attributes=True)

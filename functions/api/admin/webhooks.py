@@ -1,4 +1,4 @@
-"""Webhooks: making, listing and deleting them; how their deliveries went; delivering again."""
+"""The calls for webhooks: create, list, delete, list deliveries, replay events."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from baton.contract.webhooks import (
     WebhookList,
     WebhookView,
 )
-from functions.api.http.context import Call, Context, NoContent, job_of
+from functions.api.http.context import ApiCall, Context, NoContent, require_job
 from functions.domain.access.webhooks import Delivery, Webhook, parse_target
 from functions.domain.errors import Refusal
 from functions.domain.records import Event, Job
 
 REPLAY_EVENTS = 500
-"""At most so many are looked at by one call: each that is put in line takes a request, and the call ends in time."""
+"""Limit of the events that one call reads: each queued event costs a request, and the call has a time limit."""
 
 
-def create_webhook(context: Context, call: Call) -> WebhookCreated:
-    """Make a webhook; the answer is the only place that ever shows its secret."""
+def create_webhook(context: Context, call: ApiCall) -> WebhookCreated:
+    """Create a webhook; only this answer shows the webhook's secret."""
     body: WebhookCreate = call.body
     parse_target(body.url, context.settings.webhook_test_origin)
     if len(context.webhooks.of_tenant(call.tenant)) >= MAX_WEBHOOKS:
-        raise Refusal(ErrorCode.CONFLICT, f"There are {MAX_WEBHOOKS} webhooks already; delete one that is not needed.")
+        raise Refusal(
+            ErrorCode.CONFLICT, f"The tenant has {MAX_WEBHOOKS} webhooks, the maximum; delete an unused webhook."
+        )
     webhook = Webhook(
         id=context.random.key_id(),
         tenant=call.tenant,
@@ -44,43 +46,43 @@ def create_webhook(context: Context, call: Call) -> WebhookCreated:
     return WebhookCreated(**webhook.model_dump())
 
 
-def list_webhooks(context: Context, call: Call) -> WebhookList:
-    """All of the tenant's, without their secrets."""
+def list_webhooks(context: Context, call: ApiCall) -> WebhookList:
+    """List the tenant's webhooks without their secrets."""
     return WebhookList(
         webhooks=[WebhookView(**webhook.model_dump()) for webhook in context.webhooks.of_tenant(call.tenant)]
     )
 
 
-def delete_webhook(context: Context, call: Call) -> NoContent:
-    """Tell somebody nothing more: what waits for it is dropped."""
+def delete_webhook(context: Context, call: ApiCall) -> NoContent:
+    """Delete a webhook; the deliverer drops the events that wait for the webhook."""
     if not context.webhooks.delete(call.tenant, call.path["id"]):
-        raise _unknown(call)
+        raise _not_found(call)
     return NoContent()
 
 
-def list_deliveries(context: Context, call: Call) -> DeliveryPage:
-    """How each event's delivery stands, newest event first."""
+def list_deliveries(context: Context, call: ApiCall) -> DeliveryPage:
+    """List the delivery state of each event, newest event first."""
     query: DeliveryQuery = call.query
-    webhook = _own(context, call)
+    webhook = _require_webhook(context, call)
     page = context.webhooks.deliveries(webhook.id, limit=query.limit, cursor=query.cursor)
     return DeliveryPage(deliveries=[_view(delivery) for delivery in page.items], next_cursor=page.cursor)
 
 
-def replay(context: Context, call: Call) -> ReplayAnswer:
-    """Put a job's events in line again for one webhook: those of the types that it wants, whatever job it wants."""
+def replay(context: Context, call: ApiCall) -> ReplayAnswer:
+    """Queue a job's events again for one webhook: the events of the webhook's types, also of jobs not subscribed to."""
     body: ReplayRequest = call.body
-    webhook = _own(context, call)
-    job = job_of(context, call, body.job_id)
-    events, next_seq = _events_from(context, job, body.from_seq)
+    webhook = _require_webhook(context, call)
+    job = require_job(context, call, body.job_id)
+    events, next_seq = _read_events(context, job, body.from_seq)
     wanted = [event for event in events if webhook.wants(event.type, webhook.id)]
     repetition = context.random.key_id()
     for event in wanted:
-        context.line.put(webhook, _published(job, event), repetition=repetition)
+        context.delivery_queue.put(webhook, _rebuild_event(job, event), repetition=repetition)
     return ReplayAnswer(queued=len(wanted), next_seq=next_seq)
 
 
-def _events_from(context: Context, job: Job, seq: int) -> tuple[list[Event], int | None]:
-    """The job's next events from `seq` on, and the number of the first that is left, if any is."""
+def _read_events(context: Context, job: Job, seq: int) -> tuple[list[Event], int | None]:
+    """Return the job's events from number `seq` on, and the number of the first event beyond the limit, if any."""
     found: list[Event] = []
     cursor: str | None = None
     while True:
@@ -93,7 +95,7 @@ def _events_from(context: Context, job: Job, seq: int) -> tuple[list[Event], int
             return found, None
 
 
-def _published(job: Job, event: Event) -> JobEvent:
+def _rebuild_event(job: Job, event: Event) -> JobEvent:
     return JobEvent(id=event_id(job.id, event.seq), job_id=job.id, tenant=job.tenant, **event.model_dump())
 
 
@@ -101,12 +103,12 @@ def _view(delivery: Delivery) -> DeliveryView:
     return DeliveryView(event_id=event_id(delivery.job_id, delivery.seq), **delivery.model_dump())
 
 
-def _own(context: Context, call: Call) -> Webhook:
+def _require_webhook(context: Context, call: ApiCall) -> Webhook:
     webhook = context.webhooks.get(call.tenant, call.path["id"])
     if webhook is None:
-        raise _unknown(call)
+        raise _not_found(call)
     return webhook
 
 
-def _unknown(call: Call) -> Refusal:
+def _not_found(call: ApiCall) -> Refusal:
     return Refusal(ErrorCode.WEBHOOK_NOT_FOUND, f"No webhook {call.path['id']}.", field="id")

@@ -1,4 +1,4 @@
-"""Telling whose key a request carries: the authorizer's decision, with the stores handed in."""
+"""The authorizer's decision: identify the owner of a request's API key or ring token."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ logger = logging.getLogger("baton.api")
 def authorize(event: Mapping[str, Any], keys: KeyReader, now: int, leases: RingLeaseReader) -> dict[str, Any]:
     """Answer one HTTP API authorizer event (payload version 2.0) with a simple response.
 
-    A refused key is let through with the reason in its context, and so is one that could not be looked up: the caller
-    reads our error (dispatch.py gives it before any route is called) instead of the gateway's bare 403 or 500.
+    The authorizer admits also a refused key and a key that could not be read, with the reason in the context. Therefore
+    the caller reads Baton's error, which dispatch.py raises before any route, instead of the gateway's bare 403 or 500.
 
-    `leases`: of jobs whose processes may come with a token for rings instead of a key.
+    `leases`: the leases of the jobs whose processes send a ring token instead of a key.
     """
     headers = {str(name).lower(): value for name, value in (event.get("headers") or {}).items()}
     presented = str(headers.get("x-api-key", ""))
@@ -35,7 +35,7 @@ def authorize(event: Mapping[str, Any], keys: KeyReader, now: int, leases: RingL
         if is_ring_token(presented):
             return {
                 "isAuthorized": True,
-                "context": _of_job(authenticate_ring_token(leases, presented, now), presented),
+                "context": _describe_ring_lease(authenticate_ring_token(leases, presented, now), presented),
             }
         found = authenticate(keys, presented, now)
     except StorageUnavailable:
@@ -47,8 +47,12 @@ def authorize(event: Mapping[str, Any], keys: KeyReader, now: int, leases: RingL
     return {"isAuthorized": True, "context": {"auth_error": found.value}}
 
 
-def _of_job(found: RingLease | ErrorCode, presented: str) -> dict[str, str]:
+def _describe_ring_lease(found: RingLease | ErrorCode, presented: str) -> dict[str, str]:
     if isinstance(found, ErrorCode):
         return {"auth_error": found.value}
-    said = {"tenant": found.tenant, "key_id": f"job {parse_job_id(presented)}", "scopes": Scope.RING.value}
-    return {**said, "rings": ",".join(found.rings)}
+    return {
+        "tenant": found.tenant,
+        "key_id": f"job {parse_job_id(presented)}",
+        "scopes": Scope.RING.value,
+        "rings": ",".join(found.rings),
+    }

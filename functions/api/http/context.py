@@ -1,14 +1,14 @@
-"""What every route is handed: the stores, and one request with who sent it."""
+"""The arguments of every route: the context with the stores, and one authenticated request."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from baton.contract.errors import ErrorCode
 from baton.contract.names import Scope
-from functions.api.http.settings import Settings
+from functions.api.http.settings import ControlPlaneSettings
 from functions.domain.access.api_keys import token_digest
 from functions.domain.checkpoints.object_keys import attempt_of
 from functions.domain.errors import Refusal
@@ -23,19 +23,17 @@ from functions.domain.ports import (
     PackStore,
     Randomness,
     RecipeStore,
+    RingStore,
     SharedStore,
     TokenStore,
     WebhookStore,
 )
 from functions.domain.records import Job
 
-if TYPE_CHECKING:
-    from functions.domain.ports import RingStore
-
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """Everything outside the request."""
+    """Stores, clock, randomness and settings of the control plane."""
 
     jobs: JobStore
     leases: LeaseStore
@@ -45,38 +43,38 @@ class Context:
     objects: ObjectStore
     webhooks: WebhookStore
     recipes: RecipeStore
-    line: DeliveryQueue
+    delivery_queue: DeliveryQueue
     clock: Clock
     random: Randomness
-    settings: Settings = field(default_factory=Settings)
+    settings: ControlPlaneSettings = field(default_factory=ControlPlaneSettings)
     window: ClaimWindow = field(default_factory=ClaimWindow)
     rings: RingStore | None = None
-    """Of the function that serves rings; the others load nothing for it."""
+    """Only the function that serves rings has this store; the other functions do not load its module."""
 
 
 @dataclass(frozen=True)
 class Principal:
-    """Who is asking, as the authorizer found out."""
+    """The caller, as the authorizer identified the caller."""
 
     tenant: str
     key_id: str
     scopes: frozenset[Scope]
     rings: frozenset[str] | None = None
-    """The only rings that this one may use; None: no limit of this kind."""
+    """The only rings that the caller may use; None: every ring of the tenant."""
 
 
 def is_original(scopes: frozenset[str], headers: Mapping[str, str]) -> bool:
-    """Return True for a client of the original orchestrator, by the key and the absence of Baton's headers.
+    """Return True for a client of the original orchestrator: its key has both scopes, and no header is Baton's.
 
-    The original knows one key, for submitting as well as for working; Baton's users have no need of such a key.
+    The original has one key for submitters and workers; Baton's users need no key with exactly both scopes.
     """
     ours = "x-lease-aware" in headers or "x-lease-token" in headers or headers.get("user-agent", "").startswith("baton")
     return scopes == {Scope.SUBMIT, Scope.WORKER} and not ours
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
-    """One request after validation. `body` and `query` are instances of the route's models."""
+class ApiCall:
+    """One validated request; `body` and `query` are instances of the route's models."""
 
     principal: Principal
     path: Mapping[str, str]
@@ -89,27 +87,29 @@ class Call:
 
     @property
     def tenant(self) -> str:
-        """The tenant whose things this call may see."""
+        """Return the tenant whose records this call may read and write."""
         return self.principal.tenant
 
     @property
     def original(self) -> bool:
-        """True for a client of the original orchestrator, which gets its shapes."""
+        """Return True for a client of the original orchestrator, which receives the original's shapes."""
         return is_original(self.principal.scopes, self.headers)
 
     @property
     def lease_aware(self) -> bool:
-        """True for clients that hold leases; the original orchestrator's do not."""
-        said = self.headers.get("x-lease-aware")
-        if said not in (None, "1"):
+        """Return True for clients that prove leases by a token; the original's clients do not."""
+        value = self.headers.get("x-lease-aware")
+        if value not in (None, "1"):
             raise Refusal(ErrorCode.INVALID_VALUE, "The header x-lease-aware is 1 or absent.", field="x-lease-aware")
-        return said is not None
+        return value is not None
 
     def fence(
         self, job_id: str, machine_id: str | None = None, *, key: str | None = None, heartbeat: bool = False
     ) -> Fence:
-        """What this call proves about its right to write to a job. `key`: of the object that an original client names,
-        which begins with the prefix of its attempt."""
+        """Return the proof of this call's right to write to a job.
+
+        `key`: the object that an original client names; the key begins with the prefix of the client's attempt.
+        """
         token = self.headers.get("x-lease-token")
         return Fence(
             job_id=job_id,
@@ -125,19 +125,19 @@ class Call:
 
 
 class NoContent:
-    """An answer without a body (204)."""
+    """Answer without a body (204)."""
 
 
 @dataclass(frozen=True)
 class WithHeaders:
-    """An answer that says something in headers too."""
+    """Answer with additional headers."""
 
     value: Any
     headers: Mapping[str, str]
 
 
-def job_of(context: Context, call: Call, job_id: str) -> Job:
-    """The tenant's job; unknown and other tenants' jobs look alike."""
+def require_job(context: Context, call: ApiCall, job_id: str) -> Job:
+    """Return the tenant's job; refuse unknown jobs and other tenants' jobs alike."""
     job = context.jobs.get(job_id)
     if job is None or job.tenant != call.tenant:
         raise Refusal(ErrorCode.JOB_NOT_FOUND, f"No job {job_id}.", field="id")

@@ -1,4 +1,4 @@
-"""From an API Gateway event to a route and back: parse, authorise, one call, map the result."""
+"""Answer API Gateway events: authorize, parse, validate, call the route, map the result or the error."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from baton.contract.base import JOB_ID_PATTERN, MAX_STEP, path_problem
 from baton.contract.errors import ErrorCode
 from baton.contract.names import KEY_ID_PATTERN, RING_NAME_PATTERN, Scope
 from baton.contract.recipes.calls import RECIPE_ID_PATTERN
-from functions.api.http.context import Call, Context, NoContent, Principal, WithHeaders, is_original
-from functions.api.http.errors import error_response, refusal_of
+from functions.api.http.context import ApiCall, Context, NoContent, Principal, WithHeaders, is_original
+from functions.api.http.errors import build_error_response, convert_validation_error
 from functions.api.http.route import Function, Route, routes_of
 from functions.domain.errors import Refusal, StorageUnavailable
 
 logger = logging.getLogger("baton.api")
 
 MAX_BODY_BYTES = 5 * 1024 * 1024
-"""Lambda takes 6 MB; what is beyond this is answered clearly instead of by the platform."""
+"""Lambda refuses requests above 6 MB without an explanation; therefore this limit is below."""
 
 RETRY_AFTER_S = 2
-"""What callers are told to wait when storage is away."""
+"""Value of `Retry-After` while storage is unavailable."""
 
 _JOB_ID = re.compile(JOB_ID_PATTERN)
 _KEY_ID = re.compile(KEY_ID_PATTERN)
 _IDS = {"keys": (_KEY_ID, ErrorCode.KEY_NOT_FOUND), "webhooks": (_KEY_ID, ErrorCode.WEBHOOK_NOT_FOUND)}
-"""What `{id}` is, and the refusal of what cannot be one, by the path's first part; of a job elsewhere."""
+"""Pattern and refusal of `{id}` by the first segment of the path; any other path names a job."""
 _RECIPE_ID = re.compile(RECIPE_ID_PATTERN)
 _RING = re.compile(RING_NAME_PATTERN)
 _STEP = re.compile(r"[0-9]{1,13}")
 _HEADER_VALUE = re.compile(r"[\x21-\x7e]{1,255}")
 _QUIET = frozenset({"POST /heartbeat/{id}"})
-"""Calls so frequent that a log line each would cost as much as their write."""
+"""Calls without a log line: at their frequency the line would cost as much as their write."""
 
 Event = Mapping[str, Any]
 _ANY: TypeAdapter[Any] = TypeAdapter(Any)
@@ -49,18 +49,18 @@ def dispatch(event: Event, context: Context, function: Function) -> dict[str, An
     """Answer one API Gateway HTTP API event (payload version 2.0) for one privilege group."""
     request_id = str(event.get("requestContext", {}).get("requestId", ""))
     route_key = str(event.get("routeKey", ""))
-    refused = partial(error_response, request_id=request_id, original=sent_by_original(event))
+    refused = partial(build_error_response, request_id=request_id, original=sent_by_original(event))
     try:
         route = routes_of(function).get(route_key)
         if route is None:
             raise Refusal(ErrorCode.NOT_FOUND, f"No route {route_key}.")
-        response = _answer(route, route.call(context, _call(event, route, context, request_id)))
+        response = _respond(route, route.call(context, _build_call(event, route, context, request_id)))
     except Refusal as refusal:
         response = refused(refusal)
     except StorageUnavailable:
         logger.exception("storage is unavailable", extra={"action": route_key, "request_id": request_id})
         response = refused(Refusal(ErrorCode.UNAVAILABLE), retry_after_s=RETRY_AFTER_S)
-    except Exception:  # the boundary of a request: a defect is logged whole, and its caller sees nothing of the inside
+    except Exception:  # the boundary of a request: the log receives the defect, the caller only a request id
         logger.exception("unexpected failure", extra={"action": route_key, "request_id": request_id})
         response = refused(Refusal(ErrorCode.INTERNAL))
     if route_key not in _QUIET:
@@ -70,22 +70,24 @@ def dispatch(event: Event, context: Context, function: Function) -> dict[str, An
 
 def sent_by_original(event: Event) -> bool:
     """Return True if the event is a call of an original client, which reads errors in another shape."""
-    return is_original(frozenset(str(_authorized(event).get("scopes", "")).split(",")), _headers(event))
+    return is_original(
+        frozenset(str(_read_authorizer_context(event).get("scopes", "")).split(",")), _read_headers(event)
+    )
 
 
-def _call(event: Event, route: Route, context: Context, request_id: str) -> Call:
-    headers = _headers(event)
-    principal = _principal(event, route)
+def _build_call(event: Event, route: Route, context: Context, request_id: str) -> ApiCall:
+    headers = _read_headers(event)
+    principal = _require_principal(event, route)
     for name in route.headers:
         if name in headers and not _HEADER_VALUE.fullmatch(headers[name]):
             raise Refusal(
                 ErrorCode.INVALID_VALUE, f"The header {name} must be 1 to 255 visible ASCII characters.", field=name
             )
-    return Call(
+    return ApiCall(
         principal=principal,
-        path=_path(event.get("pathParameters") or {}, route),
-        query=_query(event.get("queryStringParameters") or {}, route),
-        body=_body(event, route),
+        path=_parse_path(event.get("pathParameters") or {}, route),
+        query=_parse_query(event.get("queryStringParameters") or {}, route),
+        body=_parse_body(event, route),
         headers=headers,
         request_id=request_id,
         now=context.clock.now(),
@@ -93,24 +95,24 @@ def _call(event: Event, route: Route, context: Context, request_id: str) -> Call
     )
 
 
-def _headers(event: Event) -> dict[str, str]:
+def _read_headers(event: Event) -> dict[str, str]:
     return {str(name).lower(): str(value) for name, value in (event.get("headers") or {}).items()}
 
 
-def _authorized(event: Event) -> Mapping[str, Any]:
-    """Return what the authorizer says of the caller; nothing where no key is needed."""
+def _read_authorizer_context(event: Event) -> Mapping[str, Any]:
+    """Return the authorizer's context of the caller; empty for a route without a key."""
     return event.get("requestContext", {}).get("authorizer", {}).get("lambda") or {}
 
 
-def _principal(event: Event, route: Route) -> Principal:
-    """Who the authorizer says is asking, if that key may make this call."""
+def _require_principal(event: Event, route: Route) -> Principal:
+    """Return the caller that the authorizer identified; refuse a caller without the route's scopes."""
     if not route.scopes:
         return Principal(tenant="", key_id="", scopes=frozenset())
-    found = _authorized(event)
+    found = _read_authorizer_context(event)
     if "auth_error" in found:
         code = ErrorCode(found["auth_error"])
         if code is ErrorCode.UNAVAILABLE:
-            raise StorageUnavailable("the authorizer could not look the key up")
+            raise StorageUnavailable("the authorizer could not read the key")
         raise Refusal(code, field="x-api-key")
     if not found.get("tenant"):
         raise Refusal(ErrorCode.UNAUTHORIZED, field="x-api-key")
@@ -122,13 +124,13 @@ def _principal(event: Event, route: Route) -> Principal:
     return Principal(tenant=str(found["tenant"]), key_id=str(found.get("key_id", "")), scopes=scopes, rings=rings)
 
 
-def _path(given: Mapping[str, str], route: Route) -> dict[str, str]:
-    # The gateway has undone every escape but one.
+def _parse_path(given: Mapping[str, str], route: Route) -> dict[str, str]:
+    # The gateway decodes every percent escape except %25.
     path = {name.rstrip("+"): value.replace("%25", "%") for name, value in given.items()}
     if "id" in path:
         pattern, unknown = _IDS.get(route.path.split("/")[1], (_JOB_ID, ErrorCode.JOB_NOT_FOUND))
         if not pattern.fullmatch(path["id"]):
-            raise Refusal(unknown, "The id in the path is not one of ours.", field="id")
+            raise Refusal(unknown, "The id in the path has not the form of an id.", field="id")
     if "recipe" in path and not _RECIPE_ID.fullmatch(path["recipe"]):
         raise Refusal(ErrorCode.RECIPE_NOT_FOUND, "A recipe is named like digits@1.", field="recipe")
     if "ring" in path and not _RING.fullmatch(path["ring"]):
@@ -142,7 +144,7 @@ def _path(given: Mapping[str, str], route: Route) -> dict[str, str]:
     return path
 
 
-def _query(given: Mapping[str, str], route: Route) -> BaseModel | None:
+def _parse_query(given: Mapping[str, str], route: Route) -> BaseModel | None:
     if route.query is None:
         if given:
             name = min(given)
@@ -151,15 +153,15 @@ def _query(given: Mapping[str, str], route: Route) -> BaseModel | None:
     try:
         return route.query.model_validate(dict(given))
     except ValidationError as error:
-        raise refusal_of(error) from None
+        raise convert_validation_error(error) from None
 
 
-def _body(event: Event, route: Route) -> BaseModel | bytes | None:
+def _parse_body(event: Event, route: Route) -> BaseModel | bytes | None:
     if route.takes_bytes:
-        return _raw_body(event)
+        return _decode_body(event)
     if not route.body:
         return None
-    raw = _raw_body(event)
+    raw = _decode_body(event)
     if len(raw) > MAX_BODY_BYTES:
         raise Refusal(
             ErrorCode.PAYLOAD_TOO_LARGE, f"The body has {len(raw)} bytes; at most {MAX_BODY_BYTES} are allowed."
@@ -175,15 +177,15 @@ def _body(event: Event, route: Route) -> BaseModel | bytes | None:
     if not isinstance(document, dict):
         raise Refusal(ErrorCode.INVALID_VALUE, "The body must be a JSON object.")
     try:
-        return _validated(_meant(document, route.body), raw, document)
+        return _validate(_select_model(document, route.body), raw, document)
     except ValidationError as error:
-        raise refusal_of(error) from None
+        raise convert_validation_error(error) from None
 
 
-def _validated(model: type[BaseModel], raw: bytes, document: dict[str, Any]) -> BaseModel:
-    """The body as its model. Strict: "5" and true are no numbers; but 5.0 is a whole one, as JSON Schema has it."""
+def _validate(model: type[BaseModel], raw: bytes, document: dict[str, Any]) -> BaseModel:
+    """Validate the body strictly: "5" and true are not numbers, but 5.0 is an integer, as in JSON Schema."""
     try:
-        # From the text: only there an enum may be written as a string.
+        # Strict validation accepts a string for an enum only in JSON text, not in a parsed document.
         return model.model_validate_json(raw, strict=True)
     except ValidationError as error:
         whole = [
@@ -197,15 +199,15 @@ def _validated(model: type[BaseModel], raw: bytes, document: dict[str, Any]) -> 
         place: Any = document
         for part in loc:
             if isinstance(place[part], float):
-                # What may follow names the kind of a field that takes several.
+                # A union field adds the name of the failed member behind the value's place.
                 place[part] = int(place[part])
                 break
             place = place[part]
     return model.model_validate_json(to_json(document), strict=True)
 
 
-def _meant(document: dict[str, Any], models: tuple[type[BaseModel], ...]) -> type[BaseModel]:
-    """Choose the body model of which the document has a required field; the first model if there is none."""
+def _select_model(document: dict[str, Any], models: tuple[type[BaseModel], ...]) -> type[BaseModel]:
+    """Return the first body model of which the document has a required field; the route's first model otherwise."""
     for model in models[1:]:
         required = [name for name, field in model.model_fields.items() if field.is_required()]
         if any(name in document for name in required):
@@ -213,7 +215,7 @@ def _meant(document: dict[str, Any], models: tuple[type[BaseModel], ...]) -> typ
     return models[0]
 
 
-def _raw_body(event: Event) -> bytes:
+def _decode_body(event: Event) -> bytes:
     body = event.get("body") or ""
     if not event.get("isBase64Encoded"):
         return str(body).encode("utf-8", "surrogatepass")
@@ -223,7 +225,7 @@ def _raw_body(event: Event) -> bytes:
         raise Refusal(ErrorCode.MALFORMED_JSON, "The body's base64 is damaged.") from None
 
 
-def _answer(route: Route, result: Any) -> dict[str, Any]:
+def _respond(route: Route, result: Any) -> dict[str, Any]:
     headers = {"cache-control": "no-store"}
     if isinstance(result, WithHeaders):
         headers |= result.headers

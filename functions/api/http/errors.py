@@ -1,4 +1,4 @@
-"""From an exception to an answer: one place, no route handles errors itself."""
+"""Convert exceptions to error responses; no route builds an error response."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ _BY_PYDANTIC_TYPE = {
     "json_invalid": ErrorCode.MALFORMED_JSON,
 }
 MAX_FIELD_CHARS = 200
-"""Of the name of an offending field: unknown ones may have any length."""
-
+"""Limit of the reported field name: an unknown field's name may have any length."""
 
 MAX_PROBLEMS = 100
-"""Of those told in one answer."""
+"""Limit of the problems in one answer."""
 
 
-def refusal_of(error: ValidationError) -> Refusal:
-    """The first problem of a validation, as a refusal naming the field; with all of them."""
+def convert_validation_error(error: ValidationError) -> Refusal:
+    """Return a refusal with all problems of a validation; the message names the first field."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
     codes = [_BY_PYDANTIC_TYPE.get(one["type"], ErrorCode.INVALID_VALUE) for one in found]
     problems = [
@@ -42,10 +41,10 @@ def refusal_of(error: ValidationError) -> Refusal:
     return Refusal(codes[0], detail, field=first.field or None, problems=problems[:MAX_PROBLEMS])
 
 
-def error_response(
+def build_error_response(
     refusal: Refusal, *, request_id: str, original: bool, retry_after_s: int | None = None
 ) -> dict[str, Any]:
-    """An API Gateway response carrying our error body; `original`: in the shape of the original orchestrator."""
+    """Return an API Gateway response with Baton's error body; `original`: in the original orchestrator's shape."""
     problems = [Problem(**fault._asdict()) for fault in refusal.problems[:MAX_PROBLEMS]] or None
     detail = ErrorDetail(
         code=refusal.code.value, message=refusal.message, field=refusal.field, request_id=request_id, problems=problems

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 description, made from the route table. `python -m functions.api.http.openapi` prints it."""
+"""The OpenAPI 3.1 description of the route table. `python -m functions.api.http.openapi` prints the description."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from baton.contract.errors import ErrorCode
 from baton.contract.names import BUCKETS, KEY_ID_PATTERN, RING_NAME_PATTERN
 from baton.contract.recipes.calls import RECIPE_ID_PATTERN
 from functions.api.http.route import Route, all_routes
-from functions.api.http.settings import Settings
+from functions.api.http.settings import ControlPlaneSettings
 
 _BYTES = "application/octet-stream"
 _REF = "#/components/schemas/{model}"
@@ -31,23 +31,23 @@ _CHECKED_BY = {
     "_checked_prefix": f"^({_SEGMENT}(/{_SEGMENT})*/?)?$",
     "_into_is_relative": f"^({_SEGMENT}(/{_SEGMENT})*)?$",
 }
-"""What the contract's validators ask for beyond the types, by their names. Sizes are in bytes, lengths in characters:
-a key of other letters than ASCII may be too long although the schema takes it."""
+"""Patterns that the contract's validators require beyond the types, by the validator's name. The validators count
+bytes, JSON Schema counts characters: a non-ASCII key may be too long although the schema accepts the key."""
 
 
-def _only(kind: str, *fields: str) -> dict[str, Any]:
-    """A command of one kind: of the fields that belong to some kind it may have these."""
+def _restrict_fields(kind: str, *fields: str) -> dict[str, Any]:
+    """Return the schema of a command of one kind, which may have only these of the kinds' fields."""
     others = {"outcome", "save", "tag", "knob", "value", "factor"} - set(fields)
     return {"properties": {"kind": {"const": kind}, **{name: {"type": "null"} for name in sorted(others)}}}
 
 
-def _given(**types: str) -> dict[str, Any]:
-    """Fields that are there, and not null."""
+def _require_fields(**types: str) -> dict[str, Any]:
+    """Return a schema that requires these fields with types other than null."""
     return {"required": sorted(types), "properties": {name: {"type": type_} for name, type_ in types.items()}}
 
 
 _QUARANTINED = {"ring": "string", "object": "string", "objects": "integer"}
-"""Fields of a `Decision` of type `ring.quarantined`, and of no other."""
+"""Fields that only a `Decision` of type `ring.quarantined` has."""
 _BETWEEN_FIELDS: dict[str, dict[str, Any]] = {
     "JobSubmit": {
         "oneOf": [
@@ -57,12 +57,12 @@ _BETWEEN_FIELDS: dict[str, dict[str, Any]] = {
     },
     "CommandRequest": {
         "oneOf": [
-            _only("stop", "outcome", "save"),
-            _only("save", "tag"),
-            _only("evaluate"),
-            _only("pause"),
-            {"allOf": [_only("set", "knob", "value"), _given(knob="string", value="number")]},
-            {"allOf": [_only("set", "knob", "factor"), _given(knob="string", factor="number")]},
+            _restrict_fields("stop", "outcome", "save"),
+            _restrict_fields("save", "tag"),
+            _restrict_fields("evaluate"),
+            _restrict_fields("pause"),
+            {"allOf": [_restrict_fields("set", "knob", "value"), _require_fields(knob="string", value="number")]},
+            {"allOf": [_restrict_fields("set", "knob", "factor"), _require_fields(knob="string", factor="number")]},
         ]
     },
     "LeaveByRule": {
@@ -80,7 +80,7 @@ _BETWEEN_FIELDS: dict[str, dict[str, Any]] = {
     },
     "Decision": {
         "if": {"required": ["type"], "properties": {"type": {"const": "ring.quarantined"}}},
-        "then": _given(**_QUARANTINED),
+        "then": _require_fields(**_QUARANTINED),
         "else": {"properties": {name: {"type": "null"} for name in _QUARANTINED}},
     },
     "Chunk": {
@@ -138,16 +138,16 @@ _GUARDED = (
 
 
 def describe() -> dict[str, Any]:
-    """The whole description as a JSON-ready dictionary."""
+    """Return the whole description as a JSON-ready dictionary."""
     schemas = _Schemas()
     paths: dict[str, dict[str, Any]] = {}
     for route in all_routes():
-        paths.setdefault(route.path.replace("+}", "}"), {})[route.method.lower()] = _operation(route, schemas)
+        paths.setdefault(route.path.replace("+}", "}"), {})[route.method.lower()] = _describe_operation(route, schemas)
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Baton",
-            "version": Settings.model_fields["version"].default,
+            "version": ControlPlaneSettings.model_fields["version"].default,
             "description": "Hands training jobs to GPU workers that may vanish at any second. A client whose key has "
             "exactly the scopes submit and worker, and that sends none of Baton's headers, is one of the original "
             "Dreambooth orchestrator: it receives OriginalJob and OriginalEvent, and text as `error` of a refusal.",
@@ -161,7 +161,7 @@ def describe() -> dict[str, Any]:
 
 
 class _Generator(GenerateJsonSchema):
-    """Says what the contract's validators ask for."""
+    """Schema generator that adds the requirements of the contract's validators."""
 
     def function_after_schema(self, schema: core_schema.AfterValidatorFunctionSchema) -> JsonSchemaValue:
         described = super().function_after_schema(schema)
@@ -174,13 +174,13 @@ class _Generator(GenerateJsonSchema):
 
 
 class _Schemas:
-    """Collects the schemas of models under `components`."""
+    """Collection of the models' schemas under `components`."""
 
     def __init__(self) -> None:
         self.found: dict[str, Any] = {}
 
     def of(self, annotation: Any, mode: JsonSchemaMode) -> dict[str, Any]:
-        """A reference to, or the inline schema of, one annotation."""
+        """Return a reference to the schema of an annotation, or the inline schema."""
         schema = TypeAdapter(annotation).json_schema(mode=mode, ref_template=_REF, schema_generator=_Generator)
         for name, definition in schema.pop("$defs", {}).items():
             self._add(name, definition)
@@ -193,14 +193,18 @@ class _Schemas:
         self.found.setdefault(name, {**definition, **_BETWEEN_FIELDS.get(name, {})})
 
 
-def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
+def _describe_operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
     summary = (inspect.getdoc(route.call) or "").split("\n", maxsplit=1)[0]
     operation: dict[str, Any] = {
         "operationId": f"{route.function}_{route.call.__name__}",
         "summary": summary,
         "tags": [route.function],
-        "parameters": [*_path_parameters(route), *_query_parameters(route, schemas), *_headers(route)],
-        "responses": _responses(route, schemas),
+        "parameters": [
+            *_describe_path_parameters(route),
+            *_describe_query_parameters(route, schemas),
+            *_describe_headers(route),
+        ],
+        "responses": _describe_responses(route, schemas),
         "security": [{"key": []}] if route.scopes else [],
     }
     if route.scopes:
@@ -208,7 +212,7 @@ def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
     if route.body:
         choices = [schemas.of(model, "validation") for model in route.body]
         schema = choices[0] if len(choices) == 1 else {"anyOf": choices}
-        examples = {model.__name__: {"value": example_of(model)} for model in route.body}
+        examples = {model.__name__: {"value": parse_example(model)} for model in route.body}
         operation["requestBody"] = {
             "required": route.body_required,
             "content": {"application/json": {"schema": schema, "examples": examples}},
@@ -218,11 +222,11 @@ def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
     return operation
 
 
-def example_of(model: type[BaseModel]) -> dict[str, Any]:
-    """The example in a request model's docstring, JSON or a query string; empty where there is none.
+def parse_example(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the example in a request model's docstring, JSON or a query string; empty without an example.
 
     Raises:
-        pydantic.ValidationError: It is no request that the model takes.
+        pydantic.ValidationError: The model refuses the example.
     """
     found = re.search(r"Example:\s+`([^`]+)`", model.__doc__ or "")
     if found is None:
@@ -232,7 +236,7 @@ def example_of(model: type[BaseModel]) -> dict[str, Any]:
     return model.model_validate(value).model_dump(mode="json", exclude_unset=True, by_alias=True)
 
 
-def _path_parameters(route: Route) -> list[dict[str, Any]]:
+def _describe_path_parameters(route: Route) -> list[dict[str, Any]]:
     names = [part.strip("{}").rstrip("+") for part in route.path.split("/") if part.startswith("{")]
     schemas, examples = _PATH_SCHEMAS, _PATH_EXAMPLES
     if route.path.startswith("/keys"):
@@ -243,22 +247,22 @@ def _path_parameters(route: Route) -> list[dict[str, Any]]:
     ]
 
 
-def _query_parameters(route: Route, schemas: _Schemas) -> list[dict[str, Any]]:
+def _describe_query_parameters(route: Route, schemas: _Schemas) -> list[dict[str, Any]]:
     if route.query is None:
         return []
     schema = TypeAdapter(route.query).json_schema(mode="validation", ref_template=_REF, schema_generator=_Generator)
     schemas.found |= schema.pop("$defs", {})
     required = set(schema.get("required", ()))
-    examples = {name: {"example": value} for name, value in example_of(route.query).items()}
+    examples = {name: {"example": value} for name, value in parse_example(route.query).items()}
     return [
-        {"name": name, "in": "query", "required": name in required, "schema": _without_null(definition)}
+        {"name": name, "in": "query", "required": name in required, "schema": _drop_null(definition)}
         | examples.get(name, {})
         for name, definition in schema.get("properties", {}).items()
     ]
 
 
-def _without_null(definition: dict[str, Any]) -> dict[str, Any]:
-    """A query parameter is absent rather than null."""
+def _drop_null(definition: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema without null: a query parameter is absent rather than null."""
     kinds = [kind for kind in definition.get("anyOf", ()) if kind.get("type") != "null"]
     rest = {name: value for name, value in definition.items() if name not in ("anyOf", "title")}
     if rest.get("default", ...) is None:
@@ -268,7 +272,7 @@ def _without_null(definition: dict[str, Any]) -> dict[str, Any]:
     return {**kinds[0], **rest} if len(kinds) == 1 else {**rest, "anyOf": kinds}
 
 
-def _headers(route: Route) -> list[dict[str, Any]]:
+def _describe_headers(route: Route) -> list[dict[str, Any]]:
     visible = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[\\x21-\\x7e]+$"}
     schemas = {"x-lease-aware": {"type": "string", "enum": ["1"]}}
     return [
@@ -277,7 +281,7 @@ def _headers(route: Route) -> list[dict[str, Any]]:
     ]
 
 
-def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
+def _describe_responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     if route.answer is not None:
         content = {"application/json": {"schema": schemas.of(route.answer, "serialization")}}
@@ -285,7 +289,7 @@ def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
             content[_BYTES] = {"schema": {}}
         responses[str(route.status)] = {"description": "Done", "content": content}
     else:
-        responses[str(route.status)] = {"description": "Done, nothing to say"}
+        responses[str(route.status)] = {"description": "Done, without a body"}
     codes = set(route.refuses) | set(_ALWAYS)
     if route.scopes:
         codes |= set(_GUARDED)

@@ -1,4 +1,4 @@
-"""Pages that an answer can hold: Lambda's end at 6 MB, and a body is quoted once more on its way."""
+"""Pages within Lambda's limit: an answer ends at 6 MB, and Lambda quotes the body once more as a JSON string."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ T = TypeVar("T")
 V = TypeVar("V", bound=BaseModel)
 
 MAX_ANSWER_BYTES = 4_000_000
-"""As Lambda sends them, which escapes every quote, backslash and perhaps every character that is not ASCII."""
+"""Limit in bytes as Lambda sends them: Lambda escapes quotes, backslashes, and perhaps all non-ASCII characters."""
 
 
-def every_item(read: Callable[[str | None], ResultPage[T]]) -> Iterator[T]:
-    """The items of every page. `read` gives the page behind a cursor."""
+def iterate_items(read: Callable[[str | None], ResultPage[T]]) -> Iterator[T]:
+    """Yield the items of every page. `read` returns the page behind a cursor."""
     cursor: str | None = None
     while True:
         page = read(cursor)
@@ -28,27 +28,27 @@ def every_item(read: Callable[[str | None], ResultPage[T]]) -> Iterator[T]:
             return
 
 
-def size_of(views: Sequence[BaseModel]) -> int:
-    """Bytes that the views take in an answer, which carries its JSON as a JSON string."""
-    return sum(sent_bytes(view.model_dump_json()) for view in views)
+def count_answer_bytes(views: Sequence[BaseModel]) -> int:
+    """Return the bytes of the views in an answer, which carries its JSON as a JSON string."""
+    return sum(count_sent_bytes(view.model_dump_json()) for view in views)
 
 
-def sent_bytes(body: str) -> int:
-    """Bytes that a part of a body takes on its way."""
+def count_sent_bytes(body: str) -> int:
+    """Return the bytes of a part of a body after Lambda's escaping."""
     return len(json.dumps(body)) - 2
 
 
-def fitting(
+def read_fitting_page(
     read: Callable[[int], ResultPage[T]], view: Callable[[Sequence[T]], list[V]], limit: int
 ) -> tuple[list[V], str | None]:
-    """The views of the first `limit` items, or of fewer if an answer could not hold them, and where to go on.
+    """Return the views of at most `limit` items that fit into an answer, and the cursor of the next page.
 
-    `read` gives the page with a limit. It is asked again with a smaller one where items are large.
+    `read` returns the page with a limit. Where items are large, `read` is called again with a smaller limit.
     """
     while True:
         page = read(limit)
         views = view(page.items)
-        size_bytes = size_of(views)
+        size_bytes = count_answer_bytes(views)
         if size_bytes <= MAX_ANSWER_BYTES or len(views) <= 1:
             return views, page.cursor
         limit = max(len(views) * MAX_ANSWER_BYTES // size_bytes, 1)

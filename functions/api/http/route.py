@@ -1,4 +1,4 @@
-"""What a call of the API is, and which calls a function serves."""
+"""The description of an API call, and the tables of calls by function."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from baton.contract.errors import ErrorCode as E
 from baton.contract.names import Scope
-from functions.api.http.context import Call, Context
+from functions.api.http.context import ApiCall, Context
 
 Function = Literal["submitter", "worker", "transfer", "admin", "rings"]
 """The privilege groups: each is one Lambda function with one role."""
@@ -27,32 +27,32 @@ NOBODY: frozenset[Scope] = frozenset()
 
 @dataclass(frozen=True)
 class Route:
-    """One call. With several body models their `version` says which is meant, or else their required fields."""
+    """One API call. With several body models the required fields in the body select the model."""
 
     method: Literal["GET", "POST", "PUT", "DELETE"]
     path: str
-    """As API Gateway writes it: `{id}`, and `{key+}` for the rest of the path."""
-    call: Callable[[Context, Call], Any]
+    """Path in API Gateway's notation: `{id}`, and `{key+}` for the rest of the path."""
+    call: Callable[[Context, ApiCall], Any]
     _: KW_ONLY
     function: Function
     scopes: frozenset[Scope]
-    """Any of these is enough; none means that no key is needed."""
+    """The key needs any one of these scopes; empty: the call needs no key."""
     query: type[BaseModel] | None = None
     body: tuple[type[BaseModel], ...] = ()
     body_required: bool = True
     takes_bytes: bool = False
-    """The body is a piece of a file; the call gets its bytes."""
+    """The body is a part of a file; the call receives bytes."""
     answer: Any = None
     answers_bytes: bool = False
     """The call may also answer with the bytes of an object."""
     status: int = 200
     refuses: tuple[E, ...] = ()
-    """Codes of its own; openapi.py adds those that follow from scopes, models and headers."""
+    """Error codes of this call; openapi.py adds the codes that follow from scopes, models and headers."""
     headers: tuple[str, ...] = ()
 
     @property
     def route_key(self) -> str:
-        """API Gateway's name of the route."""
+        """Return API Gateway's name of the route."""
         return f"{self.method} {self.path}"
 
 
@@ -72,12 +72,12 @@ LEASE = (
 
 @cache
 def routes_of(function: Function) -> dict[str, Route]:
-    """The routes that one function serves, by route key. Loads these, and those of no other function."""
+    """Return the routes of one function by route key. Loads the modules of this function's routes only."""
     routes: tuple[Route, ...] = import_module(f"functions.api.routes.{function}").ROUTES
     return {route.route_key: route for route in routes}
 
 
 @cache
 def all_routes() -> tuple[Route, ...]:
-    """Return every call of the API. API Gateway, the local gateway and the OpenAPI description are made from the table."""
+    """Return every call of the API, for API Gateway, the local gateway and the OpenAPI description."""
     return tuple(route for function in get_args(Function) for route in routes_of(function).values())

@@ -1,4 +1,4 @@
-"""The submitter's calls: submit, look, steer."""
+"""The submitter's calls for jobs: submit, list, get, stop, pause, resume, retry."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from baton.contract.jobs import (
     StopRequest,
 )
 from baton.contract.work import TransitionAnswer
-from functions.api.http.context import Call, Context, job_of
-from functions.api.http.paging import MAX_ANSWER_BYTES, fitting, size_of
+from functions.api.http.context import ApiCall, Context, require_job
+from functions.api.http.paging import MAX_ANSWER_BYTES, count_answer_bytes, read_fitting_page
 from functions.api.jobs import legacy_api
-from functions.api.jobs.recipes import Resolver
+from functions.api.jobs.recipes import RecipeResolver
 from functions.api.jobs.views import (
-    attempt_view,
-    checkpoint_view,
-    event_view,
-    job_view,
-    original_event_view,
-    original_job_view,
-    transition_answer,
+    answer_transition,
+    view_attempt,
+    view_checkpoint,
+    view_event,
+    view_job,
+    view_original_event,
+    view_original_job,
 )
-from functions.api.rules.rule_calls import is_watched, require_quick, sound_rules
-from functions.api.rules.rule_evaluation_runs import look_at_move
+from functions.api.rules.rule_calls import has_control_plane_rules, require_checkable, require_sound_rules
+from functions.api.rules.rule_evaluation_runs import evaluate_on_transition
 from functions.api.worker.lease_guard import WRITE_TRIES, apply_decision
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.jobs import transitions as rules
@@ -49,8 +49,8 @@ from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Leas
 _IDEMPOTENCY_NAMESPACE = uuid.UUID("6ba7b812-9dad-11d1-80b4-00c04fd430c8")
 _BARE_LIST_LIMIT = 1000
 _PAGE_LIMIT = 100
-_RETENTION_S = 60
-"""The retention that a commit began has ended by then: no call lasts longer."""
+_RETENTION_ENDS_WITHIN_S = 60
+"""A retention that a commit began ends within this time, because no call lasts longer."""
 
 
 class JobsQuery(WireModel):
@@ -70,50 +70,50 @@ class PageQuery(WireModel):
     cursor: Cursor | None = None
 
 
-def submit(context: Context, call: Call) -> JobView | OriginalJob:
-    """Submit a job; with an Idempotency-Key a repeat answers with the same job."""
+def submit(context: Context, call: ApiCall) -> JobView | OriginalJob:
+    """Submit a job; a repeat with the same Idempotency-Key answers with the same job."""
     key = call.headers.get("idempotency-key")
     job = _submit_one(context, call, call.body, key)
-    return original_job_view(job) if call.original else job_view(job)
+    return view_original_job(job) if call.original else view_job(job)
 
 
-def submit_batch(context: Context, call: Call) -> list[JobView]:
-    """Submit up to 1,000 jobs: all are checked first, then each is stored; a repeat with the same key is safe."""
+def submit_batch(context: Context, call: ApiCall) -> list[JobView]:
+    """Submit up to 1,000 jobs: check all, then store each; a repeat with the same Idempotency-Key is idempotent."""
     body: BatchSubmit = call.body
     key = call.headers.get("idempotency-key")
     specs = []
-    require_quick(job.rules for job in body.jobs)
-    resolver = Resolver(context, call)
+    require_checkable(job.rules for job in body.jobs)
+    resolver = RecipeResolver(context, call)
     for index, job in enumerate(body.jobs):
-        with _named(f"jobs.{index}"):
-            specs.append(resolver.spec(job))
-            sound_rules(job.rules or "", "rules")
-    # Each job carries the digest of them all, so that the first one meets a changed batch.
-    digest = _digest([_asked(job, spec) for job, spec in zip(body.jobs, specs, strict=True)])
+        with _prefix_fields(f"jobs.{index}"):
+            specs.append(resolver.build_spec(job))
+            require_sound_rules(job.rules or "", "rules")
+    # Each job carries the digest of the whole batch, so that the first job reveals a changed batch.
+    digest = _compute_digest([_request_identity(job, spec) for job, spec in zip(body.jobs, specs, strict=True)])
     changes = []
     known: set[str] = set()
     for index, (job, spec) in enumerate(zip(body.jobs, specs, strict=True)):
-        # No header has a line break: the key of one job is never that of another call.
-        job_id = _job_id(context, call, f"{key}\n{index}" if key else None)
-        with _named(f"jobs.{index}"):
+        # No header contains a line break, therefore the key of a batch's job is never the key of another call.
+        job_id = _choose_job_id(context, call, f"{key}\n{index}" if key else None)
+        with _prefix_fields(f"jobs.{index}"):
             _require_webhook(context, call, job.webhook, known)
-            changes.append(_planned(context, call, job, spec, job_id=job_id, digest=digest if key else None))
-    size_bytes = size_of([job_view(change.job) for change in changes])
+            changes.append(_plan_job(context, call, job, spec, job_id=job_id, digest=digest if key else None))
+    size_bytes = count_answer_bytes([view_job(change.job) for change in changes])
     if size_bytes > MAX_ANSWER_BYTES:
         raise Refusal(
             ErrorCode.PAYLOAD_TOO_LARGE,
             f"The jobs take {size_bytes} bytes to show; at most {MAX_ANSWER_BYTES} are allowed in one batch.",
             field="jobs",
         )
-    # A batch whose answer was lost took long: its repeat reads what is there instead of trying to write it again.
+    # Writing a batch takes long, therefore a repeat reads the stored jobs instead of writing them again.
     repeated = key is not None and context.jobs.get(changes[0].job.id) is not None
     there = {job.id: job for job in context.jobs.get_many([c.job.id for c in changes])} if repeated else {}
-    return [job_view(_stored(context, call, change, there.get(change.job.id))) for change in changes]
+    return [view_job(_store(context, call, change, there.get(change.job.id))) for change in changes]
 
 
 @contextmanager
-def _named(place: str) -> Iterator[None]:
-    """Say where in the body a refusal belongs."""
+def _prefix_fields(place: str) -> Iterator[None]:
+    """Prefix the fields of a refusal with their place in the body."""
     try:
         yield
     except Refusal as refusal:
@@ -122,8 +122,8 @@ def _named(place: str) -> Iterator[None]:
         raise Refusal(refusal.code, refusal.detail, field=field, problems=problems) from None
 
 
-def list_jobs(context: Context, call: Call) -> JobPage | list[JobView] | list[OriginalJob]:
-    """A tenant's jobs, oldest first, or newest first with `order=desc`; a bare list for clients that do not page."""
+def list_jobs(context: Context, call: ApiCall) -> JobPage | list[JobView] | list[OriginalJob]:
+    """List a tenant's jobs, oldest first (`order=desc`: newest first); a bare list without `limit` and `cursor`."""
     query: JobsQuery = call.query
     bare = query.limit is None and query.cursor is None
 
@@ -138,25 +138,27 @@ def list_jobs(context: Context, call: Call) -> JobPage | list[JobView] | list[Or
         return [(job, leases.get(job.id)) for job in jobs]
 
     if bare and call.original:
-        return fitting(page, lambda items: [original_job_view(*one) for one in seen(items)], _BARE_LIST_LIMIT)[0]
+        return read_fitting_page(
+            page, lambda items: [view_original_job(*one) for one in seen(items)], _BARE_LIST_LIMIT
+        )[0]
     limit = query.limit or (_BARE_LIST_LIMIT if bare else _PAGE_LIMIT)
-    jobs, cursor = fitting(page, lambda items: [job_view(*one) for one in seen(items)], limit)
+    jobs, cursor = read_fitting_page(page, lambda items: [view_job(*one) for one in seen(items)], limit)
     return jobs if bare else JobPage(jobs=jobs, next_cursor=cursor)
 
 
-def get_job(context: Context, call: Call) -> JobView | OriginalJob:
-    """One job with its newest progress."""
-    job = job_of(context, call, call.path["id"])
+def get_job(context: Context, call: ApiCall) -> JobView | OriginalJob:
+    """Show one job with its newest progress."""
+    job = require_job(context, call, call.path["id"])
     lease = context.leases.get(job.id) if job.state is JobState.RUNNING else None
-    return original_job_view(job, lease) if call.original else job_view(job, lease)
+    return view_original_job(job, lease) if call.original else view_job(job, lease)
 
 
-def list_events(context: Context, call: Call) -> EventPage | list[EventView] | list[OriginalEvent]:
-    """A job's history, oldest first; a bare list for clients that do not page."""
+def list_events(context: Context, call: ApiCall) -> EventPage | list[EventView] | list[OriginalEvent]:
+    """List a job's history, oldest first; a bare list without `limit` and `cursor`."""
     query: PageQuery = call.query
     bare = query.limit is None and query.cursor is None
     try:
-        job = job_of(context, call, call.path["id"])
+        job = require_job(context, call, call.path["id"])
     except Refusal:
         if bare and call.original:
             return []
@@ -166,67 +168,71 @@ def list_events(context: Context, call: Call) -> EventPage | list[EventView] | l
         return context.jobs.history(Event, job.id, limit=limit, cursor=query.cursor)
 
     if bare and call.original:
-        return fitting(page, lambda items: [original_event_view(job, item) for item in items], _BARE_LIST_LIMIT)[0]
+        return read_fitting_page(
+            page, lambda items: [view_original_event(job, item) for item in items], _BARE_LIST_LIMIT
+        )[0]
     limit = query.limit or (_BARE_LIST_LIMIT if bare else _PAGE_LIMIT)
-    events, cursor = fitting(page, lambda items: [event_view(item) for item in items], limit)
+    events, cursor = read_fitting_page(page, lambda items: [view_event(item) for item in items], limit)
     return events if bare else EventPage(events=events, next_cursor=cursor)
 
 
-def list_attempts(context: Context, call: Call) -> AttemptPage:
-    """Every attempt at a job, oldest first."""
+def list_attempts(context: Context, call: ApiCall) -> AttemptPage:
+    """List every attempt at a job, oldest first."""
     query: PageQuery = call.query
-    job = job_of(context, call, call.path["id"])
+    job = require_job(context, call, call.path["id"])
     lease = context.leases.get(job.id) if job.state is JobState.RUNNING else None
-    attempts, cursor = fitting(
+    attempts, cursor = read_fitting_page(
         lambda limit: context.jobs.history(Attempt, job.id, limit=limit, cursor=query.cursor),
-        lambda items: [attempt_view(job, item, lease) for item in items],
+        lambda items: [view_attempt(job, item, lease) for item in items],
         query.limit or _PAGE_LIMIT,
     )
     return AttemptPage(attempts=attempts, next_cursor=cursor)
 
 
-def list_checkpoints(context: Context, call: Call) -> CheckpointPage:
-    """Every committed checkpoint that retention kept, newest first."""
+def list_checkpoints(context: Context, call: ApiCall) -> CheckpointPage:
+    """List every committed checkpoint that retention kept, newest first."""
     query: PageQuery = call.query
-    job = job_of(context, call, call.path["id"])
-    checkpoints, cursor = fitting(
+    job = require_job(context, call, call.path["id"])
+    checkpoints, cursor = read_fitting_page(
         lambda limit: context.jobs.history(CheckpointRecord, job.id, limit=limit, cursor=query.cursor),
-        lambda items: [checkpoint_view(job, item) for item in items],
+        lambda items: [view_checkpoint(job, item) for item in items],
         query.limit or _PAGE_LIMIT,
     )
     return CheckpointPage(checkpoints=checkpoints, next_cursor=cursor)
 
 
-def stop(context: Context, call: Call) -> TransitionAnswer:
-    """Cancel a job, wherever it stands."""
+def stop(context: Context, call: ApiCall) -> TransitionAnswer:
+    """Cancel a job in any state except an ended one."""
     message = (call.body or StopRequest()).message
     try:
-        return _steered(context, call, lambda job, attempt: rules.cancel(job, attempt, message=message, now=call.now))
+        return _apply_transition(
+            context, call, lambda job, attempt: rules.cancel(job, attempt, message=message, now=call.now)
+        )
     except Refusal as refusal:
         if call.original and refusal.code in (ErrorCode.JOB_FINISHED, ErrorCode.JOB_CANCELED):
-            # The original answers every stop with 200. The job stays what it is.
-            return transition_answer(job_of(context, call, call.path["id"]))
+            # The original answers every stop with 200; the job does not change.
+            return answer_transition(require_job(context, call, call.path["id"]))
         raise
 
 
-def pause(context: Context, call: Call) -> TransitionAnswer:
-    """Hold a job; a running one commits a checkpoint first."""
+def pause(context: Context, call: ApiCall) -> TransitionAnswer:
+    """Pause a job; a running job commits a checkpoint first."""
     message = (call.body or StopRequest()).message
-    return _steered(context, call, lambda job, _: rules.pause(job, message=message, now=call.now))
+    return _apply_transition(context, call, lambda job, _: rules.pause(job, message=message, now=call.now))
 
 
-def resume(context: Context, call: Call) -> TransitionAnswer:
-    """Let a paused job run again."""
-    return _steered(context, call, lambda job, _: rules.resume(job, now=call.now))
+def resume(context: Context, call: ApiCall) -> TransitionAnswer:
+    """Return a paused job to its queue."""
+    return _apply_transition(context, call, lambda job, _: rules.resume(job, now=call.now))
 
 
-def retry(context: Context, call: Call) -> TransitionAnswer:
-    """Run an ended job again, same id, from the newest or a chosen checkpoint."""
+def retry(context: Context, call: ApiCall) -> TransitionAnswer:
+    """Run an ended job again under the same id, from the newest or a chosen checkpoint."""
     body: RetryRequest = call.body or RetryRequest()
 
     def decision(job: Job, _: Attempt | None) -> Transaction:
-        # Behind the job: another retry of it may have led to another checkpoint of that step.
-        chosen = _chosen(context, call, job, body.from_step) if body.from_step else None
+        # Read after the job: another retry of the job may have committed another checkpoint of this step.
+        chosen = _choose_checkpoint(context, call, job, body.from_step) if body.from_step else None
         return rules.retry(
             job,
             chosen=chosen,
@@ -236,67 +242,69 @@ def retry(context: Context, call: Call) -> TransitionAnswer:
             rule_state=context.jobs.read(RuleStateRecord, job.id) if job.watched else None,
         )
 
-    return _steered(context, call, decision)
+    return _apply_transition(context, call, decision)
 
 
-def _chosen(context: Context, call: Call, job: Job, step: int) -> CheckpointRecord:
+def _choose_checkpoint(context: Context, call: ApiCall, job: Job, step: int) -> CheckpointRecord:
     record = context.jobs.read(CheckpointRecord, job.id, step)
     if record is not None and not record.damaged and job.state.terminal:
-        # Protected, or gone: the retention of the last commit may still be under way.
-        record = context.jobs.protect_checkpoint(job.id, step, call.now + _RETENTION_S)
+        # The retention of the last commit may still delete the checkpoint, therefore protect it first.
+        record = context.jobs.protect_checkpoint(job.id, step, call.now + _RETENTION_ENDS_WITHIN_S)
     if record is None or record.damaged:
         raise Refusal(ErrorCode.CHECKPOINT_NOT_FOUND, f"No sound checkpoint at step {step}.", field="from_step")
     return record
 
 
-def _steered(context: Context, call: Call, decide: Callable[[Job, Attempt | None], Transaction]) -> TransitionAnswer:
+def _apply_transition(
+    context: Context, call: ApiCall, decide: Callable[[Job, Attempt | None], Transaction]
+) -> TransitionAnswer:
     def decision() -> Transaction:
-        job = job_of(context, call, call.path["id"])
+        job = require_job(context, call, call.path["id"])
         attempt = context.jobs.read(Attempt, job.id, job.epoch) if job.state is JobState.RUNNING else None
         return decide(job, attempt)
 
     try:
         job = apply_decision(context, decision)
     except FenceBroken as broken:
-        raise Refusal(ErrorCode.CONFLICT, "The attempt ended at the same moment.") from broken
-    return transition_answer(look_at_move(context.jobs, context.leases, job, call.now))
+        raise Refusal(ErrorCode.CONFLICT, "The attempt ended during this call.") from broken
+    return answer_transition(evaluate_on_transition(context.jobs, context.leases, job, call.now))
 
 
-def _submit_one(context: Context, call: Call, body: JobSubmit | DreamboothSubmit, key: str | None) -> Job:
-    job_id = _job_id(context, call, key)
+def _submit_one(context: Context, call: ApiCall, body: JobSubmit | DreamboothSubmit, key: str | None) -> Job:
+    job_id = _choose_job_id(context, call, key)
     if isinstance(body, DreamboothSubmit):
-        job, columns = legacy_api.as_job(body, job_id)
-        spec = Resolver(context, call).spec(job, flat=True).model_copy(update={"dreambooth": columns})
+        job, columns = legacy_api.convert_job(body, job_id)
+        spec = RecipeResolver(context, call).build_spec(job, flat=True).model_copy(update={"dreambooth": columns})
     else:
-        job, spec = body, Resolver(context, call).spec(body)
-        sound_rules(job.rules or "", "rules")
-    digest = _digest(_asked(job, spec)) if key else None
+        job, spec = body, RecipeResolver(context, call).build_spec(body)
+        require_sound_rules(job.rules or "", "rules")
+    digest = _compute_digest(_request_identity(job, spec)) if key else None
     _require_webhook(context, call, job.webhook, set())
-    return _stored(context, call, _planned(context, call, job, spec, job_id=job_id, digest=digest))
+    return _store(context, call, _plan_job(context, call, job, spec, job_id=job_id, digest=digest))
 
 
-def _job_id(context: Context, call: Call, key: str | None) -> str:
-    """By chance; with an Idempotency-Key always the same one, so that a repeat meets the first job."""
+def _choose_job_id(context: Context, call: ApiCall, key: str | None) -> str:
+    """Return a random job id; with an Idempotency-Key the id derived from the key, so that a repeat finds the job."""
     if key is None:
         return context.random.job_id()
     return str(uuid.uuid5(_IDEMPOTENCY_NAMESPACE, f"{call.tenant}\n{key}"))
 
 
-def _asked(body: JobSubmit, spec: Spec) -> list[Any]:
-    """What two submissions must have in common to be the same."""
-    # Without rules and rings as it was before there were any: jobs of that time are still asked for.
-    said = spec.model_dump(mode="json", exclude=None if spec.rings else {"rings"})
-    asked = [said, body.queue, body.priority]
-    return [*asked, body.rules] if body.rules else asked
+def _request_identity(body: JobSubmit, spec: Spec) -> list[Any]:
+    """Return the values that two submissions must share to be the same submission."""
+    # Stored digests of jobs without rules and rings do not include the two fields.
+    stored_spec = spec.model_dump(mode="json", exclude=None if spec.rings else {"rings"})
+    identity = [stored_spec, body.queue, body.priority]
+    return [*identity, body.rules] if body.rules else identity
 
 
-def _digest(asked: list[Any]) -> str:
-    """Compared by value, so that the order of keys in the JSON does not matter."""
+def _compute_digest(asked: list[Any]) -> str:
+    """Return a digest of the values, independent of the order of keys in the JSON."""
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
-def _require_webhook(context: Context, call: Call, webhook_id: str | None, known: set[str]) -> None:
-    """Refuse a job that names a webhook which is none of the tenant's. `known`: those that were looked up already."""
+def _require_webhook(context: Context, call: ApiCall, webhook_id: str | None, known: set[str]) -> None:
+    """Refuse a job that names a webhook of no or another tenant. `known`: webhooks that this call has read."""
     if webhook_id is None or webhook_id in known:
         return
     if context.webhooks.get(call.tenant, webhook_id) is None:
@@ -304,8 +312,8 @@ def _require_webhook(context: Context, call: Call, webhook_id: str | None, known
     known.add(webhook_id)
 
 
-def _planned(
-    context: Context, call: Call, body: JobSubmit, spec: Spec, *, job_id: str, digest: str | None
+def _plan_job(
+    context: Context, call: ApiCall, body: JobSubmit, spec: Spec, *, job_id: str, digest: str | None
 ) -> Transaction:
     return rules.submit(
         job_id=job_id,
@@ -316,19 +324,19 @@ def _planned(
         priority=body.priority,
         now=call.now,
         idempotency_digest=digest,
-        rules=_first_rules(call, body),
-        watched=is_watched(body.rules or ""),
+        rules=_build_first_rules(call, body),
+        watched=has_control_plane_rules(body.rules or ""),
     )
 
 
-def _first_rules(call: Call, body: JobSubmit) -> RulesRecord | None:
+def _build_first_rules(call: ApiCall, body: JobSubmit) -> RulesRecord | None:
     if not (body.rules or "").strip():
         return None
     return RulesRecord(revision=1, text=body.rules or "", created_at=call.now, created_by=call.principal.key_id)
 
 
-def _stored(context: Context, call: Call, change: Transaction, existing: Job | None = None) -> Job:
-    """The job, written or found. `existing`: what is known to be there already."""
+def _store(context: Context, call: ApiCall, change: Transaction, existing: Job | None = None) -> Job:
+    """Write the job, or return the same job of an earlier submission. `existing`: the stored job, if known."""
     digest = change.job.idempotency_digest
     for _ in range(WRITE_TRIES):
         if existing is not None:
@@ -338,8 +346,8 @@ def _stored(context: Context, call: Call, change: Transaction, existing: Job | N
         try:
             context.jobs.apply(change)
         except WriteConflict:
-            # Nothing to be read yet: the same submission, sent twice, is just being written.
+            # A concurrent copy of this submission may be about to write the job, which no read shows yet.
             existing = context.jobs.get(change.job.id)
             continue
         return change.job
-    raise Refusal(ErrorCode.CONFLICT, "The same job is being submitted by others all the time.")
+    raise Refusal(ErrorCode.CONFLICT, f"Other calls wrote the same job during all {WRITE_TRIES} tries.")

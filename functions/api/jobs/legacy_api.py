@@ -1,7 +1,7 @@
-"""The original Dreambooth orchestrator's shapes, for its clients.
+"""The shapes of the original Dreambooth orchestrator, for the original's clients.
 
-They know neither leases nor manifests: they send empty heartbeats, upload zipped checkpoints through
-`/upload` and name them with `/progress`.
+These clients know neither leases nor manifests: they send empty heartbeats, upload zipped checkpoints through
+`/upload` and register them with `/progress`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from baton.contract.dreambooth import DreamboothSubmit
 from baton.contract.history import EventType
 from baton.contract.jobs import Artifact, InputRef, JobState, JobSubmit, Requirements
 from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
-from functions.api.http.context import Call, Context
-from functions.api.http.paging import every_item, sent_bytes
+from functions.api.http.context import ApiCall, Context
+from functions.api.http.paging import count_sent_bytes, iterate_items
 from functions.domain.checkpoints.object_keys import attempt_prefix
 from functions.domain.records import Job, Lease
 
@@ -37,8 +37,8 @@ _EVENT_NAMES = {
 }
 
 
-def as_job(body: DreamboothSubmit, job_id: str) -> tuple[JobSubmit, JsonObject]:
-    """The original's job body as a job of ours, and the columns its clients expect to read back."""
+def convert_job(body: DreamboothSubmit, job_id: str) -> tuple[JobSubmit, JsonObject]:
+    """Convert the original's job body; return the job and the columns that the original's clients read back."""
     columns = body.model_dump()
     if body.class_prompt and not body.class_data_prefix:
         columns["class_data_prefix"] = f"loras/{job_id}-class/"
@@ -46,28 +46,31 @@ def as_job(body: DreamboothSubmit, job_id: str) -> tuple[JobSubmit, JsonObject]:
     if columns["class_data_prefix"]:
         inputs.append(InputRef(prefix=columns["class_data_prefix"], into="class"))
     not_parameters = {"instance_data_prefix", "class_data_prefix"}
-    # Its clients say null or "" where there is no prompt.
+    # The original's clients send null or "" for a missing prompt.
     parameters = {
         name: value for name, value in columns.items() if name not in not_parameters and value not in (None, "")
     }
     if not (body.class_prompt or "").strip():
-        # The original accepts prior preservation without a class, and its workers receive the columns as they are.
-        # Baton's agent has no class to preserve, therefore it trains without prior preservation.
+        # The original accepts prior preservation without a class, and its workers receive the columns unchanged.
+        # Baton's agent has no class to preserve, therefore the agent trains without prior preservation.
         parameters["with_prior_preservation"] = False
     if body.num_train_epochs > 1:
         parameters.pop("max_train_steps")
     else:
         parameters.pop("num_train_epochs")
-    # Its workers declare nothing of themselves, so none of the recipe's requirements can be asked of them.
+    # The original's workers declare no properties, therefore the job has none of the recipe's requirements.
     none = Requirements(**Requirements().model_dump())
     return JobSubmit(recipe=RECIPE, parameters=parameters, inputs=inputs, requirements=none), columns
 
 
-def job_columns(job: Job, lease: Lease | None = None) -> dict[str, Any]:
-    """The original's columns of a job submitted in its form; none for other jobs. `lease`: that of a running one."""
+def build_columns(job: Job, lease: Lease | None = None) -> dict[str, Any]:
+    """Return the original's columns of a job submitted in the original's form; empty for other jobs.
+
+    `lease`: the lease of a running job.
+    """
     if job.spec.dreambooth is None:
         return {}
-    model = _model_of(job)
+    model = _find_model(job)
     return {
         **_FIXED_COLUMNS,
         **job.spec.dreambooth,
@@ -75,21 +78,23 @@ def job_columns(job: Job, lease: Lease | None = None) -> dict[str, Any]:
         "model_bucket": model.bucket if model else None,
         "model_key": model.key if model else None,
         "num_failures": job.counters.failures,
-        "last_heartbeat": timestamp(lease.expires_at - lease.duration_s) if lease else None,
-        # As in the original, only what `GET /work` answers says it.
+        "last_heartbeat": format_timestamp(lease.expires_at - lease.duration_s) if lease else None,
+        # As in the original, only the answer of `GET /work` has a value.
         "resume_from": None,
     }
 
 
-def work_item(job: Job, lease: Lease | None, keys: dict[str, list[str]], resume_from: str | None) -> dict[str, Any]:
-    """What `GET /work` gives a client of the original: every column, the key lists, the newest zip."""
+def build_work_item(
+    job: Job, lease: Lease | None, keys: dict[str, list[str]], resume_from: str | None
+) -> dict[str, Any]:
+    """Return the answer of `GET /work` for an original client: every column, the key lists, the newest zip."""
     started = job.state is JobState.RUNNING
     return {
-        **job_columns(job, lease if started else None),
+        **build_columns(job, lease if started else None),
         "id": job.id,
         "status": job.state.value,
-        "created_at": timestamp(job.created_at),
-        "started_at": timestamp(job.started_at),
+        "created_at": format_timestamp(job.created_at),
+        "started_at": format_timestamp(job.started_at),
         "completed_at": None,
         "canceled_at": None,
         "failed_at": None,
@@ -101,52 +106,56 @@ def work_item(job: Job, lease: Lease | None, keys: dict[str, list[str]], resume_
     }
 
 
-def _model_of(job: Job) -> Artifact | None:
-    """The original knew one output. It is the recipe's first, whatever pictures lie beside it."""
+def _find_model(job: Job) -> Artifact | None:
+    """Return the job's model for the original's one output column: the recipe's first output."""
     wanted = job.spec.outputs[:1]
     named = (artifact for artifact in job.artifacts if artifact.path in wanted)
     return next(named, job.artifacts[0] if job.artifacts else None)
 
 
-def event_name(type_: EventType) -> str:
-    """The original's name of an event; ours where it had none."""
+def name_event(type_: EventType) -> str:
+    """Return the original's name of an event, or Baton's name if the original has none."""
     return _EVENT_NAMES.get(type_, type_.value)
 
 
-def timestamp(instant: int | None) -> str | None:
+def format_timestamp(instant: int | None) -> str | None:
+    """Return an instant as the original's text, in UTC."""
     return None if instant is None else datetime.fromtimestamp(instant, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 MAX_KEYS_BYTES = 5_000_000
-"""Of all names as Lambda sends them, whose answers end at 6 MB; the job's other columns take less than the rest."""
+"""Limit of all names as Lambda sends them: an answer ends at 6 MB, and the job's other columns take less than the
+rest."""
 
 
-class TooManyNames(Exception):  # noqa: N818 - no error of ours: the job is none for this client
-    """No answer could hold the names of this job's inputs. Half a list would be trained on as if it were the whole."""
+class InputListTooLarge(Exception):  # noqa: N818 - a property of the job, not an error of the control plane
+    """No answer can contain all names of the job's inputs. A client would train on a partial list as on the whole."""
 
     def __init__(self, prefix: str) -> None:
         super().__init__(
-            f"the names of its inputs, as below {prefix[:200]}, take more than the {MAX_KEYS_BYTES:,} bytes that a "
-            "client of the original orchestrator can be told at once: let Baton's agent (python -m gpu_client.agent) "
-            "take this job, or split the data"
+            f"the names of its inputs, as below {prefix[:200]}, take more than the {MAX_KEYS_BYTES:,} bytes that an "
+            "answer to a client of the original orchestrator can contain: run this job with Baton's agent "
+            "(python -m gpu_client.agent), or split the data"
         )
 
 
-def input_keys(context: Context, call: Call, job: Job) -> dict[str, list[str]]:
-    """The keys of each input by the name it is known under, `instance` and `class`. Raises TooManyNames."""
+def list_input_keys(context: Context, call: ApiCall, job: Job) -> dict[str, list[str]]:
+    """List the keys of each input by the input's name, `instance` or `class`. Raises InputListTooLarge."""
     keys: dict[str, list[str]] = {}
     room_bytes = MAX_KEYS_BYTES
     for ref in job.spec.inputs:
         known = keys.setdefault(ref.into, [])
-        for key in _below(context, call, ref.prefix):
-            room_bytes -= sent_bytes(json.dumps(key)) + 2  # a comma and a space
+        for key in _list_keys(context, call, ref.prefix):
+            room_bytes -= count_sent_bytes(json.dumps(key)) + 2  # a comma and a space
             if room_bytes < 0:
-                raise TooManyNames(ref.prefix)
+                raise InputListTooLarge(ref.prefix)
             known.append(key)
     return keys
 
 
-def _below(context: Context, call: Call, prefix: str) -> Iterator[str]:
-    pages = every_item(lambda cursor: context.objects.list(call.tenant, DATA_BUCKET, prefix, limit=1000, cursor=cursor))
-    # A manifest they would take for an image.
+def _list_keys(context: Context, call: ApiCall, prefix: str) -> Iterator[str]:
+    pages = iterate_items(
+        lambda cursor: context.objects.list(call.tenant, DATA_BUCKET, prefix, limit=1000, cursor=cursor)
+    )
+    # An original client would read a dataset manifest as an image.
     return (entry.key for entry in pages if not is_manifest(entry.key))

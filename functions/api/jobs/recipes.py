@@ -1,4 +1,4 @@
-"""Recipes: registering and showing them, and what a job becomes by one."""
+"""The calls for recipes, and the jobs that recipes make."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from baton.contract.jobs import JobSubmit, Policy, Requirements
 from baton.contract.names import MAX_RINGS
 from baton.contract.recipes.calls import RecipePage, RecipePush, RecipeQuery, RecipeSummary, RecipeView
 from baton.contract.recipes.plan import RunPlan
-from functions.api.http.context import Call, Context
+from functions.api.http.context import ApiCall, Context
 from functions.domain.errors import Refusal
 from functions.domain.records import RecipeEntry, Spec, StoredRecipe
 from functions.recipes import built_in_document, built_in_ids, built_in_recipe, is_built_in_name
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 _PARAMETERS = "parameters."
 
 
-def push(context: Context, call: Call) -> RecipeView:
-    """Register a recipe. Its version never changes: the same document again is fine, another one is refused."""
+def push(context: Context, call: ApiCall) -> RecipeView:
+    """Register a recipe version; idempotent for the same document, refused for another document."""
     body: RecipePush = call.body
-    recipe = _sound(body.document)
+    recipe = _require_sound(body.document)
     if is_built_in_name(recipe.name):
         detail = f"{recipe.name!r} is the name of a built-in recipe."
         problems = [Fault("name", "is that of a built-in recipe", "Choose another name.")]
@@ -39,7 +39,7 @@ def push(context: Context, call: Call) -> RecipeView:
         document=body.document,
     )
     if not context.recipes.add(stored):
-        # It is never deleted: what was in the way is there.
+        # Recipes are never deleted, therefore the read finds the registered recipe.
         there = context.recipes.get(call.tenant, recipe.name, recipe.version)
         if there is None or there.document != body.document:
             raise Refusal(ErrorCode.RECIPE_EXISTS, f"{recipe.id} is registered with other contents.", field="document")
@@ -47,20 +47,20 @@ def push(context: Context, call: Call) -> RecipeView:
     return _view(stored)
 
 
-def list_recipes(context: Context, call: Call) -> RecipePage:
-    """The recipes that jobs may name: built-in ones on the first page, then the tenant's own."""
+def list_recipes(context: Context, call: ApiCall) -> RecipePage:
+    """List the recipes that jobs may name: built-in recipes on the first page, then the tenant's own."""
     query: RecipeQuery = call.query
     page = context.recipes.list(call.tenant, limit=query.limit, cursor=query.cursor)
-    own = [_summary(entry) for entry in page.items]
-    built_in = [] if query.cursor else [_built_in_view(recipe_id) for recipe_id in built_in_ids()]
+    own = [_summarize(entry) for entry in page.items]
+    built_in = [] if query.cursor else [_view_built_in(recipe_id) for recipe_id in built_in_ids()]
     shown = [RecipeSummary(**view.model_dump(exclude={"document"})) for view in built_in if view]
     return RecipePage(recipes=[*shown, *own], next_cursor=page.cursor)
 
 
-def show(context: Context, call: Call) -> RecipeView:
-    """One recipe with its document."""
+def show(context: Context, call: ApiCall) -> RecipeView:
+    """Show one recipe with its document."""
     recipe_id = call.path["recipe"]
-    found = _built_in_view(recipe_id)
+    found = _view_built_in(recipe_id)
     if found is not None:
         return found
     name, _, version = recipe_id.partition("@")
@@ -70,60 +70,60 @@ def show(context: Context, call: Call) -> RecipeView:
     return _view(stored)
 
 
-class Resolver:
-    """Makes jobs what their recipes say. For one call: each recipe is looked up once."""
+class RecipeResolver:
+    """Resolver of recipes for the jobs of one call; reads each recipe once."""
 
-    def __init__(self, context: Context, call: Call) -> None:
+    def __init__(self, context: Context, call: ApiCall) -> None:
         self._context = context
         self._tenant = call.tenant
         self._found: dict[str, Recipe] = {}
 
-    def spec(self, body: JobSubmit, *, flat: bool = False) -> Spec:
-        """The job with its recipe's steps, defaults and outputs filled in. Refuses it with all that is wrong.
+    def build_spec(self, body: JobSubmit, *, flat: bool = False) -> Spec:
+        """Return the job with the steps, defaults and outputs of its recipe; refuse a faulty job with all problems.
 
-        `flat`: the parameters came as fields of the body, as the original has them, and are named so.
+        `flat`: the parameters were fields of the body, as in the original, and problems name them so.
         """
         if body.recipe is None:
-            return _spec(body, command=body.command or [], parameters=body.parameters, outputs=body.outputs or [])
-        recipe = self._recipe(body.recipe)
-        plan = _plan(recipe, body, flat=flat)
+            return _build_spec(body, command=body.command or [], parameters=body.parameters, outputs=body.outputs or [])
+        recipe = self._find_recipe(body.recipe)
+        plan = _render_plan(recipe, body, flat=flat)
         outputs = [check.path for check in plan.outputs] if body.outputs is None else body.outputs
         if body.outputs is not None:
-            # What the job names itself it must have.
+            # Outputs that the job itself names are required.
             checks = [check for check in (*plan.outputs, *plan.optional_outputs) if check.path in outputs]
             plan = plan.model_copy(update={"outputs": checks, "optional_outputs": []})
         only = plan.steps[0].environment if len(plan.steps) == 1 else {}
-        said = body.policy.model_fields_set
-        patience_s = recipe.health.no_progress_timeout_s
-        return _spec(
+        policy_fields = body.policy.model_fields_set
+        no_progress_timeout_s = recipe.health.no_progress_timeout_s
+        return _build_spec(
             body,
             command=plan.steps[0].command,
             parameters=recipe.filled(body.parameters),
             outputs=outputs,
             plan=plan,
             environment={**only, **body.environment},
-            requirements=_joined(recipe.requirements, body.requirements),
+            requirements=_merge_requirements(recipe.requirements, body.requirements),
             policy=body.policy
-            if patience_s is None or "no_progress_timeout_s" in said
-            else body.policy.model_copy(update={"no_progress_timeout_s": patience_s}),
-            rings=_rings(recipe, body, flat=flat),
+            if no_progress_timeout_s is None or "no_progress_timeout_s" in policy_fields
+            else body.policy.model_copy(update={"no_progress_timeout_s": no_progress_timeout_s}),
+            rings=_list_rings(recipe, body, flat=flat),
         )
 
-    def _recipe(self, recipe_id: str) -> Recipe:
+    def _find_recipe(self, recipe_id: str) -> Recipe:
         found = self._found.get(recipe_id) or built_in_recipe(recipe_id)
         if found is None:
             name, _, version = recipe_id.partition("@")
             stored = self._context.recipes.get(self._tenant, name, int(version))
             if stored is None:
                 known = ", ".join(built_in_ids())
-                detail = f"No recipe {recipe_id}; there are {known}, and those that you registered."
+                detail = f"No recipe {recipe_id}; a job may name {known}, or a recipe that the tenant registered."
                 raise Refusal(ErrorCode.UNKNOWN_RECIPE, detail, field="recipe")
-            found = _sound(stored.document)
+            found = _require_sound(stored.document)
         self._found[recipe_id] = found
         return found
 
 
-def _plan(recipe: Recipe, body: JobSubmit, *, flat: bool) -> RunPlan:
+def _render_plan(recipe: Recipe, body: JobSubmit, *, flat: bool) -> RunPlan:
     from baton.contract.recipes.rendering import input_faults, parameter_faults, plan_of
 
     folders = {ref.into: ref.prefix for ref in body.inputs}
@@ -132,12 +132,12 @@ def _plan(recipe: Recipe, body: JobSubmit, *, flat: bool) -> RunPlan:
     if not faults:
         plan, faults = plan_of(recipe, body.parameters, list(folders))
     if plan is None:
-        raise _refusal(faults, flat=flat)
+        raise _build_refusal(faults, flat=flat)
     return plan
 
 
-def _rings(recipe: Recipe, body: JobSubmit, *, flat: bool) -> list[str]:
-    """Those that the job names, and those that its recipe says that it uses."""
+def _list_rings(recipe: Recipe, body: JobSubmit, *, flat: bool) -> list[str]:
+    """List the rings that the job and its recipe name."""
     if not recipe.rings:
         return body.rings
     from baton.contract.recipes.rendering import rings_of
@@ -146,22 +146,22 @@ def _rings(recipe: Recipe, body: JobSubmit, *, flat: bool) -> list[str]:
     if not faults and len({*body.rings, *names}) > MAX_RINGS:
         faults = [Fault("rings", f"are more than {MAX_RINGS} with those of the recipe", "Use fewer in one job.")]
     if faults:
-        raise _refusal(faults, flat=flat)
+        raise _build_refusal(faults, flat=flat)
     return [*body.rings, *names]
 
 
-def _refusal(faults: Sequence[Fault], *, flat: bool) -> Refusal:
+def _build_refusal(faults: Sequence[Fault], *, flat: bool) -> Refusal:
     first = faults[0]
     name = first.field.removeprefix(_PARAMETERS)
-    what = f"Parameter {name!r} {first.reason}" if name != first.field else f"{first.field}: {first.reason}"
+    problem = f"Parameter {name!r} {first.reason}" if name != first.field else f"{first.field}: {first.reason}"
     more = f" And {len(faults) - 1} more: see 'problems'." if len(faults) > 1 else ""
     remedy = f" {first.remedy}" if first.remedy else ""
     if flat:
         faults = [fault._replace(field=fault.field.removeprefix(_PARAMETERS)) for fault in faults]
-    return Refusal(ErrorCode.INVALID_VALUE, f"{what}.{remedy}{more}", field=faults[0].field, problems=faults)
+    return Refusal(ErrorCode.INVALID_VALUE, f"{problem}.{remedy}{more}", field=faults[0].field, problems=faults)
 
 
-def _spec(
+def _build_spec(
     body: JobSubmit,
     *,
     command: list[str],
@@ -190,23 +190,22 @@ def _spec(
     )
 
 
-def _joined(recipe: Requirements, job: Requirements) -> Requirements:
-    """The recipe's requirements; what the job says itself counts instead."""
-    said = {name: getattr(job, name) for name in job.model_fields_set}
-    return recipe.model_copy(update=said)
+def _merge_requirements(recipe: Requirements, job: Requirements) -> Requirements:
+    """Return the recipe's requirements, overridden by the fields that the job sets."""
+    return recipe.model_copy(update={name: getattr(job, name) for name in job.model_fields_set})
 
 
 @lru_cache(maxsize=64)
-def _recipe_in(document: str) -> tuple[Recipe | None, tuple[Fault, ...]]:
+def _lint_document(document: str) -> tuple[Recipe | None, tuple[Fault, ...]]:
     from baton.contract.recipes.lint import lint
 
     recipe, faults = lint(document)
     return recipe, tuple(faults)
 
 
-def _sound(document: str) -> Recipe:
-    """The recipe in a document. Refuses one with faults, naming all of them."""
-    recipe, faults = _recipe_in(document)
+def _require_sound(document: str) -> Recipe:
+    """Return the recipe in a document; refuse a faulty document with all faults."""
+    recipe, faults = _lint_document(document)
     if recipe is None:
         first = faults[0]
         place = f"line {first.line}, column {first.column}: {first.field}".rstrip(": ")
@@ -216,16 +215,16 @@ def _sound(document: str) -> Recipe:
     return recipe
 
 
-def _built_in_view(recipe_id: str) -> RecipeView | None:
+def _view_built_in(recipe_id: str) -> RecipeView | None:
     recipe, document = built_in_recipe(recipe_id), built_in_document(recipe_id)
     if recipe is None or document is None:
         return None
     return RecipeView(id=recipe.id, description=recipe.description, built_in=True, document=document)
 
 
-def _summary(entry: RecipeEntry) -> RecipeSummary:
+def _summarize(entry: RecipeEntry) -> RecipeSummary:
     return RecipeSummary(id=entry.id, description=entry.description, created_at=entry.created_at)
 
 
 def _view(stored: StoredRecipe) -> RecipeView:
-    return RecipeView(**_summary(stored).model_dump(), document=stored.document)
+    return RecipeView(**_summarize(stored).model_dump(), document=stored.document)

@@ -1,4 +1,4 @@
-"""From stored values to answers."""
+"""Answers made from stored records."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from baton.contract.history import AttemptView, EventView
 from baton.contract.jobs import JobState, JobView
 from baton.contract.names import CHECKPOINTS_BUCKET
 from baton.contract.work import TransitionAnswer
-from functions.api.jobs.legacy_api import event_name, job_columns, timestamp
+from functions.api.jobs.legacy_api import build_columns, format_timestamp, name_event
 from functions.domain.checkpoints.object_keys import job_prefix
 from functions.domain.jobs.attempt_end import committed_step
 from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease
 
 
-def job_view(job: Job, lease: Lease | None = None) -> JobView:
-    """A job for users. `lease` adds what a running attempt reported since the last transition."""
-    held = lease if lease and lease.epoch == job.epoch and job.state is JobState.RUNNING else None
+def view_job(job: Job, lease: Lease | None = None) -> JobView:
+    """Return a job for users. `lease` adds the reports of a running attempt since the last transition."""
+    current = lease if lease and lease.epoch == job.epoch and job.state is JobState.RUNNING else None
     spec = job.spec
     return JobView(
         id=job.id,
@@ -53,37 +53,39 @@ def job_view(job: Job, lease: Lease | None = None) -> JobView:
         canceled_at=job.canceled_at,
         updated_at=job.updated_at,
         checkpoint_step=job.checkpoint_step,
-        progress=(held.progress if held else None) or job.progress,
+        progress=(current.progress if current else None) or job.progress,
         artifacts=job.artifacts,
         checkpoint_bucket=CHECKPOINTS_BUCKET,
         checkpoint_prefix=job_prefix(job.id),
-        machine_id=held.machine_id if held else None,
-        lease_expires_at=held.expires_at if held else None,
-        **job_columns(job, held),
+        machine_id=current.machine_id if current else None,
+        lease_expires_at=current.expires_at if current else None,
+        **build_columns(job, current),
     )
 
 
-def original_job_view(job: Job, lease: Lease | None = None) -> OriginalJob:
-    """Return the job for a client of the original orchestrator: `job_view` with text for instants."""
-    view = job_view(job, lease)
+def view_original_job(job: Job, lease: Lease | None = None) -> OriginalJob:
+    """Return the job for a client of the original orchestrator: `view_job` with text for instants."""
+    view = view_job(job, lease)
     instants = ("created_at", "started_at", "completed_at", "canceled_at", "failed_at")
-    texts = {name: timestamp(getattr(view, name)) for name in instants}
+    texts = {name: format_timestamp(getattr(view, name)) for name in instants}
     return OriginalJob.model_validate({**view.model_dump(), **texts})
 
 
-def original_event_view(job: Job, event: Event) -> OriginalEvent:
-    """Return the event for a client of the original orchestrator: `event_view` with the columns of its table."""
+def view_original_event(job: Job, event: Event) -> OriginalEvent:
+    """Return the event for a client of the original orchestrator: `view_event` with the columns of its table."""
     named = {"id": event_id(job.id, event.seq), "job_id": job.id, "event_data": event.data}
-    return OriginalEvent.model_validate({**event_view(event).model_dump(), **named, "timestamp": timestamp(event.at)})
+    return OriginalEvent.model_validate(
+        {**view_event(event).model_dump(), **named, "timestamp": format_timestamp(event.at)}
+    )
 
 
-def event_view(event: Event) -> EventView:
-    """A line of history, also under the original's names."""
-    return EventView(**event.model_dump(), event_type=event_name(event.type), timestamp=event.at)
+def view_event(event: Event) -> EventView:
+    """Return a line of history, also under the original's names."""
+    return EventView(**event.model_dump(), event_type=name_event(event.type), timestamp=event.at)
 
 
-def attempt_view(job: Job, attempt: Attempt, lease: Lease | None = None) -> AttemptView:
-    """An attempt at the job; `lease` adds the progress of a live one."""
+def view_attempt(job: Job, attempt: Attempt, lease: Lease | None = None) -> AttemptView:
+    """Return an attempt at the job; `lease` adds the progress of a live attempt."""
     values: dict[str, Any] = attempt.model_dump()
     if attempt.ended_at is None and lease and lease.epoch == attempt.epoch and lease.progress:
         values["progress"] = lease.progress
@@ -92,8 +94,8 @@ def attempt_view(job: Job, attempt: Attempt, lease: Lease | None = None) -> Atte
     return AttemptView.model_validate(values, from_attributes=True)
 
 
-def checkpoint_view(job: Job, record: CheckpointRecord) -> CheckpointView:
-    """A committed checkpoint."""
+def view_checkpoint(job: Job, record: CheckpointRecord) -> CheckpointView:
+    """Return a committed checkpoint."""
     return CheckpointView(
         step=record.step,
         epoch=record.epoch,
@@ -110,6 +112,6 @@ def checkpoint_view(job: Job, record: CheckpointRecord) -> CheckpointView:
     )
 
 
-def transition_answer(job: Job) -> TransitionAnswer:
-    """Where the job stands after a call that moved it."""
+def answer_transition(job: Job) -> TransitionAnswer:
+    """Return the job's state after a transition."""
     return TransitionAnswer(state=job.state.value, not_before=job.not_before)

@@ -1,4 +1,4 @@
-"""Outputs: where to upload what a worker declares, whether it is stored, and what of a job is."""
+"""The outputs of jobs: presign declared artifacts, verify stored artifacts, list artifacts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from baton.contract.errors import ErrorCode
 from baton.contract.jobs import Artifact, JobState
 from baton.contract.names import BUCKETS, CHECKPOINTS_BUCKET
 from baton.contract.work import ArtifactsAnswer, ArtifactsRequest, CompleteRequest, DeclaredArtifact, PresignedPut
-from functions.api.http.context import Call, Context, job_of
-from functions.api.objects.declared_uploads import matches, upload_of
-from functions.api.objects.multipart_uploads import PartedUploads, Whole
+from functions.api.http.context import ApiCall, Context, require_job
+from functions.api.objects.declared_uploads import matches, presign_if_missing
+from functions.api.objects.multipart_uploads import MultipartObject, MultipartUploads
 from functions.api.worker.lease_guard import require_lease
 from functions.domain.checkpoints.object_keys import artifact_key, artifacts_prefix
 from functions.domain.errors import Refusal
@@ -23,29 +23,29 @@ from functions.domain.ports import Presigned, StoredObject
 from functions.domain.records import Job
 
 _PICTURES = {"png": "image/png", "jpg": "image/jpeg", "jpeg": "image/jpeg", "webp": "image/webp", "gif": "image/gif"}
-"""What a browser shows instead of storing it. Nothing that could run there."""
+"""Types that a browser displays instead of saving; no type that a browser executes."""
 _PAGE_LIMIT = 100
 _MAX_PAGE = 500
-"""Each has a URL, which may take 2 KB: an answer holds so many."""
+"""Limit of a page: each artifact has a URL of up to 2 KB, and an answer is limited to 6 MB."""
 _CURSOR = re.compile(r"([0-9a-f]{8})\.([A-Za-z0-9_-]{1,1800})")
 
 
-def list_artifacts(context: Context, call: Call) -> StoredArtifactsPage:
-    """What is stored of a job's outputs, with links: those of a complete job, or what its attempts have so far."""
+def list_artifacts(context: Context, call: ApiCall) -> StoredArtifactsPage:
+    """List a job's stored outputs with links: the outputs of a complete job, or the outputs of its attempts so far."""
     query: StoredArtifactsQuery = call.query
-    job = job_of(context, call, call.path["id"])
-    after = _position(job.id, query.cursor)
+    job = require_job(context, call, call.path["id"])
+    after = _parse_cursor(job.id, query.cursor)
     limit = min(query.limit or _PAGE_LIMIT, _MAX_PAGE)
     final = job.state is JobState.COMPLETE
     if final:
-        # One more than fits says that there are more.
+        # One more artifact than fits shows that another page follows.
         rest = sorted((one for one in job.artifacts if one.key > after), key=lambda one: one.key)[: limit + 1]
         found = [(job.epoch, one) for one in rest[:limit]]
         more = len(rest) > limit
     else:
         prefix = artifacts_prefix(job.id)
         listed = context.objects.list(call.tenant, CHECKPOINTS_BUCKET, prefix, limit=limit, after=after or None)
-        found = [_of_an_attempt(prefix, entry) for entry in listed.items]
+        found = [_parse_attempt_object(prefix, entry) for entry in listed.items]
         more = listed.cursor is not None
     life_s = context.settings.url_life_s
     return StoredArtifactsPage(
@@ -58,35 +58,35 @@ def list_artifacts(context: Context, call: Call) -> StoredArtifactsPage:
                 bucket=one.bucket,
                 key=one.key,
                 url=context.objects.presign_get(
-                    call.tenant, one.bucket, one.key, expires_s=life_s, content_type=_content_type(one.path)
+                    call.tenant, one.bucket, one.key, expires_s=life_s, content_type=_find_content_type(one.path)
                 ),
             )
             for epoch, one in found
         ],
-        next_cursor=_cursor(job.id, found[-1][1].key) if more and found else None,
+        next_cursor=_encode_cursor(job.id, found[-1][1].key) if more and found else None,
         expires_at=call.now + life_s,
         expires_in_s=life_s,
         final=final,
     )
 
 
-def _content_type(path: str) -> str | None:
+def _find_content_type(path: str) -> str | None:
     return _PICTURES.get(path.rpartition(".")[2].lower())
 
 
-def _of_an_attempt(prefix: str, entry: StoredObject) -> tuple[int, Artifact]:
-    """Only `declare_artifacts` gives URLs to write there: every name is `<epoch>/<path>`."""
+def _parse_attempt_object(prefix: str, entry: StoredObject) -> tuple[int, Artifact]:
+    """Return epoch and artifact. Every name is `<epoch>/<path>`, because only `declare_artifacts` presigns writes."""
     epoch, _, path = entry.key.removeprefix(prefix).partition("/")
     return int(epoch), Artifact(path=path, bucket=CHECKPOINTS_BUCKET, key=entry.key, size_bytes=entry.size_bytes)
 
 
-def _cursor(job_id: str, key: str) -> str:
+def _encode_cursor(job_id: str, key: str) -> str:
     path = key.removeprefix(artifacts_prefix(job_id))
     return f"{job_id[:8]}.{base64.urlsafe_b64encode(path.encode()).decode().rstrip('=')}"
 
 
-def _position(job_id: str, cursor: str | None) -> str:
-    """The key that the page before ended with; "" for the beginning."""
+def _parse_cursor(job_id: str, cursor: str | None) -> str:
+    """Return the last key of the page before; "" for the first page."""
     if cursor is None:
         return ""
     found = _CURSOR.fullmatch(cursor)
@@ -94,31 +94,31 @@ def _position(job_id: str, cursor: str | None) -> str:
         if found is None or found[1] != job_id[:8]:
             raise ValueError(cursor)
         path = base64.urlsafe_b64decode(f"{found[2]}{'=' * (-len(found[2]) % 4)}").decode()
-    except ValueError:  # binascii's and Unicode's errors are such
+    except ValueError:  # also binascii.Error and UnicodeDecodeError
         raise Refusal(ErrorCode.INVALID_CURSOR, field="cursor") from None
     if path_problem(path):
         raise Refusal(ErrorCode.INVALID_CURSOR, field="cursor")
     return artifacts_prefix(job_id) + path
 
 
-def declare_artifacts(context: Context, call: Call) -> ArtifactsAnswer:
-    """Say which outputs will be uploaded; the answer has URLs for those, and those of their parts, that are not stored.
+def declare_artifacts(context: Context, call: ApiCall) -> ArtifactsAnswer:
+    """Declare the outputs to upload; answer with URLs for the outputs and parts that are not stored.
 
-    With its last part stored, an output is completed.
+    A call after the upload of an output's last part completes the output.
     """
     body: ArtifactsRequest = call.body
-    job = job_of(context, call, call.path["id"])
+    job = require_job(context, call, call.path["id"])
     rules.require_running(job)
     require_lease(context, call.fence(job.id))
-    stored = _stored(context, call, job, body.artifacts)
-    in_parts = PartedUploads(context, call, CHECKPOINTS_BUCKET)
+    stored = _read_stored(context, call, job, body.artifacts)
+    in_parts = MultipartUploads(context, call, CHECKPOINTS_BUCKET)
     missing: list[PresignedPut] = []
     pending: list[str] = []
     for index, artifact in enumerate(body.artifacts):
         key = artifact_key(job.id, job.epoch, artifact.path)
         found = stored.get(key)
-        if in_parts.take(artifact.parts):
-            whole = Whole(
+        if in_parts.accepts(artifact.parts):
+            whole = MultipartObject(
                 key=key,
                 size_bytes=artifact.size_bytes,
                 crc64nvme=artifact.crc64nvme,
@@ -126,33 +126,35 @@ def declare_artifacts(context: Context, call: Call) -> ArtifactsAnswer:
                 create_only=found is None,
                 replace_etag=found.etag if found else None,
             )
-            parts = in_parts.missing(whole, found)
+            parts = in_parts.presign_missing(whole, found)
             if parts is not None:
                 pending.append(artifact.path)
-                missing += [_put_of(artifact.path, signed, part=number) for number, signed in parts]
+                missing += [_build_put(artifact.path, signed, part=number) for number, signed in parts]
             continue
         in_parts.require_one_put(artifact.size_bytes, f"artifacts.{index}.size_bytes")
-        signed = upload_of(context, call, key, found, size_bytes=artifact.size_bytes, crc64nvme=artifact.crc64nvme)
+        signed = presign_if_missing(
+            context, call, key, found, size_bytes=artifact.size_bytes, crc64nvme=artifact.crc64nvme
+        )
         if signed is not None:
-            missing.append(_put_of(artifact.path, signed))
+            missing.append(_build_put(artifact.path, signed))
     return ArtifactsAnswer(missing=missing, pending=pending)
 
 
-def _put_of(path: str, signed: Presigned, *, part: int | None = None) -> PresignedPut:
+def _build_put(path: str, signed: Presigned, *, part: int | None = None) -> PresignedPut:
     return PresignedPut(name=path, url=signed.url, headers=dict(signed.headers), part=part)
 
 
-def verified_artifacts(context: Context, call: Call, job: Job, declared: Sequence[DeclaredArtifact]) -> list[Artifact]:
-    """The declared outputs, each seen in storage with its size and checksum; refuses otherwise."""
+def verify_artifacts(context: Context, call: ApiCall, job: Job, declared: Sequence[DeclaredArtifact]) -> list[Artifact]:
+    """Return the declared outputs, verified in storage by size and checksum; refuse otherwise."""
     paths = {artifact.path for artifact in declared}
-    undeclared = [output for output in job.spec.outputs if not _produced(output, paths)]
+    undeclared = [output for output in job.spec.outputs if not _is_produced(output, paths)]
     if undeclared:
         raise Refusal(
             ErrorCode.NOT_STORED_YET,
-            f"The job must produce {', '.join(undeclared[:5])}, which is not among the artifacts.",
+            f"The artifacts do not contain the job's required output {', '.join(undeclared[:5])}.",
             field="artifacts",
         )
-    stored = _stored(context, call, job, declared)
+    stored = _read_stored(context, call, job, declared)
     artifacts = []
     for index, artifact in enumerate(declared):
         key = artifact_key(job.id, job.epoch, artifact.path)
@@ -172,8 +174,8 @@ def verified_artifacts(context: Context, call: Call, job: Job, declared: Sequenc
     return artifacts
 
 
-def verified_original_model(context: Context, call: Call, job: Job, body: CompleteRequest) -> list[Artifact]:
-    """The model that a client of the original uploaded; refuses unless it is stored."""
+def verify_original_model(context: Context, call: ApiCall, job: Job, body: CompleteRequest) -> list[Artifact]:
+    """Return the model that an original client uploaded; refuse a model that is not stored."""
     if body.bucket_name is None or body.key is None:
         missing = "bucket_name" if body.bucket_name is None else "key"
         raise Refusal(ErrorCode.MISSING_FIELD, f"{missing} is needed without a lease.", field=missing)
@@ -193,11 +195,13 @@ def verified_original_model(context: Context, call: Call, job: Job, body: Comple
     ]
 
 
-def _produced(output: str, paths: set[str]) -> bool:
-    """True if a declared output is there: as a file, or as a directory with at least one file."""
+def _is_produced(output: str, paths: set[str]) -> bool:
+    """Return True if the paths contain a required output: a file, or a directory with at least one file."""
     return output in paths or any(path.startswith(f"{output}/") for path in paths)
 
 
-def _stored(context: Context, call: Call, job: Job, declared: Sequence[DeclaredArtifact]) -> dict[str, StoredObject]:
+def _read_stored(
+    context: Context, call: ApiCall, job: Job, declared: Sequence[DeclaredArtifact]
+) -> dict[str, StoredObject]:
     keys = [artifact_key(job.id, job.epoch, artifact.path) for artifact in declared]
     return context.objects.head_many(call.tenant, CHECKPOINTS_BUCKET, keys)

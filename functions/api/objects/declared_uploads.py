@@ -1,24 +1,24 @@
-"""Blobs and outputs that a worker declares with size and checksum: seen in storage, or a URL that makes it so."""
+"""Upload URLs for objects that a worker declares with size and checksum."""
 
 from __future__ import annotations
 
 from baton.contract.names import CHECKPOINTS_BUCKET
-from functions.api.http.context import Call, Context
+from functions.api.http.context import ApiCall, Context
 from functions.domain.ports import Presigned, StoredObject
 
 
 def matches(found: StoredObject, size_bytes: int, crc64nvme: str) -> bool:
-    """True if the stored object has the declared size and checksum."""
+    """Return True if the stored object has the declared size and checksum."""
     return found.size_bytes == size_bytes and found.crc64nvme == crc64nvme
 
 
-def upload_of(
-    context: Context, call: Call, key: str, found: StoredObject | None, *, size_bytes: int, crc64nvme: str
+def presign_if_missing(
+    context: Context, call: ApiCall, key: str, found: StoredObject | None, *, size_bytes: int, crc64nvme: str
 ) -> Presigned | None:
-    """Where to PUT an object of the checkpoints bucket so that it is as declared; None if `found` is.
+    """Presign the upload of a declared object to the checkpoints bucket; None if `found` is as declared.
 
-    S3 takes exactly the declared bytes, and only where there is nothing yet. What is stored with other bytes is
-    damaged: exactly that version may be replaced.
+    S3 accepts exactly the declared bytes, and only under a free key. A stored object with other bytes is damaged; the
+    URL permits the replacement of exactly that version.
     """
     if found is not None and matches(found, size_bytes, crc64nvme):
         return None

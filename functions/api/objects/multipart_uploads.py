@@ -1,7 +1,7 @@
-"""Large objects uploaded in parts: begun, gone on with where they were, completed.
+"""Multipart uploads of large objects: begin, resume, complete.
 
-Nothing is written down here: the store tells which uploads of a key are under way and which of their parts it has, each
-with its checksum. So a client that was killed is told only what is still missing, whoever asks.
+The control plane stores no state of an upload: the object store lists the open uploads of a key and their parts with
+checksums. Therefore a restarted client receives URLs for the missing parts only.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import TypeGuard
 from baton.contract.base import MAX_OBJECT_BYTES
 from baton.contract.errors import ErrorCode
 from baton.contract.parts import Parts, part_range
-from functions.api.http.context import Call, Context
+from functions.api.http.context import ApiCall, Context
 from functions.api.objects.declared_uploads import matches
 from functions.domain.errors import Refusal
 from functions.domain.ports import Presigned, StoredObject, StoredPart
 
 MAX_PART_URLS = 256
-"""In one answer: they are made when they can be used soon."""
+"""Limit of the part URLs in one answer: a URL is made when the client can use the URL soon."""
 
-MAX_LOOKS = 8
-"""Uploads looked at in one call: a completion may take a second or two, and a function has 25 s."""
+MAX_CHECKS = 8
+"""Uploads that one call checks: a completion may take a second or two, and a function has 25 s."""
 
 MAX_UPLOADS_OF_A_KEY = 4
-"""Of several that are under way the newest are looked at; a lifecycle rule ends those that nobody goes on with."""
+"""Newest open uploads of a key that a call checks; a lifecycle rule aborts abandoned uploads."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Whole:
-    """What the parts have to be together, and what may be overwritten by it."""
+class MultipartObject:
+    """Declaration of the whole object, its parts, and the object that the upload may overwrite."""
 
     key: str
     size_bytes: int
@@ -40,66 +40,70 @@ class Whole:
     replace_etag: str | None = None
 
 
-class PartedUploads:
-    """Those of one call, in one bucket."""
+class MultipartUploads:
+    """Multipart uploads of one call, in one bucket."""
 
-    def __init__(self, context: Context, call: Call, bucket: str) -> None:
+    def __init__(self, context: Context, call: ApiCall, bucket: str) -> None:
         self._context = context
         self._objects = context.objects
         self._tenant = call.tenant
         self._bucket = bucket
         self._urls_left = MAX_PART_URLS
-        self._looks_left = MAX_LOOKS
+        self._checks_left = MAX_CHECKS
 
-    def take(self, parts: Parts | None) -> TypeGuard[Parts]:
-        """True if a file is to go up in parts: they were declared, and the store is one that can put them together."""
+    def accepts(self, parts: Parts | None) -> TypeGuard[Parts]:
+        """Return True if a file is uploaded in parts: the client declared parts, and the store supports them."""
         return parts is not None and self._context.settings.multipart
 
     def require_one_put(self, size_bytes: int, field: str) -> None:
-        """Raises Refusal for a file that does not go up in parts, and is too large to go up without."""
+        """Refuse a file without parts that is too large for one PUT."""
         if size_bytes <= MAX_OBJECT_BYTES:
             return
         remedy = (
-            "declare its parts" if self._context.settings.multipart else "this object store takes no parts: split it"
+            "declare the file's parts"
+            if self._context.settings.multipart
+            else "split the file, because this object store supports no parts"
         )
         raise Refusal(
             ErrorCode.INVALID_VALUE,
-            f"{size_bytes} bytes are more than the {MAX_OBJECT_BYTES} of one upload; {remedy}.",
+            f"{size_bytes} bytes exceed the limit of {MAX_OBJECT_BYTES} bytes of one upload; {remedy}.",
             field=field,
         )
 
-    def missing(self, whole: Whole, found: StoredObject | None) -> Sequence[tuple[int, Presigned]] | None:
-        """Numbers of the parts that are not stored, with where to PUT them; None once the object is as declared.
+    def presign_missing(
+        self, whole: MultipartObject, found: StoredObject | None
+    ) -> Sequence[tuple[int, Presigned]] | None:
+        """Presign the parts that are not stored; None once the object is as declared.
 
-        `found`: what is stored under the key. No part is named where this call has done enough, and where somebody else
-        has just ended the upload: the next call tells. Raises Refusal (`digest_mismatch`).
+        `found`: the object under the key. The result is empty if this call has reached its limits, or if another client
+        has just ended the upload; the next call continues. Raises Refusal (`digest_mismatch`).
         """
         if found is not None and matches(found, whole.size_bytes, whole.crc64nvme):
             return None
-        if not self._looks_left or not self._urls_left:
+        if not self._checks_left or not self._urls_left:
             return ()
-        self._looks_left -= 1
-        upload_id, stored = self._begun(whole)
+        self._checks_left -= 1
+        upload_id, stored = self._find_or_create(whole)
         numbers = range(1, len(whole.parts.crc64nvme) + 1)
-        missing = [number for number in numbers if number not in stored]
-        if not missing:
+        presign_missing = [number for number in numbers if number not in stored]
+        if not presign_missing:
             return None if self._complete(whole, upload_id, [stored[number] for number in numbers]) else ()
-        missing = missing[: self._urls_left]
-        self._urls_left -= len(missing)
-        return [(number, self._signed(whole, upload_id, number)) for number in missing]
+        presign_missing = presign_missing[: self._urls_left]
+        self._urls_left -= len(presign_missing)
+        return [(number, self._presign(whole, upload_id, number)) for number in presign_missing]
 
-    def _begun(self, whole: Whole) -> tuple[str, dict[int, StoredPart]]:
-        """An upload of this very object: one under way whose parts, some at least, are all as declared, or a new one.
+    def _find_or_create(self, whole: MultipartObject) -> tuple[str, dict[int, StoredPart]]:
+        """Return an open upload with at least one part whose parts are all as declared, or a new upload.
 
-        Parts that differ are of another object, whose upload may go on: it is left alone.
+        Other parts belong to the upload of another object, which may continue.
         """
         for upload_id in self._objects.multiparts(self._tenant, self._bucket, whole.key)[:MAX_UPLOADS_OF_A_KEY]:
             stored = self._objects.stored_parts(self._tenant, self._bucket, whole.key, upload_id)
-            if stored and all(_as_declared(part, whole) for part in stored):
+            if stored and all(_matches_part(part, whole) for part in stored):
                 return upload_id, {part.number: part for part in stored}
         return self._objects.create_multipart(self._tenant, self._bucket, whole.key, checksummed=True), {}
 
-    def _complete(self, whole: Whole, upload_id: str, parts: Sequence[StoredPart]) -> bool:
+    def _complete(self, whole: MultipartObject, upload_id: str, parts: Sequence[StoredPart]) -> bool:
         etag = self._objects.complete_checksummed(
             self._tenant,
             self._bucket,
@@ -112,7 +116,7 @@ class PartedUploads:
         )
         return etag is not None
 
-    def _signed(self, whole: Whole, upload_id: str, number: int) -> Presigned:
+    def _presign(self, whole: MultipartObject, upload_id: str, number: int) -> Presigned:
         _, size_bytes = part_range(whole.size_bytes, whole.parts.part_bytes, number)
         return self._objects.presign_part(
             self._tenant,
@@ -126,7 +130,7 @@ class PartedUploads:
         )
 
 
-def _as_declared(part: StoredPart, whole: Whole) -> bool:
+def _matches_part(part: StoredPart, whole: MultipartObject) -> bool:
     declared = whole.parts.crc64nvme
     if part.number > len(declared):
         return False

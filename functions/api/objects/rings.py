@@ -1,4 +1,4 @@
-"""Rings: their records, URLs for their samples and manifests, which there are, and removing one."""
+"""The calls for rings: list, records, URLs of objects, keys, deletion."""
 
 from __future__ import annotations
 
@@ -27,48 +27,50 @@ from baton.contract.rings import (
     is_object,
     is_sample,
 )
-from functions.api.http.context import Call, Context, NoContent
+from functions.api.http.context import ApiCall, Context, NoContent
 from functions.domain.access.rings import RingRecord, StoredRing
 from functions.domain.errors import Refusal
 from functions.domain.ports import RingStore
 
-_LISTED = 1000
-"""Objects that one call removes: what S3 lists, and deletes, at a time."""
+_OBJECTS_PER_CALL = 1000
+"""Objects that one call deletes: the limit of one listing, and of one deletion, in S3."""
 
 
-def list_rings(context: Context, call: Call) -> RingsPage:
-    """The tenant's rings, by name."""
+def list_rings(context: Context, call: ApiCall) -> RingsPage:
+    """List the tenant's rings by name."""
     query: RingsQuery = call.query
-    page = _store(context).list(call.tenant, limit=query.limit, cursor=query.cursor)
+    page = _require_store(context).list(call.tenant, limit=query.limit, cursor=query.cursor)
     return RingsPage(rings=[_view(ring) for ring in page.items], next_cursor=page.cursor)
 
 
-def records(context: Context, call: Call) -> RecordsAnswer:
-    """Write a record if it is as it was seen, then read some: what is read is as it was after that write."""
+def records(context: Context, call: ApiCall) -> RecordsAnswer:
+    """Write a record if its version is the one seen, then read records; the reads follow the write."""
     body: RecordsRequest = call.body
     wanted = list(dict.fromkeys(body.read))
     for key in (*wanted, *([body.write.key] if body.write else [])):
         _require_kind(key, of_object=False)
     written: bool | None = None
     if body.write is not None and body.write.key == RING_SETTINGS:
-        written = _made(context, call, body.write)
-        ring = _ring_or_none(context, call, body.of)
+        written = _create_ring(context, call, body.write)
+        ring = _find_ring(context, call, body.of)
     elif body.write is None and wanted == [RING_SETTINGS]:
-        ring = _ring_or_none(context, call, body.of)
+        ring = _find_ring(context, call, body.of)
     else:
-        ring = _ring(context, call, body.of)
+        ring = _require_ring(context, call, body.of)
         if body.write is not None:
             seen, version = body.write.seen, body.write.version
-            written = _store(context).write(ring, body.write.key, _data(body.write), version=version, seen=seen)
-    return RecordsAnswer(written=written, records=_read(context, ring, wanted))
+            written = _require_store(context).write(
+                ring, body.write.key, _decode(body.write), version=version, seen=seen
+            )
+    return RecordsAnswer(written=written, records=_read_records(context, ring, wanted))
 
 
-def urls(context: Context, call: Call) -> UrlsAnswer:
-    """Presigned URLs for objects: to store those that are not there, and to fetch. Nobody looks whether they are."""
+def urls(context: Context, call: ApiCall) -> UrlsAnswer:
+    """Presign URLs to create and to fetch objects, without a check that the objects exist."""
     body: UrlsRequest = call.body
     for key in (*body.put, *body.get, *(one.key for one in body.declared)):
         _require_kind(key, of_object=True)
-    ring = _ring(context, call, body.of)
+    ring = _require_ring(context, call, body.of)
     life_s = context.settings.url_life_s
     put, get = [], []
     plain: list[tuple[str, int | None, str | None]] = [(key, None, None) for key in dict.fromkeys(body.put)]
@@ -84,7 +86,7 @@ def urls(context: Context, call: Call) -> UrlsAnswer:
             size_bytes=size_bytes,
             crc64nvme=crc64nvme,
             create_only=True,
-            # Of manifests the newest is needed however long its ring rests.
+            # Manifests never expire, because an idle ring needs its newest manifest.
             expiring=context.settings.samples_expire and is_sample(key),
         )
         put.append(PutUrl(key=key, url=signed.url, headers=dict(signed.headers)))
@@ -94,12 +96,12 @@ def urls(context: Context, call: Call) -> UrlsAnswer:
     return UrlsAnswer(put=put, get=get, life_s=life_s)
 
 
-def list_keys(context: Context, call: Call) -> RingKeysPage:
-    """Keys below a prefix, in order: of objects or of records."""
+def list_keys(context: Context, call: ApiCall) -> RingKeysPage:
+    """List keys of objects or records below a prefix, in order."""
     query: RingKeysQuery = call.query
-    ring = _ring(context, call, query.of)
+    ring = _require_ring(context, call, query.of)
     if not is_object(query.prefix):
-        found = _store(context).keys(ring, query.prefix, limit=query.limit, cursor=query.cursor)
+        found = _require_store(context).keys(ring, query.prefix, limit=query.limit, cursor=query.cursor)
         return RingKeysPage(keys=list(found.items), next_cursor=found.cursor)
     page = context.objects.list(
         call.tenant, DATA_BUCKET, ring.object_key(query.prefix), limit=query.limit, cursor=query.cursor
@@ -108,27 +110,29 @@ def list_keys(context: Context, call: Call) -> RingKeysPage:
     return RingKeysPage(keys=keys, next_cursor=page.cursor)
 
 
-def delete_keys(context: Context, call: Call) -> NoContent:
-    """Forget records and objects; those that are not there are passed over."""
+def delete_keys(context: Context, call: ApiCall) -> NoContent:
+    """Delete records and objects; ignore missing keys."""
     body: DeleteRequest = call.body
     if RING_SETTINGS in body.keys:
-        raise Refusal(ErrorCode.INVALID_KEY, f"{RING_SETTINGS} goes with its ring: DELETE /rings/<ring>.", field="keys")
-    ring = _ring(context, call, body.of)
+        raise Refusal(
+            ErrorCode.INVALID_KEY, f"{RING_SETTINGS} is deleted with its ring: DELETE /rings/<ring>.", field="keys"
+        )
+    ring = _require_ring(context, call, body.of)
     objects = [ring.object_key(key) for key in body.keys if is_object(key)]
-    _store(context).delete(ring, [key for key in body.keys if not is_object(key)])
+    _require_store(context).delete(ring, [key for key in body.keys if not is_object(key)])
     context.objects.delete_many(call.tenant, DATA_BUCKET, objects)
     return NoContent()
 
 
-def remove(context: Context, call: Call) -> RemovalAnswer:
-    """Remove a ring with all that is in it, a part with each call; from the first one on nobody else is let in."""
-    store = _store(context)
+def remove(context: Context, call: ApiCall) -> RemovalAnswer:
+    """Delete a ring and its contents, a part with each call; the first call closes the ring to other calls."""
+    store = _require_store(context)
     ring = store.get(call.tenant, call.path["ring"])
     if ring is None or not (ring.removing or store.begin_removal(ring)):
-        raise _unknown(call)
-    objects = context.objects.list(call.tenant, DATA_BUCKET, ring.objects_prefix, limit=_LISTED)
+        raise _not_found(call)
+    objects = context.objects.list(call.tenant, DATA_BUCKET, ring.objects_prefix, limit=_OBJECTS_PER_CALL)
     context.objects.delete_many(call.tenant, DATA_BUCKET, [item.key for item in objects.items])
-    # DynamoDB deletes 25 at a time: more would not be done within the call's time.
+    # DynamoDB deletes 25 items at a time, so the call has no time for more.
     found = store.keys(ring, "", limit=MAX_DELETED // 2)
     store.delete(ring, found.items)
     done = objects.cursor is None and found.cursor is None
@@ -137,70 +141,72 @@ def remove(context: Context, call: Call) -> RemovalAnswer:
     return RemovalAnswer(removed=len(objects.items) + len(found.items), done=done)
 
 
-def _store(context: Context) -> RingStore:
+def _require_store(context: Context) -> RingStore:
     if context.rings is None:
-        raise RuntimeError("this function was not given the store of rings")
+        raise RuntimeError("this function has no store of rings")
     return context.rings
 
 
-def _made(context: Context, call: Call, write: RecordWrite) -> bool:
-    """The settings are what makes a ring. They never change."""
+def _create_ring(context: Context, call: ApiCall, write: RecordWrite) -> bool:
+    """Create a ring by its settings, which never change."""
     _require_named(call)
     if write.seen is not None:
         return False
     ring = StoredRing(
-        tenant=call.tenant, name=call.path["ring"], id=write.version, settings=_data(write), created_at=call.now
+        tenant=call.tenant, name=call.path["ring"], id=write.version, settings=_decode(write), created_at=call.now
     )
-    return _store(context).make(ring)
+    return _require_store(context).make(ring)
 
 
-def _ring(context: Context, call: Call, of: str | None) -> StoredRing:
-    found = _ring_or_none(context, call, of)
+def _require_ring(context: Context, call: ApiCall, of: str | None) -> StoredRing:
+    found = _find_ring(context, call, of)
     if found is None:
-        raise _unknown(call)
+        raise _not_found(call)
     return found
 
 
-def _ring_or_none(context: Context, call: Call, of: str | None) -> StoredRing | None:
-    """The ring, unless there is none, or another than is meant. Refuses one that is being removed."""
+def _find_ring(context: Context, call: ApiCall, of: str | None) -> StoredRing | None:
+    """Return the ring; None if the ring is missing or has another id. Refuses a ring that is being deleted."""
     _require_named(call)
-    found = _store(context).get(call.tenant, call.path["ring"])
+    found = _require_store(context).get(call.tenant, call.path["ring"])
     if found is not None and found.removing:
         raise Refusal(
-            ErrorCode.RING_NOT_FOUND, f"The ring {found.name} is being removed; finish that first.", field="ring"
+            ErrorCode.RING_NOT_FOUND,
+            f"The ring {found.name} is being deleted; repeat the deletion until it is done.",
+            field="ring",
         )
     return found if found is None or of is None or found.id == of else None
 
 
-def _require_named(call: Call) -> None:
-    """A job's processes get at the rings that it names."""
+def _require_named(call: ApiCall) -> None:
+    """Refuse the processes of a job that does not name the ring."""
     named = call.principal.rings
     if named is not None and call.path["ring"] not in named:
-        said = ", ".join(sorted(named))
-        raise Refusal(ErrorCode.WRONG_SCOPE, f"This job names the rings {said}, and no others.", field="ring")
+        names = ", ".join(sorted(named))
+        raise Refusal(ErrorCode.WRONG_SCOPE, f"This job names only the rings {names}.", field="ring")
 
 
 def _require_kind(key: str, *, of_object: bool) -> None:
     if is_object(key) != of_object:
-        where = "an object, which has URLs" if is_object(key) else "a record, which has no URL"
-        raise Refusal(ErrorCode.INVALID_KEY, f"What lies under {key} is {where}.", field="key")
+        kind = "an object, which has URLs" if is_object(key) else "a record, which has no URL"
+        raise Refusal(ErrorCode.INVALID_KEY, f"The key {key} names {kind}.", field="key")
 
 
-def _data(write: RecordWrite) -> bytes:
+def _decode(write: RecordWrite) -> bytes:
     data = base64.b64decode(write.data)
     if len(data) > MAX_RECORD_BYTES:
         raise Refusal(
             ErrorCode.PAYLOAD_TOO_LARGE,
-            f"The record {write.key} has {len(data)} bytes; at most {MAX_RECORD_BYTES} are kept.",
+            f"The record {write.key} has {len(data)} bytes; a record may have at most {MAX_RECORD_BYTES}.",
             field="write.data",
         )
     return data
 
 
-def _read(context: Context, ring: StoredRing | None, wanted: list[str]) -> list[RecordView]:
+def _read_records(context: Context, ring: StoredRing | None, wanted: list[str]) -> list[RecordView]:
     if ring is None or not wanted:
         return []
-    found = _store(context).read(ring, [key for key in wanted if key != RING_SETTINGS])
+    found = _require_store(context).read(ring, [key for key in wanted if key != RING_SETTINGS])
     found[RING_SETTINGS] = RingRecord(ring.settings, ring.id)
     return [
         RecordView(key=key, data=base64.b64encode(found[key].data).decode(), version=found[key].version)
@@ -213,5 +219,5 @@ def _view(ring: StoredRing) -> RingView:
     return RingView(name=ring.name, id=ring.id, created_at=ring.created_at, removing=ring.removing)
 
 
-def _unknown(call: Call) -> Refusal:
+def _not_found(call: ApiCall) -> Refusal:
     return Refusal(ErrorCode.RING_NOT_FOUND, f"No ring {call.path['ring']}.", field="ring")

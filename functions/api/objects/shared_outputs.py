@@ -1,4 +1,7 @@
-"""What a complete job leaves for later ones; what a job is given of that, and of what its own attempts have left."""
+"""Outputs that complete jobs publish for later jobs, and the shared inputs of a job.
+
+A shared input is an output of an earlier job, or a part that an earlier attempt at the same job has stored.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterator
 
 from baton.contract.names import CHECKPOINTS_BUCKET, SHARED_DIR
 from baton.contract.work import InputObject
-from functions.api.http.context import Call, Context
+from functions.api.http.context import ApiCall, Context
 from functions.domain.checkpoints.object_keys import artifacts_prefix
 from functions.domain.checkpoints.shared_outputs import may_have_parts, part_of, shared_records, should_replace
 from functions.domain.errors import StorageUnavailable
@@ -15,18 +18,21 @@ from functions.domain.ports import StoredObject
 from functions.domain.records import Job
 
 MAX_PARTS = 500
-"""Each has a URL, which may take 2 KB: an answer holds so many."""
+"""Limit of the parts in an answer: each part has a URL of up to 2 KB, and an answer is limited to 6 MB."""
 _KEYS_PER_PAGE = 999
-"""One more is asked for, and S3 lists no more than 1,000 at once."""
+"""Keys of a page: the store requests one more, and S3 lists at most 1,000."""
 _MAX_PAGES = 10
-"""A worker waits for them. No job shows so much before its first checkpoint, unless it shows files without end."""
+"""Limit of the pages, because a worker waits for the answer. Before its first checkpoint a job stores far fewer
+outputs."""
 
 logger = logging.getLogger("baton.sharing")
 
 
-def offer(context: Context, call: Call, job: Job) -> None:
-    """Offer what the complete job has left to later ones. A failure is logged: the job is complete, and others can do
-    without."""
+def publish(context: Context, call: ApiCall, job: Job) -> None:
+    """Publish the complete job's shared outputs for later jobs.
+
+    A failure is logged, because the job is complete and later jobs can produce the outputs themselves.
+    """
     new = shared_records(job, call.now)
     if not new:
         return
@@ -38,15 +44,15 @@ def offer(context: Context, call: Call, job: Job) -> None:
             seen = there.get(record.key)
             is_stored = seen is not None and seen.object_key in stored
             if should_replace(record, seen, stored=is_stored, started_at=job.started_at or 0):
-                # Where another job was faster, its offer is as good.
+                # After a conflict the output of the other job is equivalent.
                 context.shared.replace(record, seen=seen)
     except StorageUnavailable as error:
-        logger.warning("what the job shares is not shared_records: %s", error, extra={"job_id": job.id})
+        logger.warning("the job's shared outputs are not published: %s", error, extra={"job_id": job.id})
 
 
-def given(context: Context, call: Call, job: Job) -> list[InputObject]:
-    """What earlier jobs have left for this one and is stored as they left it, and behind it the parts that earlier
-    attempts at this one have made, with URLs."""
+def list_available_inputs(context: Context, call: ApiCall, job: Job) -> list[InputObject]:
+    """List with URLs the stored outputs that earlier jobs share with this job, then the parts that earlier attempts at
+    this job have stored."""
     wanted = {shared.key: shared.path for shared in job.spec.plan.shared} if job.spec.plan else {}
     if not wanted:
         return []
@@ -68,18 +74,19 @@ def given(context: Context, call: Call, job: Job) -> list[InputObject]:
         )
         for record in records.values()
         if record.object_key in stored
-    ] + _parts(context, call, job)
+    ] + _list_parts(context, call, job)
 
 
-def _parts(context: Context, call: Call, job: Job) -> list[InputObject]:
-    """Those of the newest attempts: each is given what there is, so what it has shown is none of that.
+def _list_parts(context: Context, call: ApiCall, job: Job) -> list[InputObject]:
+    """List the parts of earlier attempts, newest attempt first.
 
-    Listed only where there may be any. Without a checkpoint a job has shown little else: one page, as a rule.
+    Attempts never store a part twice, because each attempt receives the stored parts. Only a job that may have parts
+    costs a listing, usually of one page.
     """
     if not may_have_parts(job):
         return []
-    found = [(part, one) for one in _artifacts(context, call, job) if (part := part_of(job, one.key)) is not None]
-    # In the order of their keys attempt 10 comes before attempt 2.
+    found = [(part, one) for one in _list_artifacts(context, call, job) if (part := part_of(job, one.key)) is not None]
+    # Sorted by number, because in the order of keys attempt 10 comes before attempt 2.
     found.sort(key=lambda part_and_object: -part_and_object[0].epoch)
     return [
         InputObject(
@@ -96,8 +103,8 @@ def _parts(context: Context, call: Call, job: Job) -> list[InputObject]:
     ]
 
 
-def _artifacts(context: Context, call: Call, job: Job) -> Iterator[StoredObject]:
-    """What attempts at the job have stored of outputs."""
+def _list_artifacts(context: Context, call: ApiCall, job: Job) -> Iterator[StoredObject]:
+    """Yield the stored outputs of the job's attempts."""
     cursor: str | None = None
     for _ in range(_MAX_PAGES):
         page = context.objects.list(
@@ -107,4 +114,4 @@ def _artifacts(context: Context, call: Call, job: Job) -> Iterator[StoredObject]
         cursor = page.cursor
         if cursor is None:
             return
-    logger.warning("not all that the job has shown is looked at for its parts", extra={"job_id": job.id})
+    logger.warning("the job has too many outputs to search all for shared parts", extra={"job_id": job.id})

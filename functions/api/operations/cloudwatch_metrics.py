@@ -1,7 +1,7 @@
-"""Numbers for alarms and graphs: lines of the log from which CloudWatch takes metrics (its embedded metric format).
+"""Metrics for alarms and graphs: log lines in CloudWatch's embedded metric format.
 
-No request and no library: one line where an attempt ends, and one a minute from the sweeper. What is zero is not
-written, so a deployment where nothing happens pays for no metric; alarms take what is missing for good.
+A line costs no request and needs no library. The functions write a line where an attempt ends, and the sweeper writes
+a line a minute. Zeros are not written, so an idle deployment pays for no metric; alarms treat missing values as good.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ UNITS: Mapping[str, str] = {
     "QueueAge": "Seconds",
     "HeartbeatLag": "Seconds",
 }
-"""Every metric. Failures of the training and faults of its machine are counted apart, as the job's counters are.
+"""Every metric and its unit. Failures of the training and node faults are counted apart, as in the job's counters.
 
-`QueueAge`: how long the job that waits longest could have been claimed. `HeartbeatLag`: for how long the oldest lease
-that ran out has not been taken away.
+`QueueAge`: seconds for which the longest waiting job has been claimable. `HeartbeatLag`: seconds since the oldest
+expired lease that is not yet revoked expired.
 """
 
 
-class Metrics:
-    """Writes to a stream that becomes the function's log. Without a stage nothing is written."""
+class CloudWatchMetrics:
+    """Writer of metrics to a stream that becomes the function's log. Without a stage nothing is written."""
 
     def __init__(self, stage: str | None, stream: TextIO, clock: Clock) -> None:
         self._stage = stage
@@ -42,9 +42,9 @@ class Metrics:
         self._clock = clock
 
     def put(self, values: Mapping[str, int]) -> None:
-        """Tell the values that are not zero, by names of UNITS."""
-        told = {name: value for name, value in values.items() if value}
-        if self._stage is None or not told:
+        """Write the values other than zero; the names are keys of UNITS."""
+        written = {name: value for name, value in values.items() if value}
+        if self._stage is None or not written:
             return
         line = {
             "_aws": {
@@ -53,34 +53,34 @@ class Metrics:
                     {
                         "Namespace": NAMESPACE,
                         "Dimensions": [[DIMENSION]],
-                        "Metrics": [{"Name": name, "Unit": UNITS[name]} for name in told],
+                        "Metrics": [{"Name": name, "Unit": UNITS[name]} for name in written],
                     }
                 ],
             },
             DIMENSION: self._stage,
-            **told,
+            **written,
         }
-        # One call, so that lines of several threads do not mix.
+        # One write, so that lines of several threads do not mix.
         self._stream.write(f"{json.dumps(line, separators=(',', ':'))}\n")
         self._stream.flush()
 
 
-_WANTED = FailureClass.STOPPED_BY_RULE
-"""No mishap, and in none of the job's counters."""
+_INTENDED = FailureClass.STOPPED_BY_RULE
+"""A rule intended this end; no counter of the job counts such an end as a failure."""
 
 
-def ends_in(change: Transaction) -> dict[str, int]:
-    """How attempts and jobs end by a change that was written."""
-    told: dict[str, int] = {}
+def count_ends(change: Transaction) -> dict[str, int]:
+    """Count the ends of attempts and jobs in a committed transaction, by metric."""
+    counts: dict[str, int] = {}
     attempt = change.attempt
     match attempt.end if attempt is not None else None:
         case AttemptEnd.COMPLETE:
-            told["AttemptsCompleted"] = 1
+            counts["AttemptsCompleted"] = 1
         case AttemptEnd.INTERRUPTED:
-            told["DeadAttempts"] = 1
-        case AttemptEnd.FAILED if attempt is not None and attempt.failure_class not in (None, _WANTED):
+            counts["DeadAttempts"] = 1
+        case AttemptEnd.FAILED if attempt is not None and attempt.failure_class not in (None, _INTENDED):
             assert attempt.failure_class is not None
-            told["NodeFaults" if attempt.failure_class.node_fault else "AttemptsFailed"] = 1
+            counts["NodeFaults" if attempt.failure_class.node_fault else "AttemptsFailed"] = 1
     if any(event.type is EventType.FAILED for event in change.events):
-        told["JobsFailed"] = 1
-    return told
+        counts["JobsFailed"] = 1
+    return counts

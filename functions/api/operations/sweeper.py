@@ -1,7 +1,7 @@
-"""Ending what ran out: leases of lost machines, backoffs, deadlines.
+"""The sweep: revoke expired leases, end backoffs, enforce deadlines.
 
-Called by the sweeper once a minute; a claim that finds nothing ready runs due timers, too. Every step is conditional,
-so any number of callers may do it at once; what another one did first is left alone.
+The sweeper runs once a minute; a claim without a ready job runs due timers, too. Every write is conditional, so
+concurrent sweeps are safe: a job that another caller changed first stays as that caller left the job.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 from baton.contract.jobs import JobState, ReasonCode
 from baton.contract.leases import SWEEP_INTERVAL_S
-from functions.api.rules.rule_evaluation_runs import look_at_all, look_at_move
+from functions.api.rules.rule_evaluation_runs import evaluate_due_jobs, evaluate_on_transition
 from functions.domain.errors import FenceBroken, Refusal, StorageUnavailable, WriteConflict
 from functions.domain.jobs import transitions as rules
 from functions.domain.jobs.lease_expiry import ReclaimWatermark, is_reclaimable, update_watermark
@@ -28,52 +28,52 @@ P = ParamSpec("P")
 logger = logging.getLogger("baton.sweeping")
 
 PAGE = 1000
-"""Leases that are read, and timers that are run, before the sweeper asks the index for more."""
+"""Leases read, and timers run, for each query of the index."""
 
 RESERVED_S = 5.0
-"""The sweeper begins nothing with less time left: the job under way and the function's answer take some."""
+"""The sweeper begins no job with less time left, because the current job and the function's answer take time."""
 
 TIMERS_S = 10.0
-"""Kept for due timers while leases are ended."""
+"""Time reserved for due timers while the sweeper revokes leases."""
 
-TIDY_LIMIT = 25
-"""Timers for a claim that finds nothing ready: a worker waits for it."""
+TIMERS_PER_CLAIM = 25
+"""Limit of the timers that a claim runs: a worker waits for the claim's answer."""
 
-WAITING_LOOKED_AT = 200
-"""Waiting jobs among which the longest wait is looked for, once a minute: some 50 read units. Where more wait than
-that, those that are next of some queues are among them, and any of these is old if nobody comes for work."""
+WAITING_JOBS_READ = 200
+"""Waiting jobs read once a minute to measure the longest wait, at about 50 read units. Where more jobs wait, the next
+jobs of some queues are among these; without workers each of them is old."""
 
-OPEN_WITHIN_S = 86_400
-"""Every open lease is due in the index within this time: more than the longest lease lasts."""
+OPEN_LEASE_WITHIN_S = 86_400
+"""The index shows every open lease as due within this time, which exceeds the longest lease."""
 
 MAX_CONFLICTS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Swept:
-    """What one sweep did. `more` says that the time was too short for all: sweep again soon."""
+class SweepResult:
+    """Result of one sweep. `more`: the time was too short for all jobs, so sweep again soon."""
 
     reclaimed: int
     timers: int
     left: int
-    """Due, but changed by somebody else at that moment, still within the time to prove the lease again, or broken."""
+    """Due jobs that another writer changed at that moment, that are within their grace, or whose item is damaged."""
     more: bool
     watched: int = 0
-    """Jobs whose rules the control plane has looked at."""
+    """Jobs whose rules the sweep has evaluated."""
     decided: int = 0
-    """Of how many of them something was decided."""
+    """Evaluated jobs with a decision."""
     heartbeat_lag_s: int = 0
-    """For how long the oldest lease that ran out had not been taken away, of those that this sweep has seen."""
+    """Seconds since the oldest expired lease of this sweep expired."""
     queue_age_s: int = 0
-    """How long the job that waits longest could have been claimed; of many, the longest among WAITING_LOOKED_AT."""
+    """Seconds for which the longest waiting job has been claimable, among at most WAITING_JOBS_READ jobs."""
 
     def as_dict(self) -> dict[str, int | bool]:
-        """For a log line."""
+        """Return the fields of a log line."""
         return asdict(self)
 
 
-class _Part(NamedTuple):
-    """Result of one part of a sweep."""
+class _StageResult(NamedTuple):
+    """Result of one stage of a sweep."""
 
     done: int = 0
     left: int = 0
@@ -81,17 +81,17 @@ class _Part(NamedTuple):
     lag_s: int = 0
 
 
-def _unlimited() -> float:
+def _no_time_limit() -> float:
     return math.inf
 
 
-def _answering() -> bool:
-    """Take for granted that the API answers."""
+def _assume_answering() -> bool:
+    """Assume that the API answers."""
     return True
 
 
-def _unreported(_: Mapping[str, int]) -> None:
-    """Drop the metrics."""
+def _discard_metrics(_: Mapping[str, int]) -> None:
+    """Discard the metrics."""
 
 
 def sweep(
@@ -100,22 +100,22 @@ def sweep(
     clock: Clock,
     *,
     sweep_interval_s: float = SWEEP_INTERVAL_S,
-    api_answers: Callable[[], bool] = _answering,
+    api_answers: Callable[[], bool] = _assume_answering,
     page: int = PAGE,
-    time_left_s: Callable[[], float] = _unlimited,
-    report: Callable[[Mapping[str, int]], None] = _unreported,
-) -> Swept:
-    """End the leases and run the timers that are due, as many as `time_left_s` allows.
+    time_left_s: Callable[[], float] = _no_time_limit,
+    report: Callable[[Mapping[str, int]], None] = _discard_metrics,
+) -> SweepResult:
+    """Revoke the due leases and run the due timers, as many as `time_left_s` allows.
 
-    `sweep_interval_s`: seconds between two calls of this function. `api_answers` tries to reach the API as workers do.
-    `report` receives each metric as soon as its value is known: the function may be ended before the sweep is.
+    `sweep_interval_s`: seconds between two sweeps. `api_answers` tries to reach the API as workers do. `report`
+    receives each metric as soon as its value is known, because the function may end before the sweep ends.
     """
     now = clock.now()
-    queue_age_s = _queue_age_s(jobs, now)
+    queue_age_s = _measure_queue_age_s(jobs, now)
     report({"QueueAge": queue_age_s})
-    watch = save_reclaim_watermark(leases, clock, sweep_interval_s=sweep_interval_s, api_answers=api_answers)
-    # Before leases that ran out are taken away: a rule may be waiting for a heartbeat that does not come.
-    turn = look_at_all(jobs, leases, now)
+    watch = record_watermark(leases, clock, sweep_interval_s=sweep_interval_s, api_answers=api_answers)
+    # Rules come before revocations: a rule may wait for a missing heartbeat.
+    batch = evaluate_due_jobs(jobs, leases, now)
 
     def may_end(lease: Lease) -> bool:
         return is_reclaimable(lease, watch, now, sweep_interval_s=sweep_interval_s)
@@ -125,13 +125,13 @@ def sweep(
 
     lost = _end_leases(leases, now, may_end, end_lease, page=page, time_left_s=time_left_s, report=report)
     timed = _run_timers(jobs, now, page=page, time_left_s=time_left_s)
-    return Swept(
+    return SweepResult(
         reclaimed=lost.done,
         timers=timed.done,
         left=lost.left + timed.left,
-        more=lost.more or timed.more or turn.more,
-        watched=turn.looked_at,
-        decided=turn.decided,
+        more=lost.more or timed.more or batch.more,
+        watched=batch.evaluated,
+        decided=batch.decided,
         heartbeat_lag_s=lost.lag_s,
         queue_age_s=queue_age_s,
     )
@@ -146,94 +146,94 @@ def _end_leases(
     page: int,
     time_left_s: Callable[[], float],
     report: Callable[[Mapping[str, int]], None],
-) -> _Part:
-    """Give lost machines' jobs back, page by page of the index, which shows nearly all live leases as well."""
+) -> _StageResult:
+    """Return lost machines' jobs to their queues, page by page of the index, which also shows live leases."""
     done = seen = lag_s = 0
     for job_ids in leases.due_pages(now, size=page):
         expired = sorted(
-            (lease for lease in _leases(leases, job_ids) if not lease.closed and lease.expires_at <= now),
+            (lease for lease in _read_leases(leases, job_ids) if not lease.closed and lease.expires_at <= now),
             key=lambda lease: lease.expires_at,
         )
         if expired:
             lag_s = max(lag_s, now - expired[0].expires_at)
             report({"HeartbeatLag": lag_s})
-        # The index shows a lease until it is ended. Where many leases wait for their grace to end, a read of each would
-        # take the time for those behind them.
+        # The index shows a lease until its revocation. Where many leases are within their grace, a read of each lease
+        # would take the time for the leases behind them.
         lost = [lease for lease in expired if may_end(lease)]
         seen += len(expired) - len(lost)
         for lease in lost:
             if time_left_s() < RESERVED_S + TIMERS_S:
-                return _Part(done, seen - done, True, lag_s)
+                return _StageResult(done, seen - done, True, lag_s)
             seen += 1
-            done += by_itself(lease.job_id, end_lease, lease.job_id)
+            done += run_isolated(lease.job_id, end_lease, lease.job_id)
         if time_left_s() < RESERVED_S + TIMERS_S:
-            return _Part(done, seen - done, True, lag_s)
-    return _Part(done, seen - done, False, lag_s)
+            return _StageResult(done, seen - done, True, lag_s)
+    return _StageResult(done, seen - done, False, lag_s)
 
 
-def _run_timers(jobs: JobStore, now: int, *, page: int, time_left_s: Callable[[], float]) -> _Part:
-    """Run due timers. Those that cannot be run stay first in the index, so a page without progress is the last one."""
+def _run_timers(jobs: JobStore, now: int, *, page: int, time_left_s: Callable[[], float]) -> _StageResult:
+    """Run due timers. Failing timers stay first in the index, therefore a page without progress ends the stage."""
     done = 0
     while True:
         due, done_before = jobs.due_timers(now, limit=page), done
         for at, job_id in enumerate(due):
             if time_left_s() < RESERVED_S:
-                return _Part(done, at - (done - done_before), True)
-            done += by_itself(job_id, run_timer, jobs, job_id, now)
+                return _StageResult(done, at - (done - done_before), True)
+            done += run_isolated(job_id, run_timer, jobs, job_id, now)
         left = len(due) - (done - done_before)
         if len(due) < page or done == done_before:
-            return _Part(done, left, len(due) == page)
+            return _StageResult(done, left, len(due) == page)
 
 
 def run_due_timers(jobs: JobStore, *, tenant: str, queue: str, now: int) -> int:
-    """Run due timers of one queue, among few that are due longest; return how many jobs were changed."""
-    timed = _jobs(jobs, jobs.due_timers(now, limit=TIDY_LIMIT))
+    """Run due timers of one queue, among the few that are due longest; return the number of changed jobs."""
+    timed = _read_jobs(jobs, jobs.due_timers(now, limit=TIMERS_PER_CLAIM))
     waiting = [job for job in timed if (job.tenant, job.queue) == (tenant, queue)]
-    return sum(by_itself(job.id, run_timer, jobs, job.id, now) for job in waiting)
+    return sum(run_isolated(job.id, run_timer, jobs, job.id, now) for job in waiting)
 
 
-def save_reclaim_watermark(
-    leases: LeaseStore, clock: Clock, *, sweep_interval_s: float, api_answers: Callable[[], bool] = _answering
+def record_watermark(
+    leases: LeaseStore, clock: Clock, *, sweep_interval_s: float, api_answers: Callable[[], bool] = _assume_answering
 ) -> ReclaimWatermark:
-    """Record that the sweeper runs and whether the API answers; return since when both hold without a noticed gap.
+    """Record that the sweeper runs and whether the API answers; return since when both are true without a known gap.
 
-    While no lease is open the API is not asked: an idle deployment pays for no request.
+    Without an open lease the sweeper sends no probe, so an idle deployment pays for no request.
     """
-    is_open = next(leases.due_pages(clock.now() + OPEN_WITHIN_S, size=1), None) is not None
+    is_open = next(leases.due_pages(clock.now() + OPEN_LEASE_WITHIN_S, size=1), None) is not None
     served = not is_open or api_answers()
-    # An API that is away lets `api_answers` wait, and workers cannot renew their leases before it returns.
+    # During an outage `api_answers` waits for its timeout, and workers cannot renew their leases meanwhile.
     now = clock.now()
     if not served:
         logger.warning("the API does not answer: no lease is revoked until workers have had time to renew theirs")
     seen = leases.reclaim_watermark()
     watch = update_watermark(seen, now, sweep_interval_s=sweep_interval_s, served=served)
     if watch != seen and not leases.save_reclaim_watermark(watch, seen=seen):
-        # Another sweep recorded its watch at the same moment, and found the same gap.
+        # Another sweep recorded its watermark at the same moment, and found the same gap.
         return update_watermark(leases.reclaim_watermark(), now, sweep_interval_s=sweep_interval_s, served=served)
     return watch
 
 
 def reclaim(jobs: JobStore, leases: LeaseStore, job_id: str, now: int, may_end: Callable[[Lease], bool]) -> bool:
-    """Give a lost machine's job back to its queue; False if its lease lives, or somebody else changed it."""
+    """Return a lost machine's job to its queue; False if the lease is live, or another caller changed the job."""
     lease = leases.get(job_id)
     if lease is None or not may_end(lease):
         return False
     job = jobs.get(job_id)
-    attempt = None if job is None else _running_attempt(jobs, job)
+    attempt = None if job is None else _read_running_attempt(jobs, job)
     if job is None or attempt is None:
         return False
-    change = _interrupted(jobs, job, attempt, lease, now)
+    change = _interrupt(jobs, job, attempt, lease, now)
     if change is not None:
-        look_at_move(jobs, leases, change.job, now)
+        evaluate_on_transition(jobs, leases, change.job, now)
     return change is not None
 
 
 def run_timer(jobs: JobStore, job_id: str, now: int) -> bool:
-    """End a backoff, or a job whose deadline has passed; False if nothing is due or somebody else changed it."""
+    """End a backoff or an overdue job; False if nothing is due, or another caller changed the job."""
     job = jobs.get(job_id)
     if job is None:
         return False
-    change = rules.timer(job, _running_attempt(jobs, job), now=now)
+    change = rules.timer(job, _read_running_attempt(jobs, job), now=now)
     if change is None:
         return False
     try:
@@ -243,11 +243,11 @@ def run_timer(jobs: JobStore, job_id: str, now: int) -> bool:
     return True
 
 
-def end_overdue(jobs: JobStore, job_id: str, epoch: int, now: int) -> str:
-    """End a job whose time is used up, found out by the heartbeat of attempt `epoch`: the code of the reason."""
+def end_overdue_job(jobs: JobStore, job_id: str, epoch: int, now: int) -> str:
+    """End a job whose run time is used up, for the heartbeat of attempt `epoch`; return the reason's code."""
     for _ in range(MAX_CONFLICTS):
         job = jobs.get(job_id)
-        attempt = None if job is None else _running_attempt(jobs, job)
+        attempt = None if job is None else _read_running_attempt(jobs, job)
         if job is None or attempt is None or job.epoch != epoch:
             break
         change = rules.out_of_time(job, attempt, now=now)
@@ -260,50 +260,50 @@ def end_overdue(jobs: JobStore, job_id: str, epoch: int, now: int) -> str:
     return job.reason.code if job is not None and job.reason is not None else ReasonCode.MAX_RUNTIME
 
 
-def _interrupted(jobs: JobStore, job: Job, attempt: Attempt, lease: Lease, now: int) -> Transaction | None:
+def _interrupt(jobs: JobStore, job: Job, attempt: Attempt, lease: Lease, now: int) -> Transaction | None:
     try:
         change = rules.interrupt(job, attempt, lease, now=now)
         jobs.apply(change)
     except (Refusal, WriteConflict, FenceBroken):
-        # The worker proved its lease, or another sweep was faster: either way the job is looked after.
+        # The worker renewed its lease, or another sweep was faster.
         return None
     return change
 
 
-def _queue_age_s(jobs: JobStore, now: int) -> int:
+def _measure_queue_age_s(jobs: JobStore, now: int) -> int:
     try:
-        since = jobs.longest_waiting(limit=WAITING_LOOKED_AT)
+        since = jobs.longest_waiting(limit=WAITING_JOBS_READ)
     except (ValueError, KeyError):
-        logger.exception("the age of the queue cannot be told: an item is damaged")
+        logger.exception("the age of the queue is unknown: an item is damaged")
         since = None
     except StorageUnavailable:
-        # The index of waiting jobs may be throttled while leases and timers can be read.
-        logger.warning("the age of the queue cannot be told: storage is away", exc_info=True)
+        # DynamoDB may throttle the index of waiting jobs while leases and timers can be read.
+        logger.warning("the age of the queue is unknown: storage is unavailable", exc_info=True)
         since = None
     return 0 if since is None else max(now - since, 0)
 
 
-def by_itself(job_id: str, look_after: Callable[P, bool], *args: P.args, **more: P.kwargs) -> bool:
-    """Look after one job. Whatever is wrong with it is logged, and must not keep the others from their turn."""
+def run_isolated(job_id: str, task: Callable[P, bool], *args: P.args, **more: P.kwargs) -> bool:
+    """Run a task for one job; log any failure, so that one job cannot block the others."""
     try:
-        return look_after(*args, **more)
-    except Exception:  # the boundary between jobs that have nothing to do with each other
-        logger.exception("a job could not be looked after", extra={"job_id": job_id})
+        return task(*args, **more)
+    except Exception:  # the boundary between independent jobs
+        logger.exception("a job could not be processed", extra={"job_id": job_id})
         return False
 
 
-def _leases(leases: LeaseStore, job_ids: Sequence[str]) -> Sequence[Lease]:
-    return _readable(job_ids, lambda ids: list(leases.get_many(ids).values()), leases.get)
+def _read_leases(leases: LeaseStore, job_ids: Sequence[str]) -> Sequence[Lease]:
+    return _read_readable(job_ids, lambda ids: list(leases.get_many(ids).values()), leases.get)
 
 
-def _jobs(jobs: JobStore, job_ids: Sequence[str]) -> Sequence[Job]:
-    return _readable(job_ids, jobs.get_many, jobs.get)
+def _read_jobs(jobs: JobStore, job_ids: Sequence[str]) -> Sequence[Job]:
+    return _read_readable(job_ids, jobs.get_many, jobs.get)
 
 
-def _readable(
+def _read_readable(
     job_ids: Sequence[str], many: Callable[[Sequence[str]], Sequence[T]], one: Callable[[str], T | None]
 ) -> Sequence[T]:
-    """All at once; where an item among them cannot be understood, one by one without it."""
+    """Read all items at once; if an item is damaged, read them one by one and skip the damaged item."""
     try:
         return many(job_ids)
     except (ValueError, KeyError):
@@ -312,11 +312,11 @@ def _readable(
             try:
                 item = one(job_id)
             except (ValueError, KeyError):
-                logger.exception("a job could not be looked after", extra={"job_id": job_id})
+                logger.exception("a job could not be processed", extra={"job_id": job_id})
                 continue
             found += [] if item is None else [item]
         return found
 
 
-def _running_attempt(jobs: JobStore, job: Job) -> Attempt | None:
+def _read_running_attempt(jobs: JobStore, job: Job) -> Attempt | None:
     return jobs.read(Attempt, job.id, job.epoch) if job.state is JobState.RUNNING else None

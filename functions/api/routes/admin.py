@@ -1,4 +1,4 @@
-"""The calls of admins: keys, webhooks; and the health check."""
+"""The calls of administrators: keys, webhooks; and the health check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls for rings: of users, and of the processes of jobs that name a ring."""
+"""The calls for rings, for users and for the processes of jobs that name a ring."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Reading what the jobs of a group say to each other's rules.
+"""A cache of the values that the jobs of a group publish for each other's rules.
 
-A small group is read by each look. A large one is not: with every heartbeat of every member that would be millions of
-items an hour out of one partition, more than it gives. What was read of it is used again for some seconds.
+Each evaluation reads a small group anew. A large group is cached for some seconds: reading the group with every
+heartbeat of every member would exceed the read limit of the group's partition.
 """
 
 from __future__ import annotations
@@ -14,45 +14,45 @@ from functions.domain.ports import JobStore
 from functions.domain.records import MemberRecord
 
 LARGE_GROUP = 100
-"""Members. Larger groups are not read anew by each look."""
-KEPT_S = 10
-"""For so long one process uses what it has read of a large group."""
-GROUPS_KEPT = 8
+"""Number of members above which a group is cached."""
+CACHE_S = 10
+"""Seconds for which a process uses its copy of a large group."""
+MAX_CACHED_GROUPS = 8
 
-_Name = tuple[Any, str, str]
+_GroupKey = tuple[Any, str, str]
 Members = Mapping[str, MemberRecord]
 
 
-class GroupReads:
-    """Of one process; safe from several threads."""
+class GroupCache:
+    """Cache of one process; safe for several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._large: dict[_Name, tuple[int, Members]] = {}
-        """When it was read, and what it was, with what this process has written since."""
+        self._large: dict[_GroupKey, tuple[int, Members]] = {}
+        """Time of the read, and the members with this process's writes since."""
 
     def members(self, jobs: JobStore, tenant: str, group: str, now: int) -> Members:
-        """What is known of the group, some seconds late if it is large."""
+        """Return the members of the group; of a large group up to `CACHE_S` old."""
         name = (jobs, tenant, group)
         with self._lock:
             read_at, members = self._large.get(name, (0, None))
-        if members is not None and 0 <= now - read_at < KEPT_S:
+        if members is not None and 0 <= now - read_at < CACHE_S:
             return members
         found = jobs.members(tenant, group)
         with self._lock:
             self._large.pop(name, None)
             if len(found) > LARGE_GROUP:
-                while len(self._large) >= GROUPS_KEPT:
+                while len(self._large) >= MAX_CACHED_GROUPS:
                     del self._large[next(iter(self._large))]
                 self._large[name] = now, found
         return found
 
     def join(self, jobs: JobStore, tenant: str, group: str, job_id: str, member: MemberRecord) -> None:
-        """Tell the group of a job's values. Raises StorageUnavailable."""
+        """Publish a job's values to its group. Raises StorageUnavailable."""
         jobs.join(tenant, group, job_id, member)
         name = (jobs, tenant, group)
         with self._lock:
             if name in self._large:
-                # Another mapping: somebody may be looking at this one.
+                # A new mapping, because another thread may be reading the old one.
                 read_at, members = self._large[name]
                 self._large[name] = read_at, {**members, job_id: member}

@@ -1,4 +1,4 @@
-"""The submitter's calls that steer a training: rules and commands."""
+"""The submitter's calls for rules and commands."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from baton.contract.rule_calls import (
     RulesView,
 )
 from baton.contract.steering import Command, CommandList, CommandRequest, RulesText
-from functions.api.http.context import Call, Context, job_of
-from functions.api.http.paging import fitting
-from functions.api.rules.rule_evaluation_runs import look, members_of, standing_of
+from functions.api.http.context import ApiCall, Context, require_job
+from functions.api.http.paging import read_fitting_page
+from functions.api.rules.rule_evaluation_runs import evaluate_job, read_members, read_rule_state
 from functions.api.worker.lease_guard import WRITE_TRIES
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.jobs.transaction import Transaction
@@ -32,7 +32,7 @@ from functions.domain.rules import steering as rules
 T = TypeVar("T")
 
 MAX_BATCH_RULES_BYTES = 256 * 1024
-"""Of the different rule documents of one batch: each takes time to check, up to some seconds together."""
+"""Limit of all distinct rule documents of a batch: the check of so many bytes takes up to some seconds."""
 
 
 class RulesHistoryQuery(WireModel):
@@ -48,15 +48,15 @@ class RulesCheck(WireModel):
     text: RulesText
 
 
-def put_rules(context: Context, call: Call) -> RulesView:
-    """Give a job its next revision of rules; a running training goes by it from its next heartbeats on."""
+def put_rules(context: Context, call: ApiCall) -> RulesView:
+    """Store a job's next revision of rules; a running training applies the revision from its next heartbeats on."""
     body: RulesRequest = call.body
-    job_of(context, call, call.path["id"])
-    text = sound_rules(body.text, "text")
-    watched = is_watched(text)
+    require_job(context, call, call.path["id"])
+    text = require_sound_rules(body.text, "text")
+    watched = has_control_plane_rules(text)
 
     def decide(job: Job) -> tuple[Transaction | None, RulesRecord | None]:
-        newest = _newest(context, job)
+        newest = _read_newest(context, job)
         change = rules.put_rules(
             job,
             newest,
@@ -69,38 +69,38 @@ def put_rules(context: Context, call: Call) -> RulesView:
         )
         return change, newest if change is None else change.records(RulesRecord)[0]
 
-    newest = _written(context, call, decide)
+    newest = _apply(context, call, decide)
     if watched:
-        look(context.jobs, context.leases, call.path["id"], "state", call.now)
-    return _view(context, job_of(context, call, call.path["id"]), newest, call.now)
+        evaluate_job(context.jobs, context.leases, call.path["id"], "state", call.now)
+    return _view(context, require_job(context, call, call.path["id"]), newest, call.now)
 
 
-def show_rules(context: Context, call: Call) -> RulesView:
-    """A job's newest rules, and what its worker said last of them."""
-    job = job_of(context, call, call.path["id"])
-    return _view(context, job, _newest(context, job), call.now)
+def show_rules(context: Context, call: ApiCall) -> RulesView:
+    """Show a job's newest rules, and the worker's last report about the rules."""
+    job = require_job(context, call, call.path["id"])
+    return _view(context, job, _read_newest(context, job), call.now)
 
 
-def list_rules(context: Context, call: Call) -> RulesHistory:
-    """Every revision of a job's rules, newest first."""
+def list_rules(context: Context, call: ApiCall) -> RulesHistory:
+    """List every revision of a job's rules, newest first."""
     query: RulesHistoryQuery = call.query
-    job = job_of(context, call, call.path["id"])
-    revisions, cursor = fitting(
+    job = require_job(context, call, call.path["id"])
+    revisions, cursor = read_fitting_page(
         lambda limit: context.jobs.history(RulesRecord, job.id, limit=limit, cursor=query.cursor),
-        lambda items: [_revision(item) for item in items],
+        lambda items: [_view_revision(item) for item in items],
         query.limit,
     )
     return RulesHistory(revisions=revisions, next_cursor=cursor)
 
 
-def check_rules(_context: Context, call: Call) -> RulesChecked:
-    """Say what is wrong with a rule document, or doubtful, without giving it to any job."""
+def check_rules(_context: Context, call: ApiCall) -> RulesChecked:
+    """Check a rule document without a job; return its faults and warnings."""
     body: RulesCheck = call.body
-    faults, warnings = _checked(body.text)
-    return RulesChecked(faults=_shown(faults), warnings=_shown(warnings))
+    faults, warnings = _check_text(body.text)
+    return RulesChecked(faults=_view_faults(faults), warnings=_view_faults(warnings))
 
 
-def give_command(context: Context, call: Call) -> Command:
+def give_command(context: Context, call: ApiCall) -> Command:
     """Give a command to a training; with an Idempotency-Key a repeat answers with the same command."""
     body: CommandRequest = call.body
     key = call.headers.get("idempotency-key")
@@ -110,28 +110,28 @@ def give_command(context: Context, call: Call) -> Command:
         kept = context.jobs.commands(job.id)
         before = next((one for one in kept if key_sha256 is not None and one.key_sha256 == key_sha256), None)
         if before is not None:
-            if _asked(before) != (body.kind, body.arguments, body.expires_in_s):
+            if _request_identity(before) != (body.kind, body.arguments, body.expires_in_s):
                 raise Refusal(ErrorCode.IDEMPOTENCY_MISMATCH, field="idempotency-key")
             return None, (job, before)
         change = rules.add_command(job, kept, body, key_sha256=key_sha256, now=call.now)
         return change, (change.job, change.records(CommandRecord)[0])
 
-    job, command = _written(context, call, decide)
+    job, command = _apply(context, call, decide)
     return rules.command_view(job, command, call.now)
 
 
-def list_commands(context: Context, call: Call) -> CommandList:
-    """The commands that a job was given, and what became of them, newest first."""
-    job = job_of(context, call, call.path["id"])
+def list_commands(context: Context, call: ApiCall) -> CommandList:
+    """List a job's commands and their results, newest first."""
+    job = require_job(context, call, call.path["id"])
     kept = context.jobs.commands(job.id) if job.commands_seq else []
     return CommandList(commands=[rules.command_view(job, one, call.now) for one in reversed(kept)])
 
 
-def sound_rules(text: str, field: str) -> str:
-    """The text, or nothing where it is blank. Refuses it with all that is wrong."""
+def require_sound_rules(text: str, field: str) -> str:
+    """Return the rule text, "" for a blank one; refuse a faulty text with all faults."""
     if not text.strip():
         return ""
-    faults, _ = _checked(text)
+    faults, _ = _check_text(text)
     if faults:
         first = faults[0]
         place = f"line {first.line}, column {first.column}: {first.field}".rstrip(": ")
@@ -141,24 +141,24 @@ def sound_rules(text: str, field: str) -> str:
     return text
 
 
-def require_quick(texts: Iterable[str | None]) -> None:
-    """Refuse more rules in one call than can be checked in its time."""
+def require_checkable(texts: Iterable[str | None]) -> None:
+    """Refuse more rules in one call than the call has time to check."""
     size_bytes = sum(len(text.encode()) for text in {text for text in texts if text})
     if size_bytes > MAX_BATCH_RULES_BYTES:
         raise Refusal(
             ErrorCode.PAYLOAD_TOO_LARGE,
-            f"The rules of these jobs have {size_bytes} bytes, equal ones counted once; at most "
-            f"{MAX_BATCH_RULES_BYTES} are allowed in one batch.",
+            f"The rules of these jobs have {size_bytes} bytes, equal texts counted once; a batch may have at most "
+            f"{MAX_BATCH_RULES_BYTES} bytes of rules.",
             field="jobs",
         )
 
 
 @lru_cache(maxsize=64)
-def _checked(text: str, silence_s: int | None = None) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:
-    """Faults and warnings. `silence_s`: how old heartbeats can become, where that is known."""
+def _check_text(text: str, silence_s: int | None = None) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:
+    """Return faults and warnings of a rule text. `silence_s`: the highest age of a heartbeat, if known."""
     if not text.strip():
         return (), ()
-    # Here: a function that starts cold and checks no rules does without the language.
+    # Imported here, so that a cold start does not load the rule language.
     from baton.contract.rules.document.loader import load
 
     loaded = load(text, max_silence_s=silence_s)
@@ -170,8 +170,8 @@ def _checked(text: str, silence_s: int | None = None) -> tuple[tuple[Fault, ...]
 
 
 @lru_cache(maxsize=64)
-def is_watched(text: str) -> bool:
-    """Whether the control plane evaluates some of these rules, which are sound."""
+def has_control_plane_rules(text: str) -> bool:
+    """Return True if the control plane evaluates some of these sound rules."""
     if not text.strip():
         return False
     from functions.domain.rules.rule_evaluation import control_plane_rules
@@ -179,44 +179,44 @@ def is_watched(text: str) -> bool:
     return bool(control_plane_rules(text).rules)
 
 
-def _written(context: Context, call: Call, decide: Callable[[Job], tuple[Transaction | None, T]]) -> T:
-    """What is decided on the job, once its change is written; anew whenever somebody else wrote in between."""
+def _apply(context: Context, call: ApiCall, decide: Callable[[Job], tuple[Transaction | None, T]]) -> T:
+    """Decide and write; return the decided value. Decides again after a conflicting write."""
     for _ in range(WRITE_TRIES):
-        change, decided = decide(job_of(context, call, call.path["id"]))
+        change, decided = decide(require_job(context, call, call.path["id"]))
         if change is None:
             return decided
         try:
             context.jobs.apply(change)
         except (WriteConflict, FenceBroken):
-            # The attempt ended between the two reads: what it was told is for the next one.
+            # Another call changed the job, or the attempt ended: the decision is for the job as it is now.
             continue
         return decided
-    raise Refusal(ErrorCode.CONFLICT, "The job is being changed by others all the time.")
+    raise Refusal(ErrorCode.CONFLICT, f"Other calls changed the job during all {WRITE_TRIES} tries.")
 
 
-def _asked(command: CommandRecord) -> tuple[object, ...]:
+def _request_identity(command: CommandRecord) -> tuple[object, ...]:
     return command.kind, command.arguments, command.expires_at - command.issued_at
 
 
-def _newest(context: Context, job: Job) -> RulesRecord | None:
+def _read_newest(context: Context, job: Job) -> RulesRecord | None:
     return context.jobs.read(RulesRecord, job.id, job.rules_revision) if job.rules_revision else None
 
 
 def _view(context: Context, job: Job, newest: RulesRecord | None, now: int) -> RulesView:
     if newest is None:
         return RulesView()
-    said = context.jobs.read(ControlRecord, job.id)
+    acknowledged = context.jobs.read(ControlRecord, job.id)
     silence_s = job.spec.policy.max_silence_s if "heartbeat.age" in newest.text else None
     return RulesView(
-        newest=_revision(newest),
-        warnings=_shown(_checked(newest.text, silence_s)[1]),
-        acknowledged=Acknowledged.model_validate(said.model_dump()) if said is not None else None,
-        control_plane=_control_planes(context, job, now),
+        newest=_view_revision(newest),
+        warnings=_view_faults(_check_text(newest.text, silence_s)[1]),
+        acknowledged=None if acknowledged is None else Acknowledged.model_validate(acknowledged.model_dump()),
+        control_plane=_view_control_plane(context, job, now),
     )
 
 
-def _control_planes(context: Context, job: Job, now: int) -> ControlPlaneRules | None:
-    found = standing_of(context.jobs, job)
+def _view_control_plane(context: Context, job: Job, now: int) -> ControlPlaneRules | None:
+    found = read_rule_state(context.jobs, job)
     if found is None:
         return None
     from functions.domain.rules.rule_evaluation import describe_rules
@@ -226,13 +226,13 @@ def _control_planes(context: Context, job: Job, now: int) -> ControlPlaneRules |
         revision=rule_state.revision,
         at=rule_state.at,
         next_check_at=rule_state.next_at,
-        statuses=list(describe_rules(rules_here, rule_state, job.id, members_of(context.jobs, job, rules_here, now))),
+        statuses=list(describe_rules(rules_here, rule_state, job.id, read_members(context.jobs, job, rules_here, now))),
     )
 
 
-def _revision(record: RulesRecord) -> RulesRevision:
+def _view_revision(record: RulesRecord) -> RulesRevision:
     return RulesRevision.model_validate(record, from_attributes=True)
 
 
-def _shown(faults: Iterable[Fault]) -> list[DocumentFault]:
+def _view_faults(faults: Iterable[Fault]) -> list[DocumentFault]:
     return [DocumentFault(**fault._asdict()) for fault in faults]

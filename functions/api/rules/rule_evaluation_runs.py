@@ -1,7 +1,7 @@
-"""Looking at the rules that the control plane evaluates: with heartbeats, when a job moves, and once a minute.
+"""Evaluations of the control plane's rules: with heartbeats, on transitions, and once a minute.
 
-A job without such rules is not read for it, and the rule language is not loaded. Whatever goes wrong in here is logged
-and becomes an event of the job; it fails no call.
+A job without such rules costs no read and does not load the rule language. A failure in this module is logged, or
+becomes an event of the job; a failure never fails the call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from baton.contract.jobs import JobState
-from functions.api.rules.group_cache import GroupReads, Members
+from functions.api.rules.group_cache import GroupCache, Members
 from functions.api.worker.lease_guard import WRITE_TRIES
 from functions.domain.errors import FenceBroken, StorageUnavailable, WriteConflict
 from functions.domain.jobs.transaction import Put
@@ -25,36 +25,36 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("baton.watching")
 
-LOOKED_AT = 500
-"""Jobs whose rules are looked at in one turn of the sweeper, the longest due first."""
-TURN_S = 20.0
-"""How long such a turn may take: taking lost machines' jobs back comes behind it, in the same function."""
+MAX_JOBS_PER_BATCH = 500
+"""Jobs whose rules a sweep evaluates, the longest due first."""
+BATCH_S = 20.0
+"""Time limit of a sweep's evaluations; the same function revokes expired leases afterwards."""
 SLOW_S = 1.0
-"""A look that computes for longer counts as one in vain: three of them, and the rules are switched off. Waiting for
-storage is not counted, nor is what it takes to read the tenant's jobs for a group: that is no rule's fault."""
+"""CPU time above which an evaluation counts as failed; three failures disable the rules. The time excludes waiting for
+storage and reading the tenant's jobs for a group, which do not depend on the rules."""
 
 GROUP_TAG = "group"
 """The tag that names a job's group."""
 
-_groups = GroupReads()
+_groups = GroupCache()
 
 Occasion = Literal["heartbeat", "timer", "state"]
 
 
-def look_at_heartbeat(jobs: JobStore, leases: LeaseStore, lease: Lease, now: int) -> Lease:
-    """Look, and tell how the lease is afterwards: a rule may have ended the attempt, or have something for it."""
-    if not lease.watched or not look(jobs, leases, lease.job_id, "heartbeat", now, lease=lease):
+def evaluate_on_heartbeat(jobs: JobStore, leases: LeaseStore, lease: Lease, now: int) -> Lease:
+    """Evaluate the job's rules; return the lease afterwards: a rule may have ended the attempt or issued a command."""
+    if not lease.watched or not evaluate_job(jobs, leases, lease.job_id, "heartbeat", now, lease=lease):
         return lease
     try:
         return leases.get(lease.job_id) or lease
     except StorageUnavailable:
-        # The heartbeat is accepted; the next one says the same.
+        # The heartbeat is accepted; the next heartbeat reads the lease again.
         return lease
 
 
-def look_at_move(jobs: JobStore, leases: LeaseStore, job: Job, now: int) -> Job:
-    """Look at a job that has just been moved, and tell how it is afterwards."""
-    if not job.watched or job.state.terminal or not look(jobs, leases, job.id, "state", now):
+def evaluate_on_transition(jobs: JobStore, leases: LeaseStore, job: Job, now: int) -> Job:
+    """Evaluate the rules of a job after its transition; return the job afterwards."""
+    if not job.watched or job.state.terminal or not evaluate_job(jobs, leases, job.id, "state", now):
         return job
     try:
         return jobs.get(job.id) or job
@@ -62,118 +62,125 @@ def look_at_move(jobs: JobStore, leases: LeaseStore, job: Job, now: int) -> Job:
         return job
 
 
-class Turn(NamedTuple):
-    """What the sweeper did about rules."""
+class EvaluationBatch(NamedTuple):
+    """Result of a sweep's evaluations."""
 
-    looked_at: int = 0
+    evaluated: int = 0
     decided: int = 0
-    """Of how many of these jobs something was decided."""
+    """Evaluated jobs with a decision."""
     more: bool = False
-    """Whether others may be due, and have to wait for the next turn."""
+    """True if other jobs may be due and wait for the next sweep."""
 
 
-def look_at_all(jobs: JobStore, leases: LeaseStore, now: int, *, limit: int = LOOKED_AT) -> Turn:
-    """The sweeper's turn. Never raises, and takes `TURN_S` and one look at most."""
-    ends_at_s = time.monotonic() + TURN_S
+def evaluate_due_jobs(
+    jobs: JobStore, leases: LeaseStore, now: int, *, limit: int = MAX_JOBS_PER_BATCH
+) -> EvaluationBatch:
+    """Evaluate the rules of due jobs for the sweeper. Never raises; takes at most `BATCH_S` and one evaluation."""
+    ends_at_s = time.monotonic() + BATCH_S
     try:
         due = jobs.due_rules(now, limit=limit)
     except StorageUnavailable:
-        logger.warning("nobody can say whose rules are due: storage is away", exc_info=True)
-        return Turn()
-    looked_at = decided = 0
+        logger.warning("the jobs with due rules are unknown: storage is unavailable", exc_info=True)
+        return EvaluationBatch()
+    evaluated = decided = 0
     for job_id in due:
         if time.monotonic() > ends_at_s:
-            logger.warning("rules are late: a turn was too short for all", extra={"due": len(due), "seen": looked_at})
+            logger.warning("rules are late: the sweep had no time for all", extra={"due": len(due), "seen": evaluated})
             break
-        decided += look(jobs, leases, job_id, "timer", now)
-        looked_at += 1
-    return Turn(looked_at, decided, more=looked_at < len(due) or len(due) == limit)
+        decided += evaluate_job(jobs, leases, job_id, "timer", now)
+        evaluated += 1
+    return EvaluationBatch(evaluated, decided, more=evaluated < len(due) or len(due) == limit)
 
 
-def look(
+def evaluate_job(
     jobs: JobStore, leases: LeaseStore, job_id: str, occasion: Occasion, now: int, *, lease: Lease | None = None
 ) -> bool:
-    """Whether something was decided. Never raises. `lease`: as a heartbeat has just left it."""
+    """Evaluate a job's rules; return True after a decision. Never raises. `lease`: the lease after a heartbeat."""
     try:
         for _ in range(WRITE_TRIES):
             try:
-                return _looked(jobs, leases, job_id, occasion, now, lease=lease)
+                return _evaluate_once(jobs, leases, job_id, occasion, now, lease=lease)
             except (WriteConflict, FenceBroken):
-                # Somebody else looked, or moved the job, at the same moment: decide anew, on what is there now.
+                # Another evaluation or call changed the job at the same moment, therefore evaluate the new state.
                 lease = None
-        logger.warning("a job is being changed by others all the time", extra={"job_id": job_id})
+        logger.warning("other calls changed a job during all tries", extra={"job_id": job_id})
     except StorageUnavailable:
-        logger.warning("rules could not be looked at: storage is away", extra={"job_id": job_id}, exc_info=True)
-    except Exception:  # the boundary between a job's rules and the call that they must not fail
-        logger.exception("rules could not be looked at", extra={"job_id": job_id})
+        logger.warning("rules are not evaluated: storage is unavailable", extra={"job_id": job_id}, exc_info=True)
+    except Exception:  # the boundary between a job's rules and the call
+        logger.exception("rules are not evaluated", extra={"job_id": job_id})
     return False
 
 
-def _looked(
+def _evaluate_once(
     jobs: JobStore, leases: LeaseStore, job_id: str, occasion: Occasion, now: int, *, lease: Lease | None
 ) -> bool:
     job = jobs.get(job_id)
     if job is None:
         return False
     rule_state = jobs.read(RuleStateRecord, job_id)
-    # Here: a function that starts cold and looks at no rules does without the language.
+    # Imported here, so that a cold start does not load the rule language.
     from functions.domain.rules import rule_evaluation
 
-    carried_out = False
+    executed_orders = False
     if rule_state is not None and rule_state.orders:
-        before, rule_state = rule_state, _scaled(jobs, job, rule_state, occasion=occasion, now=now)
-        carried_out = rule_state is not before
+        before, rule_state = rule_state, _execute_scale_orders(jobs, job, rule_state, occasion=occasion, now=now)
+        executed_orders = rule_state is not before
         job = jobs.get(job_id) or job
     if rule_evaluation.has_nothing_to_evaluate(job, rule_state):
         if rule_state is not None and rule_state.next_at is not None and not rule_state.orders:
             jobs.put(Put(owner=job_id, record=rule_evaluation.without_next_evaluation(rule_state)))
-        return carried_out
+        return executed_orders
     attempt = None
     if job.state is JobState.RUNNING:
         attempt = jobs.read(Attempt, job_id, job.epoch)
         lease = lease or leases.get(job_id)
     seen = rule_evaluation.JobSnapshot(job=job, rule_state=rule_state, attempt=attempt, lease=lease)
-    looked, members = _decided(jobs, seen, occasion, now)
-    if looked.change is not None:
-        jobs.apply(looked.change)
+    result, members = _decide(jobs, seen, occasion, now)
+    if result.change is not None:
+        jobs.apply(result.change)
     else:
-        jobs.put(Put(owner=job_id, record=looked.rule_state))
-    member = looked.rule_state.member
+        jobs.put(Put(owner=job_id, record=result.rule_state))
+    member = result.rule_state.member
     if members is not None and member.values and members.get(job_id) != member:
-        _join(jobs, job, member)
-    if looked.change is not None and looked.rule_state.orders:
+        _publish_member(jobs, job, member)
+    if result.change is not None and result.rule_state.orders:
         try:
-            _scaled(jobs, looked.change.job, looked.rule_state, occasion=occasion, now=now)
+            _execute_scale_orders(jobs, result.change.job, result.rule_state, occasion=occasion, now=now)
         except WriteConflict:
-            logger.info("a group is scaled by the next look", extra={"job_id": job_id})
-    return looked.change is not None or carried_out
+            logger.info("the next evaluation scales the group", extra={"job_id": job_id})
+    return result.change is not None or executed_orders
 
 
-def _scaled(jobs: JobStore, job: Job, rule_state: RuleStateRecord, *, occasion: Occasion, now: int) -> RuleStateRecord:
-    """Do what rules have decided on groups, less of it where somebody waits for an answer."""
-    from functions.api.rules.group_scaling import AT_ONCE, IN_A_TURN, Carrying
+def _execute_scale_orders(
+    jobs: JobStore, job: Job, rule_state: RuleStateRecord, *, occasion: Occasion, now: int
+) -> RuleStateRecord:
+    """Execute scale orders; return the remaining state. A call that waits for an answer executes fewer of them."""
+    from functions.api.rules.group_scaling import JOBS_PER_CALL, JOBS_PER_SWEEP, ScaleOrderExecutor
 
     try:
-        return Carrying(jobs, job, now).out(rule_state, limit=IN_A_TURN if occasion == "timer" else AT_ONCE)
+        return ScaleOrderExecutor(jobs, job, now).execute(
+            rule_state, limit=JOBS_PER_SWEEP if occasion == "timer" else JOBS_PER_CALL
+        )
     except WriteConflict:
         raise
-    except Exception:  # the boundary between what one rule wants of other jobs, and all the job's rules
-        # It stands there: the next look, of the sweeper at the latest, goes on.
+    except Exception:  # the boundary between one rule's effect on other jobs and all rules of the job
+        # The state keeps the orders; the next evaluation, at the latest the sweeper's, executes them.
         logger.exception("a group is not scaled yet", extra={"job_id": job.id})
         return rule_state
 
 
-def _join(jobs: JobStore, job: Job, member: MemberRecord) -> None:
-    """Tell the group. Behind the rule_state, which has it too: whoever looks next writes it if this comes to nothing."""
+def _publish_member(jobs: JobStore, job: Job, member: MemberRecord) -> None:
+    """Publish the job's values to its group. The rule state has the values, too, so the next evaluation repairs a
+    failed write."""
     try:
         _groups.join(jobs, job.tenant, job.spec.tags[GROUP_TAG], job.id, member)
     except StorageUnavailable:
-        # What was decided is written: it must be heard of now.
-        logger.warning("a job's group was not told", extra={"job_id": job.id}, exc_info=True)
+        # The decision is already written, therefore the call must succeed.
+        logger.warning("a job's values were not published to its group", extra={"job_id": job.id}, exc_info=True)
 
 
-def members_of(jobs: JobStore, job: Job, rules: RuleSet, now: int) -> Members | None:
-    """What is known of the job's group; None, and no read, if its rules do not ask or it is in none."""
+def read_members(jobs: JobStore, job: Job, rules: RuleSet, now: int) -> Members | None:
+    """Return the members of the job's group; None, without a read, if no rule uses the group or the job has none."""
     from functions.domain.rules.rule_evaluation import asks_for_group
 
     group = job.spec.tags.get(GROUP_TAG)
@@ -182,20 +189,18 @@ def members_of(jobs: JobStore, job: Job, rules: RuleSet, now: int) -> Members | 
     return _groups.members(jobs, job.tenant, group, now)
 
 
-def _decided(
-    jobs: JobStore, seen: JobSnapshot, occasion: Occasion, now: int
-) -> tuple[EvaluationResult, Members | None]:
-    """What a look decides, or that it came to nothing; and what was read of the job's group."""
+def _decide(jobs: JobStore, seen: JobSnapshot, occasion: Occasion, now: int) -> tuple[EvaluationResult, Members | None]:
+    """Return the result of an evaluation, or the failure, and the members of the job's group."""
     from functions.api.rules.group_scaling import GroupReader
     from functions.domain.rules import rule_evaluation
 
     job = seen.job
     groups = GroupReader(jobs, job, now)
     try:
-        rules = _rules(jobs, job.id, job.rules_revision)
-        members = members_of(jobs, job, rules, now)
+        rules = _load_rules(jobs, job.id, job.rules_revision)
+        members = read_members(jobs, job, rules, now)
         began_s = time.thread_time()
-        looked = rule_evaluation.evaluate_rules(
+        result = rule_evaluation.evaluate_rules(
             seen,
             rules,
             event=occasion,
@@ -204,37 +209,37 @@ def _decided(
             members=members,
             groups=groups,
         )
-        took_s = time.thread_time() - began_s - groups.took_s
+        cpu_s = time.thread_time() - began_s - groups.cpu_s
     except StorageUnavailable:
         raise
-    except Exception as error:  # the boundary between a job's rules and everything else
-        logger.exception("rules cannot be checked", extra={"job_id": job.id})
+    except Exception as error:  # the boundary between a job's rules and the control plane
+        logger.exception("rules cannot be evaluated", extra={"job_id": job.id})
         return rule_evaluation.record_failure(seen, f"{type(error).__name__}: {error}", now=now), None
-    if took_s > SLOW_S:
-        logger.warning("rules take long", extra={"job_id": job.id, "seconds": took_s})
+    if cpu_s > SLOW_S:
+        logger.warning("rules take long", extra={"job_id": job.id, "seconds": cpu_s})
         return rule_evaluation.record_failure(
-            seen, f"a look took {took_s:.1f} s; it may take {SLOW_S:g} s", now=now
+            seen, f"an evaluation took {cpu_s:.1f} s; the limit is {SLOW_S:g} s", now=now
         ), None
-    return looked, members
+    return result, members
 
 
-def standing_of(jobs: JobStore, job: Job) -> tuple[RuleStateRecord, RuleSet] | None:
-    """How the rules stand that are evaluated here, and which they are; None if there are none."""
+def read_rule_state(jobs: JobStore, job: Job) -> tuple[RuleStateRecord, RuleSet] | None:
+    """Return the state of the control plane's rules and the rules; None without such rules."""
     rule_state = jobs.read(RuleStateRecord, job.id) if job.watched else None
     if rule_state is None:
         return None
-    return rule_state, _rules(jobs, job.id, rule_state.revision or job.rules_revision)
+    return rule_state, _load_rules(jobs, job.id, rule_state.revision or job.rules_revision)
 
 
-def _rules(jobs: JobStore, job_id: str, revision: int) -> RuleSet:
-    """Those of a revision that are evaluated here. Raises ValueError for one that cannot be read here."""
+def _load_rules(jobs: JobStore, job_id: str, revision: int) -> RuleSet:
+    """Return the control plane's rules of a revision. Raises ValueError for an unreadable revision."""
     store: Any = jobs
-    return _read_rules(store, job_id, revision)
+    return _load_revision(store, job_id, revision)
 
 
 @lru_cache(maxsize=128)
-def _read_rules(jobs: Any, job_id: str, revision: int) -> RuleSet:
-    """A revision never changes: it is read and checked once."""
+def _load_revision(jobs: Any, job_id: str, revision: int) -> RuleSet:
+    """Read and parse a revision once: a revision never changes."""
     from functions.domain.rules.rule_evaluation import control_plane_rules
 
     record = jobs.read(RulesRecord, job_id, revision)

@@ -1,4 +1,4 @@
-"""Handing out work: the claim that costs one Query and one transaction when nobody interferes."""
+"""The claim of a job: one query and one transaction without competing claims."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from functions.domain.ports import JobStore, Randomness
 from functions.domain.records import Attempt, Claimant, Job, Lease
 
 MAX_CONFLICTS = 16
-"""Lost races in one call, after which the worker is told that there is nothing: it asks again soon."""
+"""Conflicts in one call after which the answer is an empty list; the worker asks again soon."""
 
 MAX_CANDIDATES = 5000
-"""Jobs that do not suit a worker are passed over up to this number in a shard."""
+"""Limit of the jobs of a shard that a claim reads to find a job for the worker."""
 
 LARGEST_PAGE = 500
 PAGE_GROWTH = 4
 
 
 @dataclass(frozen=True)
-class Claimed:
-    """A job that now belongs to the worker that asked."""
+class ClaimedJob:
+    """A job that the calling worker has claimed."""
 
     job: Job
     attempt: Attempt
@@ -40,16 +40,15 @@ class _Search:
     tenant: str
     now: int
     original: bool
-    claimant: Claimant | None = None
 
-    def fitting(self, shard: int, first_page: int) -> list[Job]:
-        """Jobs of the first page of the shard that holds any for this worker; none if there are none."""
+    def find_suitable(self, shard: int, first_page: int) -> list[Job]:
+        """Return the suitable jobs of the shard's first page that has any; an empty list if no page has."""
         limit, cursor, seen = first_page, None, 0
         while seen < MAX_CANDIDATES:
             page = self.jobs.ready(self.tenant, self.worker.queue, shard, limit=limit, cursor=cursor)
             found = select_suitable(page.items, self.worker, self.now)
             if self.original:
-                # The original orchestrator's workers know one kind of job, and nothing of commands.
+                # The original's workers run jobs in the original's form only.
                 found = [job for job in found if job.spec.dreambooth is not None]
             if found or page.cursor is None:
                 return found
@@ -72,76 +71,55 @@ def claim_next(
     random: Randomness,
     window: ClaimWindow,
     claimant: Claimant | None = None,
-) -> Claimed | None:
-    """Claim the best job for this worker, by chance among equals; None if there is nothing for it.
+) -> ClaimedJob | None:
+    """Claim the best job for this worker, at random among equals; None without a suitable job.
 
-    `token_sha256`: digest of the lease token; None for a worker of the original orchestrator. `ring_token_sha256`: of
-    the token for the rings that the job may name. `claimant`: of a worker without a lease token. When nothing is ready,
-    jobs of the queue whose backoff is over are made ready first. Ranks are compared within a shard; the shard to begin
-    with is drawn by chance.
+    `token_sha256`: digest of the lease token; None for a worker of the original orchestrator. `ring_token_sha256`:
+    digest of the token for the job's rings. `claimant`: the identity of a worker without a lease token. Without a ready
+    job the claim runs due timers of the queue, and tries again. Ranks are compared within a shard; the first shard is
+    random.
 
-    Jobs of lost machines are the sweeper's: the index of leases shows nearly all live ones, and a claim cannot read
-    them all to find the lost ones.
+    A claim does not revoke expired leases: the index of leases shows nearly all live leases, and a claim has no time to
+    read all of them. The sweeper revokes expired leases.
     """
-    search = _Search(jobs=jobs, worker=worker, tenant=tenant, now=now, original=token_sha256 is None, claimant=claimant)
+    search = _Search(jobs=jobs, worker=worker, tenant=tenant, now=now, original=token_sha256 is None)
 
-    def from_any_shard() -> Claimed | None:
-        for shard in _from_random(shards, random):
-            claimed = _claim_from(
-                search,
-                shard,
-                key_id=key_id,
-                token_sha256=token_sha256,
-                ring_token_sha256=ring_token_sha256,
-                random=random,
-                window=window,
-            )
-            if claimed is not None:
-                return claimed
+    def claim_from(shard: int) -> ClaimedJob | None:
+        for _ in range(MAX_CONFLICTS):
+            candidates = search.find_suitable(shard, window.size)
+            if not candidates:
+                return None
+            job = window.choose(candidates, random.below)
+            change = rules.claim(job, worker, token_sha256=token_sha256, key_id=key_id, now=now)
+            change = with_claimant(with_rings(change, ring_token_sha256), claimant)
+            assert change.attempt is not None and isinstance(change.lease, OpenLease)
+            try:
+                jobs.apply(change)
+            except (WriteConflict, FenceBroken):
+                window.widen()
+                continue
+            window.narrow()
+            return ClaimedJob(change.job, change.attempt, change.lease.lease)
         return None
 
-    claimed = from_any_shard()
+    def claim_from_any() -> ClaimedJob | None:
+        claims = (claim_from(shard) for shard in _order_shards(shards, random))
+        return next((claimed for claimed in claims if claimed is not None), None)
+
+    claimed = claim_from_any()
     if claimed is None and run_due_timers(jobs, tenant=tenant, queue=worker.queue, now=now):
-        claimed = from_any_shard()
+        claimed = claim_from_any()
     return claimed
 
 
 def peek_next(jobs: JobStore, worker: WorkQuery, *, tenant: str, shards: int, now: int, original: bool) -> Job | None:
-    """A job that a claim might get now. Changes nothing; None if nothing is ready for this worker."""
+    """Return a job that a claim might take now, without claiming the job; None without a suitable job."""
     search = _Search(jobs=jobs, worker=worker, tenant=tenant, now=now, original=original)
-    found = [job for shard in range(shards) for job in search.fitting(shard, SMALLEST_WINDOW)[:1]]
+    found = [job for shard in range(shards) for job in search.find_suitable(shard, SMALLEST_WINDOW)[:1]]
     return min(found, key=lambda job: job.ready_rank, default=None)
 
 
-def _claim_from(
-    search: _Search,
-    shard: int,
-    *,
-    key_id: str | None,
-    token_sha256: str | None,
-    ring_token_sha256: str | None,
-    random: Randomness,
-    window: ClaimWindow,
-) -> Claimed | None:
-    for _ in range(MAX_CONFLICTS):
-        candidates = search.fitting(shard, window.size)
-        if not candidates:
-            return None
-        job = window.choose(candidates, random.below)
-        change = rules.claim(job, search.worker, token_sha256=token_sha256, key_id=key_id, now=search.now)
-        change = with_claimant(with_rings(change, ring_token_sha256), search.claimant)
-        assert change.attempt is not None and isinstance(change.lease, OpenLease)
-        try:
-            search.jobs.apply(change)
-        except (WriteConflict, FenceBroken):
-            window.widen()
-            continue
-        window.narrow()
-        return Claimed(change.job, change.attempt, change.lease.lease)
-    return None
-
-
-def _from_random(shards: int, random: Randomness) -> Iterator[int]:
-    """All shards, beginning anywhere."""
+def _order_shards(shards: int, random: Randomness) -> Iterator[int]:
+    """Return all shards in order, from a random shard on."""
     first = random.below(shards) if shards > 1 else 0
     return ((first + offset) % shards for offset in range(shards))

@@ -1,4 +1,4 @@
-"""Proving the right to write, and writing what was decided."""
+"""Conditional writes: prove or renew a lease, and apply decisions, again after a conflicting write."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from baton.contract.errors import ErrorCode
 from baton.contract.jobs import Progress
-from functions.api.http.context import Call, Context, job_of
+from functions.api.http.context import ApiCall, Context, require_job
 from functions.domain.errors import FenceBroken, Refusal, StorageUnavailable, WriteConflict
 from functions.domain.jobs import transitions as rules
 from functions.domain.jobs.leases import Fence
@@ -15,19 +15,19 @@ from functions.domain.jobs.transitions import readopt
 from functions.domain.records import Attempt, Job, Lease
 
 WRITE_TRIES = 8
-"""How often a decision is made anew because somebody else wrote in between."""
+"""Tries of a decision whose write conflicts with another write."""
 
 
 def require_lease(context: Context, fence: Fence) -> Lease:
-    """The live lease that the fence proves; refuses with the reason otherwise."""
+    """Return the live lease that the fence proves; refuse with the reason otherwise."""
     lease = context.leases.get(fence.job_id)
     if lease is None or not fence.admits(lease):
         raise fence.refusal(lease)
     return lease
 
 
-def current_attempt(context: Context, job: Job) -> Attempt:
-    """The attempt that holds the job."""
+def require_attempt(context: Context, job: Job) -> Attempt:
+    """Return the attempt that runs the job."""
     attempt = context.jobs.read(Attempt, job.id, job.epoch)
     if attempt is None:
         raise Refusal(ErrorCode.JOB_NOT_RUNNING, f"Job {job.id} has no attempt {job.epoch}.")
@@ -35,7 +35,7 @@ def current_attempt(context: Context, job: Job) -> Attempt:
 
 
 def apply_decision(context: Context, decide: Callable[[], Transaction]) -> Job:
-    """Decide and write, anew whenever somebody else wrote in between."""
+    """Decide and write; decide again after a conflicting write. Returns the written job."""
     for _ in range(WRITE_TRIES):
         change = decide()
         try:
@@ -43,28 +43,28 @@ def apply_decision(context: Context, decide: Callable[[], Transaction]) -> Job:
         except WriteConflict:
             continue
         return change.job
-    raise Refusal(ErrorCode.CONFLICT, "The job is being changed by others all the time.")
+    raise Refusal(ErrorCode.CONFLICT, f"Other calls changed the job during all {WRITE_TRIES} tries.")
 
 
 def apply_as_bearer(
     context: Context,
-    call: Call,
+    call: ApiCall,
     fence: Fence,
     decide: Callable[[Job, Attempt], Transaction],
     *,
     seen: Job | None = None,
 ) -> Job:
-    """The same for a worker's write: its lease must hold at the very moment of writing.
+    """Decide and write for a worker, whose lease must be live at the moment of the write.
 
-    `seen`: the job as this call has read it, from which to decide at first. If it has changed since, nothing is written
-    and the job is read anew.
+    `seen`: the job as this call has read the job, for the first decision. After a change of the job the write fails,
+    and the next decision reads the job again.
     """
 
     def decision() -> Transaction:
         nonlocal seen
-        job, seen = seen or job_of(context, call, fence.job_id), None
+        job, seen = seen or require_job(context, call, fence.job_id), None
         rules.require_running(job)
-        return decide(job, current_attempt(context, job))
+        return decide(job, require_attempt(context, job))
 
     try:
         return apply_decision(context, decision)
@@ -73,9 +73,9 @@ def apply_as_bearer(
 
 
 def renew_lease(context: Context, fence: Fence, progress: Progress | None, phase: str | None) -> Lease:
-    """Prolong the lease of the bearer of `fence`, recovering a revoked attempt first.
+    """Renew the lease of the bearer of `fence`; recover a revoked attempt if no other worker has claimed the job.
 
-    Raises FenceBroken, and StorageUnavailable if other writers change the job all the time.
+    Raises FenceBroken, and StorageUnavailable if other calls change the job during all tries.
     """
     try:
         return context.leases.heartbeat(fence, progress, phase)
@@ -83,12 +83,12 @@ def renew_lease(context: Context, fence: Fence, progress: Progress | None, phase
         if broken.lease is None or not fence.recovers(broken.lease):
             raise
         _recover_attempt(context, fence, broken.lease)
-    # Decides also after a refused recovery: a repeated heartbeat may have recovered the attempt first.
+    # The second heartbeat decides also after a refused recovery: a repeated heartbeat may have recovered the attempt.
     return context.leases.heartbeat(fence, progress, phase)
 
 
 def _recover_attempt(context: Context, fence: Fence, lease: Lease) -> None:
-    """Let the attempt of the revoked `lease` run again, unless the job no longer waits because of the revocation."""
+    """Resume the attempt of the revoked `lease`, unless the job no longer waits because of the revocation."""
     for _ in range(WRITE_TRIES):
         job = context.jobs.get(fence.job_id)
         attempt = None if job is None else context.jobs.read(Attempt, job.id, lease.epoch)
@@ -102,5 +102,5 @@ def _recover_attempt(context: Context, fence: Fence, lease: Lease) -> None:
             # Another worker has claimed the job, a command has moved the job, or a repeated heartbeat was faster.
             return
         return
-    # Not a refusal: an agent ends its training after a refused heartbeat, and repeats a failed one.
-    raise StorageUnavailable(f"job {fence.job_id} is being changed by others all the time")
+    # Not a refusal: an agent ends its training after a refused heartbeat, and repeats a failed heartbeat.
+    raise StorageUnavailable(f"other calls changed job {fence.job_id} during all {WRITE_TRIES} tries")

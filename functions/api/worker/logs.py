@@ -1,6 +1,6 @@
-"""A job's output: small chunks in the object store, named so that listing them is reading in order.
+"""A job's output: chunks of lines and metric points in the object store.
 
-Each has lines that were printed, points that were reported, or both.
+The names of the chunks sort in the order of the output. A chunk contains printed lines, reported points, or both.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from baton.contract.errors import ErrorCode
 from baton.contract.names import CHECKPOINTS_BUCKET
 from baton.contract.output import LogChunk, LogLine, LogPage, MetricPage, MetricPoint, ReportedPoint
 from baton.contract.work import StatusAnswer
-from functions.api.http.context import Call, Context, job_of
-from functions.api.http.paging import sent_bytes
+from functions.api.http.context import ApiCall, Context, require_job
+from functions.api.http.paging import count_sent_bytes
 from functions.api.worker.lease_guard import require_lease
 from functions.domain.checkpoints.object_keys import job_prefix
 from functions.domain.errors import Refusal
 
 _CURSOR = re.compile(r"([0-9a-f]{8})-(m-)?([0-9]{10}-[0-9]{13}(?:-[0-9]{13}[lpb])?)-([0-9]{1,6})")
-_LISTED = 999
+_NAMES_PER_PAGE = 999
 _CHUNKS_PER_PAGE = 20
 _PAGE_BYTES = 4_000_000
-"""A page ends once its items take more in an answer. Lambda's end at 6 MB."""
+"""Size after which a page ends; Lambda's answers end at 6 MB."""
 
 E = TypeVar("E")
 
 
-class _Kind(NamedTuple):
-    """What is read. `letters` are those of the chunks that have some, `mark` is that of its cursors."""
+class _ItemKind(NamedTuple):
+    """Lines or points. `letters`: the name endings of the chunks that contain the kind; `mark`: the mark in cursors."""
 
     letters: tuple[str, str]
     mark: str
 
 
-_LINES, _POINTS = _Kind(("l", "b"), ""), _Kind(("p", "b"), "m-")
+_LINES, _POINTS = _ItemKind(("l", "b"), ""), _ItemKind(("p", "b"), "m-")
 
 
 class LogsQuery(WireModel):
@@ -50,8 +50,8 @@ class LogsQuery(WireModel):
     cursor: Cursor | None = None
 
 
-class _Stored(BaseModel):
-    """One chunk at rest."""
+class _StoredChunk(BaseModel):
+    """One stored chunk."""
 
     epoch: int
     first_line: int
@@ -62,17 +62,17 @@ class _Stored(BaseModel):
     points: list[ReportedPoint] = Field(default_factory=list)
 
 
-def append(context: Context, call: Call) -> StatusAnswer:
-    """Store a chunk of output; the same chunk sent again changes nothing."""
+def append(context: Context, call: ApiCall) -> StatusAnswer:
+    """Store a chunk of output; idempotent."""
     body: LogChunk = call.body
     job_id = call.path["id"]
     try:
         lease = require_lease(context, call.fence(job_id))
     except Refusal:
-        # Only who is refused is told whether there is such a job: a lease that is proved belongs to one.
-        job_of(context, call, job_id)
+        # Only a refused call reads the job: a proved lease shows that the job exists.
+        require_job(context, call, job_id)
         raise
-    chunk = _Stored(
+    chunk = _StoredChunk(
         epoch=lease.epoch,
         first_line=body.first_line,
         at=call.now,
@@ -81,27 +81,29 @@ def append(context: Context, call: Call) -> StatusAnswer:
         first_point=body.first_point,
         points=body.points,
     )
-    key = f"{job_prefix(job_id)}logs/{_name_of(chunk)}"
+    key = f"{job_prefix(job_id)}logs/{_name_chunk(chunk)}"
     context.objects.create(call.tenant, CHECKPOINTS_BUCKET, key, chunk.model_dump_json().encode())
     return StatusAnswer()
 
 
-def read(context: Context, call: Call) -> LogPage:
-    """Lines of output, oldest first, across attempts. Poll with `next_cursor` to follow."""
-    lines, cursor = _page(context, call, _LINES, _lines_of, lambda line: json.dumps(line.text, ensure_ascii=False))
+def read(context: Context, call: ApiCall) -> LogPage:
+    """List lines of output, oldest first, across attempts. Poll with `next_cursor` to follow."""
+    lines, cursor = _read_page(
+        context, call, _LINES, _slice_lines, lambda line: json.dumps(line.text, ensure_ascii=False)
+    )
     return LogPage(lines=lines, next_cursor=cursor)
 
 
-def read_points(context: Context, call: Call) -> MetricPage:
-    """What the training reported, oldest first, across attempts. Poll with `next_cursor` to follow."""
-    points, cursor = _page(context, call, _POINTS, _points_of, MetricPoint.model_dump_json)
+def read_points(context: Context, call: ApiCall) -> MetricPage:
+    """List reported metric points, oldest first, across attempts. Poll with `next_cursor` to follow."""
+    points, cursor = _read_page(context, call, _POINTS, _slice_points, MetricPoint.model_dump_json)
     return MetricPage(points=points, next_cursor=cursor)
 
 
-def _name_of(chunk: _Stored) -> str:
-    """Sorts behind all earlier chunks of its attempt, also those of which it continues only lines or only points.
+def _name_chunk(chunk: _StoredChunk) -> str:
+    """Return the name of a chunk, which sorts after all earlier chunks of its attempt.
 
-    The letter says what is in it, so that who looks for points need not read chunks that have only lines.
+    The last letter names the content, so that a reader of points skips chunks with lines only.
     """
     name = f"{chunk.epoch:010d}-{chunk.first_line:013d}"
     if not chunk.points and not chunk.first_point:
@@ -110,44 +112,44 @@ def _name_of(chunk: _Stored) -> str:
     return f"{name}-{chunk.first_point:013d}{letter}"
 
 
-def _lines_of(chunk: _Stored, skip: int, limit: int) -> list[LogLine]:
+def _slice_lines(chunk: _StoredChunk, skip: int, limit: int) -> list[LogLine]:
     return [
         LogLine(epoch=chunk.epoch, line=chunk.first_line + skip + offset, text=text, at=chunk.at)
         for offset, text in enumerate(chunk.lines[skip : skip + limit])
     ]
 
 
-def _points_of(chunk: _Stored, skip: int, limit: int) -> list[MetricPoint]:
+def _slice_points(chunk: _StoredChunk, skip: int, limit: int) -> list[MetricPoint]:
     return [
         MetricPoint(epoch=chunk.epoch, step=point.step, at=point.at, metrics=point.metrics)
         for point in chunk.points[skip : skip + limit]
     ]
 
 
-def _page(
+def _read_page(
     context: Context,
-    call: Call,
-    kind: _Kind,
-    items_of: Callable[[_Stored, int, int], list[E]],
+    call: ApiCall,
+    kind: _ItemKind,
+    items_of: Callable[[_StoredChunk, int, int], list[E]],
     text_of: Callable[[E], str],
 ) -> tuple[list[E], str | None]:
-    """The next items, and where to go on. `text_of`: what of an item may be large, as JSON."""
+    """Return the next items and the cursor. `text_of`: the part of an item that may be large, as JSON."""
     query: LogsQuery = call.query
-    job = job_of(context, call, call.path["id"])
+    job = require_job(context, call, call.path["id"])
     prefix = f"{job_prefix(job.id)}logs/"
-    known, skip = _position(job.id, query.cursor, kind)
+    known, skip = _parse_cursor(job.id, query.cursor, kind)
     items: list[E] = []
     cursor = query.cursor
     room_bytes = _PAGE_BYTES
-    for name in islice(_names(context, call, prefix, known, kind.letters), _CHUNKS_PER_PAGE + 1):
+    for name in islice(_list_names(context, call, prefix, known, kind.letters), _CHUNKS_PER_PAGE + 1):
         data = context.objects.read(call.tenant, CHECKPOINTS_BUCKET, prefix + name)
-        chunk = _Stored.model_validate_json(data) if data else None
+        chunk = _StoredChunk.model_validate_json(data) if data else None
         if chunk is None:
             skip = 0
             continue
         found = items_of(chunk, skip, query.limit - len(items))
-        # Output may be full of control characters, each of which takes seven bytes.
-        ends_bytes = [0, *accumulate(sent_bytes(text_of(item)) for item in found)]
+        # In an answer each control character of the output takes seven bytes.
+        ends_bytes = [0, *accumulate(count_sent_bytes(text_of(item)) for item in found)]
         taken = [item for item, before in zip(found, ends_bytes, strict=False) if before < room_bytes]
         items += taken
         room_bytes -= ends_bytes[len(taken)]
@@ -158,17 +160,19 @@ def _page(
     return items, cursor
 
 
-def _names(context: Context, call: Call, prefix: str, known: str | None, letters: tuple[str, str]) -> Iterator[str]:
-    """Of the chunks to read, in order. Older ones have no letter, and lines."""
+def _list_names(
+    context: Context, call: ApiCall, prefix: str, known: str | None, letters: tuple[str, str]
+) -> Iterator[str]:
+    """Yield the names of the chunks to read, in order. A name without a letter is a chunk of lines."""
     if known is not None:
-        yield known  # it may have more than the last page took
+        yield known  # the last page may have taken only a part of the chunk
     after = known
     while True:
         page = context.objects.list(
             call.tenant,
             CHECKPOINTS_BUCKET,
             prefix,
-            limit=_LISTED,
+            limit=_NAMES_PER_PAGE,
             after=None if after is None else prefix + after,
         )
         for entry in page.items:
@@ -179,8 +183,8 @@ def _names(context: Context, call: Call, prefix: str, known: str | None, letters
             return
 
 
-def _position(job_id: str, cursor: str | None, kind: _Kind) -> tuple[str | None, int]:
-    """The chunk that the page before ended in, and how many of its items are known."""
+def _parse_cursor(job_id: str, cursor: str | None, kind: _ItemKind) -> tuple[str | None, int]:
+    """Return the last chunk of the page before, and the number of its items in that page."""
     if cursor is None:
         return None, 0
     found = _CURSOR.fullmatch(cursor)

@@ -22,18 +22,25 @@ from baton.contract.work import (
     TransitionAnswer,
     WorkItem,
 )
-from functions.api.checkpoints.checkpoint_calls import sound_checkpoints
-from functions.api.checkpoints.retention import Retention
-from functions.api.http.context import Call, Context, job_of
+from functions.api.checkpoints.checkpoint_calls import find_sound_checkpoints
+from functions.api.checkpoints.retention import RetentionRunner
+from functions.api.http.context import ApiCall, Context, require_job
 from functions.api.jobs import legacy_api
-from functions.api.jobs.legacy_api import TooManyNames, input_keys
-from functions.api.jobs.views import transition_answer
-from functions.api.objects.artifacts import verified_artifacts, verified_original_model
-from functions.api.objects.shared_outputs import offer
-from functions.api.operations.sweeper import end_overdue
-from functions.api.rules.rule_evaluation_runs import look_at_heartbeat, look_at_move
-from functions.api.worker.control_reports import by_whom, control_of, end_as_bearer, leave_by_rule, news_for, write_down
-from functions.api.worker.job_claim import Claimed, claim_next, peek_next
+from functions.api.jobs.legacy_api import InputListTooLarge, list_input_keys
+from functions.api.jobs.views import answer_transition
+from functions.api.objects.artifacts import verify_artifacts, verify_original_model
+from functions.api.objects.shared_outputs import publish
+from functions.api.operations.sweeper import end_overdue_job
+from functions.api.rules.rule_evaluation_runs import evaluate_on_heartbeat, evaluate_on_transition
+from functions.api.worker.control_reports import (
+    attribute_end,
+    end_as_bearer,
+    persist_report,
+    read_control,
+    read_updates,
+    release_by_rule,
+)
+from functions.api.worker.job_claim import ClaimedJob, claim_next, peek_next
 from functions.api.worker.lease_guard import apply_as_bearer, renew_lease
 from functions.domain.access.api_keys import token_digest
 from functions.domain.checkpoints.object_keys import job_prefix
@@ -45,11 +52,11 @@ from functions.domain.records import Claimant, Job, Lease
 logger = logging.getLogger("baton.work")
 
 RESUME_CHOICES = 10
-"""How many committed checkpoints a claim names: the newest and what to fall back on."""
+"""Committed checkpoints that a claim names: the newest, and older ones as fallbacks."""
 
 
-def get_work(context: Context, call: Call) -> list[WorkItem] | list[dict[str, Any]]:
-    """Claim a job: a list of one, or of none when there is nothing for this worker."""
+def get_work(context: Context, call: ApiCall) -> list[WorkItem] | list[dict[str, Any]]:
+    """Claim a job; answer with a list of one job, or an empty list without a suitable job."""
     token = context.random.token() if call.lease_aware else None
     claimed = claim_next(
         context.jobs,
@@ -62,26 +69,26 @@ def get_work(context: Context, call: Call) -> list[WorkItem] | list[dict[str, An
         now=call.now,
         random=context.random,
         window=context.window,
-        claimant=None if token else _claimant(context, call),
+        claimant=None if token else _identify_claimant(context, call),
     )
     if claimed is None:
         return []
     try:
-        if look_at_move(context.jobs, context.leases, claimed.job, call.now).state is not JobState.RUNNING:
+        if evaluate_on_transition(context.jobs, context.leases, claimed.job, call.now).state is not JobState.RUNNING:
             return []
         if token is None:
-            return [_original_work(context, call, claimed.job, claimed.lease)]
-        return [_work_item(context, call, claimed, token)]
-    except TooManyNames as reason:
-        _fail_unheard(context, call, claimed, str(reason))
+            return [_build_original_work(context, call, claimed.job, claimed.lease)]
+        return [_build_work_item(context, call, claimed, token)]
+    except InputListTooLarge as reason:
+        _fail_undeliverable(context, call, claimed, str(reason))
         return []
     except StorageUnavailable:
-        _hand_back(context, call, claimed)
+        _undo_claim(context, call, claimed)
         raise
 
 
-def peek_work(context: Context, call: Call) -> list[dict[str, Any]]:
-    """What the next claim would get, without claiming it."""
+def peek_work(context: Context, call: ApiCall) -> list[dict[str, Any]]:
+    """Show the job that the next claim might take, without claiming the job."""
     job = peek_next(
         context.jobs,
         call.query,
@@ -95,13 +102,13 @@ def peek_work(context: Context, call: Call) -> list[dict[str, Any]]:
     if call.lease_aware:
         return [{"id": job.id, "status": job.state.value, "queue": job.queue, "priority": job.priority}]
     try:
-        return [_original_work(context, call, job, None)]
-    except TooManyNames:
-        return []  # neither would the claim give it
+        return [_build_original_work(context, call, job, None)]
+    except InputListTooLarge:
+        return []  # a claim would not deliver the job either
 
 
-def heartbeat(context: Context, call: Call) -> HeartbeatAnswer:
-    """Prolong the lease, report progress, hear what to do: one write."""
+def heartbeat(context: Context, call: ApiCall) -> HeartbeatAnswer:
+    """Renew the lease, record progress and answer with a directive, in one write."""
     body: HeartbeatRequest = call.body or HeartbeatRequest()
     fence = call.fence(call.path["id"], body.machine_id, heartbeat=True)
     progress = None
@@ -116,39 +123,39 @@ def heartbeat(context: Context, call: Call) -> HeartbeatAnswer:
         )
     try:
         lease = renew_lease(context, fence, progress, body.phase)
-        write_down(context, call, fence, lease, body.control)
+        persist_report(context, call, fence, lease, body.control)
     except FenceBroken as broken:
-        return _refused_heartbeat(call, fence, broken.lease)
+        return _answer_refused_heartbeat(call, fence, broken.lease)
     if lease.stop_at is not None and call.now >= lease.stop_at:
-        reason = end_overdue(context.jobs, lease.job_id, lease.epoch, call.now)
-        return _heartbeat_answer(lease, Directive.CANCEL, reason, call.now)
+        reason = end_overdue_job(context.jobs, lease.job_id, lease.epoch, call.now)
+        return _build_heartbeat_answer(lease, Directive.CANCEL, reason, call.now)
     if lease.watched:
-        lease = look_at_heartbeat(context.jobs, context.leases, lease, call.now)
+        lease = evaluate_on_heartbeat(context.jobs, context.leases, lease, call.now)
         if lease.closed or lease.epoch != (fence.epoch or lease.epoch):
-            return _refused_heartbeat(call, fence, lease)
+            return _answer_refused_heartbeat(call, fence, lease)
     if lease.token_sha256 is None and lease.directive is Directive.PAUSE:
         _release_for_pause(context, call, fence, lease)
-        raise _not_running(fence)
-    answer = _heartbeat_answer(lease, *directive_for(lease, call.now), call.now)
-    news = news_for(context, lease, body.control, call.now)
+        raise _build_not_running(fence)
+    answer = _build_heartbeat_answer(lease, *directive_for(lease, call.now), call.now)
+    news = read_updates(context, lease, body.control, call.now)
     return answer.model_copy(update=news) if news else answer
 
 
-def complete(context: Context, call: Call) -> TransitionAnswer:
-    """Finish a job: refused until every declared artifact is seen in storage."""
+def complete(context: Context, call: ApiCall) -> TransitionAnswer:
+    """Complete a job; refused until every declared artifact is verified in storage."""
     body: CompleteRequest = call.body
     fence = call.fence(body.job_id, body.machine_id, key=body.key)
-    job, lease = _held(context, call, fence, repeated=("complete",))
+    job, lease = _read_lease_to_end(context, call, fence, repeated=("complete",))
     if lease is None:
-        offer(context, call, job)
-        Retention(context, job, call.now).run_at_end()
-        return transition_answer(job)
+        publish(context, call, job)
+        RetentionRunner(context, job, call.now).run_at_job_end()
+        return answer_transition(job)
     if lease.token_sha256 is None:
-        artifacts = verified_original_model(context, call, job, body)
+        artifacts = verify_original_model(context, call, job, body)
     else:
-        artifacts = verified_artifacts(context, call, job, body.artifacts)
-    progress = _final_progress(job, lease, body, call.now)
-    ended_by = by_whom(context, job, body.ended_by)
+        artifacts = verify_artifacts(context, call, job, body.artifacts)
+    progress = _build_final_progress(job, lease, body, call.now)
+    ended_by = attribute_end(context, job, body.ended_by)
     ended = end_as_bearer(
         context,
         call,
@@ -158,20 +165,20 @@ def complete(context: Context, call: Call) -> TransitionAnswer:
             job, attempt, fence, artifacts=artifacts, progress=progress, now=call.now, ended_by=ended_by
         ),
     )
-    offer(context, call, ended)
-    Retention(context, ended, call.now).run_at_end()
-    return transition_answer(ended)
+    publish(context, call, ended)
+    RetentionRunner(context, ended, call.now).run_at_job_end()
+    return answer_transition(ended)
 
 
-def fail(context: Context, call: Call) -> TransitionAnswer:
-    """Give a job up, saying why: it waits and is handed out again, or has failed for good."""
+def fail(context: Context, call: ApiCall) -> TransitionAnswer:
+    """End an attempt as failed; the job waits for another attempt, or fails."""
     body: FailRequest = call.body
     fence = call.fence(body.job_id, body.machine_id, key=body.key)
-    job, lease = _held(context, call, fence, repeated=("failed",))
+    job, lease = _read_lease_to_end(context, call, fence, repeated=("failed",))
     if lease is None:
-        _let_go_if_ended(context, call, job)
-        return transition_answer(job)
-    progress = _last_progress(job, lease, body.goodput, call.now)
+        _run_retention_if_ended(context, call, job)
+        return answer_transition(job)
+    progress = _merge_last_progress(job, lease, body.goodput, call.now)
     ended = end_as_bearer(
         context,
         call,
@@ -179,33 +186,33 @@ def fail(context: Context, call: Call) -> TransitionAnswer:
         body.control,
         lambda job, attempt: rules.fail(job, attempt, fence, body, progress=progress, now=call.now),
     )
-    _let_go_if_ended(context, call, ended)
-    return _moved(context, call, ended)
+    _run_retention_if_ended(context, call, ended)
+    return _evaluate_and_answer(context, call, ended)
 
 
-def _moved(context: Context, call: Call, job: Job) -> TransitionAnswer:
-    return transition_answer(look_at_move(context.jobs, context.leases, job, call.now))
+def _evaluate_and_answer(context: Context, call: ApiCall, job: Job) -> TransitionAnswer:
+    return answer_transition(evaluate_on_transition(context.jobs, context.leases, job, call.now))
 
 
-def _let_go_if_ended(context: Context, call: Call, job: Job) -> None:
-    """A job that waits for another attempt keeps what an unfinished upload left: its next commit looks at that."""
+def _run_retention_if_ended(context: Context, call: ApiCall, job: Job) -> None:
+    """Run retention for an ended job. A waiting job keeps the packs of unfinished uploads for its next commit."""
     if job.state.terminal:
-        Retention(context, job, call.now).run_at_end()
+        RetentionRunner(context, job, call.now).run_at_job_end()
 
 
-def release(context: Context, call: Call) -> TransitionAnswer:
-    """Hand a job back now, because this worker is going away."""
+def release(context: Context, call: ApiCall) -> TransitionAnswer:
+    """Return a job to its queue, because the worker stops."""
     body: ReleaseRequest = call.body
     fence = call.fence(body.job_id, body.machine_id)
     crashed = body.reason == AGENT_CRASHED and body.by_rule is None
     repeated = ("interrupted",) if crashed else ("released", "paused")
-    job, lease = _held(context, call, fence, repeated=repeated)
+    job, lease = _read_lease_to_end(context, call, fence, repeated=repeated)
     if lease is None:
-        return transition_answer(job)
+        return answer_transition(job)
     reason = Reason(code=body.reason, message=body.message)
-    progress = _last_progress(job, lease, body.goodput, call.now)
+    progress = _merge_last_progress(job, lease, body.goodput, call.now)
     if body.by_rule is not None:
-        return _moved(context, call, leave_by_rule(context, call, fence, body, progress))
+        return _evaluate_and_answer(context, call, release_by_rule(context, call, fence, body, progress))
     ended = end_as_bearer(
         context,
         call,
@@ -213,12 +220,14 @@ def release(context: Context, call: Call) -> TransitionAnswer:
         body.control,
         lambda job, attempt: rules.release(job, attempt, fence, reason=reason, progress=progress, now=call.now),
     )
-    return _moved(context, call, ended)
+    return _evaluate_and_answer(context, call, ended)
 
 
-def _held(context: Context, call: Call, fence: Fence, *, repeated: tuple[str, ...]) -> tuple[Job, Lease | None]:
-    """The job and the live lease; no lease if this very bearer already ended it that way (a lost answer)."""
-    job = job_of(context, call, fence.job_id)
+def _read_lease_to_end(
+    context: Context, call: ApiCall, fence: Fence, *, repeated: tuple[str, ...]
+) -> tuple[Job, Lease | None]:
+    """Return the job and the live lease; no lease if this bearer has already ended the attempt so (a lost answer)."""
+    job = require_job(context, call, fence.job_id)
     lease = context.leases.get(fence.job_id)
     if lease is not None and fence.admits(lease):
         return job, lease
@@ -229,10 +238,10 @@ def _held(context: Context, call: Call, fence: Fence, *, repeated: tuple[str, ..
     raise fence.refusal(lease)
 
 
-def _last_progress(job: Job, lease: Lease, goodput: Goodput | None, now: int) -> Progress | None:
-    """What the attempt reported last, with where its time went until its end.
+def _merge_last_progress(job: Job, lease: Lease, goodput: Goodput | None, now: int) -> Progress | None:
+    """Return the attempt's last progress with the goodput until its end.
 
-    One that ended before its first report is as far as its job was: nowhere, if nothing was ever reported.
+    An attempt that ends before its first report takes the job's progress; None if no attempt ever reported.
     """
     last = lease.progress
     if last is None and job.progress is not None:
@@ -240,8 +249,8 @@ def _last_progress(job: Job, lease: Lease, goodput: Goodput | None, now: int) ->
     return last.model_copy(update={"goodput": goodput}) if last is not None and goodput is not None else lease.progress
 
 
-def _final_progress(job: Job, lease: Lease, body: CompleteRequest, now: int) -> Progress | None:
-    last = _last_progress(job, lease, body.goodput, now)
+def _build_final_progress(job: Job, lease: Lease, body: CompleteRequest, now: int) -> Progress | None:
+    last = _merge_last_progress(job, lease, body.goodput, now)
     if body.step is None:
         return last
     return Progress(
@@ -253,7 +262,7 @@ def _final_progress(job: Job, lease: Lease, body: CompleteRequest, now: int) -> 
     )
 
 
-def _heartbeat_answer(lease: Lease, directive: Directive, reason: str, now: int) -> HeartbeatAnswer:
+def _build_heartbeat_answer(lease: Lease, directive: Directive, reason: str, now: int) -> HeartbeatAnswer:
     return HeartbeatAnswer(
         directive=directive,
         reason=reason,
@@ -265,27 +274,27 @@ def _heartbeat_answer(lease: Lease, directive: Directive, reason: str, now: int)
     )
 
 
-def _refused_heartbeat(call: Call, fence: Fence, lease: Lease | None) -> HeartbeatAnswer:
-    """A user's command reaches the bearer as a directive; everything else is a refusal."""
+def _answer_refused_heartbeat(call: ApiCall, fence: Fence, lease: Lease | None) -> HeartbeatAnswer:
+    """Answer a refused heartbeat: a directive after a user's command, a refusal otherwise."""
     directive = fence.ended_directive(lease)
     if lease is not None and directive is not None:
-        return _heartbeat_answer(lease, directive, lease.directive_reason or lease.closed, call.now)
+        return _build_heartbeat_answer(lease, directive, lease.directive_reason or lease.closed, call.now)
     if lease is not None and lease.tenant != call.tenant:
         lease = None
     if fence.token_sha256 is None:
-        raise _not_running(fence)
+        raise _build_not_running(fence)
     if lease is None:
         raise Refusal(ErrorCode.JOB_NOT_FOUND, f"No job {fence.job_id}.", field="id")
     raise fence.refusal(lease)
 
 
-def _not_running(fence: Fence) -> Refusal:
-    """Refuse with 400, which the original's worker obeys; it repeats the call at once after any other refusal."""
+def _build_not_running(fence: Fence) -> Refusal:
+    """Refuse with 400, which the original's worker obeys; after any other refusal this worker repeats the call."""
     return Refusal(ErrorCode.JOB_NOT_RUNNING, f"Job {fence.job_id} is not running for this worker.")
 
 
-def _release_for_pause(context: Context, call: Call, fence: Fence, lease: Lease) -> None:
-    """Pause under a client of the original: it knows no directives, so the job is taken from it."""
+def _release_for_pause(context: Context, call: ApiCall, fence: Fence, lease: Lease) -> None:
+    """Pause the job of an original client, which knows no directives: release the job for the client."""
     reason = Reason(code=lease.directive_reason or ReasonCode.PAUSED_BY_USER)
     apply_as_bearer(
         context,
@@ -295,8 +304,8 @@ def _release_for_pause(context: Context, call: Call, fence: Fence, lease: Lease)
     )
 
 
-def _hand_back(context: Context, call: Call, claimed: Claimed) -> None:
-    """Undo a claim whose answer cannot be given: nobody would train, and a lost machine would be counted."""
+def _undo_claim(context: Context, call: ApiCall, claimed: ClaimedJob) -> None:
+    """Undo a claim without an answer, because the job would otherwise wait and count an interruption."""
     fence = fence_of(claimed.lease, call.now)
     reason = Reason(code=ReasonCode.NOT_HANDED_OUT, message="the storage failed while the claim was answered")
     try:
@@ -307,25 +316,25 @@ def _hand_back(context: Context, call: Call, claimed: Claimed) -> None:
         logger.warning("a claim without an answer is left to the sweeper", extra={"job_id": fence.job_id})
 
 
-def _fail_unheard(context: Context, call: Call, claimed: Claimed, message: str) -> None:
-    """End an attempt that this worker cannot be given; another one may be able to."""
+def _fail_undeliverable(context: Context, call: ApiCall, claimed: ClaimedJob, message: str) -> None:
+    """Fail an attempt that no answer can deliver to this worker; another worker may run the job."""
     fence = fence_of(claimed.lease, call.now)
     report = FailRequest(job_id=fence.job_id, failure_class=FailureClass.BAD_INPUT, message=message)
     try:
         change = rules.fail(claimed.job, claimed.attempt, fence, report, progress=None, now=call.now)
         context.jobs.apply(change)
     except (WriteConflict, FenceBroken):
-        return  # somebody has ended the attempt already: a user's command
-    _moved(context, call, change.job)
+        return  # a user's command has already ended the attempt
+    _evaluate_and_answer(context, call, change.job)
 
 
-def _claimant(context: Context, call: Call) -> Claimant:
-    """Return what an original client's later calls are compared with."""
+def _identify_claimant(context: Context, call: ApiCall) -> Claimant:
+    """Return the identity that an original client's later calls must match."""
     first_s = FIRST_PROGRESS_FACTOR * context.settings.original_progress_s
     return Claimant(key_id=call.principal.key_id, source_address=call.source_address, progress_by=call.now + first_s)
 
 
-def _work_item(context: Context, call: Call, claimed: Claimed, token: str) -> WorkItem:
+def _build_work_item(context: Context, call: ApiCall, claimed: ClaimedJob, token: str) -> WorkItem:
     job, lease = claimed.job, claimed.lease
     policy = job.spec.policy
     return WorkItem(
@@ -346,21 +355,21 @@ def _work_item(context: Context, call: Call, claimed: Claimed, token: str) -> Wo
         data_bucket=DATA_BUCKET,
         checkpoint_bucket=CHECKPOINTS_BUCKET,
         checkpoint_prefix=job_prefix(job.id),
-        resume=_resume_choices(context, call, job),
+        resume=_list_resume_choices(context, call, job),
         last_step=job.progress.step if job.progress else None,
         no_progress_timeout_s=policy.no_progress_timeout_s,
         stop_grace_s=policy.stop_grace_s,
         checkpoint_every=policy.checkpoint_every,
         runtime_s=job.counters.runtime_s,
         interruptions=job.counters.interruptions,
-        control=control_of(context, job, call.now),
+        control=read_control(context, job, call.now),
         quarantines=True,
         rings=job.spec.rings,
     )
 
 
-def _resume_choices(context: Context, call: Call, job: Job) -> list[CheckpointRef]:
-    """Sound checkpoints from the current one downwards."""
+def _list_resume_choices(context: Context, call: ApiCall, job: Job) -> list[CheckpointRef]:
+    """List sound checkpoints with URLs, from the current checkpoint downwards."""
     return [
         CheckpointRef(
             step=record.step,
@@ -375,11 +384,11 @@ def _resume_choices(context: Context, call: Call, job: Job) -> list[CheckpointRe
             total_bytes=record.total_bytes,
             legacy_key=record.legacy_key,
         )
-        for record in islice(sound_checkpoints(context, job), RESUME_CHOICES)
+        for record in islice(find_sound_checkpoints(context, job), RESUME_CHOICES)
     ]
 
 
-def _original_work(context: Context, call: Call, job: Job, lease: Lease | None) -> dict[str, Any]:
-    """Raises TooManyNames."""
-    zips = (record.legacy_key for record in sound_checkpoints(context, job) if record.legacy_key)
-    return legacy_api.work_item(job, lease, input_keys(context, call, job), next(zips, None))
+def _build_original_work(context: Context, call: ApiCall, job: Job, lease: Lease | None) -> dict[str, Any]:
+    """Return the answer of `GET /work` for an original client. Raises InputListTooLarge."""
+    zips = (record.legacy_key for record in find_sound_checkpoints(context, job) if record.legacy_key)
+    return legacy_api.build_work_item(job, lease, list_input_keys(context, call, job), next(zips, None))

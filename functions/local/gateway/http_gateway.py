@@ -28,7 +28,7 @@ from starlette.types import Receive, Scope, Send
 
 from baton.contract.errors import ErrorCode
 from functions.api.http.dispatch import sent_by_original
-from functions.api.http.errors import error_response
+from functions.api.http.errors import build_error_response
 from functions.domain.errors import Refusal
 from functions.local.gateway.lambda_events import (
     BadAnswerError,
@@ -296,7 +296,7 @@ def _http_request(request: Request) -> HttpRequest:
 
 def _refused(refusal: Refusal, request_id: str, *, original: bool = False) -> HttpResponse:
     """Build the response to a refusal by the gateway, in the error format of the API."""
-    return http_response(error_response(refusal, request_id=request_id, original=original))
+    return http_response(build_error_response(refusal, request_id=request_id, original=original))
 
 
 def _gateway_error(status: int, message: str) -> HttpResponse:

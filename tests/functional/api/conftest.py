@@ -1,4 +1,4 @@
-"""The API on the twins in memory, fresh for every test."""
+"""Fixture: the API on the in-memory twins, new for every test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls of a worker of the original orchestrator, as its program makes them, on the API in this process."""
+"""Make the calls of an original orchestrator's worker against the API in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client of the original Dreambooth orchestrator: it does what that orchestrator's worker does, none of our words.
+"""Client that makes the calls of an original Dreambooth orchestrator's worker.
 
 One key for everything; no lease, no manifest. The client follows redirects with all of its headers, uploads parts of
 exactly 10 MiB by 25 threads, and believes the JSON that a part is answered with. A refused upload ends in a KeyError.

@@ -1,4 +1,4 @@
-"""Replays the events of `events/` against the handlers' logic, on the twins in memory.
+"""Replay the events of `events/` against the handlers' logic, on the twins in memory.
 
 By hand: `python -m tests.functional.api.replay events/worker/claim.json`
 """

@@ -1,4 +1,4 @@
-"""Jobs whose rules scale a group, and what became of either."""
+"""Submit jobs whose rules scale a group, and read the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers and names of any size: what fits into one answer of Lambda, and what is refused before it reaches a store."""
+"""Answers and names of any size: contents that fit into a Lambda answer, and refusals before any store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an attempt's time went: told with heartbeats and at its end, kept with the attempt."""
+"""Goodput of attempts: reported with heartbeats and at the end, stored with the attempt."""
 
 from __future__ import annotations
 

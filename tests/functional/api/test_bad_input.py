@@ -1,4 +1,4 @@
-"""What is not a good request gets a clear answer and changes nothing."""
+"""Bad requests: each receives a clear error and changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retries from chosen checkpoints, one after the other: what a run continues, and what it must never fall back on."""
+"""Repeated retries from chosen checkpoints: the history of a run, and the checkpoints a run must not resume from."""
 
 from __future__ import annotations
 

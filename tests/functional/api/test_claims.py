@@ -1,4 +1,4 @@
-"""Who is given which job, and when: requirements, patience, time limits, lost machines."""
+"""Claims: requirements, patience, time limits, lost machines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from functions.api.http.settings import Settings
+from functions.api.http.settings import ControlPlaneSettings
 from functions.api.operations.sweeper import sweep
 from tests.kits.api.harness import NOW, Api, memory_api
 
@@ -186,10 +186,10 @@ def test_a_lost_machine_does_not_hide_behind_live_ones(api: Api) -> None:
 
 def test_more_partitions_hide_no_job_that_waits_running_or_not() -> None:
     """Jobs stay in the partition they had when the deployment had fewer."""
-    few = memory_api(settings=Settings(ready_shards=2))
+    few = memory_api(settings=ControlPlaneSettings(ready_shards=2))
     waiting = {few.submit()["id"] for _ in range(20)}
     held = few.claim()
-    many = replace(few, context=replace(few.context, settings=Settings(ready_shards=8)))
+    many = replace(few, context=replace(few.context, settings=ControlPlaneSettings(ready_shards=8)))
     held.release().ok()
     spread = {many.submit()["id"] for _ in range(40)}
     assert {many.context.jobs.get(job_id).shard for job_id in waiting} == {0, 1}  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Commands to a training: given, handed out, dealt with, expired."""
+"""Commands to a training: issued, delivered, executed, expired."""
 
 from __future__ import annotations
 

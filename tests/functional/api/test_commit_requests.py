@@ -1,4 +1,4 @@
-"""What a commit and the retention behind it ask of DynamoDB and S3, counted at the clients on the emulated cloud."""
+"""Requests of a commit and its retention to DynamoDB and S3, counted at the clients on the emulated cloud."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: committed once every byte is there, never changed, let go of by the policy, replaced when damaged."""
+"""Checkpoints: committed once every byte is stored, immutable, deleted by the policy, replaced when damaged."""
 
 from __future__ import annotations
 

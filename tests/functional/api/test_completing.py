@@ -1,4 +1,4 @@
-"""Complete means stored; failing and releasing say why."""
+"""Completion requires stored outputs; failure and release carry reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules that the control plane evaluates: each metric that it alone knows, each action, and what becomes of the job."""
+"""Rules of the control plane: each metric of the control plane, each action, and the effect on the job."""
 
 from __future__ import annotations
 

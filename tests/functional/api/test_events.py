@@ -1,4 +1,4 @@
-"""The events that are kept as examples: real shapes, and what becomes of them."""
+"""The example events in `events/`: the gateway's shapes, and the answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Only the attempt that holds the job may write: every worker's call against every way of not being it."""
+"""Fences: every call of a worker against every way to have lost the job."""
 
 from __future__ import annotations
 

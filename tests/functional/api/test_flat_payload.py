@@ -1,4 +1,4 @@
-"""The original's payload: every field with its default and bounds, what is refused, and what its clients are handed."""
+"""The original's payload: every field with default and bounds, refusals, and the answer for the original's clients."""
 
 from __future__ import annotations
 

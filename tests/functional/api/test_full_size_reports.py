@@ -1,4 +1,4 @@
-"""What a worker may say at once of rules, all of it at its full size: it fits into items and one transaction."""
+"""Reports of rules at full size fit into items and one transaction."""
 
 from __future__ import annotations
 

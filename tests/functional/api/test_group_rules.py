@@ -1,4 +1,4 @@
-"""Rules over the jobs of a group: the worst half is stopped at a step, whatever the order of heartbeats."""
+"""Rules over a group of jobs stop the worst half at a step, in any order of heartbeats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may call what: keys that do not work, scopes, and the life of a key."""
+"""API keys: invalid keys, scopes, and the life of a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that end without a last call of their worker: the sweeper lets go of what they do not keep."""
+"""The sweeper runs retention for jobs that end without a last call of their worker."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_more_than_one_transaction_can_forget_goes_with_several_sweeps(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = with_leavings(api)
-    monkeypatch.setattr("functions.api.checkpoints.retention.MAX_FORGOTTEN", 1)
+    monkeypatch.setattr("functions.api.checkpoints.retention.MAX_DELETED_RECORDS", 1)
     for step in (5, 6):
         api.context.jobs.protect_checkpoint(held.id, job_of(api, held).checkpoint_step or 0, api.clock.now() + 3600)
         held.commit(step, {"a": b"at %d" % step}).ok()
@@ -213,7 +213,7 @@ def test_more_than_one_transaction_can_forget_goes_with_several_sweeps(
     assert (packs(api), manifests(api)) == (digests(b"at 6"), {"6-1"})
 
 
-@pytest.mark.parametrize("failing", ["list", "read", "delete_many", "let_go", "get_many", "history"])
+@pytest.mark.parametrize("failing", ["list", "read", "delete_many", "remove_references", "get_many", "history"])
 def test_a_failure_is_logged_and_made_good_later(
     api: Api, failing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -221,7 +221,9 @@ def test_a_failure_is_logged_and_made_good_later(
     stopped(api, held)
     api.clock.advance(LATE_AFTER_S)
     context = api.context
-    store = {"let_go": context.packs, "get_many": context.packs, "history": context.jobs}.get(failing, context.objects)
+    store = {"remove_references": context.packs, "get_many": context.packs, "history": context.jobs}.get(
+        failing, context.objects
+    )
 
     def fail(*_: Any, **__: Any) -> Any:
         raise StorageUnavailable("no answer")
@@ -300,7 +302,7 @@ def test_a_broken_job_and_a_crowd_of_ended_ones_hold_up_nobody(
     api.clock.advance(LATE_AFTER_S)
     monkeypatch.setattr(api.context.jobs, "get", damaged)
     assert api.retain() == 1
-    assert "a job could not be looked after" in caplog.text
+    assert "a job could not be processed" in caplog.text
     assert api.context.jobs.due_retentions(api.clock.now(), limit=100) == [broken]
 
 

@@ -1,4 +1,4 @@
-"""What a rule does to an attempt: back to a checkpoint, pause, another machine, the end."""
+"""Ends of attempts by a rule: rollback, pause, another machine, stop."""
 
 from __future__ import annotations
 

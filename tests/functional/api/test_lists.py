@@ -1,4 +1,4 @@
-"""Lists: pages that join without gaps, cursors that are bound to their list, answers that Lambda can carry."""
+"""Lists: pages without gaps, cursors bound to their list, answers within Lambda's limit."""
 
 from __future__ import annotations
 

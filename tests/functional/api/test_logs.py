@@ -1,4 +1,4 @@
-"""A job's output: stored once, read in order, across attempts."""
+"""Logs: stored once, read in order, across attempts."""
 
 from __future__ import annotations
 

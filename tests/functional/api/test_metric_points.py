@@ -1,4 +1,4 @@
-"""What a training reports: stored with its output, read back in order, across attempts."""
+"""Metric points: stored with the output, read in order, across attempts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told to CloudWatch: how attempts end, how long jobs wait, how late leases are; and nothing besides."""
+"""CloudWatch metrics: ends of attempts, queue age, heartbeat lag, and no other metric."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from baton.contract.jobs import FailureClass
-from functions.api.operations.cloudwatch_metrics import DIMENSION, NAMESPACE, UNITS, Metrics, ends_in
+from functions.api.operations.cloudwatch_metrics import DIMENSION, NAMESPACE, UNITS, CloudWatchMetrics, count_ends
 from functions.domain.jobs.transaction import Transaction
 from functions.handlers.wiring import MeasuredJobStore
 from tests.kits.api.fakes import FakeClock
@@ -28,7 +28,7 @@ class Ends:
 
         def noted(change: Transaction) -> None:
             apply(change)
-            self.told.append(ends_in(change))
+            self.told.append(count_ends(change))
 
         patch.setattr(api.context.jobs, "apply", noted)
 
@@ -118,12 +118,12 @@ def test_a_damaged_item_keeps_the_sweep_from_nothing(
     monkeypatch.setattr(api.context.jobs, "longest_waiting", damaged)
     swept = api.sweep()
     assert (swept.reclaimed, swept.queue_age_s) == (1, 0)
-    assert "the age of the queue cannot be told" in caplog.text
+    assert "the age of the queue is unknown" in caplog.text
 
 
 def test_a_line_is_an_embedded_metric_of_the_stage() -> None:
     stream = io.StringIO()
-    Metrics("prod", stream, FakeClock(NOW)).put({"QueueAge": 61, "HeartbeatLag": 0, "DeadAttempts": 2})
+    CloudWatchMetrics("prod", stream, FakeClock(NOW)).put({"QueueAge": 61, "HeartbeatLag": 0, "DeadAttempts": 2})
     (line,) = stream.getvalue().splitlines()
     told = json.loads(line)
     (directive,) = told["_aws"]["CloudWatchMetrics"]
@@ -144,13 +144,13 @@ def test_a_line_is_an_embedded_metric_of_the_stage() -> None:
 @pytest.mark.parametrize(("stage", "values"), [("prod", {"QueueAge": 0}), ("prod", {}), (None, {"QueueAge": 5})])
 def test_nothing_is_written_where_there_is_nothing_to_tell(stage: str | None, values: dict[str, int]) -> None:
     stream = io.StringIO()
-    Metrics(stage, stream, FakeClock(NOW)).put(values)
+    CloudWatchMetrics(stage, stream, FakeClock(NOW)).put(values)
     assert stream.getvalue() == ""
 
 
 def test_a_metric_without_a_unit_is_a_mistake() -> None:
     with pytest.raises(KeyError):
-        Metrics("prod", io.StringIO(), FakeClock(NOW)).put({"Queue_Age": 1})
+        CloudWatchMetrics("prod", io.StringIO(), FakeClock(NOW)).put({"Queue_Age": 1})
 
 
 class _Client:
@@ -167,7 +167,7 @@ class _Client:
 def test_only_a_change_that_was_written_is_told(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     changes: list[Transaction] = []
     client, stream = _Client(), io.StringIO()
-    jobs = MeasuredJobStore(client, "t-", Metrics("prod", stream, FakeClock(NOW)))
+    jobs = MeasuredJobStore(client, "t-", CloudWatchMetrics("prod", stream, FakeClock(NOW)))
     monkeypatch.setattr(api.context.jobs, "apply", _both(api.context.jobs.apply, changes))
     held(api).complete().ok()
     for change in changes:
@@ -181,7 +181,7 @@ def test_only_a_change_that_was_written_is_told(api: Api, monkeypatch: pytest.Mo
 
 def test_lines_of_threads_do_not_mix() -> None:
     stream = io.StringIO()
-    metrics = Metrics("prod", stream, FakeClock(NOW))
+    metrics = CloudWatchMetrics("prod", stream, FakeClock(NOW))
     threads = [threading.Thread(target=lambda: [metrics.put(dict.fromkeys(UNITS, 1)) for _ in range(50)]) for _ in "ab"]
     for thread in threads:
         thread.start()

@@ -1,4 +1,4 @@
-"""The same API on DynamoDB and S3 of the emulated cloud, and the deployed handlers in processes of their own."""
+"""The API on DynamoDB and S3 of the emulated cloud, and the deployed handlers in processes of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from baton.contract.errors import ErrorCode
 from baton.contract.names import Scope
-from functions.api.rules.group_scaling import AT_ONCE
+from functions.api.rules.group_scaling import JOBS_PER_CALL
 from functions.domain.jobs.transaction import Put
 from functions.domain.records import RuleStateRecord
 from functions.local.emulator import Emulator
@@ -126,7 +126,7 @@ def test_a_rule_scales_a_group_up_and_down_and_once(api: Api) -> None:
         return [job for job in api.get("/jobs").ok() if job["tags"].get("group") == group]
 
     training.heartbeat(step=5).ok()
-    assert len(jobs()) == 1 + AT_ONCE
+    assert len(jobs()) == 1 + JOBS_PER_CALL
     ordered = api.context.jobs.read(RuleStateRecord, training.id)
     assert ordered is not None and [order.copies for order in ordered.orders] == [45]
     api.sweep()

@@ -1,4 +1,4 @@
-"""The defects of the original orchestrator, by the number that docs and code know them under: none of them is ours."""
+"""The defects of the original orchestrator, by their number in docs and code: Baton has none of them."""
 
 from __future__ import annotations
 

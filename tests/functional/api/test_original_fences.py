@@ -1,4 +1,4 @@
-"""Clients of the original that lost their job: woken up behind its lease, hanging, or without a machine id."""
+"""Original clients that lost their job: resumed after the lease, hanging, or without a machine id."""
 
 from __future__ import annotations
 

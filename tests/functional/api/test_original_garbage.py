@@ -1,4 +1,4 @@
-"""Zips of original clients that no checkpoint names: none is stored for ever, and none goes that may be named."""
+"""Unregistered zips of original clients are deleted, and zips that may be registered stay."""
 
 from __future__ import annotations
 

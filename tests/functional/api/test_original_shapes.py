@@ -1,4 +1,4 @@
-"""The answers to clients of the original: its shapes, and every difference that functions/api/README.md lists."""
+"""Answers to original clients: the shapes, and every difference that functions/api/README.md lists."""
 
 from __future__ import annotations
 

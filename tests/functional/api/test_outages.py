@@ -1,4 +1,4 @@
-"""When the stores do not answer, or we have a defect: a clear answer, a line in the log, nothing half done."""
+"""Outages of the stores and defects: a clear answer, a log line, no partial write."""
 
 from __future__ import annotations
 

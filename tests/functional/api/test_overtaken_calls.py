@@ -1,4 +1,4 @@
-"""Calls that others overtake at the last moment, items that cannot be read, edges of time: each lost something once."""
+"""Calls overtaken by other calls, unreadable items, limits of time: each case lost data once."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_job_that_cannot_be_read_does_not_stop_the_sweeper_or_a_claim(
         swept = api.sweep()
     assert (swept.reclaimed, swept.left) == (2, 1)
     assert [api.job(one.id)["status"] for one in held] == ["running", "pending", "pending"]
-    assert "could not be looked after" in caplog.text
+    assert "could not be processed" in caplog.text
 
 
 # Retention
@@ -112,7 +112,7 @@ def test_retention_of_more_checkpoints_than_a_page_holds_destroys_none_that_is_k
     assert len(api.objects(prefix="packs/")) == len(kept)
 
 
-@pytest.mark.parametrize("method", ["let_go", "delete_many"])
+@pytest.mark.parametrize("method", ["remove_references", "delete_many"])
 def test_retention_that_was_overtaken_deletes_nothing_that_a_newer_commit_relies_on(
     api: Api, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,7 +125,7 @@ def test_retention_that_was_overtaken_deletes_nothing_that_a_newer_commit_relies
     held.commit(10, {"a": b"once", "own": b"10"}).ok()
     files = {"a": b"once", "own": b"30"}
     early: list[Answer] = []
-    store = api.context.packs if method == "let_go" else api.context.objects
+    store = api.context.packs if method == "remove_references" else api.context.objects
     monkeypatch.setattr(store, method, once(lambda: early.append(held.commit(30, files)), getattr(store, method)))
     held.commit(20, {"a": b"other", "own": b"20"}).ok()
     if method == "delete_many":

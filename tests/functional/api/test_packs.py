@@ -1,4 +1,4 @@
-"""Packs belong to the tenant: shared by its jobs, taken over from the dead, looked at again when in doubt."""
+"""Packs of a tenant: shared by jobs, taken over from lost jobs, checked again when suspect."""
 
 from __future__ import annotations
 

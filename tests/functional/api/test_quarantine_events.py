@@ -1,4 +1,4 @@
-"""Damaged objects of a ring that a worker reports: each becomes an event of the job, and nothing else does."""
+"""Reports of damaged ring objects: each becomes one event of the job."""
 
 from __future__ import annotations
 

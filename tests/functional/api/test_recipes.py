@@ -1,4 +1,4 @@
-"""Recipes of the API: registered once, shown, and what jobs become by them."""
+"""Recipes: registered once, shown, and rendered into jobs."""
 
 from __future__ import annotations
 

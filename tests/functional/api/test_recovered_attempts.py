@@ -1,4 +1,4 @@
-"""A worker that lives although its lease was revoked: its attempt goes on, while no other worker has the job."""
+"""A live worker recovers its revoked attempt while no other worker has the job."""
 
 from __future__ import annotations
 

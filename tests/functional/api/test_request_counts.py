@@ -1,4 +1,4 @@
-"""What the frequent calls cost in requests to AWS, counted at the client: the dispatcher on the emulated cloud.
+"""AWS requests of the frequent calls, counted at the client, with the dispatcher on the emulated cloud.
 
 The counts are exact, so they are tests; times are measured by `make bench` and never here.
 """

@@ -1,4 +1,4 @@
-"""After a commit: what the policy lets go of is deleted, byte for byte, and nothing else."""
+"""Retention after a commit deletes exactly the bytes that the policy does not keep."""
 
 from __future__ import annotations
 
@@ -101,13 +101,13 @@ def test_what_is_being_read_stays_until_its_urls_are_old(api: Api) -> None:
     assert stored(api, held) == ({"4-1"}, digests(b"weights at 4"))
 
 
-@pytest.mark.parametrize("failing", ["read", "get_many", "let_go", "delete_many"])
+@pytest.mark.parametrize("failing", ["read", "get_many", "remove_references", "delete_many"])
 def test_a_failure_of_the_store_does_not_undo_the_commit_and_is_made_good(
     api: Api, failing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     held = held_with(api, keep_last=1)
     held.commit(1).ok()
-    store = api.context.packs if failing in ("get_many", "let_go") else api.context.objects
+    store = api.context.packs if failing in ("get_many", "remove_references") else api.context.objects
     method = getattr(store, failing)
 
     def fail(*args: Any, **more: Any) -> Any:
@@ -172,17 +172,17 @@ def test_a_pack_that_another_job_takes_up_all_of_a_sudden_is_released(
 ) -> None:
     held = held_with(api, keep_last=1)
     held.commit(1).ok()
-    let_go = api.context.packs.let_go
+    remove_references = api.context.packs.remove_references
     (pack,) = api.context.packs.get_many(TENANT, digests(b"weights at 1")).values()
     sighting = PackSnapshot(Pack(blake3=pack.blake3, size_bytes=pack.size_bytes, crc64nvme=pack.crc64nvme), pack)
 
     def taking(*args: Any) -> set[str]:
         patched.undo()
         assert api.context.packs.add_references(TENANT, "another", [sighting])
-        return let_go(*args)
+        return remove_references(*args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(api.context.packs, "let_go", taking)
+        patched.setattr(api.context.packs, "remove_references", taking)
         held.commit(2).ok()
     assert holders(api, b"weights at 1") == {"another"}
     assert stored(api, held) == ({"2-1"}, digests(b"weights at 1", b"weights at 2"))

@@ -1,4 +1,4 @@
-"""Rings as their users and the processes of jobs see them: records, URLs, lists, removal; and nobody else's."""
+"""Rings for users and for the processes of jobs: records, URLs, lists, deletion, isolation of tenants."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from baton.contract.errors import ErrorCode
 from baton.contract.names import DATA_BUCKET, Scope, ring_token
 from baton.contract.rings import MAX_RECORD_BYTES
-from functions.api.http.settings import Settings
+from functions.api.http.settings import ControlPlaneSettings
 from functions.api.objects import rings
 from functions.storage.s3.object_headers import EXPIRING_TAGGING
 from tests.kits.api.harness import NOW, TENANT, Answer, Api, Held, memory_api
@@ -79,7 +79,7 @@ def test_who_made_a_ring_cannot_change_its_settings_or_bring_it_back(api: Api, m
     assert read(api, "ring.json") == {"ring.json": (SETTINGS, ID)}
     put(api, "samples/w/1", b"x")
     put(api, "samples/w/2", b"x")
-    monkeypatch.setattr(rings, "_LISTED", 1)
+    monkeypatch.setattr(rings, "_OBJECTS_PER_CALL", 1)
     assert api.call("DELETE", "/rings/shapes").ok()["done"] is False
     make(api).refused(ErrorCode.RING_NOT_FOUND, "ring")
     api.post("/rings/shapes/records", {"read": ["pointer"]}).refused(ErrorCode.RING_NOT_FOUND, "ring")
@@ -122,7 +122,7 @@ def test_objects_are_stored_once_and_fetched_by_url(api: Api) -> None:
 
 
 def test_samples_may_expire_where_the_bucket_is_told_so_and_manifests_never() -> None:
-    api = memory_api(settings=Settings(samples_expire=True))
+    api = memory_api(settings=ControlPlaneSettings(samples_expire=True))
     make(api)
     declared = {"key": "samples/w/2", "size_bytes": 1, "crc64nvme": "jC+ERbTL/Dw="}
     body = {"put": ["samples/w/1", "manifests/1"], "declared": [declared]}
@@ -215,7 +215,7 @@ def test_what_is_no_ring_or_no_key_is_refused_and_loses_nothing(api: Api) -> Non
         api.post("/rings/shapes/records", bad).refused(ErrorCode.INVALID_VALUE, "write.data")
         large = write(api, "pins/train", b"x" * (MAX_RECORD_BYTES + 1), 1)
         said = large.refused(ErrorCode.PAYLOAD_TOO_LARGE, "write.data")["message"]
-        assert f"pins/train has {MAX_RECORD_BYTES + 1} bytes; at most {MAX_RECORD_BYTES}" in said
+        assert f"pins/train has {MAX_RECORD_BYTES + 1} bytes; a record may have at most {MAX_RECORD_BYTES}" in said
     assert write(api, "pins/train", b"x" * MAX_RECORD_BYTES, 1).ok()["written"] is True
 
 
@@ -226,7 +226,7 @@ def test_a_ring_is_removed_with_all_that_is_in_it(api: Api, monkeypatch: pytest.
         write(api, f"inbox/w.{number}", b"", number)
         put(api, f"samples/w/{number}", b"x")
         write(api, f"inbox/w.{number}", b"", number, ring="other")
-    monkeypatch.setattr(rings, "_LISTED", 2)
+    monkeypatch.setattr(rings, "_OBJECTS_PER_CALL", 2)
     first = api.call("DELETE", "/rings/shapes").ok()
     assert first == {"removed": 7, "done": False}
     # From now on nobody is let in, and nobody makes it anew before it is gone.

@@ -1,4 +1,4 @@
-"""Rules of a job: given, changed while it runs, acknowledged, refused."""
+"""Rules of a job: stored, changed during a run, acknowledged, refused."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Rules that scale a group of jobs: copies of its newest one, its newest ones taken out, and what bounds either."""
+"""Rules that scale a group: copies of the newest job, removal of the newest jobs, bounds."""
 
 from __future__ import annotations
 
 import pytest
 
-from functions.api.rules.group_scaling import AT_ONCE
+from functions.api.rules.group_scaling import JOBS_PER_CALL
 from functions.domain.errors import StorageUnavailable
 from functions.domain.jobs.transaction import Transaction
 from functions.domain.records import RuleStateRecord
@@ -206,14 +206,14 @@ def test_a_hundred_copies_are_more_than_one_call_s_and_are_all_made(api: Api) ->
     generators(api)
     held = training(api, scaling(100, more=", most: 100"))
     held.heartbeat(step=5).ok()
-    assert len(live(api)) == 1 + AT_ONCE
+    assert len(live(api)) == 1 + JOBS_PER_CALL
     held.heartbeat(step=5).ok()
-    assert len(live(api)) == 1 + 2 * AT_ONCE
+    assert len(live(api)) == 1 + 2 * JOBS_PER_CALL
     api.sweep()
     assert len(live(api)) == 100
     api.call("PUT", f"/job/{held.id}/rules", {"text": scaling(-100, when="step >= 6")}).ok()
     held.heartbeat(step=6).ok()
-    assert len(live(api)) == 100 - AT_ONCE
+    assert len(live(api)) == 100 - JOBS_PER_CALL
     api.sweep()
     assert live(api) == []
     api.sweep()

@@ -1,4 +1,4 @@
-"""Groups that rules scale, where reading them takes long, others come in between, or a part cannot be done."""
+"""Scaling of groups with slow reads, concurrent changes, and partial failures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import functions.api.rules.group_scaling
 import functions.api.rules.rule_evaluation_runs
 from baton.contract.jobs import JobState
-from functions.api.rules.group_scaling import MAX_GROUPS, Carrying
+from functions.api.rules.group_scaling import MAX_GROUPS, ScaleOrderExecutor
 from functions.domain.errors import WriteConflict
 from functions.domain.jobs.transaction import Transaction
 from functions.domain.ports import ResultPage
@@ -30,7 +30,7 @@ def test_a_job_that_cannot_be_copied_keeps_no_rule_from_being_evaluated(
         raise ValueError("damaged")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Carrying, "_copied", broken)
+        patch.setattr(ScaleOrderExecutor, "_copy", broken)
         held.heartbeat(step=5).ok()
         api.clock.advance(301)
         api.sweep()
@@ -61,7 +61,7 @@ def test_who_was_taken_out_and_is_retried_meanwhile_is_not_taken_out_again(
     held = training(api, scaling(-1))
     with monkeypatch.context() as patch:
         # The function dies, or is slow, with the order done and not taken away.
-        patch.setattr(Carrying, "_settled", lambda _, rule_state, *__: rule_state)
+        patch.setattr(ScaleOrderExecutor, "_settle", lambda _, rule_state, *__: rule_state)
         held.heartbeat(step=5).ok()
     assert api.job(job_id)["state"] == "canceled"
     api.post(f"/job/{job_id}/retry").ok()
@@ -113,7 +113,7 @@ def test_a_tenant_s_jobs_are_read_once_for_all_groups_of_a_look(api: Api, monkey
     assert len(listings) == 3
     assert len(groups) == MAX_GROUPS
     assert [len(live(api, f"g{number}")) for number in (0, 1, 9, 10)] == [2, 2, 2, 1]
-    assert "may ask for 10 groups" in told(api, held.id)[-1][1]
+    assert "may read 10 groups" in told(api, held.id)[-1][1]
 
 
 def test_reading_a_group_is_no_slow_rule(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_who_has_been_paused_meanwhile_is_left_as_he_is(
     worker = api.claim(queue="generators", machine_id="m-0") if running else None
     held = training(api, scaling(-1))
     with monkeypatch.context() as patch:
-        patch.setattr(Carrying, "out", lambda _, rule_state, **__: rule_state)
+        patch.setattr(ScaleOrderExecutor, "execute", lambda _, rule_state, **__: rule_state)
         held.heartbeat(step=5).ok()
     api.post(f"/job/{job_id}/pause").ok()
     api.sweep()
@@ -160,11 +160,11 @@ def test_who_has_been_paused_meanwhile_is_left_as_he_is(
 
 def test_a_turn_of_the_sweeper_does_a_part_of_very_many(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lost machines' jobs are taken back behind it, in the same function."""
-    monkeypatch.setattr(functions.api.rules.group_scaling, "IN_A_TURN", 30)
+    monkeypatch.setattr(functions.api.rules.group_scaling, "JOBS_PER_SWEEP", 30)
     generators(api)
     held = training(api, scaling(100, more=", most: 100"))
     with monkeypatch.context() as patch:
-        patch.setattr(Carrying, "out", lambda _, rule_state, **__: rule_state)
+        patch.setattr(ScaleOrderExecutor, "execute", lambda _, rule_state, **__: rule_state)
         held.heartbeat(step=5).ok()
     held.complete().ok()
     found = []
@@ -186,21 +186,21 @@ def test_one_order_that_cannot_be_carried_out_keeps_nothing_else_waiting(
     do = ", ".join(f"{{scale: {{group: {group}, delta: {delta}}}}}" for group, delta in deltas.items())
     grow = f"{{name: grow, when: step >= 5, on: [heartbeat], do: [{do}]}}"
     held = training(api, f"rules: [{grow}, {{name: late, when: wall > 5m, on: timer, do: {{stop: failed}}}}]")
-    apply, copied = MemoryJobStore.apply, Carrying._copied
+    apply, copied = MemoryJobStore.apply, ScaleOrderExecutor._copy
 
     def busy_one(store: MemoryJobStore, change: Transaction) -> None:
         if change.job.id == busy["id"]:
             raise WriteConflict
         apply(store, change)
 
-    def damaged_one(carrying: Carrying, order: ScaleOrder, one: str) -> Transaction:
+    def damaged_one(carrying: ScaleOrderExecutor, order: ScaleOrder, one: str) -> Transaction:
         if order.group == "damaged":
             raise ValueError("damaged")
         return copied(carrying, order, one)
 
     with monkeypatch.context() as patch:
         patch.setattr(MemoryJobStore, "apply", busy_one)
-        patch.setattr(Carrying, "_copied", damaged_one)
+        patch.setattr(ScaleOrderExecutor, "_copy", damaged_one)
         held.heartbeat(step=5).ok()
         assert [len(live(api, group)) for group in deltas] == [1, 1, 2]
         api.clock.advance(301)

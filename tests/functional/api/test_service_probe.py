@@ -1,4 +1,4 @@
-"""The sweeper's probe: every part on the way of a heartbeat that does not answer counts as an outage."""
+"""The sweeper's probe: any failing part on the path of a heartbeat counts as an outage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from functions.api.operations.service_probe import PROBED_PATH, answers
+from functions.api.operations.service_probe import PROBED_PATH, probe_api
 from functions.domain.errors import StorageUnavailable
 from tests.kits.api.harness import Answer, Api
 
@@ -48,8 +48,8 @@ def test_an_api_that_refuses_an_unknown_key_answers_and_each_probe_has_another_k
         return api.request(method, path, headers=headers)
 
     with served(answer) as origin, api.unchanged():
-        assert answers(origin + PROBED_PATH)
-        assert answers(origin + PROBED_PATH)
+        assert probe_api(origin + PROBED_PATH)
+        assert probe_api(origin + PROBED_PATH)
     assert [call[:2] for call in seen] == 2 * [("POST", PROBED_PATH)]
     assert len({key for _, _, key in seen}) == 2
 
@@ -60,7 +60,7 @@ def test_an_outage_of_the_table_of_keys_is_seen(api: Api, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(api.context.tokens, "get_key", away)
     with served(lambda method, path, headers: api.request(method, path, headers=headers)) as origin:
-        assert not answers(origin + PROBED_PATH)
+        assert not probe_api(origin + PROBED_PATH)
 
 
 GATEWAY = {
@@ -84,11 +84,11 @@ def test_what_a_gateway_says_without_the_function_of_heartbeats_is_no_answer(api
         return api.request(method, path, headers=headers)
 
     with served(answer) as origin:
-        assert not answers(origin + PROBED_PATH)
+        assert not probe_api(origin + PROBED_PATH)
 
 
 def test_an_api_that_cannot_be_reached_does_not_answer() -> None:
     with served(lambda *_: Answer(200, {}, "")) as origin:
         pass
-    assert not answers(origin + PROBED_PATH)
-    assert answers(None)
+    assert not probe_api(origin + PROBED_PATH)
+    assert probe_api(None)

@@ -1,4 +1,4 @@
-"""What attempts have made of a file to share when they are cut off: later attempts at the job are given it."""
+"""Parts of a shared file from interrupted attempts: later attempts at the job receive them."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_of_files_without_end_not_all_are_looked_at(
     first.store_artifacts({f"{PARTS}/0000{number}.zip": b"x" for number in range(5)})
     lose(api)
     assert sorted(parts(next_attempt(api, first))) == [f"1/0000{number}.zip" for number in range(4)]
-    assert "not all that the job has shown" in caplog.text
+    assert "too many outputs to search" in caplog.text
 
 
 def test_names_that_only_look_like_parts_are_none(api: Api) -> None:

@@ -1,4 +1,4 @@
-"""What a complete job leaves for later ones of its tenant: who offers, who is given, and what may go wrong."""
+"""Shared outputs of complete jobs: published, delivered to later jobs, and failures."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_a_job_is_complete_though_it_cannot_be_offered(
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         patch.setattr(api.context.shared, "replace", away)
         assert held.post("/complete", body).ok()["state"] == "complete"
-    assert "not offered" in caplog.text
+    assert "are not published" in caplog.text
     assert given(claimed(api)) == []
     assert held.post("/complete", body).ok()["state"] == "complete"
     assert given(claimed(api)) == [b"images"], "a repeated call makes it good"

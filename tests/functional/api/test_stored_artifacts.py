@@ -1,4 +1,4 @@
-"""What attempts have stored can be seen before the end; only `complete` makes outputs of it. On both stores."""
+"""Stored artifacts are visible before the end; only `complete` makes them outputs. On both stores."""
 
 from __future__ import annotations
 

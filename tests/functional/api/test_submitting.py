@@ -1,4 +1,4 @@
-"""Submitting: once only with a key, all or none in a batch, and what is shown afterwards."""
+"""Submission: idempotent with a key, atomic checks of a batch, and the views afterwards."""
 
 from __future__ import annotations
 

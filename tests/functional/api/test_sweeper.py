@@ -1,4 +1,4 @@
-"""The sweeper's function: as much as its time allows, and its metrics although Lambda ends it."""
+"""The sweeper's function: work within its time, and metrics although Lambda ends the function."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from functions.api.operations.cloudwatch_metrics import Metrics
+from functions.api.operations.cloudwatch_metrics import CloudWatchMetrics
 from functions.api.operations.sweeper import sweep
 from functions.handlers import sweeper
 from tests.conformance.store_kit import NOW, claim, submit
@@ -33,7 +33,7 @@ def log(api: Api, monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """Put the sweeper on the API's stores, and return what it writes for CloudWatch."""
     log = io.StringIO()
     monkeypatch.setattr(sweeper, "context", api.context)
-    monkeypatch.setattr(sweeper, "metrics", Metrics("prod", log, api.clock))
+    monkeypatch.setattr(sweeper, "metrics", CloudWatchMetrics("prod", log, api.clock))
     return log
 
 

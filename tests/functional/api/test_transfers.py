@@ -1,4 +1,4 @@
-"""Tokens, uploads and downloads: every right is for one object, and no answer sends a client to another host."""
+"""Tokens, uploads and downloads: each right is for one object, and no answer redirects a client."""
 
 from __future__ import annotations
 

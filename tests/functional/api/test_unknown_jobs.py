@@ -1,4 +1,4 @@
-"""A job that does not exist and one of another tenant look alike, on every call."""
+"""Unknown jobs and other tenants' jobs receive the same answers from every call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large files and outputs uploaded in parts: begun, interrupted, gone on with, altered, overtaken, completed."""
+"""Multipart uploads of files and outputs: begun, interrupted, resumed, altered, overtaken, completed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from blake3 import blake3
 from baton.contract.base import MAX_OBJECT_BYTES
 from baton.contract.errors import ErrorCode
 from baton.contract.parts import MAX_PARTED_BYTES, count_parts, part_bytes_of
-from functions.api.http.settings import Settings
+from functions.api.http.settings import ControlPlaneSettings
 from functions.api.objects import multipart_uploads as parts_api
 from functions.local.emulator import Emulator
 from tests.kits.api.harness import TENANT, Answer, Api, Held, emulated_api, memory_api
@@ -155,7 +155,7 @@ def test_a_call_names_so_many_parts_and_looks_at_so_many_files(api: Api, monkeyp
     assert answer["pending"] == ["a", "b", "c", "d"]
     assert list(api.context.objects.multiparts(TENANT, DATA, "c")) == [], "not even begun"
     monkeypatch.setattr(parts_api, "MAX_PART_URLS", 100)
-    monkeypatch.setattr(parts_api, "MAX_LOOKS", 3)
+    monkeypatch.setattr(parts_api, "MAX_CHECKS", 3)
     answer = ask(api, wanted)
     assert answer["pending"] == ["a", "b", "c", "d"]
     assert {target["key"] for target in answer["uploads"]} == {"a", "b", "c"}
@@ -172,7 +172,7 @@ def test_a_call_names_so_many_parts_and_looks_at_so_many_files(api: Api, monkeyp
 
 def test_a_store_that_cannot_gets_one_upload(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects, "crc64nvme_of", checksum)
-    api = memory_api(settings=Settings(multipart=False))
+    api = memory_api(settings=ControlPlaneSettings(multipart=False))
     (target,) = ask(api, [declared(FILE, key="k")])["uploads"]
     assert target["part"] is None
     assert api.send("PUT", target["url"], target["headers"], FILE).status == 200
@@ -228,7 +228,7 @@ def test_what_one_put_cannot_carry_goes_up_in_parts() -> None:
 
 @pytest.mark.parametrize("multipart", [True, False])
 def test_what_one_put_cannot_carry_is_refused_without_parts(multipart: bool) -> None:
-    api = memory_api(settings=Settings(multipart=multipart))
+    api = memory_api(settings=ControlPlaneSettings(multipart=multipart))
     file = huge(MAX_OBJECT_BYTES + 1, key="k")
     output = huge(MAX_OBJECT_BYTES + 1, path="model", blake3="0" * 64)
     if multipart:
@@ -237,7 +237,7 @@ def test_what_one_put_cannot_carry_is_refused_without_parts(multipart: bool) -> 
     with api.unchanged():
         refused = api.post("/uploads", {"bucket": DATA, "files": [file]})
         said = refused.refused(ErrorCode.INVALID_VALUE, "files.0.size_bytes")["message"]
-        assert ("declare its parts" if multipart else "takes no parts: split it") in said
+        assert ("declare the file's parts" if multipart else "supports no parts") in said
         held.post(f"/job/{held.id}/artifacts", {"artifacts": [output]}).refused(
             ErrorCode.INVALID_VALUE, "artifacts.0.size_bytes"
         )

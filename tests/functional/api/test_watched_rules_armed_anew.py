@@ -1,4 +1,4 @@
-"""The control plane's rules that are changed while their condition holds: what was tried before acts afterwards."""
+"""Control-plane rules that change while their condition is true: the retried action runs afterwards."""
 
 from __future__ import annotations
 

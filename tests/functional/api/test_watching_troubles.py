@@ -1,4 +1,4 @@
-"""Rules of the control plane that fail, take too long, are too large, or meet what is not as it should be."""
+"""Control-plane rules that fail, take too long, are too large, or meet damaged state."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_look_that_fails_fails_no_heartbeat_and_after_three_nobody_looks(
     rule_state = api.context.jobs.read(RuleStateRecord, held.id)
     assert rule_state is not None and (rule_state.errors, rule_state.next_at) == (3, None)
     with api.unchanged():
-        assert looking.look_at_all(api.context.jobs, api.context.leases, api.clock.now()) == (0, 0, False)
+        assert looking.evaluate_due_jobs(api.context.jobs, api.context.leases, api.clock.now()) == (0, 0, False)
     api.call("PUT", f"/job/{held.id}/rules", {"text": RULES + "  # again"}).ok()
     beat(api, held)
     assert [kind for kind in api.events(held.id) if kind == "rule.fired"] == ["rule.fired"]
@@ -67,7 +67,7 @@ def test_a_look_that_takes_too_long_is_one_in_vain(api: Api, monkeypatch: pytest
     monkeypatch.setattr(looking.time, "thread_time", lambda: next(ticks))
     beat(api, held)
     assert errors(api, held.id) == [
-        "the rules cannot be checked in the control plane: a look took 1.5 s; it may take 1 s"
+        "the rules cannot be checked in the control plane: an evaluation took 1.5 s; the limit is 1 s"
     ]
 
 
@@ -96,7 +96,7 @@ def test_storage_that_is_away_fails_no_heartbeat(
             patch.setattr(MemoryJobStore, call, away)
         else:
             patch.setattr(MemoryJobStore, "read", reading(call, away))
-        looking._read_rules.cache_clear()
+        looking._load_revision.cache_clear()
         assert beat(api, held)["directive"] == "continue"
     beat(api, held)
     assert api.events(held.id).count("rule.fired") == 1

@@ -1,4 +1,4 @@
-"""Rules of the control plane where much is watched, storage is slow, machines change, and money is at stake."""
+"""Control-plane rules with many jobs, slow storage, changing machines, and costs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COST = "rules: [{name: here, when: cost > 1, do: %s}]"
 ECC = """
 signals: {ecc: uncorrectable}
 rules:
-  - {name: here, when: log.ecc > 0, on: [heartbeat, timer, state], cooldown: 1m, do: {requeued: {exclude_host: true}}}
+  - {name: here, when: log.ecc > 0, on: [heartbeat, timer, state], cooldown: 1m, do: {requeue: {exclude_host: true}}}
 """
 
 

@@ -1,4 +1,4 @@
-"""Webhooks as their owner sees them: made, listed, named by jobs, told again, deleted; and nobody else's."""
+"""Webhooks: created, listed, named by jobs, replayed, deleted, isolated by tenant."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def api() -> Api:
 
 def waiting(api: Api) -> list[tuple[str, int, str]]:
     """Webhook, number and repetition of what is in line."""
-    line = api.context.line
+    line = api.context.delivery_queue
     assert isinstance(line, FakeLine)
     return [(hook, event.seq, repetition) for hook, event, repetition in line.waiting]
 

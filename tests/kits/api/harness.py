@@ -17,14 +17,14 @@ from blake3 import blake3
 
 from baton.contract.errors import ErrorCode
 from baton.contract.names import BUCKETS, CHECKPOINTS_BUCKET, DATA_BUCKET, Scope
-from functions.api.admin.keys import new_key
+from functions.api.admin.keys import generate_key
 from functions.api.checkpoints.retention import run_due_retentions
 from functions.api.http.authorizer import authorize
 from functions.api.http.context import Context
 from functions.api.http.dispatch import dispatch
 from functions.api.http.route import Route, all_routes
-from functions.api.http.settings import Settings
-from functions.api.operations.sweeper import Swept, sweep
+from functions.api.http.settings import ControlPlaneSettings
+from functions.api.operations.sweeper import SweepResult, sweep
 from functions.domain.jobs.lease_expiry import ReclaimWatermark
 from functions.local.emulator import Emulator
 from functions.local.gateway.lambda_events import (
@@ -106,7 +106,7 @@ class Api:
 
     def issue(self, tenant: str, *scopes: Scope, expires_at: int | None = None) -> str:
         """A fresh key, stored."""
-        key, whole = new_key(
+        key, whole = generate_key(
             self.context.random,
             tenant=tenant,
             name="test",
@@ -212,7 +212,7 @@ class Api:
         """Committed checkpoints by step."""
         return {item["step"]: item for item in self.get(f"/job/{job_id}/checkpoints").ok()["checkpoints"]}
 
-    def sweep(self) -> Swept:
+    def sweep(self) -> SweepResult:
         """Run the sweeper as if its runs since the last one, one each second, had seen no outage."""
         leases, now = self.context.leases, self.clock.now()
         seen = leases.reclaim_watermark()
@@ -372,15 +372,15 @@ def quoted(key: str) -> str:
     return quote(key, safe="/")
 
 
-def memory_api(*, seed: int = 1, settings: Settings | None = None) -> Api:
+def memory_api(*, seed: int = 1, settings: ControlPlaneSettings | None = None) -> Api:
     """On the twins in memory."""
-    return _api(memory_cloud(), settings or Settings(), seed)
+    return _api(memory_cloud(), settings or ControlPlaneSettings(), seed)
 
 
 def emulated_api(emulator: Emulator, *, seed: int = 1) -> Api:
     """On the emulated cloud, with tables and buckets of its own."""
     cloud = MinistackClients.of(emulator).cloud()
-    settings = Settings(
+    settings = ControlPlaneSettings(
         table_prefix=cloud.prefix,
         data_bucket=cloud.buckets[DATA_BUCKET],
         checkpoints_bucket=cloud.buckets[CHECKPOINTS_BUCKET],
@@ -389,7 +389,7 @@ def emulated_api(emulator: Emulator, *, seed: int = 1) -> Api:
     return _api(cloud, settings, seed)
 
 
-def _api(cloud: Cloud, settings: Settings, seed: int) -> Api:
+def _api(cloud: Cloud, settings: ControlPlaneSettings, seed: int) -> Api:
     clock = FakeClock(NOW)
     context = Context(
         jobs=cloud.jobs,
@@ -401,7 +401,7 @@ def _api(cloud: Cloud, settings: Settings, seed: int) -> Api:
         webhooks=cloud.webhooks,
         recipes=cloud.recipes,
         rings=cloud.rings,
-        line=FakeLine(),
+        delivery_queue=FakeLine(),
         clock=clock,
         random=SeededRandomness(seed),
         settings=settings,

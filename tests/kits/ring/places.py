@@ -11,7 +11,8 @@ import pytest
 
 from baton.contract.names import DATA_BUCKET, RING_SETTINGS
 from baton.contract.rings import is_object
-from functions.domain.rings import RingStore, StoredRing
+from functions.domain.access.rings import StoredRing
+from functions.domain.ports import RingStore
 from functions.local.emulator import Emulator
 from gpu_client.ring.store import uri
 from tests.kits.api.harness import TENANT

@@ -282,7 +282,7 @@ def test_its_fields_are_those_of_the_config_with_their_defaults_and_bounds() -> 
 
 
 def test_its_default_rate_is_the_original_s() -> None:
-    job, columns = legacy_api.as_job(DreamboothSubmit(instance_data_prefix="dogs/", **NEEDED), "j-1")
+    job, columns = legacy_api.convert_job(DreamboothSubmit(instance_data_prefix="dogs/", **NEEDED), "j-1")
     assert columns["learning_rate"] == job.parameters["learning_rate"] == 2e-6
 
 
@@ -306,7 +306,7 @@ def without_a_class_that_has_no_name(asked: dict[str, Any]) -> dict[str, Any]:
 @given(flat_bodies(), st.sampled_from([{}, {"class_prompt": ""}, {"validation_prompt": ""}]))
 def test_a_flat_payload_is_taken_if_the_script_would_take_it(body: dict[str, Any], change: dict[str, Any]) -> None:
     body = body | change
-    job, columns = legacy_api.as_job(DreamboothSubmit(instance_data_prefix="dogs/", **body), "j-1")
+    job, columns = legacy_api.convert_job(DreamboothSubmit(instance_data_prefix="dogs/", **body), "j-1")
     recipe = recipe_of(legacy_api.RECIPE)
     faults = parameter_faults(recipe, job.parameters)
     # The original's rule: its epochs count if there are more than 1 of them.
@@ -325,7 +325,7 @@ def test_a_field_of_the_flat_payload_has_the_bounds_of_the_script(name: str) -> 
     spec = recipe_of(legacy_api.RECIPE).parameters[name]
     for value in edges(spec):
         try:
-            job, _ = legacy_api.as_job(
+            job, _ = legacy_api.convert_job(
                 DreamboothSubmit.model_validate(NEEDED | {"instance_data_prefix": "dogs/", name: value}), "j-1"
             )
         except ValidationError:
