@@ -1,6 +1,6 @@
-"""API keys at rest, and whether one that is presented opens anything.
+"""Store and authenticate API keys.
 
-Imports nothing but the standard library and names: the authorizer starts without pydantic.
+The module imports only the standard library and names, because the authorizer starts without pydantic.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from baton.contract.names import KEY_ID_PATTERN, KEY_PREFIX, Scope
 
 @dataclass(frozen=True, kw_only=True)
 class ApiKey:
-    """An API key at rest: the secret's SHA-256 only."""
+    """API key at rest, with the SHA-256 of the secret only."""
 
     id: str
     tenant: str
@@ -30,20 +30,20 @@ class ApiKey:
 
 
 class KeyReader(Protocol):
-    """Where keys are looked up. May raise StorageUnavailable."""
+    """Reader of API keys. May raise StorageUnavailable."""
 
     def get_key(self, key_id: str) -> ApiKey | None: ...
 
 
 def token_digest(token: str) -> str:
-    """SHA-256, hex, of a token or of a key's secret: all that is kept of it. 256 random bits need no slow hash."""
+    """Return the hexadecimal SHA-256 of a token or a secret. 256 random bits need no slow hash."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def authenticate(keys: KeyReader, presented: str, now: int) -> ApiKey | ErrorCode:
-    """Whose key this is, or why it is refused.
+    """Return the key that was presented, or the error code of the refusal.
 
-    Unknown ids cost the same comparison as wrong secrets, and only who knows the secret learns more than "unknown".
+    Unknown ids cost the same comparison as wrong secrets, and only a caller with the secret learns more than "unknown".
     """
     prefix, _, rest = presented.partition("_")
     key_id, _, secret = rest.partition("_")

@@ -1,4 +1,4 @@
-"""Whether a token that follows from a lease opens rings. Loads as little as api_keys.py: the authorizer needs it."""
+"""Authenticate tokens that follow from a lease and open rings. The authorizer loads the module without pydantic."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from baton.contract.names import RING_TOKEN_PREFIX
 from functions.domain.access.api_keys import token_digest
 
 RING_TOKEN_GRACE_S = 3600
-"""A lease that ran out and was not taken back may be proved again (leases.REPROOF_WINDOW_S): its rings stay open."""
+"""Time after the end of a lease in which its rings stay open, because a heartbeat may still prove the lease again
+(leases.REPROOF_WINDOW_S)."""
 
 _TOKEN = re.compile(rf"{RING_TOKEN_PREFIX}_([0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})_([0-9a-f]{{64}})")
 
 
 class RingLease(Protocol):
-    """What of a lease matters here."""
+    """Fields of a lease that the authentication of a ring token reads."""
 
     @property
     def tenant(self) -> str: ...
@@ -37,24 +38,24 @@ class RingLease(Protocol):
 
 
 class RingLeaseReader(Protocol):
-    """Where leases are looked up. May raise StorageUnavailable."""
+    """Reader of leases. May raise StorageUnavailable."""
 
     def get(self, job_id: str) -> RingLease | None: ...
 
 
 def is_ring_token(presented: str) -> bool:
-    """Whether this is meant to be one, rather than an API key."""
+    """Return True if the presented text has the prefix of ring tokens."""
     return presented.startswith(f"{RING_TOKEN_PREFIX}_")
 
 
 def parse_job_id(presented: str) -> str:
-    """The job that a token names; empty for what is none."""
+    """Return the job id in a token; "" for a malformed token."""
     found = _TOKEN.fullmatch(presented)
     return found[1] if found else ""
 
 
 def authenticate_ring_token(leases: RingLeaseReader, presented: str, now: int) -> RingLease | ErrorCode:
-    """The lease whose rings are opened, or why none is. Who does not know the secret learns no more than "unknown"."""
+    """Return the lease whose rings the token opens, or an error code; "unknown" for a caller without the secret."""
     found = _TOKEN.fullmatch(presented)
     lease = leases.get(found[1]) if found else None
     expected = (lease.ring_token_sha256 if lease else None) or token_digest("")

@@ -9,7 +9,7 @@ from baton.contract.names import RINGS_PREFIX
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRing:
-    """One ring. `id` tells it from others that had, or will have, its name."""
+    """Ring of a tenant. `id` distinguishes the ring from earlier and later rings of the same name."""
 
     tenant: str
     name: str
@@ -19,18 +19,18 @@ class StoredRing:
     removing: bool = False
 
     def object_key(self, key: str) -> str:
-        """Where an object of it lies in the tenant's part of the bucket."""
+        """Return the key of an object of the ring in the tenant's part of the bucket."""
         return f"{self.objects_prefix}{key}"
 
     @property
     def objects_prefix(self) -> str:
-        """Where all of them lie."""
+        """Return the prefix of all objects of the ring."""
         return f"{RINGS_PREFIX}{self.name}/{self.id}/"
 
 
 @dataclass(frozen=True)
 class RingRecord:
-    """A record as it is now, and what tells it from any other content that it had or will have."""
+    """Content of a record, and a version that no other content of the record has."""
 
     data: bytes
     version: str

@@ -1,4 +1,4 @@
-"""Where events may be delivered, how they are signed, and how long and how often it is tried."""
+"""Check addresses of webhooks, sign deliveries, and schedule retries."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from functions.domain.record_base import Record
 
 GIVE_UP_AFTER_S = 86_400
 BACKOFF_S = (5, 15, 60, 300, 900, 1800, 3600)
-"""After the first, second, ... failed attempt; the last one from then on."""
+"""Retry delays after the first, second, ... failed attempt; the last delay repeats."""
 
 METADATA = frozenset(map(ipaddress.ip_address, ("169.254.169.254", "168.63.129.16", "100.100.100.200")))
-"""What clouds answer questions about themselves on, the public ones among them included."""
+"""Metadata addresses of clouds, public ones included."""
 
 _NETWORKS = (
     ("0.0.0.0/32", "an unspecified address"),
@@ -68,11 +68,11 @@ _UNICAST = ipaddress.ip_network("2000::/3")
 MAX_NAME = 253
 _NAME = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
 _NUMBER = re.compile(r"(.*\.)?([0-9]+|0x[0-9a-f]*)")
-"""What ends in a number is no name but an IPv4 address: in decimal, octal or hexadecimal, in one to four parts."""
+"""Host that ends in a number, and is therefore an IPv4 address in decimal, octal or hexadecimal notation."""
 
 
 class Webhook(Record):
-    """Somebody who is told. `types` empty: of everything. `secret`: signs what is sent."""
+    """Address that receives events. `types` empty: all types. `secret`: signs each delivery."""
 
     id: str
     tenant: str
@@ -83,19 +83,19 @@ class Webhook(Record):
     created_at: int
 
     def wants(self, type_: str, named: str | None) -> bool:
-        """Whether it is told of an event of a job that named the webhook `named`."""
+        """Return True if the webhook receives an event of a job that named the webhook `named`."""
         return (self.every_job or self.id == named) and (not self.types or type_ in self.types)
 
 
 class Delivery(Record):
-    """How one event's delivery to one webhook stands."""
+    """State of the delivery of one event to one webhook."""
 
     webhook_id: str
     job_id: str
     seq: int
     type: EventType
     at: int
-    """The event's own instant: the log is in its order."""
+    """Instant of the event, by which the delivery log is sorted."""
     state: DeliveryState
     attempts: int
     last_at: int
@@ -104,13 +104,13 @@ class Delivery(Record):
 
     @property
     def place(self) -> tuple[int, str, int]:
-        """Where it is in the webhook's list."""
+        """Return the position in the webhook's delivery log."""
         return self.at, self.job_id, self.seq
 
 
 @dataclass(frozen=True)
 class WebhookTarget:
-    """A webhook's address, taken apart. `trusted`: the one origin that a test may name, to which no rule applies."""
+    """Parsed address of a webhook. `trusted`: the origin that a test configures and no rule refuses."""
 
     host: str
     port: int
@@ -120,13 +120,13 @@ class WebhookTarget:
 
     @property
     def host_header(self) -> str:
-        """With the port where it is not the usual one."""
+        """Return the Host header, with the port unless the port is the default."""
         name = f"[{self.host}]" if ":" in self.host else self.host
         return name if self.port == (443 if self.secure else 80) else f"{name}:{self.port}"
 
 
 def parse_target(url: str, test_origin: str | None = None) -> WebhookTarget:
-    """The parts of a webhook's address.
+    """Parse the address of a webhook.
 
     Raises Refusal(INVALID_VALUE) unless it is https, without user and fragment, and names no host that is refused.
     """
@@ -154,7 +154,7 @@ def parse_target(url: str, test_origin: str | None = None) -> WebhookTarget:
 
 
 def address_problem(address: str) -> str | None:
-    """Why nothing is sent to an IP address; None if it is a public one."""
+    """Return why an IP address is refused; None for a public address."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:
@@ -173,18 +173,18 @@ def address_problem(address: str) -> str | None:
 
 
 def signature(secret: str, at: int, body: bytes) -> str:
-    """The header `baton-signature`: HMAC-SHA256 over `<at>.<body>`."""
+    """Return the header `baton-signature`: HMAC-SHA256 over `<at>.<body>`."""
     digest = hmac.new(secret.encode(), b"%d." % at + body, hashlib.sha256).hexdigest()
     return f"t={at},v1={digest}"
 
 
 def backoff_s(attempts: int) -> int:
-    """Seconds until the next attempt after so many."""
+    """Return the retry delay in seconds after `attempts` failures."""
     return BACKOFF_S[min(attempts, len(BACKOFF_S)) - 1]
 
 
 def _check_host(host: str) -> None:
-    """Refuse what is neither a public address nor a name; a name is judged by what it resolves to."""
+    """Refuse a host that is neither a public address nor a name. Delivery checks the addresses of a name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

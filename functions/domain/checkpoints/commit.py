@@ -1,4 +1,4 @@
-"""Committing checkpoints, and what becomes of damaged ones."""
+"""Commit checkpoints, mark damaged ones, and list the checkpoints to resume from."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from functions.domain.records import Attempt, CheckpointRecord, Job
 
 
 def past(job: Job, step: int, epoch: int) -> bool:
-    """True if a manifest of this step and attempt that is no checkpoint can never become one."""
+    """Return True if a manifest of this step and attempt that is not committed can never be committed."""
     newest = -1 if job.checkpoint_step is None else job.checkpoint_step
     return job.state.terminal or (epoch, step) <= (job.epoch, newest)
 
 
 def is_committed(job: Job, existing: CheckpointRecord | None, manifest: Manifest, digest: str) -> bool:
-    """True if this very manifest is committed: the call was repeated. Refuses what cannot be committed."""
+    """Return True if this manifest is committed, as in a repeated call. Refuses a manifest that cannot be committed."""
     require_running(job)
     if manifest.job_id != job.id:
         raise Refusal(ErrorCode.INVALID_VALUE, f"The manifest is for job {manifest.job_id}.", field="job_id")
@@ -41,7 +41,7 @@ def is_committed(job: Job, existing: CheckpointRecord | None, manifest: Manifest
 
 
 def require_newer(job: Job, step: int) -> None:
-    """Within the history that the next attempt would resume, steps only rise."""
+    """Refuse a step that is not beyond the newest checkpoint of the job's history."""
     if job.checkpoint_step is not None and step <= job.checkpoint_step:
         raise Refusal(
             ErrorCode.STEP_NOT_NEWER,
@@ -53,11 +53,11 @@ def require_newer(job: Job, step: int) -> None:
 def commit(
     job: Job, fence: Fence | None, record: CheckpointRecord, *, now: int, progress_by: int | None = None
 ) -> Transaction:
-    """The checkpoint exists from here on: every byte of it is stored and verified.
+    """Commit a checkpoint whose bytes are all stored and verified.
 
-    Without `fence` the caller has read the lease behind `job` and found it live: what ends a lease raises the job's
-    `rev`, and nothing else but time does; the fence would compare it with the same instant. `progress_by`: when an
-    original client has to show progress next.
+    Without `fence` the caller has read the lease after `job` and found the lease live. Every write that ends a lease
+    raises the job's `rev`, therefore the condition on `rev` replaces the fence. `progress_by`: the instant until which
+    an original client must show progress next.
     """
     require_running(job)
     if record.epoch != job.epoch:
@@ -93,7 +93,7 @@ def commit(
 
 
 def resumable(job: Job, records: Iterable[CheckpointRecord]) -> list[CheckpointRecord]:
-    """What an attempt may resume from, newest first: sound, and of the history that the job continues."""
+    """Return the undamaged checkpoints of the job's history, newest first."""
     sound = (record for record in records if not record.damaged and job.in_history(record))
     return sorted(sound, key=lambda record: record.step, reverse=True)
 
@@ -108,9 +108,9 @@ def mark_damaged(
     message: str,
     now: int,
 ) -> Transaction:
-    """The bytes of `record` do not verify: the next one to resume from is `fallback`, and steps go on from there.
+    """Mark a checkpoint whose bytes do not verify; the job continues from `fallback`.
 
-    `attempt`: the job's present one. If it was to resume from `record`, it resumes from `fallback` instead.
+    `attempt`: the present attempt, which resumes from `fallback` instead of `record`.
     """
     require_running(job)
     updates: dict[str, int | None] = {}

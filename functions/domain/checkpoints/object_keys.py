@@ -15,7 +15,7 @@ _ZIP_STEP = re.compile(r"(?:^|/)checkpoint-([0-9]{1,12})(?:\.zip)?\Z")
 
 
 def job_prefix(job_id: str) -> str:
-    """Everything of a job in the checkpoints bucket lies below this."""
+    """Return the prefix of all objects of a job in the checkpoints bucket."""
     return f"jobs/{job_id}/"
 
 
@@ -23,43 +23,43 @@ PACKS = "packs/"
 
 
 def pack_key(blake3: str) -> str:
-    """Where the pack with this digest lies, for all jobs of a tenant; create-only."""
+    """Return the key of a pack, which all jobs of a tenant share; create-only."""
     return f"{PACKS}{blake3}"
 
 
 def manifests_prefix(job_id: str) -> str:
-    """All manifests of a job lie below this."""
+    """Return the prefix of all manifests of a job."""
     return f"{job_prefix(job_id)}manifests/"
 
 
 def manifest_key(job: Job, step: int, blake3: str) -> str:
-    """Where the manifest of a checkpoint lies; create-only.
+    """Return the key of a checkpoint's manifest; create-only.
 
-    An attempt that goes back behind what it had committed (that was damaged) may write the same manifest again, while
-    a retention is still deleting it. So it gets another name.
+    After damage an attempt may write the same manifest again while retention still deletes the first one. Therefore
+    the second manifest has another key.
     """
     again = job.lapsed_step is not None and step <= job.lapsed_step
     return f"{manifests_prefix(job.id)}{step}-{job.epoch}-{f'{job.rev}-' if again else ''}{blake3}.json"
 
 
 def parse_manifest_key(job_id: str, manifest_key: str) -> tuple[int, int] | None:
-    """What the key of one of the job's manifests says; None for a key of another kind."""
+    """Return step and epoch in the key of a manifest of the job; None for a key of another kind."""
     named = _MANIFEST_NAME.fullmatch(manifest_key.removeprefix(manifests_prefix(job_id)))
     return None if named is None else (int(named[1]), int(named[2]))
 
 
 def artifacts_prefix(job_id: str) -> str:
-    """What all attempts at a job store of outputs lies below this, by epoch."""
+    """Return the prefix of the outputs of all attempts of a job; the epoch follows."""
     return f"{job_prefix(job_id)}artifacts/"
 
 
 def artifact_key(job_id: str, epoch: int, path: str) -> str:
-    """Where an attempt stores an output. The epoch keeps a paused machine away from a later attempt's files."""
+    """Return the key of an attempt's output. The epoch keeps a paused machine away from files of a later attempt."""
     return f"{artifacts_prefix(job_id)}{epoch}/{path}"
 
 
 def attempts_prefix(job_id: str) -> str:
-    """Return what all keys of objects that original clients stored for the job begin with."""
+    """Return the prefix of all objects that original clients stored for the job."""
     return f"jobs/{job_id}/attempt-"
 
 

@@ -1,6 +1,6 @@
-"""Who holds the packs that checkpoints consist of: what a commit may rely on, and what retention may delete.
+"""Decide which packs a commit may rely on, and which packs retention may delete.
 
-Each rule decides from an item as it was read, and the write is conditional on the item still being so. Docs:
+Each decision is made from an item as it was read, and the write requires the item to be unchanged. The design is in
 docs/decisions/0007-chunks-in-packs.md.
 """
 
@@ -16,31 +16,31 @@ from functions.domain.jobs.transaction import Delete, Transaction, write_job
 from functions.domain.records import Job, PackRecord
 
 FUNCTION_TIMEOUT_S = 25
-"""How long one call of the API may take; the deployed functions are ended then."""
+"""Longest time that one call of the API may take; Lambda ends the function then."""
 SWEEPER_TIMEOUT_S = 55
-"""The same for the sweeper: a sweep ends before the next one begins."""
+"""Longest time that a sweep may take: a sweep ends before the next sweep begins."""
 DEAD_AFTER_S = 2 * FUNCTION_TIMEOUT_S
-"""Whoever condemned a pack so long ago has deleted it or is dead. The second half is for clocks that differ, and for a
-request that the network has delivered late."""
+"""Age of a condemnation at which its function has deleted the pack or is dead. The second half allows for clocks that
+differ and for a request that the network delivers late."""
 CONDEMNED_KEPT_S = 86_400
-"""How long the item of a condemned pack stays; any commit that read it as it was before has ended by then."""
+"""TTL of the item of a condemned pack; exceeds the longest commit."""
 
 
 @dataclass(frozen=True)
 class PackSnapshot:
-    """A pack as a manifest declares it, and its item as it was read; None if there was none."""
+    """A pack as a manifest declares the pack, and the pack's item as it was read; None for no item."""
 
     pack: Pack
     record: PackRecord | None
 
     def referenced_by(self, job_id: str) -> bool:
-        """True if the item named the job as a holder."""
+        """Return True if the item has a reference of the job."""
         return self.record is not None and job_id in self.record.jobs
 
 
 @dataclass(frozen=True, kw_only=True)
 class CondemnPack:
-    """Nobody may rely on the pack from here on; its object will be deleted. Refused unless its item is as `seen`."""
+    """Condemn a pack: no commit may rely on the pack, and the object will be deleted. Requires the item `seen`."""
 
     pack: Pack
     seen: PackRecord | None
@@ -49,7 +49,7 @@ class CondemnPack:
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasePack:
-    """The job holds the pack no longer; others do. Refused unless its item is as `seen`."""
+    """Remove the job's reference to a pack that other jobs reference. Requires the item to be `seen`."""
 
     pack: Pack
     seen: PackRecord
@@ -59,17 +59,19 @@ PackWrite = CondemnPack | ReleasePack
 
 
 def needs_verification(job_id: str, sighting: PackSnapshot, now: int) -> bool:
-    """True if only the object store can say whether the pack is there; False if the job has seen it and holds it.
+    """Return True if the object store must be asked for the pack; False if the job has a reference to the pack.
 
-    Refuses a pack that is being deleted, which passes by itself, and one that was verified with another size or
-    checksum: whoever declares that is wrong.
+    Refuses a pack that is being deleted, a condition that passes, and a pack that was verified with another size or
+    checksum than the manifest declares.
     """
     pack, record = sighting.pack, sighting.record
     if record is None:
         return True
     if record.condemned_at is not None:
         if now - record.condemned_at < DEAD_AFTER_S:
-            raise Refusal(ErrorCode.CONFLICT, f"Pack {pack.blake3} is just being deleted: nothing named it any more.")
+            raise Refusal(
+                ErrorCode.CONFLICT, f"Pack {pack.blake3} is being deleted, because no checkpoint referenced the pack."
+            )
         return True
     if record.doubted:
         return True
@@ -84,7 +86,7 @@ def needs_verification(job_id: str, sighting: PackSnapshot, now: int) -> bool:
 
 
 def may_reference(sighting: PackSnapshot, current: PackRecord | None) -> bool:
-    """True if what was seen of the object store still stands: the pack has not been deleted in between."""
+    """Return True if the pack cannot have been deleted since the object store was asked."""
     pack, seen = sighting.pack, sighting.record
     if seen is None or current is None:
         return seen is current
@@ -96,7 +98,7 @@ def may_reference(sighting: PackSnapshot, current: PackRecord | None) -> bool:
 
 
 def referenced_record(tenant: str, job_id: str, pack: Pack, current: PackRecord | None, version: str) -> PackRecord:
-    """The item once the job holds the pack too. A job that holds it already lets go of nothing it decided before."""
+    """Return the item with the job's reference and a new version, which invalidates earlier decisions to release."""
     return PackRecord(
         tenant=tenant,
         blake3=pack.blake3,
@@ -108,14 +110,14 @@ def referenced_record(tenant: str, job_id: str, pack: Pack, current: PackRecord 
 
 
 def may_release(write: PackWrite, current: PackRecord | None) -> bool:
-    """True if the item is as it was when the decision was made: nobody has come to hold the pack since."""
+    """Return True if the item is unchanged since the decision: no job has added a reference."""
     if write.seen is None or current is None:
         return write.seen is current
     return current.version == write.seen.version
 
 
 def released_record(tenant: str, job_id: str, write: PackWrite, current: PackRecord | None, version: str) -> PackRecord:
-    """The item of a pack once the job has let go of it."""
+    """Return the item of a pack after a release or a condemnation."""
     if isinstance(write, ReleasePack):
         return (current or write.seen).model_copy(
             update={"jobs": (current or write.seen).jobs - {job_id}, "version": version}
@@ -132,13 +134,14 @@ def released_record(tenant: str, job_id: str, write: PackWrite, current: PackRec
 
 
 def release_plan(job_id: str, sightings: Iterable[PackSnapshot], ends_by: int) -> list[PackWrite]:
-    """What a job does about packs that none of its checkpoints names any more: condemn what nobody else holds, release
-    what somebody does, and leave alone what is not the job's.
+    """Return the writes for packs that no checkpoint of the job references any more.
 
-    `ends_by`: until when the function that condemns them may live. What it condemns counts from there, so that it is
-    dead when others take that over; for the sweeper that is an instant that lies ahead, at first.
+    Packs without references of other jobs are condemned, packs with such references are released, and packs without a
+    reference of the job are left alone. A condemned pack is condemned again, because the function that condemned the
+    pack may be dead and a second deletion is harmless.
 
-    What is condemned already is condemned again, by whomever: he may be dead, and to delete twice does no harm.
+    `ends_by`: latest end of the calling function. A condemnation counts from that end, so that the function is dead
+    when another function takes over; for the sweeper the instant may lie in the future.
     """
     at = ends_by - FUNCTION_TIMEOUT_S
     writes: list[PackWrite] = []
@@ -151,7 +154,10 @@ def release_plan(job_id: str, sightings: Iterable[PackSnapshot], ends_by: int) -
     return writes
 
 
-def delete_records(job: Job, forgotten: Sequence[Delete]) -> Transaction:
-    """Forget records, and raise the job's `rev`: a commit that has looked at its packs, and a command that has chosen a
-    checkpoint, must look again. Only behind it are the packs let go that were read before."""
-    return write_job(job.model_copy(update={"rev": job.rev + 1})).also(*forgotten)
+def delete_records(job: Job, deletes: Sequence[Delete]) -> Transaction:
+    """Delete records and raise the job's `rev`.
+
+    A commit that has read its packs, and a command that has chosen a checkpoint, then conflict and read again. Packs
+    are released only after this write.
+    """
+    return write_job(job.model_copy(update={"rev": job.rev + 1})).also(*deletes)

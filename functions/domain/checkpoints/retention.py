@@ -1,4 +1,4 @@
-"""Which committed checkpoints stay."""
+"""Select the committed checkpoints that stay, and the time of the sweeper's retention."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from functions.domain.jobs.transaction import Transaction, write_job
 from functions.domain.records import CheckpointRecord, Job
 
 MAX_TAGS = 20
-"""Of one job whose checkpoints are kept."""
+"""Number of tags of a job whose newest checkpoints are kept."""
 
 
 def next_try_at(job: Job, now: int) -> int:
-    """When it is tried again for an ended job: more and more seldom, should it never succeed."""
+    """Return when retention of an ended job is retried; the intervals grow with each failure."""
     ended_at = max(job.completed_at or 0, job.failed_at or 0, job.canceled_at or 0)
     return now + max(LATE_AFTER_S, now - (ended_at or now))
 
 
 def schedule_retention(job: Job, at: int | None) -> Transaction:
-    """Leave word when the sweeper must run retention for an ended job; None for never again."""
+    """Schedule the sweeper's retention of an ended job at `at`; None for never again."""
     return write_job(job.model_copy(update={"rev": job.rev + 1, "retention_at": at}))
 
 
@@ -32,7 +32,7 @@ def expendable(
     now: int,
     in_history: Callable[[CheckpointRecord], bool] | None = None,
 ) -> list[CheckpointRecord]:
-    """The records that retention lets go of now: the surplus, but for what somebody was given URLs for."""
+    """Return the records that retention deletes now: the surplus without records that signed URLs protect."""
     going = surplus(records, policy, current_step=current_step, in_history=in_history)
     return [record for record in going if record.protected_until <= now]
 
@@ -44,11 +44,11 @@ def surplus(
     current_step: int | None,
     in_history: Callable[[CheckpointRecord], bool] | None = None,
 ) -> list[CheckpointRecord]:
-    """The records that the policy does not keep.
+    """Return the records that the policy does not keep.
 
-    Kept: the current one, the last N up to it, every K-th step, the best by metric, the newest of each tag (of the
-    MAX_TAGS that came last), and pinned ones. Of checkpoints that a retry left behind (`in_history`: Job.in_history)
-    only the last kind.
+    Kept are the current checkpoint, the last N up to the current one, every K-th step, the best by metric, the newest
+    of each tag (of the MAX_TAGS newest tags), and pinned checkpoints. Of checkpoints that a retry left behind
+    (`in_history`: Job.in_history) only pinned ones are kept.
     """
     sound = sorted(
         (r for r in records if not r.damaged and (in_history is None or in_history(r))),

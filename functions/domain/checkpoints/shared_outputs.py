@@ -1,5 +1,4 @@
-"""Outputs that jobs leave for later ones of their tenant: by a key, one file each. And what there is of a file that no
-attempt at its job has finished."""
+"""Share outputs of complete jobs with later jobs of a tenant, one file for each key, and parts with later attempts."""
 
 from __future__ import annotations
 
@@ -13,13 +12,13 @@ from functions.domain.records import Job
 
 
 class SharedRecord(Record):
-    """What later jobs with this key are given: an artifact of a complete job."""
+    """Artifact of a complete job that later jobs with the same key receive."""
 
     tenant: str
     key: str
-    """As in the plans of the jobs that share it."""
+    """Key in the plans of the jobs that share the file."""
     object_key: str
-    """No other attempt has the same."""
+    """Object key, unique to one attempt."""
     size_bytes: int
     crc64nvme: str
     blake3: str
@@ -28,15 +27,14 @@ class SharedRecord(Record):
 
 @dataclass(frozen=True)
 class SharedPart:
-    """A part of a shared file, made by the attempt `epoch`; `path` is where the present one finds it, below the
-    directory of what is shared."""
+    """Part of a shared file, made by attempt `epoch`. The present attempt finds the part at `path`."""
 
     epoch: int
     path: str
 
 
 def shared_records(job: Job, now: int) -> list[SharedRecord]:
-    """What the job leaves for others: nothing unless it is complete, and nothing but what that attempt has stored."""
+    """Return the outputs that a complete job shares: those that its last attempt has stored."""
     if job.state is not JobState.COMPLETE or job.spec.plan is None:
         return []
     artifacts = {artifact.key: artifact for artifact in job.artifacts if artifact.bucket == CHECKPOINTS_BUCKET}
@@ -60,10 +58,10 @@ def shared_records(job: Job, now: int) -> list[SharedRecord]:
 
 
 def should_replace(new: SharedRecord, seen: SharedRecord | None, *, stored: bool, started_at: int) -> bool:
-    """True if later jobs should be given the new one, of a job that was first begun at `started_at`.
+    """Return True if later jobs should receive `new`, of a job that began at `started_at`.
 
-    A job that was given something and leaves another file all the same has added to it, or could not use it. Of two
-    that began without, the larger one stays. `stored`: whether the object of what was seen is there.
+    A job that received a shared file and leaves another file has extended the file or could not use the file. Of two
+    jobs that began without a shared file, the larger output stays. `stored`: True if the object of `seen` exists.
     """
     if seen is None:
         return True
@@ -73,13 +71,13 @@ def should_replace(new: SharedRecord, seen: SharedRecord | None, *, stored: bool
 
 
 def may_have_parts(job: Job) -> bool:
-    """Whether earlier attempts may have left parts of what the job shares. With a checkpoint, they lie in that."""
+    """Return True if earlier attempts may have left parts of shared files; a checkpoint contains such parts itself."""
     shares = job.spec.plan is not None and bool(job.spec.plan.shared)
     return shares and job.epoch > 1 and job.checkpoint_step is None
 
 
 def part_of(job: Job, key: str) -> SharedPart | None:
-    """What this artifact is to the present attempt; None if it is no part of an earlier attempt's."""
+    """Return the part that an artifact key names; None unless an earlier attempt stored a part there."""
     number, _, path = key.removeprefix(artifacts_prefix(job.id)).partition("/")
     epoch = int(number)
     if job.spec.plan is None or epoch >= job.epoch:
