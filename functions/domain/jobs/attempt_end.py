@@ -1,4 +1,4 @@
-"""Ending an attempt: what becomes of its lease, its counters and its job."""
+"""End an attempt: close the lease, update the counters, and choose the next state of the job."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from functions.domain.jobs.transaction import CloseLease, Transaction, update_jo
 from functions.domain.records import Attempt, Job
 
 LONGEST_URL_LIFE_S = 3600
-"""No deployment signs a URL for longer (functions/api/http/settings.py)."""
+"""Longest life of a signed URL in any deployment (functions/api/http/settings.py)."""
 LATE_AFTER_S = LONGEST_URL_LIFE_S + 60
-"""After a job's end, until which its worker is not known to be done: what it still uploads then is let go too."""
+"""Time after a job's end in which its worker may still upload; late retention then deletes these objects too."""
 MAX_LOG_TAIL_BYTES = 32 * 1024
-"""What an attempt keeps of the last lines of output: the newest ones, as JSON."""
+"""Size of the newest lines of output that an attempt keeps, as JSON."""
 
 
 def late_retention_at(job: Job, now: int) -> int | None:
-    """When the sweeper runs retention for a job that ends now, and not by its worker's call; None if it never ran."""
+    """Return when the sweeper runs retention for a job that ends without its worker's call; None if it never ran."""
     return now + LATE_AFTER_S if job.epoch > 0 else None
 
 
 def newest_lines(lines: list[str]) -> list[str]:
-    """As many of the last lines as an attempt can keep."""
+    """Return as many of the last lines as an attempt can keep."""
     kept: list[str] = []
     left_bytes = MAX_LOG_TAIL_BYTES
     for line in reversed(lines):
@@ -40,23 +40,23 @@ def newest_lines(lines: list[str]) -> list[str]:
 
 
 def _newest(reported: Progress | None, known: Progress | None) -> Progress | None:
-    """The later of two reports: a commit may be newer than the last heartbeat that named a step."""
+    """Return the later of two reports: a commit may be newer than the last heartbeat with a step."""
     reports = [report for report in (reported, known) if report is not None]
     return max(reports, key=lambda report: (report.reported_at or 0, report.step), default=None)
 
 
 def add_counts(counters: JobCounters, **more: int) -> JobCounters:
-    """The counters with some of them raised."""
+    """Return the counters with `more` added."""
     return counters.model_copy(update={name: getattr(counters, name) + by for name, by in more.items()})
 
 
 def _ran_s(attempt: Attempt, now: int, seen_until: int | None) -> int:
-    """Seconds that the attempt lasted, up to when its machine was last seen."""
+    """Return the seconds that the attempt lasted, up to the last heartbeat of its machine."""
     return max((now if seen_until is None else seen_until) - attempt.started_at, 0)
 
 
 def _spent(job: Job, attempt: Attempt, ran_s: int) -> dict[str, Any]:
-    """What the attempt has cost besides, where that is known."""
+    """Return the job's cost including the attempt, where the price is known."""
     if attempt.price_usd_per_hour is None:
         return {}
     return {
@@ -66,19 +66,19 @@ def _spent(job: Job, attempt: Attempt, ran_s: int) -> dict[str, Any]:
 
 
 def cost_usd(ran_s: int, price_usd_per_hour: float) -> float:
-    """Of so many seconds."""
+    """Return the cost in USD of `ran_s` seconds."""
     return ran_s * price_usd_per_hour / 3600
 
 
 def committed_step(job: Job, attempt: Attempt) -> int | None:
-    """Newest step that the job's present attempt has committed. Attempts of earlier versions had it written at once."""
+    """Return the newest step that the present attempt has committed; None for none."""
     return attempt.checkpoint_step if job.attempt_step is None else job.attempt_step
 
 
 def end_job(
     job: Job, attempt: Attempt | None, end: AttemptEnd, now: int, *, reason: Reason, **updates: Any
 ) -> Transaction:
-    """End the job by `updates`, and what runs, even where the attempt's item is lost."""
+    """End the job by `updates`, and its lease, even if the attempt's item is lost."""
     updates["retention_at"] = late_retention_at(job, now)
     if job.state is not JobState.RUNNING:
         return update_job(job, now, reason=reason, **updates)
@@ -160,9 +160,9 @@ def requeue(
     told: Mapping[str, Any] | None = None,
     **updates: Any,
 ) -> Transaction:
-    """End the attempt and put the job where it belongs next: ready, waiting, paused, or parked for good.
+    """End the attempt and make the job ready, waiting, paused, or failed for good.
 
-    `told`: what the event says besides.
+    `told`: more data of the event.
     """
     exhausted = retry_policy.cap_reached(
         job.model_copy(update={"counters": add_counts(counters, runtime_s=_ran_s(attempt, now, seen_until))})
@@ -172,10 +172,10 @@ def requeue(
     if exhausted:
         state, job_reason, not_before = JobState.FAILED, exhausted, None
         updates.update(failed_at=now, pause_requested=False, stale=False)
-        # Who reports a failure lets go of what is not kept with the same call.
+        # The call that reports a failure also runs retention.
         updates.update(retention_at=None if end is AttemptEnd.FAILED else late_retention_at(job, now))
     elif job.pause_requested:
-        # The reason since the request is the user's.
+        # Since the request the job has the reason of the user.
         state, job_reason, not_before = JobState.PAUSED, job.reason or Reason(code=ReasonCode.PAUSED_BY_USER), None
         updates.update(pause_requested=False, stale=False)
     change = end_attempt(
@@ -216,7 +216,7 @@ def requeue_interrupted(
     expired_at: int | None = None,
     seen_until: int | None = None,
 ) -> Transaction:
-    """Count a lost machine or agent; losing them again and again without a new checkpoint costs waiting."""
+    """Count a lost machine or agent; repeated losses without a new checkpoint cause a backoff."""
     fruitless = 0 if committed_step(job, attempt) is not None else job.fruitless_interruptions + 1
     wait_s = 0
     if fruitless > retry_policy.FREE_INTERRUPTIONS:
@@ -247,7 +247,7 @@ def fail_permanently(
     progress: Progress | None,
     ended_by: EndedBy | None,
 ) -> Transaction:
-    """End the attempt and the job at once, whatever budget is left."""
+    """Fail the attempt and the job at once, whatever budget is left."""
     change = end_attempt(
         job,
         attempt,
@@ -271,5 +271,5 @@ def fail_permanently(
 
 
 def cause_data(ended_by: EndedBy | None) -> dict[str, Any]:
-    """What events say of the rule or command that ended a training."""
+    """Return the event data of the rule or command that ended a training."""
     return {} if ended_by is None else {"ended_by": ended_by.model_dump(exclude_defaults=True)}

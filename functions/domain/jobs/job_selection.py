@@ -1,7 +1,7 @@
-"""Among how many ready jobs a worker chooses: few while it is alone, more while others take them from under its hands.
+"""Select the job of a claim: match requirements, and widen the candidate window after claim conflicts.
 
-The choice is by chance among the leading jobs that rank alike. With a window of W jobs and n claims under way at once,
-about n / W of the claims meet a job that is just being taken.
+The choice is random among the leading jobs of equal rank. With a window of W jobs and n concurrent claims, about n / W
+of the claims conflict.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ SMALLEST_WINDOW = 10
 LARGEST_WINDOW = 160
 GROWTH = 4
 DECAY = 32
-"""A claim without conflict takes one part in this many off the window."""
+"""Divisor of the window that a claim without conflict takes off."""
 
 
 @dataclass
 class ClaimWindow:
-    """The number of jobs to choose from; kept by one process over its claims.
+    """Number of jobs to choose from, which one process keeps over its claims.
 
     Threads may share it: a lost update only makes the window a little larger or smaller.
     """
@@ -31,11 +31,11 @@ class ClaimWindow:
     size: int = SMALLEST_WINDOW
 
     def widen(self) -> None:
-        """Somebody else was faster: spread out."""
+        """Enlarge the window after a conflict."""
         self.size = min(self.size * GROWTH, LARGEST_WINDOW)
 
     def narrow(self) -> None:
-        """A claim without conflict: draw together, slowly."""
+        """Shrink the window slowly after a claim without conflict."""
         self.size = max(self.size - max(self.size // DECAY, 1), SMALLEST_WINDOW)
 
     def choose(self, candidates: Sequence[Job], draw_below: Callable[[int], int]) -> Job:
@@ -45,7 +45,7 @@ class ClaimWindow:
 
 
 def with_rings(change: Transaction, ring_token_sha256: str | None) -> Transaction:
-    """A claim whose lease opens the rings that the job names; as it is where it names none."""
+    """Return the claim with a lease that opens the job's rings; unchanged for a job without rings."""
     rings, lease = change.job.spec.rings, change.lease
     if not rings or ring_token_sha256 is None or not isinstance(lease, OpenLease):
         return change
@@ -64,17 +64,14 @@ def with_claimant(change: Transaction, claimant: Claimant | None) -> Transaction
 
 
 def select_suitable(candidates: Sequence[Job], worker: WorkQuery, now: int) -> list[Job]:
-    """The jobs that this worker may have, in the same order.
-
-    A job whose deadline has passed is nobody's: its timer ends it.
-    """
+    """Return the jobs that a worker may claim, in order, without jobs whose deadline has passed."""
     return [
         job for job in candidates if mismatch(job, worker, now) is None and (job.timer_at is None or job.timer_at > now)
     ]
 
 
 def mismatch(job: Job, worker: WorkQuery, now: int) -> str | None:
-    """Why this worker may not have this job; None if it may."""
+    """Return why a worker may not claim a job; None if the worker may."""
     if worker.machine_id and job.avoid.get(worker.machine_id, 0) > now:
         return "this machine failed the job recently"
     needs = job.spec.requirements
@@ -95,7 +92,7 @@ def mismatch(job: Job, worker: WorkQuery, now: int) -> str | None:
 
 
 def _same_image(wanted: str, image: str) -> bool:
-    """True if it is that image; without a tag or digest, any of that name is."""
+    """Return True if the image is the wanted one; a name without tag or digest matches every version."""
     if wanted == image:
         return True
     name = re.split(r"@|:(?!.*/)", image, maxsplit=1)[0]
@@ -103,12 +100,12 @@ def _same_image(wanted: str, image: str) -> bool:
 
 
 def _named(wanted: str, model: str) -> bool:
-    """True if the model's name contains the wanted one as whole words: an "A10" is not an "A100"."""
+    """Return True if the model contains the wanted name as whole words: an "A10" is not an "A100"."""
     return re.search(rf"(?<!\w){re.escape(wanted.strip())}(?!\w)", model, re.IGNORECASE) is not None
 
 
 def leading_equals(candidates: Sequence[Job]) -> list[Job]:
-    """The leading candidates that rank alike (stale, priority): a worker tries a random one of these."""
+    """Return the leading candidates of equal rank (stale, priority)."""
     if not candidates:
         return []
     first = candidates[0]

@@ -1,9 +1,9 @@
-"""When an expired lease may be revoked: not before its worker could have renewed it.
+"""Decide when the sweeper may revoke an expired lease: not before the worker could have renewed the lease.
 
-A lease expires although its machine lives whenever the API is away, slow or throttling, with the sweeper or without it.
-Each sweep therefore proves first that the API answers, and the watch records since when every sweep has proved this in
-time. Outages that the watch notices postpone revocations until workers had time to renew their leases; outages between
-two sweeps that the watch cannot notice are covered by the grace of each lease (baton/contract/leases.py).
+A lease of a live machine expires while the API is down, slow or throttling. Therefore each sweep first proves that the
+API answers, and the watermark records since when every sweep has proved this in time. Outages that the watermark shows
+postpone revocations until workers had time to renew their leases. The grace of each lease (baton/contract/leases.py)
+covers outages between two sweeps, which the watermark cannot show.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functions.domain.records import Lease
 
 
 class ReclaimWatermark(Record):
-    """Service of the API as the sweeper has seen it.
+    """Availability of the API as the sweeper has observed it.
 
     `seen_at`: the last sweep, 0 if the API did not answer then. `since`: the end of the last noticed outage, 0 if the
     sweeper has never noticed one.
@@ -27,7 +27,7 @@ class ReclaimWatermark(Record):
 def update_watermark(
     before: ReclaimWatermark | None, now: int, *, sweep_interval_s: float, served: bool
 ) -> ReclaimWatermark:
-    """Return the watch after a sweep at `now` that found the API answering (`served`) or not."""
+    """Return the watermark after a sweep at `now` that found the API answering (`served`) or not."""
     if not served:
         return ReclaimWatermark(seen_at=0, since=now)
     if before is None:

@@ -1,4 +1,4 @@
-"""The lease: who may write, and what a heartbeat is told.
+"""Check the fence of a write, and choose the directive of a heartbeat.
 
 Protocol after dstack's pipelines (a lock token guards the final apply) and the DynamoDB lock client
 (only one clock decides: here the server's).
@@ -15,22 +15,22 @@ from functions.domain.errors import Refusal
 from functions.domain.records import Lease
 
 REPROOF_WINDOW_S = 3600
-"""How long after its end a lease that nobody reclaimed may still be proved again by a heartbeat."""
+"""Time after the end of an unrevoked lease in which a heartbeat may prove the lease again."""
 
 REVOKED = "interrupted"
-"""`closed` of a lease that the sweeper revoked; an agent that reports its own crash leaves the same."""
+"""`closed` of a lease that the sweeper revoked, or whose agent reported a crash."""
 
 FIRST_PROGRESS_FACTOR = 2
 """The first checkpoint of an original client may take this many times as long as the later ones, because the client
 loads models and generates class images first."""
 
 LEASE_KEPT_S = 7 * 86_400
-"""When the broom (TTL) may remove a lease row, counted from its end."""
+"""TTL of a lease row, counted from the end of the lease."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fence:
-    """What a worker must prove for a write to be accepted at `now`.
+    """Proof that a worker presents with a write at `now`.
 
     `token_sha256` is None for an original client. Where the lease names a machine, such a client must name the same
     one; otherwise its API key and source address must be those of the claim, and a write must name the attempt.
@@ -48,7 +48,7 @@ class Fence:
     """Heartbeats of original clients may lack the machine id and name no attempt, but need progress now and then."""
 
     def admits(self, lease: Lease | None, *, reproof_window_s: int = 0) -> bool:
-        """True if `lease` lets the bearer write. The stores express the same as a condition."""
+        """Return True if `lease` permits the bearer to write. The stores express the same as a condition."""
         return (
             lease is not None
             and lease.tenant == self.tenant
@@ -72,7 +72,7 @@ class Fence:
         return shows_progress and lease.expires_at + REPROOF_WINDOW_S > self.now
 
     def bears(self, lease: Lease) -> bool:
-        """True if this is the attempt that the lease was given to, live or not."""
+        """Return True if the bearer is the attempt of the lease, live or not."""
         if lease.tenant != self.tenant or (self.epoch is not None and lease.epoch != self.epoch):
             return False
         if lease.token_sha256 is not None:
@@ -90,13 +90,13 @@ class Fence:
         )
 
     def ended_directive(self, lease: Lease | None) -> Directive | None:
-        """What to tell the bearer of a lease that a user's command closed; None if it is not that."""
+        """Return the directive for the bearer of a lease that a user's command closed; None for another lease."""
         if lease is None or lease.tenant != self.tenant or lease.token_sha256 is None or not self.bears(lease):
             return None
         return {"canceled": Directive.CANCEL, "failed": Directive.CANCEL, "paused": Directive.PAUSE}.get(lease.closed)
 
     def refusal(self, lease: Lease | None) -> Refusal:
-        """Why the fence did not admit the bearer, as an answer."""
+        """Return the refusal for a bearer that the fence does not admit."""
         if lease is None or lease.tenant != self.tenant:
             return Refusal(ErrorCode.JOB_NOT_RUNNING, f"Job {self.job_id} is not running.")
         if lease.token_sha256 is not None and self.token_sha256 is None:
@@ -128,7 +128,7 @@ class Fence:
         )
 
     def _other_client(self, lease: Lease) -> Refusal:
-        """Tell a client without a lease token why it is not the one that the lease was given to."""
+        """Return the refusal for a client without a lease token that does not bear the lease."""
         held = f"Job {self.job_id} is held by attempt {lease.epoch}"
         if self.epoch is not None and self.epoch != lease.epoch:
             return Refusal(ErrorCode.LEASE_LOST, f"{held}; the key is of attempt {self.epoch}.", field="key")
@@ -143,7 +143,7 @@ class Fence:
 
 
 def fence_of(lease: Lease, now: int) -> Fence:
-    """Return what the bearer of `lease` proves, for writes that the control plane makes in its place."""
+    """Return the fence of the bearer of `lease`, for writes that the control plane makes on behalf of the bearer."""
     claimant = lease.claimant
     return Fence(
         job_id=lease.job_id,
@@ -158,7 +158,7 @@ def fence_of(lease: Lease, now: int) -> Fence:
 
 
 def describe_expiry(lease: Lease, now: int) -> str:
-    """Tell why a lease ran out: heartbeats stopped, or an original client showed no progress for too long."""
+    """Return why a lease expired: heartbeats stopped, or an original client showed no progress for too long."""
     claimant = lease.claimant
     if claimant is not None and claimant.progress_by < lease.expires_at:
         return f"no checkpoint within the time allowed, which ended {now - claimant.progress_by} s ago"
@@ -166,7 +166,7 @@ def describe_expiry(lease: Lease, now: int) -> str:
 
 
 def directive_for(lease: Lease, now: int) -> tuple[Directive, str]:
-    """What a heartbeat is told: the user's wish, or a checkpoint before the time is used up."""
+    """Return the directive of a heartbeat and its reason: the user's, or `checkpoint` before the time is used up."""
     if lease.directive is not Directive.CONTINUE:
         return lease.directive, lease.directive_reason
     if lease.stop_at is not None and now >= lease.stop_at - 2 * lease.heartbeat_interval_s:

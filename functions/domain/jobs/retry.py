@@ -1,4 +1,4 @@
-"""Retry policy: how long to wait, which machines to avoid, when to give up."""
+"""Apply the retry policy: backoff, machines to avoid, budgets."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from baton.contract.jobs import Policy, Reason, ReasonCode
 from functions.domain.records import Job
 
 MAX_BACKOFF_S = 3600
-"""Doubling ends here; a first pause that is longer stays as it is."""
+"""Longest delay after doubling; a longer first delay stays."""
 MAX_AVOIDED_MACHINES = 64
 FREE_INTERRUPTIONS = 2
-"""Lost machines in a row without a new checkpoint that cost no waiting: losing machines is normal."""
+"""Interruptions in a row, without a new checkpoint, that cause no backoff: spot machines are lost regularly."""
 
 
 def backoff_s(policy: Policy, times: int) -> int:
-    """Seconds to wait before the next attempt after the `times`-th mishap (counted from 1)."""
+    """Return the backoff in seconds after the `times`-th failure, counted from 1."""
     doublings = min(times - 1, 20)
     return min(policy.backoff_s << doublings, max(MAX_BACKOFF_S, policy.backoff_s))
 
 
 def cap_reached(job: Job) -> Reason | None:
-    """The reason to park the job for good; None while every budget has something left."""
+    """Return the reason to fail the job for good; None while no budget is spent."""
     policy, counters = job.spec.policy, job.counters
     budgets = (
         (ReasonCode.FAILURE_CAP, counters.failures, policy.max_failures, "failed"),
@@ -44,7 +44,7 @@ def cap_reached(job: Job) -> Reason | None:
 
 
 def avoided(avoid: dict[str, int], machine_id: str | None, policy: Policy, now: int) -> dict[str, int]:
-    """The machines to avoid after `machine_id` failed the job; expired entries are dropped."""
+    """Return the machines to avoid after `machine_id` failed the job, without expired entries."""
     kept = {machine: until for machine, until in avoid.items() if until > now}
     if machine_id and policy.avoid_machine_s:
         kept[machine_id] = now + policy.avoid_machine_s

@@ -1,4 +1,4 @@
-"""A rule ends the present attempt: the job goes back to a checkpoint, waits for somebody, or for another machine."""
+"""End an attempt as a rule orders: by rollback, pause or requeue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from functions.domain.jobs.transitions import require_running
 from functions.domain.records import Attempt, CheckpointRecord, Job
 
 BEST_BY = ("eval.loss", "eval_loss", "loss")
-"""Where retention names no metric: the first of these that any checkpoint has, lowest first."""
+"""Metrics for `best` where retention names none: the first that any checkpoint has, lowest value first."""
 
 _REASONS = {
     "rollback": ReasonCode.ROLLED_BACK_BY_RULE,
@@ -38,10 +38,10 @@ def end_attempt_by_rule(
     progress: Progress | None,
     now: int,
 ) -> Transaction:
-    """End the attempt as the rule wants it. It is nobody's failure, and costs no waiting.
+    """End the attempt as the rule orders, without a failure and without a backoff.
 
-    `resumable`: what the job may resume from; a rollback chooses among it. `kept`: all of that, newest first; read
-    only to say why a rollback is refused.
+    `resumable`: checkpoints to resume from, among which a rollback chooses. `kept`: all kept checkpoints, newest first;
+    read only for the text of a refusal.
     """
     require_running(job)
     by = wish.ended_by
@@ -77,9 +77,11 @@ def end_attempt_by_rule(
 
 
 def describe_cause(by: EndedBy) -> str:
-    """Who ended it, and where, in words."""
-    who = f"rule {by.rule}" if by.rule is not None else f"command {by.command}" if by.command is not None else "a rule"
-    return f"{who} at step {by.step}{': ' if by.message else ''}{by.message}"
+    """Return the rule or command that ended the attempt, and the step, as text."""
+    cause = (
+        f"rule {by.rule}" if by.rule is not None else f"command {by.command}" if by.command is not None else "a rule"
+    )
+    return f"{cause} at step {by.step}{': ' if by.message else ''}{by.message}"
 
 
 def _rolled_back(job: Job, wish: Rollback, by: EndedBy, chosen: CheckpointRecord | None) -> RolledBack:
@@ -104,9 +106,9 @@ def _rolled_back(job: Job, wish: Rollback, by: EndedBy, chosen: CheckpointRecord
 
 
 def _require_nothing_lost(job: Job, wish: Rollback, by: EndedBy, kept: Iterable[CheckpointRecord]) -> None:
-    """Refuse to begin anew where the job had come further than that before the trouble began.
+    """Refuse to begin at step 0 a job that had a checkpoint before the step to which the rule rolls back.
 
-    It had not if its first checkpoint is younger than the trouble. Of what earlier versions began that is not known.
+    Without a first step the job may have had such a checkpoint, therefore the rollback is refused.
     """
     if job.checkpoint_step is None or (job.first_step is not None and job.first_step >= wish.before_step):
         return
@@ -123,7 +125,7 @@ def _require_nothing_lost(job: Job, wish: Rollback, by: EndedBy, kept: Iterable[
 def choose_checkpoint(
     resumable: Sequence[CheckpointRecord], wish: Rollback, retention: Retention
 ) -> CheckpointRecord | None:
-    """The checkpoint to go back to; None for the beginning."""
+    """Return the checkpoint to which a rollback returns; None for the beginning."""
     before = sorted((one for one in resumable if one.step < wish.before_step), key=lambda one: one.step, reverse=True)
     if wish.to == "best":
         measures = [(name, 1.0) for name in BEST_BY]

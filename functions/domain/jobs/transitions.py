@@ -1,7 +1,7 @@
-"""The job and attempt state machine.
+"""Transitions of the state machine of jobs and attempts.
 
-Each function takes what was read and says what to write, or refuses. None of them looks at a clock, draws a random
-number or touches a store.
+Each function takes records and returns a transaction, or refuses. No function reads a clock, draws a random number or
+calls a store.
 
     submit -> pending -claim-> running -complete-> complete
                  ^               |  |-fail (cap)-> failed
@@ -72,7 +72,7 @@ def submit(
     rules: RulesRecord | None = None,
     watched: bool = False,
 ) -> Transaction:
-    """A new job, ready to be claimed. `watched`: some of its rules are the control plane's."""
+    """Create a job that is ready to be claimed. `watched`: the control plane evaluates some of its rules."""
     spec_bytes = len(spec.model_dump_json().encode())
     if spec_bytes > MAX_SPEC_BYTES:
         raise Refusal(
@@ -108,7 +108,7 @@ def submit(
 
 
 def claim(job: Job, worker: WorkQuery, *, token_sha256: str | None, key_id: str | None, now: int) -> Transaction:
-    """Give a ready job to a worker: the epoch rises, a lease begins."""
+    """Give a ready job to a worker: raise the epoch and open a lease."""
     if not job.claimable:
         raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"Job {job.id} is {job.state}, not ready.")
     policy = job.spec.policy
@@ -194,7 +194,7 @@ def complete(
 def fail(
     job: Job, attempt: Attempt, fence: Fence, report: FailRequest, *, progress: Progress | None, now: int
 ) -> Transaction:
-    """The worker gives the job up: back to the queue after a pause, or failed for good."""
+    """End the attempt after a failure: requeue the job after a backoff, or fail the job for good."""
     require_running(job)
     reason = Reason(code=report.failure_class.value, message=report.message)
     attempt = attempt.model_copy(
@@ -206,7 +206,7 @@ def fail(
         }
     )
     if report.failure_class is FailureClass.STOPPED_BY_RULE:
-        # The rule's will, not a mishap: nothing to count, and nobody tries again.
+        # A rule wants this end, therefore no failure is counted and no attempt follows.
         return fail_permanently(job, attempt, reason, now, fence=fence, progress=progress, ended_by=report.ended_by)
     now_avoided = retry_policy.avoided(job.avoid, attempt.machine_id, job.spec.policy, now)
     node_fault = report.failure_class.node_fault
@@ -221,7 +221,7 @@ def fail(
         fence=fence,
         progress=progress,
         counters=counters,
-        # Another machine may try at once, if this one is sure not to get the job again.
+        # Another machine may try at once if the job avoids this machine.
         wait_s=0 if node_fault and attempt.machine_id in now_avoided else wait_s,
         told=cause_data(report.ended_by),
         avoid=now_avoided,
@@ -232,9 +232,9 @@ def fail(
 def release(
     job: Job, attempt: Attempt, fence: Fence, *, reason: Reason, progress: Progress | None, now: int
 ) -> Transaction:
-    """The worker goes away in good order: the job is ready at once, or paused if that was asked for.
+    """Return the job to the queue at once, or pause the job if a user has asked for a pause.
 
-    An agent that comes back after a crash says so: that is an interruption. It may be the job that kills its agents.
+    The release of an agent that crashed counts as an interruption, because the job may be what crashes its agents.
     """
     require_running(job)
     if reason.code == AGENT_CRASHED:
@@ -253,7 +253,7 @@ def release(
 
 
 def interrupt(job: Job, attempt: Attempt, lease: Lease, *, now: int) -> Transaction:
-    """The lease ran out: the machine is gone. Not a failure of the job."""
+    """Interrupt an attempt whose lease expired; the job has not failed."""
     require_running(job)
     if lease.closed or lease.epoch != job.epoch or lease.expires_at > now:
         raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"The lease of job {job.id} has not run out.")
@@ -265,7 +265,7 @@ def interrupt(job: Job, attempt: Attempt, lease: Lease, *, now: int) -> Transact
 
 
 def cancel(job: Job, attempt: Attempt | None, *, message: str, now: int) -> Transaction:
-    """The user's stop: final at once; a running worker learns it with its next heartbeat."""
+    """Cancel a job at once; the next heartbeat of a running worker learns of the cancellation."""
     if job.state is JobState.CANCELED:
         raise Refusal(ErrorCode.JOB_CANCELED, f"Job {job.id} is already canceled.")
     if job.state.terminal:
@@ -282,7 +282,7 @@ def cancel(job: Job, attempt: Attempt | None, *, message: str, now: int) -> Tran
 
 
 def pause(job: Job, *, message: str, now: int, code: ReasonCode = ReasonCode.PAUSED_BY_USER) -> Transaction:
-    """Hold the job. A running one is asked to commit a checkpoint and hand itself back first."""
+    """Pause a job. A running job first commits a checkpoint and is released."""
     reason = Reason(code=code, message=message)
     if job.state is JobState.PENDING:
         change = update_job(job, now, state=JobState.PAUSED, reason=reason, not_before=None)
@@ -297,7 +297,7 @@ def pause(job: Job, *, message: str, now: int, code: ReasonCode = ReasonCode.PAU
 
 
 def resume(job: Job, *, now: int) -> Transaction:
-    """Let a paused job run again; a pause that is still under way is withdrawn."""
+    """Make a paused job ready; withdraw a pause that is not complete."""
     if job.state is JobState.PAUSED:
         change = update_job(job, now, state=JobState.PENDING, reason=None, stale=job.epoch > 0)
     elif job.state is JobState.RUNNING and job.pause_requested:
@@ -319,9 +319,9 @@ def retry(
     now: int,
     rule_state: RuleStateRecord | None = None,
 ) -> Transaction:
-    """Run an ended job again under the same id. `rule_state`: that of a job that is watched.
+    """Run an ended job again under the same id. `rule_state`: stored state of the rules of a watched job.
 
-    With `keep_checkpoint` the newest one stays the place to resume from; otherwise it is `chosen`, or none.
+    With `keep_checkpoint` the job resumes from its newest checkpoint, otherwise from `chosen`, or from nothing.
     """
     if not job.state.terminal:
         raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"Job {job.id} is {job.state}; only an ended job can be retried.")
@@ -410,7 +410,7 @@ def readopt(job: Job, attempt: Attempt, lease: Lease, fence: Fence, *, now: int)
 
 
 def timer(job: Job, attempt: Attempt | None, *, now: int) -> Transaction | None:
-    """What is due for a job at `now`: the end of a backoff, or its deadline. None if nothing is."""
+    """Return the transition that is due at `now`, the end of a backoff or the deadline; None for none."""
     deadline_at = job.spec.policy.deadline_at
     if not job.state.terminal and deadline_at is not None and deadline_at <= now:
         return out_of_time(job, attempt, now=now)
@@ -420,7 +420,7 @@ def timer(job: Job, attempt: Attempt | None, *, now: int) -> Transaction | None:
 
 
 def out_of_time(job: Job, attempt: Attempt | None, *, now: int) -> Transaction:
-    """Deadline or runtime is used up: the job fails, with the reason. Refused if neither is."""
+    """Fail a job whose deadline has passed or whose runtime is used up; refuse any other job."""
     deadline_at, max_runtime_s = job.spec.policy.deadline_at, job.spec.policy.max_runtime_s
     running_s = now - attempt.started_at if job.state is JobState.RUNNING and attempt is not None else 0
     if job.state is JobState.CANCELED:
@@ -439,7 +439,7 @@ def out_of_time(job: Job, attempt: Attempt | None, *, now: int) -> Transaction:
 
 
 def require_running(job: Job) -> None:
-    """Refuse with the reason unless the job is running."""
+    """Refuse a job that is not running, with the reason."""
     if job.state is JobState.CANCELED:
         raise Refusal(ErrorCode.JOB_CANCELED, f"Job {job.id} was canceled.")
     if job.state.terminal:
