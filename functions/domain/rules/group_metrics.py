@@ -1,6 +1,6 @@
-"""What the jobs of a group say to each other's rules: one value of each metric that rules ask for, of each job.
+"""Keep the metrics of a group that its jobs' rules compare: one value for each job and requested metric.
 
-What a job has reported stays after its end: whoever was stopped counts on.
+The values of a job stay after its end, so that stopped jobs still count.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from baton.contract.rules.numbers import decode, encode
 from functions.domain.records import MemberRecord, MemberValue
 
 KEPT_S = 30 * 86_400
-"""How long a job counts after it was looked at last."""
+"""Time that a job counts after its last evaluation."""
 MAX_VALUES = 64
-"""Of one job. What its newest rules ask for comes first; what earlier ones asked for may still be read by others."""
+"""Values kept of one job. Values that its newest rules request stay; the others are dropped by age."""
 
 
 def update_member(
     before: MemberRecord, needed: Collection[GroupValue], progress: Progress | None, *, now: int
 ) -> MemberRecord:
-    """What is to be kept of a job after a report. A value at a step is that of the first report at or after it."""
+    """Return the member record after a report. A value at a step is the value of the first report at or after the step."""
     known = {(one.metric, one.step): one.value for one in before.values}
     reported = reported_values(progress) if progress else {}
     for one in needed:
@@ -32,7 +32,7 @@ def update_member(
             known[one.metric, one.step] = encode(reported[one.metric])
     wanted = {(one.metric, one.step) for one in needed}
     order = {(one.metric, one.step): place for place, one in enumerate(before.values)}
-    # Dropped are the ones that nobody has asked for for longest.
+    # The values whose last request is oldest are dropped.
     names = sorted(known, key=lambda name: (name not in wanted, -order.get(name, len(order)), name[0], name[1] or -1))
     kept = [MemberValue(metric=name[0], step=name[1], value=known[name]) for name in names[:MAX_VALUES][::-1]]
     if not kept:
@@ -43,30 +43,30 @@ def update_member(
 
 
 def reported_values(progress: Progress) -> dict[str, float | None]:
-    """What was reported, by the names in rules; NaN and infinity are values."""
+    """Return the reported metrics by their names in rules; NaN and infinity are values."""
     said = {**progress.metrics, **{name: decode(word) for name, word in progress.nonfinite.items()}}
     return {name_in_rules(name): value for name, value in said.items()}
 
 
 class GroupMembers:
-    """GroupValues of one job. `members`: what was read of the group, by job."""
+    """GroupValues of one job. `members`: records of the group, by job."""
 
     def __init__(self, job_id: str, own: MemberRecord, members: Mapping[str, MemberRecord] | None) -> None:
-        """`own` is newer than what was read. `members` None: the job is in no group."""
+        """`own` is newer than the job's entry in `members`. `members` None: the job is in no group."""
         self._own = _by_name(own)
         self._members: list[dict[GroupValue, float]] | None = None
         if members is not None:
             self._members = [self._own, *(_by_name(one) for other, one in members.items() if other != job_id)]
 
     def members(self, metric: str, step: int | None) -> Sequence[float] | None:
-        """Of every job of the group that has one."""
+        """Return the values of a metric of all jobs of the group that have a value."""
         if self._members is None:
             return None
         wanted = GroupValue(metric, step)
         return [one[wanted] for one in self._members if wanted in one]
 
     def own(self, metric: str, step: int | None) -> float | None:
-        """This job's."""
+        """Return the value of a metric of this job."""
         return self._own.get(GroupValue(metric, step))
 
 

@@ -1,6 +1,6 @@
-"""Doing what rules of the control plane want.
+"""Execute the actions of rules that the control plane evaluates.
 
-Each decision becomes events of the job, and what can be done here is done in the same change.
+Each decision becomes events of the job; its actions are writes of the same transaction.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ from functions.domain.rules.scaling import (
 PLACE = "control_plane"
 MAX_OPERANDS = 32
 MAX_COMMANDS_AT_ONCE = 10
-"""Given by one look: they are written in one transaction."""
+"""Commands of one evaluation, which are written in one transaction."""
 ALIVE_INTERVALS = 2
-"""A worker that was heard of within so many heartbeats is asked to hand the job back; from another it is taken."""
+"""Heartbeat intervals within which a worker counts as alive: a live worker is asked to release the job, from a silent
+worker the job is taken."""
 
 _EVENTS = {State.FIRED: "rule.fired", State.CLEARED: "rule.cleared", State.ERROR: "rule.error"}
 
@@ -60,7 +61,7 @@ def _no_groups(name: str) -> GroupJobs:
 
 
 class RuleActionExecutor:
-    """One look's decisions on one job, in their order."""
+    """Collects the decisions of one evaluation of one job as a transaction."""
 
     def __init__(
         self,
@@ -75,13 +76,13 @@ class RuleActionExecutor:
         look: int = 0,
         pending: Sequence[ScaleOrder] = (),
     ) -> None:
-        """`attempt` and `lease`: of the attempt that holds the job. `kept` reads the job's commands, `groups` a group.
+        """`attempt`, `lease`: those of the present attempt. `kept` reads the job's commands, `groups` reads a group.
 
-        `look`: a number that no other look at the job has. `pending`: orders that are not carried out yet.
+        `look`: unique number of the evaluation. `pending`: orders that are not executed yet.
         """
         self._read = job
         self._job = job
-        """As it was read, with all that was decided in it, and not yet written."""
+        """Job with all decisions, not yet written."""
         self._running = job.state is JobState.RUNNING
         self._attempt = attempt if self._running else None
         self._lease = lease if self._running and lease is not None and lease.epoch == job.epoch else None
@@ -91,19 +92,19 @@ class RuleActionExecutor:
         self._records: list[Event | CommandRecord] = []
         self._dropped: list[Delete] = []
         self._given = 0
-        """Commands that were given."""
+        """Number of new commands."""
         self._read_group, self._look = groups, look
         self._groups: dict[str, GroupJobs] = {}
         self._ordered: list[str] = []
-        """Groups of which something was decided."""
+        """Groups with a new order."""
         self._pending = len(pending)
         self.orders: list[ScaleOrder] = list(pending)
-        """All that are to be carried out."""
+        """All orders to execute."""
         self._end: Transaction | None = None
-        """What moves the job: there is one move in a change."""
+        """The one transition of the job, if an action causes one."""
 
-    def tell(self, type_: str, **more: Any) -> None:
-        """One more event."""
+    def add_event(self, type_: str, **more: Any) -> None:
+        """Add an event."""
         data = {"place": PLACE, "revision": self._job.rules_revision, "step": self._step, "at": self._now, **more}
         if self._end is not None:
             self._end = self._end.with_event(EventType(type_), self._now, **data)
@@ -113,15 +114,15 @@ class RuleActionExecutor:
         self._job = self._job.model_copy(update={"event_seq": seq})
         self._records.append(event)
 
-    def take(self, verdict: Verdict, values: Mapping[str, float | None]) -> None:
-        """Tell what a rule decided, and do what it wants. `values` fill its texts."""
+    def execute(self, verdict: Verdict, values: Mapping[str, float | None]) -> None:
+        """Add the event of a verdict and execute its actions. `values` fill the texts of actions."""
         dry_run = verdict.mode == "dry_run"
         operands = {one.text: encode(one.value) for one in verdict.operands[:MAX_OPERANDS]}
         common = {"rule": verdict.rule, "severity": verdict.severity, "dry_run": dry_run}
         names = [NAMES[type(action)] for action in verdict.actions]
         would = [self._would(action, verdict) for action in verdict.actions if isinstance(action, Scale) and dry_run]
         said = "; ".join(text for text in (verdict.reason, *would) if text)[:MAX_MESSAGE_CHARS]
-        self.tell(_EVENTS[verdict.state], **common, operands=operands, actions=names, message=said)
+        self.add_event(_EVENTS[verdict.state], **common, operands=operands, actions=names, message=said)
         if dry_run:
             return
         became: dict[str, list[tuple[str, str]]] = {"action.applied": [], "action.rejected": []}
@@ -137,10 +138,10 @@ class RuleActionExecutor:
         for type_, actions in became.items():
             if actions:
                 said = "; ".join(text for _, text in actions)[:MAX_MESSAGE_CHARS]
-                self.tell(type_, **common, actions=[name for name, _ in actions], message=said)
+                self.add_event(type_, **common, actions=[name for name, _ in actions], message=said)
 
     def change(self) -> Transaction | None:
-        """All of it; None if nothing was decided."""
+        """Return the transaction of all decisions; None if there are none."""
         if self._end is None:
             return self._told()
         change = self._with_records(self._end)
@@ -164,7 +165,7 @@ class RuleActionExecutor:
         return change.also(*(Put(owner=one.owner, record=one) for one in scalings))
 
     def _perform(self, action: Action, verdict: Verdict, values: Mapping[str, float | None]) -> str:
-        """Do it, and say what was done. Raises NotDoneError or Refusal."""
+        """Execute an action and return its description. Raises NotDoneError or Refusal."""
         match action:
             case Alert(text) | Log(text):
                 return text.render(values)
@@ -193,7 +194,7 @@ class RuleActionExecutor:
         raise NotDoneError("only a training can do this, between two of its steps")
 
     def _scaled(self, action: Scale, verdict: Verdict) -> ScaleDecision:
-        """What is to be done with the group. Raises NotDoneError."""
+        """Decide a scaling of a group. Raises NotDoneError."""
         if self._job.copy_of is not None:
             raise NotDoneError(f"this job is a copy, made by a rule: its own rules do not scale {action.group!r}")
         if len(self.orders) >= MAX_ORDERS:
@@ -216,7 +217,7 @@ class RuleActionExecutor:
             return f"would be rejected: {error}"
 
     def _command(self, verdict: Verdict, bounds: Mapping[str, float] | None = None, **asked: Any) -> str:
-        """Tell the training."""
+        """Add a command for the training."""
         self._require_going_on()
         ends = asked["kind"] is CommandKind.STOP
         if not self._running and not (ends and self._job.epoch):
@@ -263,7 +264,7 @@ class RuleActionExecutor:
         return done
 
     def _fail(self, by: EndedBy) -> tuple[Transaction, str]:
-        """Whatever the worker does: its next heartbeat is told."""
+        """Fail the job whatever the worker does; the next heartbeat of the worker receives a directive."""
         reason = Reason(code=FailureClass.STOPPED_BY_RULE.value, message=describe_cause(by))
         updates: dict[str, Any] = {
             "state": JobState.FAILED,
@@ -327,7 +328,7 @@ class RuleActionExecutor:
         return change, "the job is taken from a machine that is silent"
 
     def _of_attempt(self) -> dict[str, Any]:
-        """What its lease says of its end; that it has said nothing since is a condition of the write."""
+        """Return the end of the attempt by its lease; the write requires that the lease is unchanged."""
         lease = self._lease
         if lease is None:
             return {"progress": None}

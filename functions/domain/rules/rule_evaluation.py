@@ -1,7 +1,7 @@
-"""Rules that the control plane evaluates: what is observed of a job, what they decide, and what is done about it.
+"""Evaluate rules in the control plane: observe a job, evaluate, and execute the actions.
 
-It brings the rule language with it, so it is imported where a job has such rules, and nowhere else. What a look has
-decided and how the rules stand after it are written together or not at all: nothing fires twice, nothing is lost.
+The module loads the rule language, therefore callers import the module only for a job with such rules. The decisions of
+an evaluation and the new rule state are one transaction: no rule fires twice, and no decision is lost.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from functions.domain.rules.rule_actions import RuleActionExecutor
 from functions.domain.rules.scaling import GroupJobs
 
 MAX_RULES = 20
-"""Of a document: what they decide in one look is written in one transaction."""
+"""Rules of a document: the decisions of one evaluation are written in one transaction."""
 MAX_POINTS = 2_000
-"""Of all their windows together: how they stand is one item, written with every heartbeat."""
+"""Points of all windows together: the rule state is one item, written with every heartbeat."""
 DURATION_POINTS = 500
-"""What a window over a duration may hold."""
+"""Points that a window over a duration may hold."""
 EVALUATION_INTERVAL_S = 50
-"""The sweeper comes once a minute, a second earlier or later: so each of its turns finds the job."""
+"""Interval of scheduled evaluations: shorter than a minute, so that each sweep, early or late, finds the job."""
 MAX_ERRORS = 3
-"""Looks in vain, after which nobody looks until there is another revision."""
+"""Failed evaluations after which the rules are off until the next revision."""
 MAX_ERROR_CHARS = 300
 
 _LIMITS = LIMITS._replace(duration_points=DURATION_POINTS)
@@ -50,7 +50,7 @@ _LIMITS = LIMITS._replace(duration_points=DURATION_POINTS)
 
 @dataclass(frozen=True, kw_only=True)
 class JobSnapshot:
-    """A job as it was read. `attempt` and `lease`: of the attempt that holds it, if one does."""
+    """Job as it was read, with the attempt and the lease of the present attempt, if any."""
 
     job: Job
     rule_state: RuleStateRecord | None = None
@@ -60,14 +60,14 @@ class JobSnapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationResult:
-    """What is to be written: `change`, which has the rule_state with it, or the rule_state alone."""
+    """Writes of an evaluation: `change`, which contains the rule state, or the rule state alone."""
 
     rule_state: RuleStateRecord
     change: Transaction | None = None
 
 
 def control_plane_rules(text: str) -> RuleSet:
-    """Those of a document that are evaluated here. Raises ValueError for one that cannot be read here."""
+    """Return the rules of a document that the control plane evaluates. Raises ValueError for a faulty document."""
     if not text.strip():
         return RuleSet()
     loaded = load(text)
@@ -78,7 +78,7 @@ def control_plane_rules(text: str) -> RuleSet:
 
 
 def find_size_faults(rules: RuleSet) -> list[Fault]:
-    """Why so many rules, or such windows, cannot be evaluated here. `rules`: those that are."""
+    """Return the faults of too many rules and too large windows in the control plane's rules."""
     faults = []
     if len(rules.rules) > MAX_RULES:
         reason = f"the control plane evaluates {len(rules.rules)} of these rules; at most {MAX_RULES} are allowed"
@@ -123,29 +123,29 @@ def evaluate_rules(
     version = 1 if before is None else before.version + 1
     more: dict[str, Any] = {} if groups is None else {"groups": groups}
     pending = before.orders if before is not None else []
-    acting = RuleActionExecutor(
+    executor = RuleActionExecutor(
         seen.job, seen.attempt, seen.lease, step=step, now=now, kept=kept, look=version, pending=pending, **more
     )
     evaluator, told = _restored(rules, group, before, job.rules_revision)
     if told:
-        acting.tell("rule.updated", severity="info", message=told)
+        executor.add_event("rule.updated", severity="info", message=told)
     observed = {**_of_another_machine(rules, seen), **_observed(evaluator, progress, before), **measure_job(seen, now)}
     values: Callable[[], Mapping[str, float | None]] = evaluator.values
     for verdict in evaluator.observe(observed, step=step, now=float(now), event=event):
-        acting.take(verdict, values())
+        executor.execute(verdict, values())
     after = RuleStateRecord(
         version=version,
         revision=job.rules_revision,
         state=pack_state(evaluator.state_dict()),
         at=now,
-        next_at=now if acting.orders else _next_at(before, now),
+        next_at=now if executor.orders else _next_at(before, now),
         epoch=job.epoch,
         step=step,
         seen_at=(progress.reported_at or now) if progress else before.seen_at if before else 0,
         member=member,
-        orders=acting.orders,
+        orders=executor.orders,
     )
-    return _looked(acting, after)
+    return _looked(executor, after)
 
 
 def asks_for_group(rules: RuleSet) -> bool:
@@ -154,14 +154,14 @@ def asks_for_group(rules: RuleSet) -> bool:
 
 
 def record_failure(seen: JobSnapshot, error: str, *, now: int, severity: str = "error") -> EvaluationResult:
-    """A look that came to nothing, and why. After three of one revision nobody looks until there is another."""
+    """Record a failed evaluation. After three failures of one revision the rules are off until the next revision."""
     before = seen.rule_state or RuleStateRecord(version=0)
     anew = before.revision != seen.job.rules_revision
     errors = (0 if anew else before.errors) + 1
-    acting = RuleActionExecutor(seen.job, seen.attempt, seen.lease, step=_step(seen), now=now, kept=list)
+    executor = RuleActionExecutor(seen.job, seen.attempt, seen.lease, step=_step(seen), now=now, kept=list)
     last = "; they are switched off until there is another revision" if errors == MAX_ERRORS else ""
     message = f"the rules cannot be checked in the control plane: {error[:MAX_ERROR_CHARS]}{last}"
-    acting.tell("rule.error", severity=severity, message=message)
+    executor.add_event("rule.error", severity=severity, message=message)
     after = before.model_copy(
         update={
             "version": before.version + 1,
@@ -172,25 +172,25 @@ def record_failure(seen: JobSnapshot, error: str, *, now: int, severity: str = "
             "next_at": None if errors >= MAX_ERRORS and not before.orders else _next_at(before, now),
         }
     )
-    return _looked(acting, after)
+    return _looked(executor, after)
 
 
 def has_nothing_to_evaluate(job: Job, rule_state: RuleStateRecord | None) -> bool:
-    """Whether there is nothing to look at: no such rules, an ended job, or rules that could not be checked."""
+    """Return True for a job without such rules, an ended job, and rules that are off after failures."""
     if not job.watched or job.state.terminal:
         return True
     return rule_state is not None and rule_state.revision == job.rules_revision and rule_state.errors >= MAX_ERRORS
 
 
 def without_next_evaluation(rule_state: RuleStateRecord) -> RuleStateRecord:
-    """The same, and nobody looks at it by himself any more."""
+    """Disable scheduled evaluation."""
     return rule_state.model_copy(update={"version": rule_state.version + 1, "next_at": None})
 
 
 def describe_rules(
     rules: RuleSet, rule_state: RuleStateRecord, job_id: str, members: Mapping[str, MemberRecord] | None
 ) -> Iterator[RuleStatus]:
-    """How each rule stands, in words; `members` as for `look`: what is said of a group is as of now."""
+    """Describe the state of each rule. `members`: present values of the group, as for `evaluate_rules`."""
     group = GroupMembers(job_id, rule_state.member, members) if collect_group_values(rules) else None
     evaluator, _ = _restored(rules, group, rule_state, rule_state.revision)
     for one in evaluator.statuses():
@@ -198,7 +198,7 @@ def describe_rules(
 
 
 def measure_job(seen: JobSnapshot, now: int) -> dict[str, float | None]:
-    """What the control plane itself knows of a job; None for what is not known."""
+    """Return the control plane's own metrics of a job; None for an unknown value."""
     job, attempt, lease = seen.job, seen.attempt, seen.lease
     running = job.state is JobState.RUNNING
     ran_s = max(now - attempt.started_at, 0) if running and attempt is not None else 0
@@ -217,7 +217,7 @@ def measure_job(seen: JobSnapshot, now: int) -> dict[str, float | None]:
 
 
 def _cost(job: Job, attempt: Attempt | None, ran_s: int) -> float | None:
-    """Of all attempts; not known as soon as one of them ran at a price that nobody has said."""
+    """Return the cost of all attempts in USD; None if the price of an attempt is unknown."""
     if job.counters.runtime_s > job.priced_s:
         return None
     if attempt is None:
@@ -232,7 +232,7 @@ def _progress(seen: JobSnapshot) -> Progress | None:
 
 
 def _unseen(seen: JobSnapshot) -> Progress | None:
-    """The newest report, unless a look has seen a later one already."""
+    """Return the newest report, unless an evaluation has used a later one."""
     progress, before = _progress(seen), seen.rule_state
     if progress is None or before is None or before.epoch != seen.job.epoch:
         return progress
@@ -247,19 +247,19 @@ def _step(seen: JobSnapshot) -> int:
 def _observed(
     evaluator: Evaluator, progress: Progress | None, before: RuleStateRecord | None
 ) -> dict[str, float | None]:
-    """The training's metrics. Those that a heartbeat repeats at the same step are no new points."""
+    """Return the new metrics of the training. Values that a heartbeat repeats at the same step are not new."""
     if progress is None:
         return {}
     found = reported_values(progress)
     if before is None or before.state is None or progress.step != before.step:
         return found
     known = evaluator.values()
-    # As they are saved: NaN is the same as NaN there.
+    # In stored form NaN equals NaN.
     return {name: value for name, value in found.items() if encode(known.get(name)) != encode(value)}
 
 
 def _of_another_machine(rules: RuleSet, seen: JobSnapshot) -> dict[str, float | None]:
-    """Signals that an earlier attempt counted: nothing is known of them before this one has said something."""
+    """Return the signals of an earlier attempt as unknown, until the present attempt reports them."""
     if seen.rule_state is None or seen.rule_state.epoch == seen.job.epoch:
         return {}
     return dict.fromkeys(signal.metric.name for signal in rules.signals)
@@ -268,7 +268,7 @@ def _of_another_machine(rules: RuleSet, seen: JobSnapshot) -> dict[str, float | 
 def _restored(
     rules: RuleSet, group: GroupValues | None, before: RuleStateRecord | None, revision: int
 ) -> tuple[Evaluator, str]:
-    """The evaluator where the last look left it, and what is to be told of that, if anything."""
+    """Return the evaluator in its stored state, and the text of an event about the restoration, or ""."""
     evaluator = Evaluator(rules, group)
     same = before is not None and before.revision == revision
     told = "" if same else f"revision {revision} is in force in the control plane"
@@ -284,24 +284,24 @@ def _restored(
 
 
 def pack_state(state: Mapping[str, Any]) -> str:
-    """An evaluator's state as a short text."""
+    """Encode an evaluator's state as compressed text."""
     return base64.b64encode(zlib.compress(json.dumps(state, separators=(",", ":")).encode())).decode()
 
 
 def unpack_state(text: str) -> Any:
-    """From that. Raises ValueError or zlib.error for what it is not."""
+    """Decode a state of `pack_state`. Raises ValueError or zlib.error for another text."""
     return json.loads(zlib.decompress(base64.b64decode(text, validate=True)))
 
 
 def _next_at(before: RuleStateRecord | None, now: int) -> int:
-    """Not moved while it lies ahead: each move is two writes of an index."""
+    """Return the instant of the next evaluation; a future instant stays, because each move is two index writes."""
     if before is not None and before.next_at is not None and before.next_at > now:
         return before.next_at
     return now + EVALUATION_INTERVAL_S
 
 
-def _looked(acting: RuleActionExecutor, after: RuleStateRecord) -> EvaluationResult:
-    change = acting.change()
+def _looked(executor: RuleActionExecutor, after: RuleStateRecord) -> EvaluationResult:
+    change = executor.change()
     if change is None:
         return EvaluationResult(rule_state=after)
     if change.job.state.terminal and not after.orders:

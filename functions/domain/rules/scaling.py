@@ -1,7 +1,7 @@
-"""Scaling a group of jobs: how many copies a rule gets, which jobs it takes out, and what either writes.
+"""Scale a group of jobs: decide the number of copies and the jobs to remove, and build the writes.
 
-What is decided is an order, written with the rule's firing and with what its group has to know of it. Carrying it out
-comes behind that, and can be begun anew by anybody: the same order always means the same jobs.
+A decision is an order, which is written with the firing of the rule and the record of the group. The execution follows
+and is idempotent: the same order always names the same jobs.
 """
 
 from __future__ import annotations
@@ -25,36 +25,35 @@ GROUP_TAG = "group"
 """The tag that names a job's group."""
 MAX_MESSAGE_CHARS = 1000
 MAX_ORDERS = 5
-"""Of one job at a time: what stands of its rules is one item, and each order one more in its transaction."""
+"""Pending orders of one job: the rule state is one item, and each order adds a write to its transaction."""
 KEPT_S = 30 * 86_400
-"""How long a group's record outlives its last decision."""
+"""Time that a group's record outlives its last decision."""
 STOP_COMMAND_LIFE_S = 366 * 86_400
-"""A stop that a rule has decided waits for a training so long: the rule does not say it again, and without it the job
-would go on for ever."""
+"""Life of a stop command of a rule, which the rule does not repeat and without which the job never ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupJobs:
-    """A group as it is, with everything that is decided on it already."""
+    """Present jobs of a group, with every decision about the group."""
 
     tenant: str
     name: str
     jobs: tuple[Job, ...]
-    """Those that have not ended, newest first."""
+    """Jobs that have not ended, newest first."""
     uncreated: frozenset[str]
-    """Copies that are decided, and not written yet."""
+    """Copies that are decided and not created yet."""
     leaving: frozenset[str]
-    """Jobs that are being taken out."""
+    """Jobs that are being removed."""
     record: ScalingRecord
 
     @property
     def count(self) -> int:
-        """Jobs that have not ended, and those that are to come."""
+        """Return the number of jobs that have not ended, including copies that are not created yet."""
         return len(self.jobs) + len(self.uncreated)
 
 
 class ScaleDecision(NamedTuple):
-    """What is to be done, in words too, and the group with it. `order.number` says whose and which it is."""
+    """Order of one rule, its text, and the group after the order."""
 
     order: ScaleOrder
     message: str
@@ -62,7 +61,7 @@ class ScaleDecision(NamedTuple):
 
 
 def build_group(tenant: str, name: str, found: Iterable[Job], record: ScalingRecord | None) -> GroupJobs:
-    """`found`: whatever was read; those that the record names must be among it, if they exist."""
+    """Build a group from its jobs and its record. `found` must contain the existing jobs that the record names."""
     before = record or ScalingRecord(version=0, tenant=tenant, group=name)
     known = {job.id: job for job in found}
     live = [job for job in known.values() if not job.state.terminal and job.spec.tags.get(GROUP_TAG) == name]
@@ -81,9 +80,9 @@ def build_group(tenant: str, name: str, found: Iterable[Job], record: ScalingRec
 
 
 def decide_scaling(group: GroupJobs, action: Scale, order: ScaleOrder, *, job_id: str, now: int) -> ScaleDecision:
-    """Fill in an order that names its rule. `job_id`: whose rule it is.
+    """Complete an order that names its rule. `job_id`: the job of the rule.
 
-    Raises NotDoneError, with the reason, where nothing can be done.
+    Raises NotDoneError, with the reason, if nothing can be done.
     """
     if not group.jobs:
         raise NotDoneError(f"group {group.name!r} has no job that has not ended")
@@ -138,7 +137,7 @@ def _taken_out(group: GroupJobs, action: Scale, order: ScaleOrder, job_id: str) 
 
 
 def _goes_on(job: Job) -> bool:
-    """Whether it is not held by somebody: what is paused comes back when that person wants it."""
+    """Return True if the job is not paused: the user who paused a job decides when the job continues."""
     return job.state is not JobState.PAUSED and not job.pause_requested
 
 
@@ -149,7 +148,7 @@ def _jobs(number: int) -> str:
 def copy_job(
     source: Job, rules: RulesRecord | None, order: ScaleOrder, *, job_id: str, by_job: str, now: int
 ) -> Transaction:
-    """One more job like `source`, under an id of the order. Refused where nobody could submit it now."""
+    """Submit a copy of `source` under an id of the order. Refused if a user could not submit the job now."""
     first = None
     if rules is not None and rules.text.strip():
         first = RulesRecord(revision=1, text=rules.text, created_at=now, created_by=rules.created_by)
@@ -170,16 +169,15 @@ def copy_job(
 def remove_job(
     job: Job, kept: Sequence[CommandRecord], order: ScaleOrder, *, by_job: str, now: int
 ) -> Transaction | None:
-    """Cancel a job, or tell the training of one that runs to stop; None if it ends already. Refused for one that has
-    been paused.
+    """Cancel a waiting job, or give a running training the command `stop`; None if the job is removed already.
 
-    `kept`: the commands of one that runs. No worker that knows none has it: such workers are given only jobs in the
-    original's form, which have no tags.
+    Refused for a paused job. `kept`: the commands of a running job. Its worker knows commands, because original
+    workers receive only jobs in the original's form, which have no tags.
     """
     if is_removed(job, order, by_job):
         return None
     if not _goes_on(job):
-        # It was not when that was decided, and whoever has done it meant it to stay.
+        # The job was paused after the decision; leave it paused.
         raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"Job {job.id} has been paused meanwhile: it is left as it is.")
     message = f"rule {order.rule} of job {by_job} takes it out of group {order.group}"
     if job.state is not JobState.RUNNING:
@@ -196,12 +194,12 @@ def remove_job(
 
 
 def is_removed(job: Job, order: ScaleOrder, by_job: str) -> bool:
-    """Whether nothing is left to be done to take it out."""
+    """Return True if nothing is left to do to remove the job."""
     return job.state.terminal or job.left_by == _name(order, by_job)
 
 
 def may_have_lost_stop(job: Job) -> bool:
-    """Whether it was told to leave, and its commands say whether it still will: the attempt that was told is over."""
+    """Return True if the attempt that received the stop is over, so that only the commands show if the job stops."""
     return job.leaving and not (job.state is JobState.RUNNING and job.epoch == job.left_epoch)
 
 
@@ -232,7 +230,7 @@ def _whose(order: ScaleOrder, by_job: str) -> dict[str, Any]:
 
 
 def settle_orders(record: ScalingRecord, orders: Iterable[ScaleOrder], lost: Iterable[str]) -> ScalingRecord:
-    """What a group has to know of it, once orders on it are carried out. `lost`: copies that will never be."""
+    """Return the group's record after executed orders. `lost`: copies that will never be created."""
     gone = {one for order in orders if order.group == record.group for one in order.leaving}
     never = set(lost)
     return record.model_copy(
@@ -245,7 +243,7 @@ def settle_orders(record: ScalingRecord, orders: Iterable[ScaleOrder], lost: Ite
 
 
 def add_failure_event(change: Transaction, order: ScaleOrder, why: str, *, now: int) -> Transaction:
-    """The change of the rule's job, with word that an order came to nothing, or not to all that was decided."""
+    """Return the change of the rule's job with the event of an order that failed completely or in part."""
     told = {"revision": order.revision, "at": now, "rule": order.rule, "severity": "error", "dry_run": False}
     said = f"group {order.group!r}: {why}"[:MAX_MESSAGE_CHARS]
     place = {"place": "control_plane", "step": order.step}

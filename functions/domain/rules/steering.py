@@ -1,4 +1,4 @@
-"""Rules and commands of a job: what users give, what workers are handed, what they report back."""
+"""Store rules and commands of a job, select the commands for a worker, and apply the worker's reports."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from functions.domain.records import CommandRecord, ControlRecord, Event, Job, L
 
 _AS_GIVEN = {"status": "waiting", "step": None, "message": ""}
 _OF_RULES = {"rule", "command", "revision", "training_epoch", "dry_run", "operands", "actions"}
-"""What a decision has that says nothing of a damaged object."""
+"""Fields of a decision that do not apply to the event of a damaged object."""
 
 
 def require_steerable(job: Job) -> None:
-    """Refuse for a job that has ended: nobody would ever hear of it."""
+    """Refuse a job that has ended, because no worker would receive the change."""
     if job.state.terminal:
         raise Refusal(ErrorCode.JOB_FINISHED, f"Job {job.id} is {job.state}.")
 
@@ -46,10 +46,10 @@ def put_rules(
     watched: bool = False,
     rule_state: RuleStateRecord | None = None,
 ) -> Transaction | None:
-    """The next revision of a job's rules; None if the newest one says the same. A running worker hears of it.
+    """Store the next revision of a job's rules; None if the newest revision is equal. A running worker is notified.
 
-    `newest`: that of `job.rules_revision`. `watched`: some of the new ones are the control plane's; then, or if some
-    were, `rule_state` is how they stand.
+    `newest`: the record of `job.rules_revision`. `watched`: the control plane evaluates some of the new rules.
+    `rule_state`: the stored state, if the control plane evaluates some of the new or the old rules.
     """
     require_steerable(job)
     # A repeat whose answer was lost names the revision before its own.
@@ -66,7 +66,7 @@ def put_rules(
     record = RulesRecord(revision=job.rules_revision + 1, text=text, created_at=now, created_by=key_id)
     updates: dict[str, Any] = {"rules_revision": record.revision, "watched": watched}
     if watched and not job.watched:
-        # What the job's last change was is not told; it waits since then, or longer.
+        # The job waits since its last change or longer; an exact instant is not stored.
         updates["waiting_since"] = job.updated_at
     change = notify_lease(update_job(job, now, **updates)).put(record)
     return change.put(evaluate_soon(rule_state, now)) if watched or rule_state is not None else change
@@ -81,9 +81,9 @@ def add_command(
     now: int,
     more: Mapping[str, Any] | None = None,
 ) -> Transaction:
-    """One more command. `kept`: the job's, oldest first. A running worker hears of it, another one when it begins.
+    """Add a command. A running worker is notified, a later worker receives the command at its start.
 
-    `more`: of the record, where it is no user's.
+    `kept`: the job's commands, oldest first. `more`: fields of the record of a rule's command.
     """
     require_steerable(job)
     if request.kind is CommandKind.PAUSE and job.state is not JobState.RUNNING:
@@ -108,7 +108,7 @@ def add_command(
 
 
 def _superfluous(job: Job, kept: Sequence[CommandRecord], surplus: int, now: int) -> list[CommandRecord]:
-    """Which commands make room: the oldest that were dealt with, those that who resumes does again after all others."""
+    """Return the commands to delete: the oldest executed ones, and among them last those that a resume repeats."""
     if surplus <= 0:
         return []
     waiting = {one.seq for one in kept if _waits(job, one, now)}
@@ -119,7 +119,7 @@ def _superfluous(job: Job, kept: Sequence[CommandRecord], surplus: int, now: int
 
 
 def notify_lease(change: Transaction) -> Transaction:
-    """Leave word in the lease of an attempt that is under way."""
+    """Write the newest revision and command number into the lease of a running attempt."""
     job = change.job
     if job.state is not JobState.RUNNING:
         return change
@@ -139,7 +139,7 @@ def _waits(job: Job, command: CommandRecord, now: int) -> bool:
 
 
 def has_pending_stop(job: Job, kept: Iterable[CommandRecord], now: int) -> bool:
-    """Whether a training will be told to stop, by a rule: the one that runs, or the next one."""
+    """Return True if a rule's stop waits for the present or the next training."""
     return any(one.kind is CommandKind.STOP and one.rule is not None and _waits(job, one, now) for one in kept)
 
 
@@ -148,27 +148,30 @@ def _done_again(command: CommandRecord) -> bool:
 
 
 def command_view(job: Job, command: CommandRecord, now: int) -> Command:
-    """A command as it stands: one that waits for nothing any more has expired."""
+    """Return the view of a command; a waiting command that no worker can execute any more has expired."""
     expired = command.status == "waiting" and not _waits(job, command, now)
     values = command.model_dump(exclude={"key_sha256", "revision", "epoch"})
     return Command.model_validate({**values, "status": "expired"} if expired else values)
 
 
 def pending_commands(job: Job, commands: Iterable[CommandRecord], seq: int, now: int) -> list[Command]:
-    """What a worker is to carry out that has received all commands up to `seq`, oldest first."""
+    """Return the waiting commands after `seq`, oldest first."""
     return [command_view(job, one, now) for one in commands if one.seq > seq and _waits(job, one, now)]
 
 
 def initial_commands(job: Job, commands: Iterable[CommandRecord], now: int) -> list[Command]:
-    """What an attempt begins with, oldest first: what waits, every `set` that was applied and not undone, and every
-    `save` and `evaluate` that was lost with its machine."""
+    """Return the commands that an attempt begins with, oldest first.
+
+    These are the waiting commands, each applied `set` that no rollback has undone, and each `save` and `evaluate` that
+    was lost with its machine.
+    """
     found = [one.model_copy(update=_AS_GIVEN) if _lost(job, one) else one for one in commands]
     again = [one for one in found if _waits(job, one, now) or (_done_again(one) and not _undone(job, one))]
     return [command_view(job, one, now) for one in again]
 
 
 def _lost(job: Job, command: CommandRecord) -> bool:
-    """Whether it belongs to steps that are trained again: no checkpoint from its step on was committed."""
+    """Return True if the command's step is trained again, because no later checkpoint was committed."""
     repeated = command.kind in (CommandKind.SAVE, CommandKind.EVALUATE)
     if not repeated or command.status != "applied" or command.step is None:
         return False
@@ -176,32 +179,32 @@ def _lost(job: Job, command: CommandRecord) -> bool:
 
 
 def _undone(job: Job, command: CommandRecord) -> bool:
-    """Whether a rollback went back behind it."""
+    """Return True if a rollback returned to a step before the command."""
     step = command.step or 0
     return any(command.seq <= back.commands_seq and step > back.to_step for back in job.rollbacks)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportEffects:
-    """What a worker's report leaves behind. `job` is as it was read, with this in it, and not yet written."""
+    """Changes that a worker's report causes. `job` contains these changes and is not written yet."""
 
     job: Job
     events: tuple[Event, ...] = ()
     commands: tuple[CommandRecord, ...] = ()
     control: ControlRecord | None = None
-    """None: as it was."""
+    """None: unchanged."""
 
     def added_to(self, change: Transaction) -> Transaction:
-        """The change, decided on `job`, with all this in it."""
+        """Return a change that was decided on `job`, with the records of the report."""
         return change.put(*self.events, *self.commands, *([self.control] if self.control is not None else ()))
 
 
 def apply_report(
     job: Job, report: ControlReport, *, commands: Sequence[CommandRecord], control: ControlRecord | None, now: int
 ) -> ReportEffects:
-    """What is new in a report of the attempt that holds the job. The same report again says nothing new.
+    """Return the effects of a report of the present attempt. Idempotent: a repeated report has no effects.
 
-    `commands`: those that it names results of.
+    `commands`: the commands whose results the report contains.
     """
     decisions = [one for one in report.decisions if one.number > job.decided]
     decisions = sorted({one.number: one for one in decisions}.values(), key=lambda one: one.number)
@@ -230,7 +233,7 @@ def _event(job: Job, seq: int, decision: Decision, now: int) -> Event:
 
 
 def _control(epoch: int, report: ControlReport, before: ControlRecord | None, now: int) -> ControlRecord | None:
-    """What the worker says of its rules; as it was where it says nothing new, or has never had any."""
+    """Return the control record after a report; `before` if the report contains nothing new."""
     silent = report.statuses is None and not report.rules_revision and report.rejected is None
     if before is None and silent:
         return None
@@ -253,16 +256,16 @@ def _control(epoch: int, report: ControlReport, before: ControlRecord | None, no
 
 
 def has_unsaved_report(lease: Lease, report: ControlReport) -> bool:
-    """Whether a report says anything that is not written down: of revisions the lease itself knows."""
+    """Return True if a report contains anything that is not stored; the lease stores the reported revisions."""
     noted = lease.rules_in_force, lease.rules_rejected
     return report.tells or noted != (report.rules_revision, report.rejected or 0)
 
 
 def note_revisions(fence: Fence, report: ControlReport) -> NoteLease:
-    """Proves the lease, and notes there which revisions were written down."""
+    """Return the write that proves the lease and stores the reported revisions."""
     return NoteLease(fence=fence, rules_in_force=report.rules_revision, rules_rejected=report.rejected or 0)
 
 
 def persist_report(effects: ReportEffects, fence: Fence, report: ControlReport, *, now: int) -> Transaction:
-    """Write down what a heartbeat has told."""
+    """Return the transaction that stores the effects of a heartbeat's report."""
     return effects.added_to(update_job(effects.job, now).also(note_revisions(fence, report)))
