@@ -1,4 +1,4 @@
-"""Refusals. Each names a stable code; the API maps it to an answer."""
+"""Errors of decisions and stores. A refusal has a stable code, which the API maps to an answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class NotDoneError(Exception):
-    """A rule's action cannot be done here; the text says why."""
+    """An action of a rule cannot be executed here, with the reason as text."""
 
 
 class Refusal(Exception):  # noqa: N818 - a refusal is a normal outcome, not a fault
@@ -22,7 +22,7 @@ class Refusal(Exception):  # noqa: N818 - a refusal is a normal outcome, not a f
     def __init__(
         self, code: ErrorCode, detail: str = "", *, field: str | None = None, problems: Sequence[Fault] = ()
     ) -> None:
-        """`problems`: everything that is wrong, where that may be more than `detail` says."""
+        """`problems`: all faults, where there may be more than the one in `detail`."""
         self.problems = tuple(problems)
         self.code = code
         self.detail = detail
@@ -31,7 +31,7 @@ class Refusal(Exception):  # noqa: N818 - a refusal is a normal outcome, not a f
 
     @property
     def message(self) -> str:
-        """What was wrong, then what would be right."""
+        """Return the error, then the remedy."""
         said = self.detail or self.code.meaning
         return f"{said} {self.code.remedy}"
 
@@ -41,7 +41,7 @@ class WriteConflict(Exception):  # noqa: N818 - a normal outcome of optimistic c
 
 
 class FenceBroken(Exception):  # noqa: N818 - a normal outcome: the attempt lost its right to write
-    """The lease did not satisfy the fence. `lease` is what was found instead, None if there is none."""
+    """The lease does not satisfy the fence. `lease` is the stored lease, None for none."""
 
     def __init__(self, lease: Lease | None = None) -> None:
         self.lease = lease
@@ -50,5 +50,5 @@ class FenceBroken(Exception):  # noqa: N818 - a normal outcome: the attempt lost
         )
 
 
-class StorageUnavailable(Exception):  # noqa: N818 - a condition that passes, not a fault of ours
-    """The store did not answer, or asked to slow down. Whether a write happened is not known; repeating it is safe."""
+class StorageUnavailable(Exception):  # noqa: N818 - a transient condition, not a fault of the product
+    """The store did not answer, or throttled. A write may have happened; repeating the write is safe."""

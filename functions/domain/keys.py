@@ -14,68 +14,68 @@ SHARED = "SHARED"
 TIMER = "TIMER"
 """Partition of the index `timers`: jobs by `Job.timer_at`."""
 RETENTION = "RETENTION"
-"""Another one: ended jobs by `Job.retention_at`. However many there are, no timer waits for them."""
+"""Partition of the index `timers`: ended jobs by `Job.retention_at`, which delay no timer."""
 RULES_DUE = "RULES"
-"""A third one: jobs whose rules are to be looked at, by `StandingRecord.next_at`."""
+"""Partition of the index `timers`: jobs whose rules are due, by `RuleStateRecord.next_at`."""
 DUE = "DUE"
 """The one partition of the index `due`."""
 WATCH = "WATCH"
-"""Key of the item in the heartbeats table that says when expired leases were last looked after."""
+"""Key of the reclaim watermark in the heartbeats table."""
 
 DUE_BUCKET_S = 3600
-"""A lease moves in the index `due` at most once in this many seconds, however often it is prolonged. A move is two
-writes; a sweep reads half a unit for nearly each live lease, whatever this is beyond a few leases' duration."""
+"""A lease moves in the index `due` at most once in this many seconds, however often the lease is renewed. A move is two
+writes; a sweep reads half a unit for nearly each live lease, for any value beyond a few leases' duration."""
 
 
 class Key(NamedTuple):
-    """Where an item of a table is stored."""
+    """Key of an item of a table."""
 
     partition: str
     sort: str
 
 
 def job_pk(job_id: str) -> str:
-    """Partition of everything that belongs to a job."""
+    """Return the partition of all records of a job."""
     return f"JOB#{job_id}"
 
 
 def job_id_of(pk: str) -> str:
-    """The inverse of `job_pk`."""
+    """Return the job id of a partition of `job_pk`."""
     return pk.removeprefix("JOB#")
 
 
 def group_pk(tenant: str, group: str) -> str:
-    """Partition of what is known of the jobs of a group; its sort keys are their ids."""
+    """Return the partition of the member records of a group; the sort keys are job ids."""
     return f"GROUP#{tenant}#{group}"
 
 
 def pack_pk(tenant: str, blake3: str) -> str:
-    """Partition of a pack; its one sort key is `PACK`."""
+    """Return the partition of a pack; its one sort key is `PACK`."""
     return f"PACK#{tenant}#{blake3}"
 
 
 def shared_pk(tenant: str, shared_key: str) -> str:
-    """Partition of what jobs share under a key; its one sort key is `SHARED`."""
+    """Return the partition of a shared output; the only sort key is `SHARED`."""
     return f"SHARED#{tenant}#{shared_key}"
 
 
 def ready_pk(tenant: str, queue: str, shard: int) -> str:
-    """Partition of the index `ready`; its sort key is `Job.ready_rank`."""
+    """Return the partition of the index `ready`; its sort key is `Job.ready_rank`."""
     return f"{tenant}#{queue}#{shard}"
 
 
 def state_pk(tenant: str, state: str) -> str:
-    """Partition of the index `by_state`."""
+    """Return the partition of the index `by_state`."""
     return f"{tenant}#{state}"
 
 
 def created_sk(created_at: int, record_id: str) -> str:
-    """Sort key of lists in order of creation."""
+    """Return the sort key of lists in order of creation."""
     return f"{created_at:011d}#{record_id}"
 
 
 def due_bucket(job_id: str, now: int) -> int:
-    """Start of the present bucket; lease duration added to it gives `due_at`.
+    """Return the start of the present bucket; `due_at` is the start plus the duration of the lease.
 
     `due_at` is never later than the end of a lease prolonged at `now`, and at most one bucket earlier. The buckets of
     different jobs begin at different seconds, so that a fleet does not rewrite the index all at once.
@@ -85,50 +85,50 @@ def due_bucket(job_id: str, now: int) -> int:
 
 
 def webhooks_pk(tenant: str) -> str:
-    """Partition of a tenant's webhooks; its sort keys are their ids."""
+    """Return the partition of a tenant's webhooks; its sort keys are their ids."""
     return f"TENANT#{tenant}"
 
 
 def deliveries_pk(webhook_id: str) -> str:
-    """Partition of a webhook's deliveries."""
+    """Return the partition of a webhook's deliveries."""
     return f"HOOK#{webhook_id}"
 
 
 def delivery_sk(at: int, job_id: str, seq: int) -> str:
-    """Sort key of a delivery: in order of the events' instants."""
+    """Return the sort key of a delivery, by the instant of the event."""
     return f"{at:011d}#{job_id}#{seq:010d}"
 
 
 def recipes_pk(tenant: str) -> str:
-    """Partition of a tenant's recipes."""
+    """Return the partition of a tenant's recipes."""
     return f"TENANT#{tenant}"
 
 
 def recipe_sk(name: str, version: int) -> str:
-    """Sort key of a recipe: versions of one name in order."""
+    """Return the sort key of a recipe: versions of one name in order."""
     return f"{name}@{version:06d}"
 
 
 def rings_pk(tenant: str) -> str:
-    """Partition of a tenant's rings; its sort keys are their names."""
+    """Return the partition of a tenant's rings; its sort keys are their names."""
     return f"TENANT#{tenant}"
 
 
 def ring_pk(tenant: str, name: str, ring_id: str) -> str:
-    """Partition of a ring's records; its sort keys are theirs. No other ring, of whatever name, ever has it."""
+    """Return the partition of a ring's records, which no other ring ever has."""
     return f"RING#{tenant}#{name}#{ring_id}"
 
 
 def api_key_pk(key_id: str) -> str:
-    """Partition of an API key."""
+    """Return the partition of an API key."""
     return f"KEY#{key_id}"
 
 
 def grant_pk(token_sha256: str) -> str:
-    """Partition of a transfer token."""
+    """Return the partition of a transfer token."""
     return f"GRANT#{token_sha256}"
 
 
 def object_key(tenant: str, key: str) -> str:
-    """Physical S3 key of a tenant's object."""
+    """Return the physical S3 key of a tenant's object."""
     return f"{tenant}/{key}"

@@ -1,4 +1,4 @@
-"""What the rules need from the outside: stores, a clock, randomness. Storage implements them; tests have twins."""
+"""Define the ports of the API: stores, clock and randomness. `storage` implements the stores, tests have twins."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ T = TypeVar("T")
 R = TypeVar("R", bound=TableRecord)
 
 MAX_MEMBERS = 1000
-"""Of a group whose values are compared."""
+"""Jobs of a group whose values are compared."""
 
 
 @dataclass(frozen=True)
 class ResultPage(Generic[T]):
-    """Some items, and where to go on; `cursor` is None at the end. Cursors are opaque and bound to their list."""
+    """Page of a list; `cursor` is None at the end. Cursors are opaque and bound to their list."""
 
     items: Sequence[T]
     cursor: str | None = None
@@ -58,7 +58,7 @@ class JobStore(Protocol):
     def get(self, job_id: str) -> Job | None: ...
 
     def get_many(self, job_ids: Sequence[str]) -> list[Job]:
-        """Those that exist, in the order asked for, each once."""
+        """Return the existing jobs in the requested order, each once."""
 
     def apply(self, transaction: Transaction) -> None:
         """Do all writes of the transaction or none.
@@ -68,12 +68,12 @@ class JobStore(Protocol):
         """
 
     def ready(self, tenant: str, queue: str, shard: int, *, limit: int, cursor: str | None = None) -> ResultPage[Job]:
-        """Claimable jobs as the index shows them, in rank order. May be out of date."""
+        """Return claimable jobs of the index in rank order; the index may be out of date."""
 
     def longest_waiting(self, *, limit: int) -> int | None:
-        """Since when the job that waits longest can be claimed, of up to `limit` claimable ones of all queues.
+        """Return since when the longest waiting job can be claimed, of up to `limit` claimable jobs of all queues.
 
-        None if none waits. May be out of date, as `ready` may. Raises ValueError or KeyError for a damaged item.
+        None if no job waits. May be out of date, as `ready` may. Raises ValueError or KeyError for a damaged item.
         """
 
     def list_jobs(
@@ -85,16 +85,16 @@ class JobStore(Protocol):
         cursor: str | None = None,
         newest_first: bool = False,
     ) -> ResultPage[Job]:
-        """A tenant's jobs, oldest first unless said otherwise."""
+        """Return a tenant's jobs, oldest first by default."""
 
     def due_timers(self, now: int, *, limit: int) -> list[str]:
-        """Ids of jobs with a timer at or before `now`."""
+        """Return the ids of jobs with a timer at or before `now`."""
 
     def due_retentions(self, now: int, *, limit: int) -> list[str]:
-        """Ids of ended jobs whose `retention_at` is at or before `now`, the longest due first."""
+        """Return the ids of ended jobs whose `retention_at` is at or before `now`, the longest due first."""
 
     def due_rules(self, now: int, *, limit: int) -> list[str]:
-        """Ids of jobs whose rules are to be looked at, the longest due first."""
+        """Return the ids of jobs whose rules are due, the longest due first."""
 
     def read(self, kind: type[R], job_id: str, number: int = 0) -> R | None:
         """Return the job's record of one kind and number."""
@@ -108,62 +108,63 @@ class JobStore(Protocol):
         """Return the commands that are kept of a job, beyond seq `after`, oldest first."""
 
     def scaling(self, tenant: str, group: str) -> ScalingRecord | None:
-        """Return what rules have decided on a group."""
+        """Return the scaling record of a group."""
 
     def put(self, write: Put) -> None:
         """Store one record alone. Raises WriteConflict if its condition is not met."""
 
     def members(self, tenant: str, group: str) -> dict[str, MemberRecord]:
-        """Return what is known of the jobs of a group, by their ids: of the first MAX_MEMBERS."""
+        """Return the member records of the first MAX_MEMBERS jobs of a group, by job id."""
 
     def join(self, tenant: str, group: str, job_id: str, member: MemberRecord) -> None:
-        """Store what is known of one job of a group."""
+        """Store the member record of one job of a group."""
 
     def protect_checkpoint(self, job_id: str, step: int, until: int) -> CheckpointRecord | None:
-        """Keep a checkpoint from retention at least until then; None if it does not exist."""
+        """Protect a checkpoint from retention until `until`; None if the checkpoint does not exist."""
 
 
 class PackStore(Protocol):
-    """Who holds which pack. Each write is one of a single item."""
+    """References of jobs to packs. Each write changes a single item."""
 
     def get_many(self, tenant: str, digests: Iterable[str], *, consistent: bool = True) -> dict[str, PackRecord]:
-        """Those of the packs that have an item, by digest; as they were moments ago if that is good enough."""
+        """Return the items of packs by digest; `consistent` False permits an eventually consistent read."""
 
     def add_references(self, tenant: str, job_id: str, sightings: Sequence[PackSnapshot]) -> bool:
-        """Add the job to who holds these packs, which were seen to be stored as declared: one write each, no doubt
-        left. False if any of them was refused (`packs.may_reference`): look again. The others are held then."""
+        """Add references of the job to packs that are stored as declared, one write each, and clear suspicion.
+
+        False if a write was refused (`packs.may_reference`): the caller reads again. The other references stay.
+        """
 
     def mark_suspect(self, tenant: str, job_id: str, digests: Iterable[str]) -> None:
-        """Let whoever names these packs next look at the objects; what the job does not hold is left alone."""
+        """Mark packs of the job so that the next commit verifies the objects; packs without its reference stay."""
 
     def remove_references(self, tenant: str, job_id: str, writes: Sequence[PackWrite]) -> set[str]:
-        """Condemn and release, one write each. Answers with the digests of those that were refused
-        (`packs.may_release`)."""
+        """Condemn and release packs, one write each. Return the refused digests (`packs.may_release`)."""
 
 
 class SharedStore(Protocol):
-    """What complete jobs have left for later ones."""
+    """Outputs of complete jobs for later jobs."""
 
     def get_many(self, tenant: str, shared_keys: Sequence[str]) -> dict[str, SharedRecord]:
-        """What there is, by key."""
+        """Return the existing records by key."""
 
     def replace(self, record: SharedRecord, *, seen: SharedRecord | None) -> bool:
-        """Store it in place of what was seen: one write. False, and nothing written, if there is something else now."""
+        """Replace `seen` with one write. False, and nothing written, if another record is stored."""
 
 
 class LeaseStore(Protocol):
-    """The lease rows."""
+    """Leases of attempts."""
 
     def heartbeat(self, fence: Fence, progress: Progress | None, phase: str | None) -> Lease:
-        """Prolong the lease: one conditional write. None leaves `progress` and `phase` as they are.
+        """Renew the lease with one conditional write. None leaves `progress` and `phase` as they are.
 
-        Raises FenceBroken, which carries the lease that was found.
+        Raises FenceBroken with the stored lease.
         """
 
     def get(self, job_id: str) -> Lease | None: ...
 
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Lease]:
-        """Those that exist, as they are or were moments ago: who acts upon one looks at it once more."""
+        """Return existing leases, eventually consistent: the caller reads a lease again before acting on the lease."""
 
     def due_pages(self, now: int, *, size: int) -> Iterator[list[str]]:
         """Yield the ids of jobs whose open lease may have run out by `now`, `size` at a time, none of them empty.
@@ -172,10 +173,10 @@ class LeaseStore(Protocol):
         """
 
     def reclaim_watermark(self) -> ReclaimWatermark | None:
-        """The watch over leases that ran out; None before the first one."""
+        """Return the reclaim watermark; None before the first sweep."""
 
     def save_reclaim_watermark(self, watch: ReclaimWatermark, *, seen: ReclaimWatermark | None) -> bool:
-        """Store the watch if it is still the one that was seen; False if somebody else was faster."""
+        """Replace `seen` by a newer watermark; False if another sweep has written."""
 
 
 class TokenStore(Protocol):
@@ -196,34 +197,34 @@ class TokenStore(Protocol):
     def get_grant(self, token_sha256: str) -> TransferGrant | None: ...
 
     def redeem(self, token_sha256: str, now: int) -> TransferGrant | None:
-        """Take a live download grant away: exactly one caller gets it."""
+        """Return and delete a live download grant: exactly one caller receives the grant."""
 
 
 class WebhookStore(Protocol):
-    """Webhooks, and how their deliveries stand."""
+    """Webhooks and the states of their deliveries."""
 
     def put(self, webhook: Webhook) -> None: ...
 
     def get(self, tenant: str, webhook_id: str) -> Webhook | None: ...
 
     def of_tenant(self, tenant: str) -> list[Webhook]:
-        """All of them, by id."""
+        """Return all webhooks of a tenant, by id."""
 
     def delete(self, tenant: str, webhook_id: str) -> bool:
-        """False if there is none. What is known of its deliveries goes with time."""
+        """Delete a webhook; False if it does not exist. Its delivery records expire."""
 
     def record(self, delivery: Delivery) -> None:
-        """Note how a delivery stands, in place of what was noted of it before."""
+        """Store the state of a delivery in place of the state before."""
 
     def deliveries(self, webhook_id: str, *, limit: int, cursor: str | None = None) -> ResultPage[Delivery]:
-        """Newest event first, of the last 30 days or so."""
+        """Return deliveries of about the last 30 days, newest event first."""
 
 
 class DeliveryQueue(Protocol):
-    """What is to be delivered: in order for each webhook and job."""
+    """Queue of deliveries, in order for each webhook and job."""
 
     def put(self, webhook: Webhook, event: JobEvent, *, repetition: str = "") -> None:
-        """Put an event in line. The same again within minutes is ignored, unless `repetition` is another.
+        """Enqueue an event. A duplicate within minutes is ignored unless `repetition` differs.
 
         Raises StorageUnavailable.
         """
@@ -233,50 +234,50 @@ class RingStore(Protocol):
     """Rings and their records. Reads are strongly consistent. Every call may raise StorageUnavailable."""
 
     def make(self, ring: StoredRing) -> bool:
-        """Store a new ring; False if its tenant has another of that name. Again with the same id changes nothing."""
+        """Store a new ring; False if the tenant has another ring of this name. Idempotent for the same id."""
 
     def get(self, tenant: str, name: str) -> StoredRing | None: ...
 
     def list(self, tenant: str, *, limit: int, cursor: str | None = None) -> ResultPage[StoredRing]:
-        """A tenant's, by name."""
+        """Return a tenant's rings, by name."""
 
     def begin_removal(self, ring: StoredRing) -> bool:
-        """Mark it, if it is still there: from then on nobody is let in."""
+        """Mark an existing ring as being removed; further calls for the ring are refused."""
 
     def forget(self, ring: StoredRing) -> None:
-        """Remove the ring itself, last of all, if it is marked. Another one of its name is left alone."""
+        """Delete a marked ring after its records; a newer ring of the same name stays."""
 
     def write(self, ring: StoredRing, key: str, data: bytes, *, version: str, seen: str | None) -> bool:
-        """Write a record if its version is `seen` (None: there is none); False if it is not.
+        """Write a record if its version is `seen` (None: no record); False otherwise.
 
-        True also if the record has `version` already: then this very write was done before.
+        True also if the record has `version` already, because then this write was done before.
         """
 
     def read(self, ring: StoredRing, keys: Sequence[str]) -> dict[str, RingRecord]:
-        """Those that are there."""
+        """Return the existing records."""
 
     def keys(self, ring: StoredRing, prefix: str, *, limit: int, cursor: str | None = None) -> ResultPage[str]:
-        """Keys of records that begin with the prefix, in their order."""
+        """Return the keys of records with a prefix, in order."""
 
     def delete(self, ring: StoredRing, keys: Sequence[str]) -> None:
-        """Forget records; those that are not there are passed over."""
+        """Delete records; missing records are ignored."""
 
 
 class RecipeStore(Protocol):
-    """Tenants' recipes. Each is written once and never changes."""
+    """Recipes of tenants, each immutable."""
 
     def add(self, recipe: StoredRecipe) -> bool:
-        """Store it; False, and nothing written, if the tenant has this name and version."""
+        """Store a recipe; False, and nothing written, if the tenant has this name and version."""
 
     def get(self, tenant: str, name: str, version: int) -> StoredRecipe | None: ...
 
     def list(self, tenant: str, *, limit: int, cursor: str | None = None) -> ResultPage[RecipeEntry]:
-        """A tenant's, in order of name and version."""
+        """Return a tenant's recipes, in order of name and version."""
 
 
 @dataclass(frozen=True)
 class StoredObject:
-    """What the object store knows of one object."""
+    """Metadata of one object."""
 
     key: str
     size_bytes: int
@@ -287,7 +288,7 @@ class StoredObject:
 
 @dataclass(frozen=True)
 class StoredPart:
-    """One part of an upload that is not complete. `crc64nvme` where it was uploaded with it."""
+    """Part of an incomplete upload. `crc64nvme`: if the part was uploaded with a checksum."""
 
     number: int
     size_bytes: int
@@ -297,7 +298,7 @@ class StoredPart:
 
 @dataclass(frozen=True)
 class Presigned:
-    """A URL that carries the right to one request; the headers are part of the signature."""
+    """Presigned URL for one request; the headers are part of the signature."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -312,14 +313,14 @@ class ObjectStore(Protocol):
     def head(self, tenant: str, bucket: str, key: str) -> StoredObject | None: ...
 
     def head_many(self, tenant: str, bucket: str, keys: Iterable[str]) -> dict[str, StoredObject]:
-        """Those of the keys that exist; asked in parallel."""
+        """Return the existing objects by key, read in parallel."""
 
     def list(
         self, tenant: str, bucket: str, prefix: str, *, limit: int, cursor: str | None = None, after: str | None = None
     ) -> ResultPage[StoredObject]: ...
 
     def read(self, tenant: str, bucket: str, key: str) -> bytes | None:
-        """The bytes of a small object."""
+        """Return the bytes of a small object."""
 
     def create(self, tenant: str, bucket: str, key: str, data: bytes) -> bool:
         """Store a small object unless the key exists; False if it does."""
@@ -329,7 +330,7 @@ class ObjectStore(Protocol):
     def presign_get(
         self, tenant: str, bucket: str, key: str, *, expires_s: int, content_type: str | None = None
     ) -> str:
-        """`content_type`: what the answer says that it is, in place of what the object was stored as."""
+        """Sign a GET. `content_type` replaces the stored content type in the answer."""
 
     def presign_put(
         self,
@@ -344,13 +345,13 @@ class ObjectStore(Protocol):
         replace_etag: str | None = None,
         expiring: bool = False,
     ) -> Presigned:
-        """`expiring`: stored with the tag by which a bucket's lifecycle may delete it some day."""
+        """Sign a PUT. `expiring`: the object has the tag by which the bucket's lifecycle may delete the object."""
 
     def create_multipart(self, tenant: str, bucket: str, key: str, *, checksummed: bool = False) -> str:
-        """The upload's id. `checksummed`: every part is sent with its CRC-64/NVME, and the object will have one."""
+        """Begin an upload and return its id. `checksummed`: every part and the object have a CRC-64/NVME."""
 
     def put_part(self, tenant: str, bucket: str, key: str, upload_id: str, number: int, *, data: bytes) -> str | None:
-        """Store one small part; its ETag, or None if no such upload is under way."""
+        """Store one small part and return its ETag; None if the upload does not exist."""
 
     def presign_part(
         self,
@@ -366,15 +367,15 @@ class ObjectStore(Protocol):
     ) -> Presigned: ...
 
     def multiparts(self, tenant: str, bucket: str, key: str) -> Sequence[str]:
-        """Ids of the uploads of exactly this key that are under way, the newest first."""
+        """Return the ids of the incomplete uploads of exactly this key, newest first."""
 
     def stored_parts(self, tenant: str, bucket: str, key: str, upload_id: str) -> Sequence[StoredPart] | None:
-        """The parts of an upload that are stored, by number; None if there is no such upload."""
+        """Return the stored parts of an upload by number; None if the upload does not exist."""
 
     def complete_multipart(
         self, tenant: str, bucket: str, key: str, upload_id: str, parts: Sequence[tuple[int, str]]
     ) -> str | None:
-        """The object's ETag; None if there is no such upload. Without parts, those that are stored are used."""
+        """Complete an upload and return the ETag; None if the upload does not exist. No parts: the stored parts."""
 
     def complete_checksummed(
         self,
@@ -388,10 +389,10 @@ class ObjectStore(Protocol):
         create_only: bool = False,
         replace_etag: str | None = None,
     ) -> str | None:
-        """The object's ETag, once the store has compared the checksum of the whole.
+        """Complete an upload whose checksum the store verifies, and return the ETag.
 
-        None if that cannot be now: the upload or one of the parts is not there any more, or the key was written
-        meanwhile against the condition. Raises Refusal (`digest_mismatch`) if the parts are another object.
+        None if the upload or a part does not exist any more, or if a write of the key broke the condition. Raises
+        Refusal (`digest_mismatch`) if the parts are another object.
         """
 
     def abort_multipart(self, tenant: str, bucket: str, key: str, upload_id: str) -> bool: ...
@@ -406,14 +407,14 @@ class Clock(Protocol):
 
 
 class Randomness(Protocol):
-    """Everything drawn by chance."""
+    """Source of random values."""
 
     def token(self) -> str:
-        """A fresh secret: 256 bits, URL-safe."""
+        """Return a new secret of 256 bits, URL-safe."""
 
     def job_id(self) -> str: ...
 
     def key_id(self) -> str: ...
 
     def below(self, bound: int) -> int:
-        """A number from 0 to bound - 1."""
+        """Return a number from 0 to bound - 1."""

@@ -1,4 +1,4 @@
-"""Bases of stored values: what all have in common, and what a store must know of a record."""
+"""Define the bases of stored values, from which a store takes key, attributes and condition."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     BESIDE: ClassVar[frozenset[str]] = frozenset()
-    """Fields that are stored as attributes alone: they can be written without the document."""
+    """Fields that are stored as attributes only and can be written without the document."""
 
 
 class TableRecord(Record):
     """A record with an item of its own in the jobs table.
 
-    The class is all that a new kind of record costs: the stores take key, attributes and condition from here.
+    A new kind of record needs only a class: the stores take key, attributes and condition from the class.
     """
 
     PARTITION: ClassVar[str] = "JOB#"
     KIND: ClassVar[str]
     """The sort key, or its beginning where NUMBER follows."""
     NUMBER: ClassVar[str | None] = None
-    """Field that tells the records of one kind and partition apart; None where there is one only."""
+    """Field that distinguishes the records of one kind and partition; None for a single record."""
     DIGITS: ClassVar[int] = 10
     """Digits of NUMBER in the sort key."""
     NEWEST_FIRST: ClassVar[bool] = False

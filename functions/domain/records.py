@@ -1,4 +1,4 @@
-"""What is stored: frozen values. State changes make new ones."""
+"""Define the stored values. All are frozen; a change makes a new value."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from functions.domain.record_base import Attribute, Record, TableRecord
 
 
 class Spec(Record):
-    """What the user asked for, resolved: never changes after submit."""
+    """Resolved request of the user; immutable after submit."""
 
     name: str | None = None
     recipe: str | None = None
     command: list[str]
     plan: RunPlan | None = None
-    """What the recipe has become; None for a bare command."""
+    """Rendered recipe; None for a command."""
     parameters: dict[str, Any] = {}
     environment: dict[str, str] = {}
     inputs: list[InputRef] = []
@@ -42,15 +42,15 @@ class Spec(Record):
     policy: Policy = Policy()
     tags: dict[str, str] = {}
     webhook: str | None = None
-    """Is told of the job's events, though it is not told of every job's."""
+    """Webhook that receives the job's events even if it does not receive those of every job."""
     rings: list[str] = []
-    """Rings that its processes may use."""
+    """Rings that the job's processes may use."""
     dreambooth: dict[str, Any] | None = None
     """The original orchestrator's columns, when the job was submitted in its form."""
 
 
 class Branch(Record):
-    """A retry from an older checkpoint. What attempts before `before` committed counts only up to that checkpoint."""
+    """Retry from an older checkpoint. Commits of attempts before `before` count only up to that checkpoint."""
 
     step: int
     """-1 for a retry from nothing."""
@@ -79,52 +79,51 @@ class Job(TableRecord):
     reason: Reason | None = None
     not_before: int | None = None
     stale: bool = False
-    """True when a machine was lost or left: handed out before jobs that have no sunk work."""
+    """True after a lost machine or a release: the job is claimed before jobs without sunk work."""
     pause_requested: bool = False
     avoid: dict[str, int] = {}
     """Machine id -> instant until which it is not given this job."""
     checkpoint_step: int | None = None
     checkpoint_epoch: int | None = None
     first_step: int | None = None
-    """Of the first checkpoint of the history that the job continues, kept or not; None where none was committed, or an
-    earlier version did."""
+    """Step of the first checkpoint of the job's history, kept or not; None if none was committed."""
     lapsed_step: int | None = None
-    """Highest step that the present attempt had committed before that turned out damaged; None if none did."""
+    """Highest step of the present attempt whose checkpoint turned out damaged; None for none."""
     branches: list[Branch] = []
-    """Oldest first: where the history turned off, see `in_history`. Retries that it does not go through are not here:
-    each checkpoint keeps those of its own history, for whoever goes back to it."""
+    """Branches of the job's history, oldest first. Each checkpoint keeps the branches of its own history,
+    for a retry from that checkpoint."""
     progress: Progress | None = None
     artifacts: list[Artifact] = []
     rules_revision: int = 0
-    """The newest one; 0 for none."""
+    """Newest revision; 0 for none."""
     commands_seq: int = 0
-    """Of the newest command; 0 for none."""
+    """Seq of the newest command; 0 for none."""
     commands_void: int = 0
-    """What waits up to this one was meant for what ended before a retry."""
+    """Waiting commands up to this seq are void, because they were meant for the time before a retry."""
     decided: int = 0
     """Number of the last decision of the present attempt that is among the events."""
     rollbacks: list[RolledBack] = []
-    """By rules, oldest first."""
+    """Rollbacks by rules, oldest first."""
     watched: bool = False
-    """The control plane evaluates some of its newest rules. Others cost it nothing."""
+    """True if the control plane evaluates some of the newest rules."""
     waiting_since: int | None = None
-    """Since when the job can be claimed, or could last; only of jobs that are watched."""
+    """Instant since which the job can be claimed, or could be claimed last; only of watched jobs."""
     cost_usd: float = 0.0
-    """Of ended attempts whose machine's price is known."""
+    """Cost of ended attempts whose price is known."""
     priced_s: int = 0
-    """How much of `counters.runtime_s` that is for."""
+    """Part of `counters.runtime_s` that `cost_usd` covers."""
     ends: int = 0
-    """How often a rule or command has ended an attempt, as it was reported."""
+    """Number of reported ends of attempts by a rule or command."""
     ended_by: EndedBy | None = None
     idempotency_digest: str | None = None
     copy_of: str | None = None
-    """The job that a rule has copied to make this one."""
+    """Job of which a rule has made this copy."""
     leaving: bool = False
-    """A rule has told its training to stop, to take the job out of its group."""
+    """True if a rule has ordered the training to stop, to remove the job from its group."""
     left_epoch: int | None = None
-    """The attempt that was told so. A later one may know nothing of it."""
+    """Attempt that received the stop; a later attempt may not have received the stop."""
     left_by: str | None = None
-    """The last order that took it out: it does so once, also if the job is retried meanwhile."""
+    """Last order that removed the job; an order removes a job once, even if the job is retried meanwhile."""
     created_at: int
     updated_at: int
     started_at: int | None = None
@@ -132,7 +131,7 @@ class Job(TableRecord):
     failed_at: int | None = None
     canceled_at: int | None = None
     retention_at: int | None = None
-    """When the sweeper must let go of what an ended job does not keep; None where its worker's call has done so."""
+    """When the sweeper runs retention for an ended job; None if its worker's call has done so."""
 
     def attributes(self) -> Mapping[str, Attribute]:
         """Return the keys of indexes: `ready` only while claimable, `timers` only while something will be due."""
@@ -158,14 +157,14 @@ class Job(TableRecord):
     def attempt_step(self) -> int | None:
         """Newest step that the present attempt has committed; None if it has committed none.
 
-        The attempt's own item is told at its end: a commit need not write it.
+        The attempt's own item is written at its end, so that a commit need not write the item.
         """
         return self.checkpoint_step if self.checkpoint_epoch == self.epoch else self.lapsed_step
 
     def in_history(self, record: CheckpointRecord) -> bool:
         """True if the next attempt continues this checkpoint, directly or through later ones.
 
-        False for those that a retry from an older checkpoint left behind: they lead somewhere else.
+        False for checkpoints that a retry from an older checkpoint left behind.
         """
         if self.checkpoint_step is None or record.step > self.checkpoint_step:
             return False
@@ -177,10 +176,10 @@ class Job(TableRecord):
         return True
 
     def branches_from(self, chosen: CheckpointRecord | None) -> list[Branch]:
-        """The branches once a retry goes on from `chosen`, or from nothing: those that `chosen` came by, and this one.
+        """Return the branches after a retry from `chosen`, or from nothing: the branches of `chosen` and a new one.
 
-        Retries may have left `chosen` behind: then it came by branches that are not the job's any more. If it names
-        none, it was committed before the first branch, or by an earlier version: then the job's own tell.
+        A checkpoint that a retry left behind has branches that the job has not any more. A checkpoint without branches
+        was committed before the first branch; then the job's own branches apply.
         """
         before = self.epoch + 1
         if chosen is None:
@@ -190,7 +189,7 @@ class Job(TableRecord):
 
     @property
     def timer_at(self) -> int | None:
-        """When the sweeper must look at this job next; None for never."""
+        """Return when the sweeper must run the job's timer; None for never."""
         if self.state.terminal:
             return None
         instants = [self.spec.policy.deadline_at]
@@ -228,7 +227,7 @@ class Attempt(TableRecord):
     log_tail: list[str] = []
     resumed_step: int | None = None
     checkpoint_step: int | None = None
-    """Newest step that it committed, once it has ended: until then `Job.attempt_step` says it."""
+    """Newest committed step of an ended attempt; before the end `Job.attempt_step` has the step."""
     progress: Progress | None = None
 
 
@@ -265,18 +264,18 @@ class CheckpointRecord(TableRecord):
     manifest_blake3: str | None = None
     legacy_key: str | None = None
     branches: list[Branch] = []
-    """The job's when this was committed: with step and epoch they say which checkpoints are its history."""
+    """Branches of the job at the commit; with step and epoch they define the checkpoint's history."""
     first_step: int | None = None
-    """The job's when this was committed."""
+    """`Job.first_step` at the commit."""
     pinned: bool = False
     damaged: bool = False
     protected_until: int = 0
-    """Somebody was given URLs to read it: retention leaves it alone until then."""
+    """Instant until which signed URLs may read the checkpoint; retention keeps it until then."""
     tag: str = ""
-    """By which a rule or command wanted it kept."""
+    """Tag with which a rule or command keeps the checkpoint."""
 
     def identity(self) -> Mapping[str, Attribute]:
-        """Return what tells this checkpoint from another one of the same step."""
+        """Return the attributes that distinguish this checkpoint from another of the same step."""
         return {
             "epoch": self.epoch,
             "committed_at": self.committed_at,
@@ -285,7 +284,7 @@ class CheckpointRecord(TableRecord):
         }
 
     def attributes(self) -> Mapping[str, Attribute]:
-        """Return what the deletion of the record depends on."""
+        """Return the attributes that the deletion of the record requires."""
         return {**self.identity(), "protected_until": self.protected_until}
 
 
@@ -303,7 +302,7 @@ class RulesRecord(TableRecord):
 
 
 class CommandRecord(TableRecord):
-    """A command. Whether one that waits has expired is told by the clock."""
+    """Command for a training. The clock decides if a waiting command has expired."""
 
     KIND: ClassVar[str] = "COMMAND#"
     NUMBER: ClassVar[str | None] = "seq"
@@ -314,19 +313,19 @@ class CommandRecord(TableRecord):
     issued_at: int
     expires_at: int
     key_sha256: str | None = None
-    """Of the Idempotency-Key that it was given with."""
+    """SHA-256 of the Idempotency-Key."""
     status: Literal["waiting", "applied", "rejected", "expired"] = "waiting"
     epoch: int = 0
-    """The attempt that dealt with it."""
+    """Attempt that executed the command."""
     step: int | None = None
     message: str = ""
     rule: str | None = None
-    """The rule of the control plane that gave it, of `revision`; None for a user's."""
+    """Rule of the control plane, of `revision`, that gave the command; None for a user's command."""
     revision: int = 0
 
 
 class ControlRecord(TableRecord):
-    """What a worker said last of the rules that it has."""
+    """Newest report of a worker about its rules."""
 
     KIND: ClassVar[str] = "CONTROL"
 
@@ -340,7 +339,7 @@ class ControlRecord(TableRecord):
 
 
 class MemberValue(Record):
-    """A metric of a job of a group, by its name in rules; NaN and infinity as words."""
+    """Metric of a job of a group, by its name in rules; NaN and infinity as words."""
 
     metric: str
     step: int | None = None
@@ -349,45 +348,44 @@ class MemberValue(Record):
 
 
 class MemberRecord(Record):
-    """What is known of one job of a group. It stays when the job has ended, until `expires_at`."""
+    """Metrics of one job of a group. The record stays after the end of the job, until `expires_at`."""
 
     values: list[MemberValue] = []
     expires_at: int = 0
 
 
 class ScaleOrder(Record):
-    """What one rule has decided on one group. It stands with the rule's job until it is carried out: as often as
-    somebody begins it anew, it names the same jobs."""
+    """Decision of one rule on one group, kept with the rule's job until its execution, which is idempotent."""
 
     number: str
-    """Of the job: no other order of it ever has the same."""
+    """Number, unique among the orders of the job."""
     rule: str
     revision: int
-    """Of the rules that this one is of."""
+    """Revision of the rules."""
     step: int
     group: str
     source: str | None = None
-    """The job that is copied, if one is."""
+    """Job that is copied."""
     copies: int = 0
     leaving: list[str] = []
-    """The jobs that are taken out."""
+    """Jobs that are removed."""
 
     def copy_ids(self, job_id: str) -> list[str]:
-        """Of the jobs that it makes. `job_id`: of the rule's job."""
+        """Return the ids of the copies. `job_id`: the job of the rule."""
         return [_uuid(f"{job_id}\n{self.number}\n{index}") for index in range(self.copies)]
 
 
 def _uuid(name: str) -> str:
-    """As RFC 9562 has it for names, of a version that is its user's own (8)."""
+    """Return a UUID of version 8 (RFC 9562) from a name."""
     digits = sha256(f"baton copy\n{name}".encode()).hexdigest()
     return f"{digits[:8]}-{digits[8:12]}-8{digits[13:16]}-8{digits[17:20]}-{digits[20:32]}"
 
 
 class RuleStateRecord(TableRecord):
-    """How a job's rules stand that the control plane evaluates: everything that later decisions depend on.
+    """State of the rules that the control plane evaluates for a job.
 
-    `version` rises by one with every write and is the condition of the next one: what two have decided at the same
-    moment is written once, and the other one decides anew.
+    `version` rises by one with every write and is the condition of the next write: of two concurrent evaluations one is
+    written, and the other evaluates again.
     """
 
     KIND: ClassVar[str] = "STANDING"
@@ -395,35 +393,35 @@ class RuleStateRecord(TableRecord):
 
     version: int
     revision: int = 0
-    """Of the rules to which `state` belongs; 0: they were never checked."""
+    """Revision of the rules of `state`; 0: never evaluated."""
     state: str | None = None
-    """The evaluator's, as `watching.packed` makes it: as it is, that of two rules would take two write units."""
+    """Evaluator state of `rule_evaluation.pack_state`, compressed, because two rules would take two write units."""
     at: int | None = None
-    """When they were checked last."""
+    """Instant of the last evaluation."""
     next_at: int | None = None
-    """When the sweeper looks at them; None for never."""
+    """When the sweeper evaluates the rules; None for never."""
     epoch: int = 0
-    """Of the newest progress that was looked at."""
+    """Attempt of the newest evaluated progress."""
     step: int = 0
-    """The same."""
+    """Step of the newest evaluated progress."""
     seen_at: int = 0
-    """When that was reported."""
+    """When the newest evaluated progress was reported."""
     errors: int = 0
-    """How often these rules could not be checked."""
+    """Failed evaluations of this revision."""
     member: MemberRecord = MemberRecord()
-    """What the job's group is to know of it."""
+    """Metrics of the job for its group."""
     orders: list[ScaleOrder] = []
-    """What rules have decided on groups and nobody has carried out to the end yet."""
+    """Orders on groups that are not executed completely."""
 
     def attributes(self) -> Mapping[str, Attribute]:
-        """Return the key of the index `timers`, where the sweeper is to look at the rules."""
+        """Return the key of the index `timers` for the next evaluation."""
         return {} if self.next_at is None else {"timer_pk": keys.RULES_DUE, "timer_at": self.next_at}
 
 
 class ScalingRecord(TableRecord):
-    """What rules have decided on a group, so that those who decide at the same moment count each other's jobs.
+    """Decisions of rules on a group, so that concurrent decisions count each other's jobs.
 
-    `version` rises by one with every write and is the condition of the next one.
+    `version` rises by one with every write and is the condition of the next write.
     """
 
     PARTITION: ClassVar[str] = "SCALING#"
@@ -434,14 +432,14 @@ class ScalingRecord(TableRecord):
     tenant: str
     group: str
     copies: list[str] = []
-    """Jobs that may not be written yet, or not seen in an index, and had not ended when this was written."""
+    """Copies that had not ended at the last write; some may not be created yet or not be in an index."""
     leaving: list[str] = []
-    """Jobs that are being taken out by orders that nobody has carried out to the end yet."""
+    """Jobs that orders remove whose execution is not complete."""
     expires_at: int = 0
 
     @property
     def owner(self) -> str:
-        """What the record's partition is named after."""
+        """Return the name of the record's partition."""
         return scaling_owner(self.tenant, self.group)
 
     def attributes(self) -> Mapping[str, Attribute]:
@@ -450,16 +448,16 @@ class ScalingRecord(TableRecord):
 
 
 def scaling_owner(tenant: str, group: str) -> str:
-    """Return what the partition of a group's record is named after."""
+    """Return the name of the partition of a group's record."""
     return f"{tenant}#{group}"
 
 
 class PackRecord(Record):
-    """Who holds one pack, `packs/<blake3>`. It is held or condemned.
+    """References of jobs to one pack, `packs/<blake3>`, which is referenced or condemned.
 
-    Held: each of `jobs` has seen it stored, and it stays until the last of them lets it go. Condemned: nobody holds it,
-    and whoever condemned it deletes the object. The item outlives that by a day, so that no commit that looked before
-    can take the pack for untouched.
+    Referenced: each of `jobs` has verified the pack, and the pack stays until the last reference is removed. Condemned:
+    no reference is left, and the function that condemned the pack deletes the object. The item stays a day longer, so
+    that a commit that read the item before detects the change.
     """
 
     tenant: str
@@ -468,11 +466,11 @@ class PackRecord(Record):
     crc64nvme: str
     jobs: frozenset[str] = frozenset()
     doubted: bool = False
-    """A checkpoint of it did not verify: who names it next looks whether it is stored as declared."""
+    """True if a checkpoint with the pack did not verify: the next commit verifies the object."""
     condemned_at: int | None = None
-    """None while somebody holds the pack."""
+    """None while the pack has references."""
     version: str | None = None
-    """Another one with each write but a doubt's, never one that was before. None in items of earlier versions."""
+    """New and unique with each write, except the write that marks the pack as suspect."""
 
 
 class Claimant(Record):
@@ -485,7 +483,7 @@ class Claimant(Record):
 
 
 class Lease(Record):
-    """An attempt's right to write; the row of the heartbeats table."""
+    """Right of an attempt to write; the row of the heartbeats table."""
 
     job_id: str
     tenant: str
@@ -511,16 +509,16 @@ class Lease(Record):
     commands_seq: int = 0
     """Of the newest command."""
     rules_in_force: int = 0
-    """What is written down of what the worker said."""
+    """Stored revision that the worker has reported in force."""
     rules_rejected: int = 0
     watched: bool = False
-    """As `Job.watched`: whether a heartbeat is a reason to look at rules."""
+    """`Job.watched`: True if a heartbeat causes an evaluation of rules."""
     closed: Literal["", "complete", "failed", "interrupted", "released", "canceled", "paused"] = ""
-    """How the attempt ended; empty while it lives."""
+    """End of the attempt; empty while the lease is live."""
 
 
 class TransferGrant(Record):
-    """A download or upload token at rest: its SHA-256, and the one object it is good for."""
+    """Download or upload token at rest: its SHA-256 and its one object."""
 
     token_sha256: str
     purpose: Literal["download", "upload"]
@@ -541,19 +539,19 @@ class RecipeEntry(Record):
 
     @property
     def id(self) -> str:
-        """`name@version`."""
+        """Return `name@version`."""
         return f"{self.name}@{self.version}"
 
 
 class StoredRecipe(RecipeEntry):
-    """With the document, as it was pushed."""
+    """Recipe with its document, as pushed."""
 
     BESIDE: ClassVar[frozenset[str]] = frozenset(("document",))
-    """Lists read entries only."""
+    """Lists read entries without the document."""
 
     document: str
 
     @property
     def entry(self) -> RecipeEntry:
-        """What lists show of it."""
+        """Return the entry for lists."""
         return RecipeEntry(**self.model_dump(exclude={"document"}))

@@ -22,7 +22,7 @@ MAX_VALUES = 64
 def update_member(
     before: MemberRecord, needed: Collection[GroupValue], progress: Progress | None, *, now: int
 ) -> MemberRecord:
-    """Return the member record after a report. A value at a step is the value of the first report at or after the step."""
+    """Return the member record after a report. A value at a step is that of the first report at or after the step."""
     known = {(one.metric, one.step): one.value for one in before.values}
     reported = reported_values(progress) if progress else {}
     for one in needed:
