@@ -318,7 +318,7 @@ class JobMachine(Checked):
         self.accounts[job.id].job = self.job(job.id)
         self.touched.add(job.id)
 
-    def delete_checkpoint(self, job: Job, going: list[CheckpointRecord]) -> str:
+    def forget(self, job: Job, going: list[CheckpointRecord]) -> str:
         """Retention's decision on the job as it was read."""
         return self.attempt_write(
             packs.delete_records(job, [delete_checkpoint(job.id, record, self.now) for record in going])
