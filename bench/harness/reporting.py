@@ -58,7 +58,7 @@ class Report:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")
 
-    def tell(self, output: Path) -> None:
+    def print_summary(self, output: Path) -> None:
         """Print the report. A missed target is printed, not raised."""
         where = self.content["environment"]
         if self.figures:
@@ -84,4 +84,4 @@ def reporting(output: Path, *, quick: bool, **more: Any) -> Iterator[Report]:
         yield report
     finally:
         report.write(output)
-        report.tell(output)
+        report.print_summary(output)

@@ -131,7 +131,7 @@ class Stored:
         self.worst = 0.0
         self.most = 0
 
-    def look(self, in_flight: int) -> None:
+    def sample_store(self, in_flight: int) -> None:
         """Sample the store; `in_flight`: samples being put. Keeps the worst ratio."""
         ring, now = self._ring, time.monotonic()
         number, _ = ring.pointer()
@@ -181,7 +181,7 @@ def storage(scratch: Path, *, rounds: int, lasts_s: float) -> list[Figure]:
                 raise RuntimeError("the writers that were to leave something behind have not")
             left = {}
             while (waits := orphans - left.keys()) or time.monotonic() < died_at + lasts_s:
-                stored.look(in_flight=3 + len(waits))
+                stored.sample_store(in_flight=3 + len(waits))
                 there = set(ring.store.keys(SAMPLES))
                 left |= {key: time.monotonic() - died_at for key in waits if key not in there}
                 if time.monotonic() - died_at > UNFINISHED_S:

@@ -126,7 +126,7 @@ class Contender:
         deadline = time.monotonic() + TIMEOUT_S
         while not (self.place / "ready").exists():
             if self._has_ended() or time.monotonic() > deadline:
-                raise RuntimeError(f"a run did not begin: {self.said()}")
+                raise RuntimeError(f"a run did not begin: {self.output_tail()}")
             time.sleep(POLL_S)
         trainer = int((self.place / "ready").read_text(encoding="ascii"))
         self._handles = [Handle(trainer)] + [Handle(pid) for pid in family(self._process.pid) if pid != trainer]
@@ -139,10 +139,10 @@ class Contender:
         deadline = time.monotonic() + TIMEOUT_S
         while not self._has_ended():
             if time.monotonic() > deadline:
-                raise RuntimeError(f"a run did not end: {self.said()}")
+                raise RuntimeError(f"a run did not end: {self.output_tail()}")
             time.sleep(POLL_S)
         if self._process.returncode:
-            raise RuntimeError(f"a run ended with {self._process.returncode}: {self.said()}")
+            raise RuntimeError(f"a run ended with {self._process.returncode}: {self.output_tail()}")
 
     def result(self, subject: Subject, **more: Any) -> Run:
         """Read the stopwatch's times within the turns."""
@@ -169,7 +169,7 @@ class Contender:
             self._process.kill()
             self._process.wait()
 
-    def said(self) -> str:
+    def output_tail(self) -> str:
         """Read the end of its output."""
         return (self.place / "log").read_text(encoding="utf-8", errors="replace")[-2000:]
 
@@ -220,7 +220,7 @@ class Bench:
                 contender.finish()
             state, events = client.get_job(job_id).state, client.events(job_id, limit=1000).events
         if state is not JobState.COMPLETE:
-            raise RuntimeError(f"the job under the agent is {state}: {contenders['agent'].said()}")
+            raise RuntimeError(f"the job under the agent is {state}: {contenders['agent'].output_tail()}")
         runs = {mode: contenders[mode].result(subjects[mode]) for mode in order}
         runs["agent"] = replace(
             runs["agent"],

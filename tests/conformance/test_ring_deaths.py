@@ -27,9 +27,10 @@ from gpu_client.ring.store.memory import MemoryStore
 from gpu_client.ring.store.protocol import RingBackend
 from gpu_client.ring.store.s3 import BucketStore
 from tests.kits.api.served_api import ServedApi
+from tests.kits.clock import Clock
 from tests.kits.clouds.emulator import unique
 from tests.kits.ring.bucket import RingBucket
-from tests.unit.ring.ring_kit import Clock, Died, MortalStore
+from tests.unit.ring.ring_kit import Died, MortalStore
 
 
 class Places(NamedTuple):
@@ -71,7 +72,7 @@ class Scene:
 
     def __init__(self, store: RingBackend, writer: str = "w", later_s: float = 0.0) -> None:
         self.clock = Clock()
-        self.clock.go_on(later_s)
+        self.clock.advance(later_s)
         self.store = store
         self.mortal = MortalStore(store)
         self.settings = RingSettings(cap=3, retain=2, lease_s=LEASE_S, max_ahead=100)
@@ -115,7 +116,7 @@ class Scene:
         """Time passes, others work on: leases run out, and what is not needed goes."""
         collector = GarbageCollector(self.ring, LeaseWatch(self.clock))
         for _ in range(8):
-            self.clock.go_on(LEASE_S / 2)
+            self.clock.advance(LEASE_S / 2)
             self.writer.renew()
             self.ring.publish(at_once=True)
             collector.collect()

@@ -22,7 +22,7 @@ from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store import s3
 from gpu_client.ring.store.s3 import BucketStore
 from tests.conformance.test_ring_stores import view
-from tests.kits.network.proxies import FaultyProxy, Trouble
+from tests.kits.network.proxies import Fault, FaultyProxy
 from tests.kits.ring.bucket import RingBucket
 
 pytestmark = pytest.mark.emulator
@@ -54,7 +54,7 @@ class Passing:
 
     def __init__(self, proxy: FaultyProxy) -> None:
         self._proxy = proxy
-        self.trouble: Trouble | None = None
+        self.trouble: Fault | None = None
         self.waits = 0
 
     def __call__(self, _seconds: float) -> None:

@@ -21,9 +21,9 @@ from gpu_client.ring.store.filesystem import DirectoryStore
 from gpu_client.ring.store.memory import MemoryStore
 from gpu_client.ring.store.protocol import RingBackend, SizedStore
 from tests.kits.api.served_api import ServedApi
+from tests.kits.clock import Clock
 from tests.kits.clouds.emulator import unique
 from tests.kits.ring.bucket import RingBucket
-from tests.unit.ring.ring_kit import Clock
 
 Opened = Callable[[], RingBackend]
 
@@ -226,6 +226,6 @@ def test_as_many_samples_as_are_published_at_a_time_are_readable_at_once(opened:
     assert sum(claim.samples for claim in rings[2].claims()) == 1, "the ninth, which waits"
     clock = Clock()
     keeper = Maintainer(rings[2], "k", clock=clock)
-    clock.go_on(3600)
+    clock.advance(3600)
     assert keeper.turn()
     assert rings[2].newest().inserted == 9, "or after the interval, when a keeper looks"

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 import pytest
 
 from baton.contract.jobs import AttemptEnd, JobState
-from tests.kits.network.proxies import Trouble
+from tests.kits.network.proxies import Fault
 from tests.kits.stack.stack import Stack, chain, weights
 from tests.kits.stack.workshop import Workshop
 from tests.kits.waiting import until
@@ -55,7 +55,7 @@ def test_the_same_agent_started_again_hands_the_job_back_at_once(shop: Workshop,
         stack.wait_for_commit(job_id)
         agent.kill_group()
         ends += 1
-    held: AbstractContextManager[Trouble | None] = nullcontext()
+    held: AbstractContextManager[Fault | None] = nullcontext()
     if phase in HELD:
         held = stack.s3.holding(HELD[phase], drop=True)
     with held as trouble:

@@ -22,7 +22,7 @@ from baton.contract.jobs import JobState, JobSubmit, Policy
 from baton.contract.work import Directive, HeartbeatRequest, WorkItem, WorkQuery
 from functions.domain.access.webhooks import signature
 from gpu_client.transport.api.client import BatonClient
-from tests.kits.network.http_server import Listening
+from tests.kits.network.http_server import HttpServer
 from tests.kits.stack.stack import ROOT, clean_environment, leashed
 from tests.kits.waiting import until
 
@@ -202,7 +202,7 @@ class Listener(BaseHTTPRequestHandler):
 def test_webhooks_are_told_in_order_signed_and_again_when_they_did_not_answer(
     tmp_path: Path, runs: list[LocalRun]
 ) -> None:
-    with Listening(Listener) as server:
+    with HttpServer(Listener) as server:
         runs.append(run := LocalRun(tmp_path / "state", BATON_WEBHOOK_TEST_ORIGIN=server.url, BATON_LOG_LEVEL="ERROR"))
         admin = {"x-api-key": run.keys["admin"]}
 

@@ -19,7 +19,7 @@ import pytest
 
 from cdk.tool.npm import NpmError, install_locked, reason_in
 from tests.kits.network.certificates import throwaway_certificate
-from tests.kits.network.http_server import Listening, QuietHandler
+from tests.kits.network.http_server import HttpServer, QuietHandler
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,7 +64,7 @@ def registry(authority: Path) -> Iterator[str]:
     """Serve a registry over TLS; yield its URL."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(authority)
-    with Listening(Registry, tls=context) as server:
+    with HttpServer(Registry, tls=context) as server:
         yield server.url
 
 

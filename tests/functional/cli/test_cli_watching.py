@@ -117,7 +117,7 @@ def test_an_outage_is_waited_for_once_there_was_an_answer(
                 front.forget(trouble)
                 baton.session_options = {
                     "sleep": steps(
-                        lambda: front._troubles.append(trouble),
+                        lambda: front._faults.append(trouble),
                         lambda: None,
                         lambda: front.forget(trouble),
                         lambda: (_ for _ in ()).throw(KeyboardInterrupt),

@@ -6,10 +6,10 @@ import json
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
-from tests.kits.network.http_server import Listening, QuietHandler
+from tests.kits.network.http_server import HttpServer, QuietHandler
 
 
-class MetadataService(Listening):
+class MetadataService(HttpServer):
     """Metadata service that demands tokens as version 2 does.
 
     `date` None: the service's clock is right.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tests.kits.network.http_server import Listening, QuietHandler
+from tests.kits.network.http_server import HttpServer, QuietHandler
 from tests.kits.waiting import until
 
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length"}
@@ -18,7 +18,7 @@ UPSTREAM_TIMEOUT_S = 60
 
 
 @dataclass(eq=False)
-class Trouble:
+class Fault:
     """Fault of the requests whose "METHOD /path" or "METHOD /path?partNumber=N" matches `pattern`."""
 
     pattern: re.Pattern[str]
@@ -43,13 +43,13 @@ class Trouble:
         until(lambda: self.met >= times, timeout_s, what=f"{times} requests like {self.pattern.pattern}")
 
 
-class FaultyProxy(Listening):
+class FaultyProxy(HttpServer):
     """Proxy with faults; `upstream` may be set after the proxy has begun to listen."""
 
     def __init__(self, upstream: tuple[str, int] | None = None) -> None:
         self.upstream = upstream
         self._lock = threading.Lock()
-        self._troubles: list[Trouble] = []
+        self._faults: list[Fault] = []
         self._requests: list[str] = []
         self.header_names: set[str] = set()
         """Of all requests so far, in lower case."""
@@ -66,54 +66,54 @@ class FaultyProxy(Listening):
             return [request for request in self._requests if re.search(pattern, request)]
 
     @contextmanager
-    def failing(self, pattern: str, status: int) -> Iterator[Trouble]:
+    def failing(self, pattern: str, status: int) -> Iterator[Fault]:
         """Answer matching requests with `status` inside the block."""
-        with self._trouble(Trouble(re.compile(pattern), status=status)) as trouble:
+        with self._trouble(Fault(re.compile(pattern), status=status)) as trouble:
             yield trouble
 
     @contextmanager
-    def dropping(self, pattern: str = "") -> Iterator[Trouble]:
+    def dropping(self, pattern: str = "") -> Iterator[Fault]:
         """Hang up on matching requests inside the block, as if the server were down."""
-        with self._trouble(Trouble(re.compile(pattern), drop=True)) as trouble:
+        with self._trouble(Fault(re.compile(pattern), drop=True)) as trouble:
             yield trouble
 
     @contextmanager
-    def losing(self, pattern: str) -> Iterator[Trouble]:
+    def losing(self, pattern: str) -> Iterator[Fault]:
         """Forward matching requests inside the block and lose their answers."""
-        with self._trouble(Trouble(re.compile(pattern), lose=True)) as trouble:
+        with self._trouble(Fault(re.compile(pattern), lose=True)) as trouble:
             yield trouble
 
     @contextmanager
-    def holding(self, pattern: str, *, drop: bool = False) -> Iterator[Trouble]:
+    def holding(self, pattern: str, *, drop: bool = False) -> Iterator[Fault]:
         """Hold matching requests inside the block, then forward them, or hang up with `drop`."""
         gate = threading.Event()
-        trouble = Trouble(re.compile(pattern), gate=gate, drop=drop)
+        trouble = Fault(re.compile(pattern), gate=gate, drop=drop)
         try:
             with self._trouble(trouble):
                 yield trouble
         finally:
             gate.set()
 
-    def forget(self, trouble: Trouble) -> None:
+    def forget(self, trouble: Fault) -> None:
         """End a fault early."""
         with self._lock:
-            if trouble in self._troubles:
-                self._troubles.remove(trouble)
+            if trouble in self._faults:
+                self._faults.remove(trouble)
 
     @contextmanager
-    def _trouble(self, trouble: Trouble) -> Iterator[Trouble]:
+    def _trouble(self, trouble: Fault) -> Iterator[Fault]:
         with self._lock:
-            self._troubles.append(trouble)
+            self._faults.append(trouble)
         try:
             yield trouble
         finally:
             self.forget(trouble)
 
-    def note(self, request: str) -> Trouble | None:
+    def note(self, request: str) -> Fault | None:
         """Record a request; returns the fault that it meets."""
         with self._lock:
             self._requests.append(request)
-            found = next((trouble for trouble in self._troubles if trouble.pattern.search(request)), None)
+            found = next((trouble for trouble in self._faults if trouble.pattern.search(request)), None)
             if found:
                 found.met += 1
                 found.reached.set()

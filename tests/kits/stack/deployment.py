@@ -53,7 +53,7 @@ class Deployment(ControlPlane):
         done = tool(self.emulator, "deploy", *DEPLOYED_HERE)
         return done.stdout + done.stderr
 
-    def listen(self, name: str, event_type: object) -> Ear:
+    def listen(self, name: str, event_type: object) -> EventTarget:
         """Make an event rule as a user does, and receive events at its target."""
         events, sqs = self.emulator.client("events"), self.emulator.client("sqs")
         queue = sqs.create_queue(QueueName=name)["QueueUrl"]
@@ -62,7 +62,7 @@ class Deployment(ControlPlane):
         pattern = json.dumps({"source": ["baton"], "detail-type": [event_type]})
         events.put_rule(Name=name, EventBusName=bus, EventPattern=pattern)
         events.put_targets(Rule=name, EventBusName=bus, Targets=[{"Id": name, "Arn": target}])
-        return Ear(sqs, queue)
+        return EventTarget(sqs, queue)
 
     def deliveries(self) -> list[DeliveryView]:
         """Read the webhook's log, newest event first."""
@@ -79,7 +79,7 @@ class Deployment(ControlPlane):
         self.client.close()
 
 
-class Ear:
+class EventTarget:
     """Queue behind an event rule; `told` lists the received events in order."""
 
     def __init__(self, sqs: Any, queue: str) -> None:

@@ -16,7 +16,7 @@ from gpu_client.ring.generating.generation_loop import GenerationCounts, Generat
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.memory import MemoryStore
 from gpu_client.ring.store.protocol import RingBackend
-from tests.unit.ring.ring_kit import Clock
+from tests.kits.clock import Clock
 
 
 def one(seed: int) -> np.ndarray[Any, Any]:
@@ -73,7 +73,7 @@ class Scene:
         keeper = Maintainer(ring, "k", clock=self.clock)
 
         def turn(seconds: float) -> None:
-            self.clock.go_on(seconds)
+            self.clock.advance(seconds)
             keeper.turn()
 
         keeper.wait_turn = turn  # type: ignore[method-assign]
@@ -84,7 +84,7 @@ class Scene:
             maintainer=keeper,
             threads=False,
             clock=self.clock,
-            pause=self.clock.go_on,
+            pause=self.clock.advance,
             **more,
         )
 
@@ -95,7 +95,7 @@ class Scene:
         """Make the generator silent until it counts as dead."""
         collector = GarbageCollector(self.ring, LeaseWatch(self.clock))
         collector.collect()
-        self.clock.go_on(3 * self.settings.lease_s)
+        self.clock.advance(3 * self.settings.lease_s)
         assert collector.collect().fenced
 
     def publish(self) -> None:
@@ -123,5 +123,5 @@ class Slow:
         self.clock = clock
 
     def __call__(self, seed: int) -> np.ndarray[Any, Any]:
-        self.clock.go_on(1.0)
+        self.clock.advance(1.0)
         return one(seed)

@@ -16,7 +16,7 @@ from gpu_client.ring.reading.batch_stream import BatchStream
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.memory import MemoryStore
-from tests.unit.ring.ring_kit import Clock
+from tests.kits.clock import Clock
 
 
 class Scene:
@@ -41,11 +41,11 @@ class Scene:
 
     def reader(self, name: str = "", **more: Any) -> RingReader:
         ring = Ring(self.store, self.settings, clock=self.clock)
-        return RingReader(ring, name, threads=False, clock=self.clock, pause=self.clock.go_on, **more)
+        return RingReader(ring, name, threads=False, clock=self.clock, pause=self.clock.advance, **more)
 
     def bury(self, *living: RingReader) -> None:
         for _ in range(6):
-            self.clock.go_on(6.0)
+            self.clock.advance(6.0)
             self.writer.renew()
             for reader in living:
                 reader.flush_stats()

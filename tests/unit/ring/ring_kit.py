@@ -15,19 +15,6 @@ class Died(BaseException):
     """Simulated death of the process that uses the store: product code must not catch it."""
 
 
-class Clock:
-    """Clock in seconds since the epoch, moved by tests."""
-
-    def __init__(self) -> None:
-        self.now_s = 1_790_000_000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def go_on(self, seconds: float) -> None:
-        self.now_s += seconds
-
-
 class MortalStore:
     """One process's connection to a shared store; dies before or after a chosen operation."""
 

@@ -13,7 +13,7 @@ from gpu_client.ring.format.objects import StoredSamples
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.memory import MemoryStore
-from tests.unit.ring.ring_kit import Clock
+from tests.kits.clock import Clock
 
 
 class Scene:
@@ -29,12 +29,14 @@ class Scene:
 
     def waited(self, seconds: float) -> None:
         """Run the wait of a writer."""
-        self.clock.go_on(seconds)
+        self.clock.advance(seconds)
         self.keeper.turn()
 
     def writer(self, name: str = "w", *, clock: Callable[[], float] | None = None, **more: Any) -> RingWriter:
         ring = Ring(self.store, self.ring.settings, clock=clock) if clock is not None else self.ring
-        return RingWriter(ring, name, maintainer=self.keeper, threads=False, clock=self.clock, **more)
+        return RingWriter(
+            ring, name, maintainer=self.keeper, threads=False, clock=self.clock, pause=self.clock.advance, **more
+        )
 
     def publish(self) -> None:
         while self.ring.publish() is not None:
@@ -52,7 +54,7 @@ class Scene:
     def bury(self, *living: RingWriter) -> None:
         """Pass enough time to detect the dead and to collect their garbage."""
         for _ in range(8):
-            self.clock.go_on(self.ring.settings.lease_s)
+            self.clock.advance(self.ring.settings.lease_s)
             for writer in living:
                 writer.renew()
             self.publish()

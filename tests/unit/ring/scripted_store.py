@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tests.kits.network.http_server import Listening, QuietHandler
+from tests.kits.network.http_server import HttpServer, QuietHandler
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Asked:
         return self.headers["authorization"].partition("Credential=")[2].partition(",")[0]
 
 
-class ScriptedStore(Listening):
+class ScriptedStore(HttpServer):
     """Answer requests by the script and record them."""
 
     def __init__(self, *script: Scripted) -> None:

@@ -15,7 +15,7 @@ from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.memory import MemoryStore
-from tests.unit.ring.ring_kit import Clock
+from tests.kits.clock import Clock
 
 LEASE_S = 10.0
 HOURS = 3600.0
@@ -32,12 +32,12 @@ class Machines:
 
     def ring(self, skew_s: float) -> Ring:
         """As one machine has it."""
-        return Ring(self.store, self.settings, clock=lambda: self.time.now_s + skew_s)
+        return Ring(self.store, self.settings, clock=lambda: self.time.now + skew_s)
 
     def writer(self, name: str, skew_s: float) -> RingWriter:
         ring = self.ring(skew_s)
         keeper = Maintainer(ring, name, clock=self.time)
-        return RingWriter(ring, name, maintainer=keeper, threads=False, clock=self.time, pause=self.time.go_on)
+        return RingWriter(ring, name, maintainer=keeper, threads=False, clock=self.time, pause=self.time.advance)
 
     def reader(self, name: str, skew_s: float) -> RingReader:
         return RingReader(self.ring(skew_s), name, threads=False, clock=self.time)
@@ -60,7 +60,7 @@ def test_leases_run_out_by_the_time_that_passes_not_by_what_clocks_say(skew_s: f
     leaving.flush_stats()
 
     def passes(seconds: float) -> CollectionResult:
-        machines.time.go_on(seconds)
+        machines.time.advance(seconds)
         living.renew()
         reading.flush_stats()
         machines.ring(watcher_s).publish()
@@ -91,29 +91,29 @@ def test_a_publisher_that_dies_is_followed_by_one_with_another_clock(skew_s: flo
     assert first.turn()
     for _ in range(10):
         writer.put(np.array([1]))
-        machines.time.go_on(0.5)
+        machines.time.advance(0.5)
         assert first.turn()
         assert not second.turn(), "the first one is at work"
     writer.put(np.array([2]))
     turns = []
     for _ in range(8):
-        machines.time.go_on(0.5)
+        machines.time.advance(0.5)
         turns.append(second.turn())
     assert turns.index(True) in (2, 3), "after the second that it takes to see that nothing changes"
     assert decode_record(machines.store.record(PUBLISHER))["holder"] == "b"
     assert machines.ring(0).newest().inserted == 11
-    machines.time.go_on(0.5)
+    machines.time.advance(0.5)
     assert [first.turn() for _ in range(2)] == [True, False], "back again, it sees in its turn that it was followed"
 
 
 def test_a_clock_that_is_put_back_stops_nobody() -> None:
     machines = Machines()
     skew = [0.0]
-    ring = Ring(machines.store, machines.settings, clock=lambda: machines.time.now_s + skew[0])
+    ring = Ring(machines.store, machines.settings, clock=lambda: machines.time.now + skew[0])
     writer = RingWriter(ring, "w", threads=False, clock=machines.time)
     for number in range(6):
         writer.put(np.array([number]))
         ring.publish()
         skew[0] -= 2 * HOURS
-        machines.time.go_on(1.0)
+        machines.time.advance(1.0)
     assert [slot.object.seq for slot in ring.newest().slots] == [1, 2, 3, 4, 5, 6]

@@ -12,7 +12,8 @@ from gpu_client.ring.format.records import PUBLISHER
 from gpu_client.ring.generating.generator_pool import GeneratorPool
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.memory import MemoryStore
-from tests.unit.ring.ring_kit import Clock, MortalStore
+from tests.kits.clock import Clock
+from tests.unit.ring.ring_kit import MortalStore
 from tests.unit.ring.ring_scene import Scene
 
 
@@ -93,7 +94,7 @@ def watched(store: Unreachable, told: Told, *programs: str, again: bool = True) 
         count=4,
         again=again,
         clock=clock,
-        pause=lambda seconds: clock.go_on(1.0),
+        pause=lambda seconds: clock.advance(1.0),
     )
     # Without a thread; it holds the publisher's record, which it gives up at the end.
     found._maintainer.start = lambda: None  # type: ignore[method-assign]
@@ -180,7 +181,7 @@ def test_where_the_store_cannot_be_reached_at_the_end_a_collector_forgets_them(
     assert found.run() == 0
     assert "cannot be deleted now" in caplog.text
     scene.collector.collect()
-    scene.clock.go_on(10.0)
+    scene.clock.advance(10.0)
     alive.renew()
     scene.collector.collect()
     assert len(scene.store.keys("copies/")) == 3, "whoever has only just gone may come back"

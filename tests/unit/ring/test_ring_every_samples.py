@@ -14,7 +14,7 @@ from gpu_client.ring.format.records import INBOX, SAMPLES, SETTINGS, encode_chec
 from gpu_client.ring.generating.generation_loop import RingMetrics
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.memory import MemoryStore
-from tests.unit.ring.ring_kit import Clock
+from tests.kits.clock import Clock
 from tests.unit.ring.ring_scene import Scene
 
 EVERY, INTERVAL_S = 3, 10.0
@@ -27,7 +27,7 @@ class Closing:
         self.clock, self.until_s = clock, until_s
 
     def wait(self, seconds: float) -> bool:
-        self.clock.go_on(seconds)
+        self.clock.advance(seconds)
         return self.clock() > self.until_s
 
 
@@ -48,7 +48,7 @@ def test_so_many_are_readable_at_once_and_fewer_after_the_interval() -> None:
     began_at = scene.clock()
     look_for(scene.keeper, scene.clock, INTERVAL_S - 0.1)
     assert scene.ring.newest().inserted == 6, "two are fewer, and have not waited for so long"
-    scene.clock.now_s = began_at
+    scene.clock.now = began_at
     look_for(scene.keeper, scene.clock, INTERVAL_S)
     assert scene.ring.newest().inserted == 8
     assert scene.values() == [[number] for number in range(8)]
@@ -155,7 +155,7 @@ def test_what_cannot_be_published_now_stays_put(fails: str) -> None:
     assert scene.ring.newest().inserted == (3 if fails == "once" else 0)
     assert "no route" in scene.keeper.trouble
     broken = False
-    scene.clock.go_on(INTERVAL_S)
+    scene.clock.advance(INTERVAL_S)
     scene.keeper.turn()
     assert scene.values() == [[0], [1], [2]]
 

@@ -15,7 +15,7 @@ from gpu_client.ring.format.records import SAMPLES
 from gpu_client.ring.generate import StandaloneProgress, choose_writer_name, main
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from tests.unit.ring.ring_kit import Clock
+from tests.kits.clock import Clock
 
 SHAPES = """
 import numpy as np
@@ -154,7 +154,7 @@ def test_alone_it_logs_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "baton.ring"):
         for step in range(1, 41):
             alone.report(step, 40)
-            clock.go_on(1)
+            clock.advance(1)
         alone.phase("waiting_for_readers_s", 7, 7)
         alone.phase("waiting_for_readers_s", 10, 10)
     assert [record.getMessage() for record in caplog.records] == [

@@ -19,8 +19,9 @@ from gpu_client.ring.generating.generation_loop import (
 )
 from gpu_client.ring.generating.seeds import SeedSource
 from gpu_client.ring.store.memory import MemoryStore
+from tests.kits.clock import Clock
 from tests.unit.ring.generating_kit import Scene, Slow, Told, one
-from tests.unit.ring.ring_kit import Clock, Died, MortalStore
+from tests.unit.ring.ring_kit import Died, MortalStore
 
 
 def test_so_many_samples_are_put_each_from_a_seed_of_its_own() -> None:
@@ -53,7 +54,7 @@ def test_killed_at_any_operation_it_goes_on_with_its_count_and_no_seed_comes_twi
             except Died:
                 kills += 1
             before = len(scene.readable())
-            scene.clock.go_on(5)
+            scene.clock.advance(5)
             made = scene.run(slow, count=count, name="job-1")
             found = scene.readable()
             seeds = [seed for _, seed in found]
@@ -174,7 +175,7 @@ def test_taken_for_dead_it_begins_again_and_taken_over_it_leaves() -> None:
         if seed == 3:
             for _ in range(3):
                 collector.collect()
-                scene.clock.go_on(3)
+                scene.clock.advance(3)
                 scene.publish()
         return one(seed)
 
@@ -240,7 +241,7 @@ def test_seeds_are_fetched_for_about_a_second_and_never_before_the_first() -> No
     given = []
     for _ in range(100):
         given.append(next(fast))
-        clock.go_on(0.01)
+        clock.advance(0.01)
     assert given == list(range(100, 200))
     assert store.record(SEEDS) is not None
     other = next(SeedSource(store, clock=clock))
@@ -249,7 +250,7 @@ def test_seeds_are_fetched_for_about_a_second_and_never_before_the_first() -> No
     numbers = []
     for _ in range(5):
         numbers.append(next(slow))
-        clock.go_on(10)
+        clock.advance(10)
     assert numbers == [other + 1 + offset for offset in range(5)], "one at a time: a kill passes over none"
 
 

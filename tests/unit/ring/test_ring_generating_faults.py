@@ -79,7 +79,7 @@ def outage(scene: Scene, pack: int, fails_after: int, fails_done: bool, told: To
         store.cut_off = True
 
     def pause(seconds: float) -> None:
-        scene.clock.go_on(seconds)
+        scene.clock.advance(seconds)
         if store.cut_off and collector.collect().fenced:
             store.cut_off, store.fails_after, store.fails_done = False, fails_after, fails_done
 
@@ -159,7 +159,7 @@ def ending(scene: Scene, told: Told, stops: bool, lasts_s: float) -> GenerationL
         told.should_stop = stops
 
     def pause(seconds: float) -> None:
-        scene.clock.go_on(seconds)
+        scene.clock.advance(seconds)
         store.cut_off = scene.clock() - began_at < lasts_s
 
     generation = scene.generation(but_at(4, last), told, store=store, count=None if stops else 5, name="w")
@@ -194,7 +194,7 @@ def test_told_to_stop_late_in_an_outage_it_tries_its_last_pack_once_more_for_a_w
         store.cut_off = True
 
     def pause(seconds: float) -> None:
-        scene.clock.go_on(seconds)
+        scene.clock.advance(seconds)
         told.should_stop = scene.clock() - began_at > 100
         store.cut_off = scene.clock() - began_at < 120
 

@@ -74,7 +74,7 @@ def test_a_training_that_is_resumed_after_days_goes_on_with_the_newest_samples()
     state = json.loads(json.dumps(stream.state_dict()))
     stream.checkpointed(state)
     reader.close()
-    scene.clock.go_on(PINNED_S + 60)
+    scene.clock.advance(PINNED_S + 60)
     scene.put(12)
     scene.bury()
     assert scene.store.keys(PINS) == scene.store.keys(GROUPS) == []
@@ -92,7 +92,7 @@ def test_decisions_of_trainings_that_nobody_resumes_go_with_their_pins() -> None
         with scene.reader() as reader:
             BatchStream(reader, BatchShape(1), group=f"run-{number}").next_batch()
     assert len(scene.store.keys(GROUPS)) == 5
-    scene.clock.go_on(PINNED_S + 60)
+    scene.clock.advance(PINNED_S + 60)
     scene.bury()
     scene.put(8)
     scene.bury()
@@ -104,11 +104,11 @@ def test_readers_that_may_read_nothing_of_what_is_there_are_not_waited_for() -> 
     scene = Scene(samples_per_insert=4.0, max_age_s=60.0)
     scene.put(4)
     scene.keeper.turn()
-    scene.clock.go_on(3600.0)
+    scene.clock.advance(3600.0)
     scene.writer.renew()
     scene.put(62)
     scene.keeper.turn()
-    scene.clock.go_on(3600.0)
+    scene.clock.advance(3600.0)
     assert writer_wait_reason(scene.keeper.flow, scene.settings, 256), "writers are ahead of readers"
     with scene.reader(patience_s=30.0) as reader:
         stream = BatchStream(reader, BatchShape(4, max_age_s=60.0))

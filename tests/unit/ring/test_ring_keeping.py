@@ -145,7 +145,7 @@ def test_what_cannot_be_removed_holds_up_neither_writers_nor_whoever_follows_ano
         with pytest.raises(type(error), match=str(error.args[0])):
             scene.keeper.turn()
         assert (scene.keeper.turns, scene.keeper.flow.inserted, scene.keeper.flow.finished) == (turn, 2, 0)
-        scene.clock.go_on(scene.ring.settings.lease_s)
+        scene.clock.advance(scene.ring.settings.lease_s)
         assert not other.turn(), "it is looked after, and not busy"
         assert other.flow == scene.keeper.flow
     for number in (3, 4):
@@ -181,14 +181,14 @@ def test_nobody_takes_over_from_a_keeper_that_is_removing() -> None:
 
     def slow() -> Any:
         other.turn()
-        scene.clock.go_on(15.0)
+        scene.clock.advance(15.0)
         seen.append(other.turn())
         return collect()
 
     scene.keeper._collector.collect = slow  # type: ignore[method-assign]
     assert scene.keeper.turn()
     assert seen == [False]
-    scene.clock.go_on(0.1)
+    scene.clock.advance(0.1)
     assert scene.keeper.turn()
 
 
@@ -199,7 +199,7 @@ def test_while_one_collects_or_has_died_in_it_another_publishes(mode: Any) -> No
     scene = Scene(cap=4, mode=mode, lease_s=10.0, max_ahead=4)
     interval_s = scene.ring.settings.publish_interval_s
     other = Maintainer(scene.ring, "other", clock=scene.clock)
-    other.wait_turn = lambda seconds: (scene.clock.go_on(seconds), other.turn())  # type: ignore[method-assign, assignment]
+    other.wait_turn = lambda seconds: (scene.clock.advance(seconds), other.turn())  # type: ignore[method-assign, assignment]
     writer = RingWriter(scene.ring, "w", maintainer=other, threads=False, clock=scene.clock, patience_s=5.0)
     dead, dead_store = scene.keeper, MortalStore(scene.store)
     dead._collector._ring = Ring(dead_store, scene.ring.settings, clock=scene.clock)
@@ -213,7 +213,7 @@ def test_while_one_collects_or_has_died_in_it_another_publishes(mode: Any) -> No
     assert not other.turn(), "it may be back in a moment"
     for number in range(4):
         writer.put(np.array([number]))
-    scene.clock.go_on(interval_s)
+    scene.clock.advance(interval_s)
     assert not other.turn()
     assert [int(value[0]) for value in scene.values()] == [0, 1, 2, 3]
     assert (other.flow.inserted, other.flow.finished, collections) == (4, 0, []), "writers go on by what it measures"
@@ -225,8 +225,8 @@ def test_while_one_collects_or_has_died_in_it_another_publishes(mode: Any) -> No
     while scene.clock() - died_at < 2 * 10.0 + max(1.0, 4 * interval_s):
         assert not other.turn(), "the collection is not taken over before"
         assert collections == []
-        scene.clock.go_on(interval_s)
-    scene.clock.go_on(interval_s)
+        scene.clock.advance(interval_s)
+    scene.clock.advance(interval_s)
     assert other.turn()
     assert len(collections) == 1
     assert int(scene.values()[-1][0]) == 23
@@ -247,7 +247,7 @@ def test_who_sees_another_at_work_asks_for_nothing_but_its_record() -> None:
         collecting(scene.keeper, looked)
         assert scene.keeper.turn()
         looked()
-        scene.clock.go_on(scene.ring.settings.publish_interval_s)
+        scene.clock.advance(scene.ring.settings.publish_interval_s)
     assert set(asked) == {1}, "also in the midst of a collection that ends before its next look"
 
 
@@ -281,7 +281,7 @@ def test_who_follows_a_publisher_tells_the_flow_that_was_known_until_it_has_meas
     assert not follower.turn()
     if closed:
         scene.keeper.close()
-    scene.clock.go_on(3.0)
+    scene.clock.advance(3.0)
     put: list[int] = []
 
     def many() -> None:
@@ -341,7 +341,7 @@ def test_a_writer_that_comes_back_in_time_is_not_fenced_for_what_was_seen_before
     scene = Scene(lease_s=10.0)
     writer = scene.writer()
     scene.collector.collect()
-    scene.clock.go_on(21.0)
+    scene.clock.advance(21.0)
     record = scene.store.record
     asked: list[str] = []
 

@@ -18,7 +18,8 @@ from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.memory import MemoryStore
-from tests.unit.ring.ring_kit import Clock, Died, MortalStore
+from tests.kits.clock import Clock
+from tests.unit.ring.ring_kit import Died, MortalStore
 
 LEASE_S, TURN_S = 12.0, 0.25
 SAMPLE = np.zeros(1000)
@@ -57,7 +58,7 @@ class Scene:
         self.renewed: list[Callable[[], object]] = []
 
     def waited(self, seconds: float) -> None:
-        self.clock.go_on(seconds)
+        self.clock.advance(seconds)
         for renew in self.renewed:
             renew()
         self.keeper.turn()

@@ -13,9 +13,9 @@ from gpu_client.ring.format.records import INBOX, SAMPLES
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.memory import MemoryStore
+from tests.kits.clock import Clock
 from tests.unit.ring.generating_kit import Scene as Generating
 from tests.unit.ring.generating_kit import Told, one
-from tests.unit.ring.ring_kit import Clock
 
 LEASE_S, TURN_S = 12.0, 0.25
 
@@ -28,22 +28,22 @@ def test_they_are_gone_within_two_lease_periods(mode: str, dies_after_renewal_s:
     settings = RingSettings.model_validate({"cap": 4, "mode": mode, "lease_s": LEASE_S, "publish_interval_s": TURN_S})
     ring = Ring.make(store, settings, clock=clock)
     keeper = Maintainer(ring, "k", clock=clock)
-    writer = RingWriter(ring, "dies", maintainer=keeper, threads=False, clock=clock, pause=clock.go_on)
+    writer = RingWriter(ring, "dies", maintainer=keeper, threads=False, clock=clock, pause=clock.advance)
     # In a generation that waits for more, what has begun behind its claims waits with them.
     for _ in range(4):
         writer.put(np.zeros(2))
     keeper.turn()
-    clock.go_on(looked_before_s)
+    clock.advance(looked_before_s)
     writer.renew()
     for _ in range(int(dies_after_renewal_s / TURN_S)):
-        clock.go_on(TURN_S)
+        clock.advance(TURN_S)
         keeper.turn()
     orphan = f"{SAMPLES}dies/00000001-0000000005"
     store.create(orphan, [])
     died_at = clock()
     while store.read(orphan) is not None:
         assert clock() - died_at <= 2 * LEASE_S
-        clock.go_on(TURN_S)
+        clock.advance(TURN_S)
         keeper.turn()
     # Only the silent are taken for dead: one lease is not enough.
     assert clock() - died_at + dies_after_renewal_s > LEASE_S
@@ -53,11 +53,11 @@ def test_who_renews_as_it_should_is_never_taken_for_dead() -> None:
     clock, store = Clock(), MemoryStore()
     ring = Ring.make(store, RingSettings(cap=4, lease_s=LEASE_S), clock=clock)
     keeper = Maintainer(ring, "k", clock=clock)
-    writer = RingWriter(ring, "lives", maintainer=keeper, threads=False, clock=clock, pause=clock.go_on)
+    writer = RingWriter(ring, "lives", maintainer=keeper, threads=False, clock=clock, pause=clock.advance)
     # Three times in a lease, and twice in a row it could not.
     for _ in range(20):
         for _ in range(int(LEASE_S / TURN_S)):
-            clock.go_on(TURN_S)
+            clock.advance(TURN_S)
             keeper.turn()
         writer.renew()
     writer.put(np.zeros(2))
@@ -69,10 +69,10 @@ def test_the_end_of_a_dead_writer_is_said_once_however_long_a_generation_takes()
     clock, store = Clock(), MemoryStore()
     ring = Ring.make(store, RingSettings(cap=4, mode="generation", lease_s=LEASE_S), clock=clock)
     keeper = Maintainer(ring, "k", clock=clock)
-    writer = RingWriter(ring, "dies", maintainer=keeper, threads=False, clock=clock, pause=clock.go_on)
+    writer = RingWriter(ring, "dies", maintainer=keeper, threads=False, clock=clock, pause=clock.advance)
     writer.put(np.zeros(2))
     for _ in range(int(600 / TURN_S)):
-        clock.go_on(TURN_S)
+        clock.advance(TURN_S)
         keeper.turn()
     assert len(store.keys(INBOX)) <= 3, "its beginning, its sample, its end"
 
@@ -88,7 +88,7 @@ class Leaves:
         return Maintainer(self.ring, name, clock=self.clock)
 
     def writer(self, name: str, keeper: Maintainer) -> RingWriter:
-        return RingWriter(self.ring, name, maintainer=keeper, threads=False, clock=self.clock, pause=self.clock.go_on)
+        return RingWriter(self.ring, name, maintainer=keeper, threads=False, clock=self.clock, pause=self.clock.advance)
 
     def leave(self, name: str, *numbers: int) -> None:
         for number in numbers:
@@ -99,7 +99,7 @@ class Leaves:
 
     def turns_for(self, seconds: float, keeper: Maintainer) -> None:
         for _ in range(int(seconds / TURN_S)):
-            self.clock.go_on(TURN_S)
+            self.clock.advance(TURN_S)
             keeper.turn()
 
 
@@ -124,7 +124,7 @@ def test_what_waits_or_is_just_being_claimed_is_none(mode: Any) -> None:
     for number in (1, 2, 3):
         writer.put(np.zeros(2))
         scene.leave("lives", number + 1)  # it is about to be claimed
-        scene.clock.go_on(LEASE_S / 6)
+        scene.clock.advance(LEASE_S / 6)
         writer.renew()
         keeper.turn()
         assert keeper.flow.orphans == 0
@@ -155,13 +155,15 @@ def test_who_takes_the_work_over_tells_them_on_and_lists_nothing_more_for_it() -
 def test_they_go_out_with_a_generator_s_progress() -> None:
     scene = Generating(lease_s=LEASE_S)
     keeper = Maintainer(scene.ring, "other", clock=scene.clock)
-    dies = RingWriter(scene.ring, "dies", maintainer=keeper, threads=False, clock=scene.clock, pause=scene.clock.go_on)
+    dies = RingWriter(
+        scene.ring, "dies", maintainer=keeper, threads=False, clock=scene.clock, pause=scene.clock.advance
+    )
     assert dies.put_samples == 0
     scene.store.create(f"{SAMPLES}dies/00000001-0000000001", [])
     told = Told()
 
     def look(seed: int) -> Any:
-        scene.clock.go_on(1.0)
+        scene.clock.advance(1.0)
         generation._writer.renew()
         generation._maintainer.turn()
         return one(seed)

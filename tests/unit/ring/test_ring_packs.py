@@ -121,7 +121,7 @@ def test_what_waits_behind_a_full_store_is_stored_in_packs_that_are_no_larger() 
 
     def refuse(key: str, pieces: Sequence[memoryview]) -> bool:
         if full and key.startswith(SAMPLES):
-            scene.clock.go_on(1.0)
+            scene.clock.advance(1.0)
             raise StoreFull("there is no room", "Free some")
         return create(key, pieces)
 

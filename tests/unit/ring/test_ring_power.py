@@ -21,8 +21,8 @@ from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.filesystem import DirectoryStore
 from gpu_client.ring.store.memory import MemoryStore
+from tests.kits.clock import Clock
 from tests.unit.ring.power_loss import Disk, recorded
-from tests.unit.ring.ring_kit import Clock
 
 CAP = 4
 
@@ -40,7 +40,7 @@ class Run:
         ring = make_ring(str(place), RingSettings(cap=CAP, retain=2, max_ahead=100, **settings))
         self.made = len(disk.calls)
         keeper = Maintainer(ring, "k", clock=clock)
-        writer = RingWriter(ring, "w", maintainer=keeper, threads=False, clock=clock, pause=clock.go_on)
+        writer = RingWriter(ring, "w", maintainer=keeper, threads=False, clock=clock, pause=clock.advance)
         collector = GarbageCollector(ring, LeaseWatch(clock))
         seeds = SeedSource(ring.store)
         for sample in range(puts):

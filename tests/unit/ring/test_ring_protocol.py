@@ -22,7 +22,8 @@ from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.memory import MemoryStore
-from tests.unit.ring.ring_kit import Clock, Died, MortalStore
+from tests.kits.clock import Clock
+from tests.unit.ring.ring_kit import Died, MortalStore
 
 LEASE_S = 10.0
 deaths = st.none() | st.tuples(st.integers(0, 12), st.booleans())
@@ -163,7 +164,7 @@ class RingMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 6.0, 11.0, 21.0]))
     def wait(self, seconds: float) -> None:
-        self.clock.go_on(seconds)
+        self.clock.advance(seconds)
         for reader, _ in self.readers:
             reader.flush_stats()
 

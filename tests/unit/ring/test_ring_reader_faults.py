@@ -79,7 +79,7 @@ def test_a_reader_that_comes_back_is_not_removed_by_who_was_just_burying_it() ->
     reader = scene.reader("r")
     reader.newest()
     scene.collector.collect()
-    scene.clock.go_on(21.0)
+    scene.clock.advance(21.0)
     scene.writer.renew()
     delete = scene.store.delete
 

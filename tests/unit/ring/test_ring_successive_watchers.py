@@ -16,7 +16,7 @@ from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.memory import MemoryStore
 from gpu_client.ring.tools.status import read_status
-from tests.unit.ring.ring_kit import Clock
+from tests.kits.clock import Clock
 
 LEASE_S, TURN_S = 12.0, 0.25
 SLOW_S = 1.3 * LEASE_S
@@ -45,7 +45,7 @@ class Succession:
         return Maintainer(self.ring, f"k{self.keepers}", clock=self.clock)
 
     def turn(self, keeper: Maintainer) -> bool:
-        self.clock.go_on(TURN_S)
+        self.clock.advance(TURN_S)
         for writer in self.living:
             if self.clock() - self.renewed_at.get(writer.name, 0.0) >= SLOW_S:
                 writer.renew()

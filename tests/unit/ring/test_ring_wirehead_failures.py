@@ -23,7 +23,8 @@ from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.memory import MemoryStore
 from gpu_client.ring.tools.status import read_status
 from gpu_client.ring.tools.wirehead import MongoheadDataset, WireheadGenerator
-from tests.unit.ring.ring_kit import Clock, Died, MortalStore
+from tests.kits.clock import Clock
+from tests.unit.ring.ring_kit import Died, MortalStore
 
 
 class Scene:
@@ -38,7 +39,7 @@ class Scene:
         store = MortalStore(self.store)
         ring = Ring(store, self.settings, clock=self.clock)
         keeper = Maintainer(ring, name, clock=self.clock)
-        made = RingWriter(ring, name, maintainer=keeper, threads=False, clock=self.clock, pause=self.clock.go_on)
+        made = RingWriter(ring, name, maintainer=keeper, threads=False, clock=self.clock, pause=self.clock.advance)
         return made, store
 
     def publish(self) -> None:
@@ -85,7 +86,7 @@ def test_nobody_s_lock_stays_when_its_holder_dies() -> None:
     others = [Maintainer(scene.ring, f"k{number}", clock=scene.clock) for number in range(3)]
     assert [other.turn() for other in others] == [False, False, False]
     assert len(scene.ring.newest()) == 0
-    scene.clock.go_on(TAKEN_OVER_AFTER_S + 0.1)
+    scene.clock.advance(TAKEN_OVER_AFTER_S + 0.1)
     assert [other.turn() for other in others] == [True, False, False]
     assert len(scene.ring.newest()) == 1
 
@@ -149,7 +150,7 @@ def test_what_was_put_can_be_read_at_the_publisher_s_next_turn() -> None:
     for number in range(1, 20):
         writer.put(np.array([number]))
         assert keeper.turn()
-        scene.clock.go_on(scene.settings.publish_interval_s)
+        scene.clock.advance(scene.settings.publish_interval_s)
         assert len(scene.ring.newest()) == number
 
 
@@ -163,7 +164,7 @@ def test_records_and_objects_do_not_grow_with_what_was_generated() -> None:
             writer.put(np.array([number]))
             scene.publish()
         for _ in range(3):
-            scene.clock.go_on(15)
+            scene.clock.advance(15)
             collector.collect()
             scene.publish()
         sizes.append(sum(len(scene.store.keys(prefix)) for prefix in ("", "inbox/", SAMPLES, "writers/", "manifests/")))

@@ -36,7 +36,7 @@ def test_what_waited_for_a_generation_over_a_weekend_is_read_on_monday() -> None
         friday.put(np.array([number]))
     scene.publish()
     scene.bury()
-    scene.clock.go_on(3 * DAY_S)
+    scene.clock.advance(3 * DAY_S)
     monday = scene.writer("monday")
     scene.keeper.turn()
     monday.put(np.array([3]))
@@ -55,7 +55,7 @@ def test_writers_that_have_gone_are_not_remembered_for_ever() -> None:
     stays = scene.writer("stays")
     scene.bury(stays)
     assert len(scene.ring.newest().passed) == 52
-    scene.clock.go_on(REMEMBERED_S + 1)
+    scene.clock.advance(REMEMBERED_S + 1)
     stays.renew()
     for number in range(10):
         stays.put(np.array([number]))
@@ -70,7 +70,7 @@ def test_one_that_has_put_nothing_for_days_still_counts() -> None:
     slow, quick = scene.writer("slow"), scene.writer("quick")
     scene.publish()
     for _ in range(10):
-        scene.clock.go_on(DAY_S)
+        scene.clock.advance(DAY_S)
         slow.renew()
         quick.renew()
         quick.put(np.array([1]))
@@ -85,7 +85,7 @@ def test_what_a_forgotten_writer_leaves_late_is_removed() -> None:
     with scene.writer("late") as late:
         late.put(np.array([1]))
     stays = scene.writer("stays")
-    scene.clock.go_on(REMEMBERED_S + 1)
+    scene.clock.advance(REMEMBERED_S + 1)
     for number in range(5):
         stays.put(np.array([number]))
         scene.publish()
@@ -135,7 +135,7 @@ def test_arrays_may_be_used_again_though_there_was_no_room_for_their_pack() -> N
 
     def refuse(key: str, pieces: Sequence[memoryview]) -> bool:
         if full and key.startswith(SAMPLES):
-            scene.clock.go_on(1.0)
+            scene.clock.advance(1.0)
             raise StoreFull("there is no room", "Free some")
         return create(key, pieces)
 

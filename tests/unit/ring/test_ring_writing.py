@@ -11,7 +11,6 @@ import torch
 
 from gpu_client.ring.core.garbage_collector import GarbageCollector
 from gpu_client.ring.core.liveness import LeaseWatch
-from gpu_client.ring.core.maintenance import Maintainer
 from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.errors import RingMismatch, SampleRefused, StoreFull, WaitedTooLong, WriterFenced
 from gpu_client.ring.format.records import SAMPLES
@@ -19,22 +18,7 @@ from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.memory import MemoryStore
-from tests.unit.ring.ring_kit import Clock
-
-
-class Scene:
-    """One ring, one clock, no threads."""
-
-    def __init__(self, **settings: Any) -> None:
-        self.clock = Clock()
-        self.store = MemoryStore()
-        self.ring = Ring.make(self.store, RingSettings(**{"cap": 4, **settings}), clock=self.clock)
-        self.keeper = Maintainer(self.ring, "k", clock=self.clock)
-
-    def writer(self, name: str = "w", **more: Any) -> RingWriter:
-        return RingWriter(
-            self.ring, name, maintainer=self.keeper, threads=False, clock=self.clock, pause=self.clock.go_on, **more
-        )
+from tests.unit.ring.ring_scene import Scene
 
 
 def refusals() -> list[tuple[object, str]]:
@@ -86,7 +70,7 @@ def test_a_writer_that_is_too_far_ahead_waits_and_what_it_made_is_kept() -> None
 
     def turn(seconds: float) -> None:
         turns.append(seconds)
-        scene.clock.go_on(seconds)
+        scene.clock.advance(seconds)
         scene.keeper.turn()
 
     scene.keeper.wait_turn = turn  # type: ignore[method-assign]
@@ -123,7 +107,7 @@ def test_whoever_was_silent_for_too_long_is_fenced_and_its_orphans_go() -> None:
     other = scene.writer("other")
     collector = GarbageCollector(scene.ring, LeaseWatch(scene.clock))
     for _ in range(6):
-        scene.clock.go_on(6.0)
+        scene.clock.advance(6.0)
         other.renew()
         scene.ring.publish()
         collector.collect()
@@ -226,7 +210,7 @@ def test_clocks_that_differ_put_nobody_s_samples_out_of_order() -> None:
     for number in range(3):
         late.put(np.array([number]))
         early.put(np.array([number]))
-        scene.clock.go_on(-7.0)
+        scene.clock.advance(-7.0)
     while scene.ring.publish() is not None:
         pass
     slots = scene.ring.newest().slots
