@@ -25,15 +25,15 @@ if TYPE_CHECKING:
         WireheadManager,
     )
     from gpu_client.ring.tools.wirehead_log import SwapLog, WireheadLogger, WireheadSnapshot
-    from gpu_client.training.integrations.hf_callback import BatonCallback
     from gpu_client.training.errors import (
         CheckpointDamagedError,
         CheckpointMismatchError,
         CheckpointWriteError,
         SessionError,
     )
-    from gpu_client.training.integrations.lightning_callback import LightningCallback
     from gpu_client.training.integrations.batch_sampler import BatchSampler, ResumableLoader
+    from gpu_client.training.integrations.hf_callback import BatonCallback
+    from gpu_client.training.integrations.lightning_callback import LightningCallback
     from gpu_client.training.session.session import Session
 
 _MODULES = {
