@@ -243,7 +243,7 @@ class _TooLargeError(Exception):
 def _loader() -> type[SafeLoader]:
     import yaml
 
-    class Loader(yaml.SafeLoader):
+    class NodeLoader(yaml.SafeLoader):
         """Composes nodes up to the limits; no alias gets through, so that no text grows beyond itself.
 
         libyaml's loader is faster, but its marks and messages differ, and not every installation has it.
@@ -267,21 +267,21 @@ def _loader() -> type[SafeLoader]:
             self.depth -= 1
             return node
 
-    return Loader
+    return NodeLoader
 
 
 @cache
 def _values_loader() -> type[SafeLoader]:
     import yaml
 
-    class Loader(yaml.SafeLoader):
+    class ValuesLoader(yaml.SafeLoader):
         """Makes values itself, where no places are wanted."""
 
         yaml_implicit_resolvers = _resolvers() | {"<": [(_PREFIX + "merge", re.compile("^<<$"))]}
 
     # PyYAML's own takes 010 for 8.
-    Loader.add_constructor(_PREFIX + "int", lambda _, node: int(node.value))
-    return Loader
+    ValuesLoader.add_constructor(_PREFIX + "int", lambda _, node: int(node.value))
+    return ValuesLoader
 
 
 @cache

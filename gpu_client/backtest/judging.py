@@ -108,7 +108,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunVerdict:
     """Results of all rules on one run."""
 
     run: Run
@@ -117,14 +117,14 @@ class Verdict:
     """The enforced rule that would have been the first to end or divert the run."""
 
 
-def judged(rules: RuleSet, run: Run, advance: Callable[[int], object] = lambda rows: None) -> Verdict:
+def judged(rules: RuleSet, run: Run, advance: Callable[[int], object] = lambda rows: None) -> RunVerdict:
     """Judge each rule by itself, and find the enforced rule that would have been first. `advance`: see `replay`."""
     metrics = rules.metrics()
     possible = tuple(rule for rule in rules.rules if not _why_not(rule, metrics, run.history))
     trials = {trial.rule.name: trial for trial in replay(rules._replace(rules=possible), run.history, advance)}
     findings = tuple(_finding(rule, trials.get(rule.name), metrics, run) for rule in rules.rules)
     ending = [one for one in findings if one.action and one.first is not None and one.rule.mode == "enforce"]
-    return Verdict(run, findings, min(ending, key=lambda one: one.first or 0, default=None))
+    return RunVerdict(run, findings, min(ending, key=lambda one: one.first or 0, default=None))
 
 
 def _finding(rule: Rule, trial: Trial | None, metrics: MetricCatalog, run: Run) -> Finding:

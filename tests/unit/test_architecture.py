@@ -675,3 +675,13 @@ def test_no_file_is_too_long_to_read() -> None:
 def test_every_folder_says_what_it_is() -> None:
     folders = {path.parent for path in sources(*PRODUCT)}
     assert sorted(str(f.relative_to(ROOT)) for f in folders if not (f / "README.md").is_file()) == []
+
+
+def test_class_names_are_unique() -> None:
+    """One name means one thing: a traceback, a log line or a search names the class without its module."""
+    homes: dict[str, list[str]] = {}
+    for path in sources(*PRODUCT, "demo"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}

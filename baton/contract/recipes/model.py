@@ -137,7 +137,7 @@ class Parameter(WireModel):
         return None
 
 
-class Rule(WireModel):
+class ParameterRule(WireModel):
     """What must hold between parameters. `require` is an expression; `message` says what is wrong when it is false.
 
     Example: `{"require": "parameters.a < parameters.b", "fields": ["a", "b"], "message": "must be less than b",
@@ -201,7 +201,7 @@ class Shared(WireModel):
     when: Expression | None = None
 
 
-class Command(WireModel):
+class Program(WireModel):
     """One program with its arguments. No shell is involved: an argument stays one, whatever is in it.
 
     Example: `{"run": ["nvidia-smi", "--list-gpus"], "timeout_s": 20}`
@@ -213,7 +213,7 @@ class Command(WireModel):
     timeout_s: Seconds | None = None
 
 
-class Step(Command):
+class RecipeStep(Program):
     """One part of the work: a program that runs until it ends.
 
     `when` false leaves the step out. `retries`: how often it is run again after it failed, in one attempt at the job.
@@ -241,7 +241,7 @@ class Health(WireModel):
     Example: `{"check": {"run": ["nvidia-smi"], "timeout_s": 30}, "no_progress_timeout_s": 1800}`
     """
 
-    check: Command | None = None
+    check: Program | None = None
     no_progress_timeout_s: Annotated[int, Field(ge=1, le=86_400)] | None = None
 
 
@@ -257,16 +257,16 @@ class Recipe(WireModel):
     version: Annotated[int, Field(ge=1, le=999_999)]
     description: Annotated[str, Field(min_length=1, max_length=4096)]
     parameters: Annotated[dict[ParameterName, Parameter], Field(max_length=256)] = {}
-    rules: Annotated[list[Rule], Field(max_length=64)] = []
+    rules: Annotated[list[ParameterRule], Field(max_length=64)] = []
     requirements: Requirements = Requirements()
     inputs: Annotated[list[Input], Field(max_length=32)] = []
-    steps: Annotated[list[Step], Field(min_length=1, max_length=MAX_STEPS)]
+    steps: Annotated[list[RecipeStep], Field(min_length=1, max_length=MAX_STEPS)]
     outputs: Annotated[list[Output], Field(max_length=64)] = []
     shared: Annotated[list[Shared], Field(max_length=8)] = []
     rings: Annotated[list[Template], Field(max_length=8)] = []
     """Places of rings that the programs use: those of them that are `baton:NAME` are opened to the job."""
     health: Health = Health()
-    cleanup: Annotated[list[Command], Field(max_length=8)] = []
+    cleanup: Annotated[list[Program], Field(max_length=8)] = []
     """Run in order when the steps are over, however they ended, unless the job was lost to another machine."""
 
     @property

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from baton.contract.base import JsonObject
 from baton.contract.errors import Fault
 from baton.contract.names import RING_NAME_PATTERN, RING_PLACE, SHARED_DIR
-from baton.contract.recipes.model import Command, Output, Recipe, Shared, Step
+from baton.contract.recipes.model import Output, Program, Recipe, RecipeStep, Shared
 from baton.contract.recipes.plan import CommandOrder, OutputCheck, RunPlan, SharedFile, StepOrder
 from baton.contract.recipes.templates import TemplateError, arguments, is_true, references, render
 from baton.contract.substitution import FORM, command_problem
@@ -172,7 +172,7 @@ class _Renderer:
     def wanted(self, when: str | None, field: str) -> bool:
         return when is None or self._tried(lambda: is_true(when, self._variables), field, False)
 
-    def step(self, step: Step, field: str) -> StepOrder:
+    def step(self, step: RecipeStep, field: str) -> StepOrder:
         order = self.command(step, field)
         return StepOrder(
             **order.model_dump(),
@@ -185,7 +185,7 @@ class _Renderer:
             checkpoints=step.checkpoints,
         )
 
-    def command(self, command: Command, field: str) -> CommandOrder:
+    def command(self, command: Program, field: str) -> CommandOrder:
         rendered = [
             argument
             for number, text in enumerate(command.run)

@@ -30,7 +30,7 @@ from gpu_client.transport.api.client import BatonClient
 if TYPE_CHECKING:
     # Loading numpy is slow, so only this command loads it.
     from gpu_client.backtest.history import History
-    from gpu_client.backtest.judging import After, Aim, Finding, Run, Verdict
+    from gpu_client.backtest.judging import After, Aim, Finding, Run, RunVerdict
 
 _COLUMNS = (
     "rule",
@@ -78,7 +78,7 @@ def backtest(
 
     options = _Options(rules, goal, gpus)
     runs = chain(_runs_of_files(options, tables or [], documents or []), _runs_of_jobs(session, options, jobs or []))
-    verdicts: list[Verdict] = []
+    verdicts: list[RunVerdict] = []
     for run in runs:
         with _rows_bar(session, run.history) as advance:
             verdicts.append(judged(rules, run, advance))
@@ -191,7 +191,7 @@ def _aim(history: History, options: _Options, keep_best: Aim | None) -> Aim | No
         raise CliError(f"{history.name}: {error}") from error
 
 
-def _show(session: CliSession, verdict: Verdict) -> None:
+def _show(session: CliSession, verdict: RunVerdict) -> None:
     run, history = verdict.run, verdict.run.history
     steps = f"steps {history.steps[0]:,} to {history.steps[-1]:,}"
     time_span = "no times" if history.times is None else _duration_text(run.seconds_after(0))
@@ -238,7 +238,7 @@ def _reason(after: After, finding: Finding, run: Run) -> str:
     return f"the best {run.aim.metric}, {_value_text(better.value)}, came {when}"
 
 
-def _end_sentence(verdict: Verdict) -> str:
+def _end_sentence(verdict: RunVerdict) -> str:
     end, run = verdict.end, verdict.run
     if end is None or end.first is None:
         return "The run would have gone its way to the end."
@@ -254,7 +254,7 @@ def _end_sentence(verdict: Verdict) -> str:
     return f"It would have ended at step {step} by {end.rule.name}{earlier}. {hours} {use}: {why}."
 
 
-def _total(found: Sequence[Verdict]) -> dict[str, Any]:
+def _total(found: Sequence[RunVerdict]) -> dict[str, Any]:
     """Sum up the GPU hours after the first end of each run."""
     ends = [one.end.after for one in found if one.end is not None and one.end.after is not None]
     hours = {
@@ -278,7 +278,7 @@ def _total_sentence(total: dict[str, Any]) -> str:
     )
 
 
-def _as_data(verdict: Verdict) -> dict[str, Any]:
+def _as_data(verdict: RunVerdict) -> dict[str, Any]:
     run, history = verdict.run, verdict.run.history
     end = verdict.end
     return {

@@ -13,7 +13,7 @@ import typer
 from baton.contract.documents import MAX_DOCUMENT_BYTES
 from baton.contract.recipes.calls import RecipeSummary
 from baton.contract.recipes.lint import Linted, lint
-from baton.contract.recipes.model import Command, Output, Parameter, Recipe, Step
+from baton.contract.recipes.model import Output, Parameter, Program, Recipe, RecipeStep
 from gpu_client.cli.admin.local import read_built_in_recipe
 from gpu_client.cli.core.documents import format_fault, raise_faults, read_text
 from gpu_client.cli.core.errors import CliError, ExitCode
@@ -277,7 +277,7 @@ def _steps(recipe: Recipe) -> Iterator[str]:
         yield _list(map(_command, recipe.cleanup))
 
 
-def _step(step: Step) -> str:
+def _step(step: RecipeStep) -> str:
     parts = [f"**{step.name}**: {_command(step)}"]
     if step.description:
         parts.append(_line(step.description))
@@ -327,7 +327,7 @@ def _usage(recipe: Recipe) -> str:
     return f"## Submit\n\n    {' '.join(words)}"
 
 
-def _command(command: Command) -> str:
+def _command(command: Program) -> str:
     return f"`{' '.join(command.run)}`"
 
 

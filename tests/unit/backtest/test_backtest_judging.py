@@ -11,7 +11,7 @@ from baton.contract.rules.document.loader import load_values
 from baton.contract.rules.document.rule import RuleSet
 from baton.contract.rules.metrics import Metric, MetricCatalog
 from gpu_client.backtest.history import Builder, History
-from gpu_client.backtest.judging import Aim, Run, Use, Verdict, aim_of, judged
+from gpu_client.backtest.judging import Aim, Run, RunVerdict, Use, aim_of, judged
 
 HOUR = 3600.0
 HEARTBEATS = "the control plane evaluates it, at heartbeats"
@@ -33,7 +33,7 @@ def history(*losses: float, timed: bool = True, **more: list[float | None]) -> H
     return builder.history()
 
 
-def verdict(run: History, *rules: dict[str, Any], **about: Any) -> Verdict:
+def verdict(run: History, *rules: dict[str, Any], **about: Any) -> RunVerdict:
     about.setdefault("aim", Aim("loss", "min"))
     return judged(rules_of(*rules), Run(run, **about))
 
