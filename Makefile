@@ -12,7 +12,7 @@ WORKERS ?= 2
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-rules demo-ring local test test-fast check format bench bench-checkpoint bench-ring costs synth deploy admin-key constraints openapi clean
+.PHONY: help setup demo demo-rules demo-ring local test test-fast mutants check format bench bench-checkpoint bench-ring costs synth deploy admin-key constraints openapi clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -43,6 +43,9 @@ test: check ## everything CI runs, tests in two processes; WORKERS=4 for four
 
 test-fast: setup ## unit and functional tests only
 	$(PYTEST) tests/functional tests/unit
+
+mutants: setup ## break one line of the product at a time, and show that a test fails for each; ARGS="lease ring" for some
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 check: setup ## style and types
 	$(BIN)/ruff check .
