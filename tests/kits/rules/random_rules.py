@@ -108,11 +108,11 @@ def _train(chance: random.Random, said: list[Any], found: Found) -> None:
     for half, setup in enumerate((before, after)):
         if half:
             setup.steering.load_state_dict(json.loads(json.dumps(before.steering.state_dict(), allow_nan=False)))
-            setup.steering.resumed(STEPS // 2, [])
+            setup.steering.resume(STEPS // 2, [])
         for step in range(STEPS // 2 * half, STEPS // 2 * (half + 1)):
             setup.report(step, chance.choice((0.1, 1.0, 7.0, 1e6)), **_metrics(chance))
             if chance.random() < 0.2:
-                setup.steering.happened(chance.choice(EVENTS), step, _metrics(chance))
+                setup.steering.report_event(chance.choice(EVENTS), step, _metrics(chance))
             if chance.random() < 0.05:
                 setup.steering.receive(command(step + 1, chance.choice(("set", "save", "?")), knob="lr", factor=0.5))
             found.steps += 1
