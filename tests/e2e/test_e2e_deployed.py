@@ -128,7 +128,7 @@ def test_what_happens_to_a_job_waits_in_line_for_its_webhooks(deployment: Deploy
     (first,) = deployment.deliveries()
     assert (first.event_id, first.type, first.status) == (f"{job_id}#1", "job.submitted", None)
     assert first.state is DeliveryState.WAITING and first.attempts >= 1
-    assert first.problem.startswith("the name cannot be resolved")
+    assert first.problem.startswith("the host name cannot be resolved")
 
 
 def test_who_has_no_key_or_another_scope_is_turned_away(deployment: Deployment) -> None:
@@ -181,7 +181,7 @@ def test_a_deployment_that_fails_says_how_to_go_on(deployment: Deployment) -> No
     more = [*DEPLOYED_HERE, "-c", "@aws-cdk/core:bootstrapQualifier=nobody"]
     failed = run_tool(deployment.emulator, "deploy", *more, stage="failing")
     assert failed.returncode == 1
-    assert failed.stderr.splitlines()[-1].startswith("baton: deploy of stage 'failing' failed for the reason above;")
+    assert failed.stderr.splitlines()[-1].startswith("baton: deploy of stage 'failing' failed for the reason above.")
     stacks = deployment.emulator.client("cloudformation").list_stacks()["StackSummaries"]
     assert "baton-failing" not in {stack["StackName"] for stack in stacks}
 
