@@ -36,6 +36,10 @@ class MessageField(NamedTuple):
     form: str
     offset: int
 
+    def __repr__(self) -> str:
+        """Return the text that stored rule states have a digest of: a rule with another digest fires anew."""
+        return f"Field(metric={self.metric!r}, form={self.form!r}, offset={self.offset!r})"
+
 
 class Message(NamedTuple):
     """A parsed message text."""

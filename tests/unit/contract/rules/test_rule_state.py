@@ -197,6 +197,13 @@ def test_a_rule_that_does_the_same_stays_as_it_was() -> None:
     assert told == [(1, "enforce fired")]
 
 
+def test_the_stored_digest_of_actions_is_as_it_was() -> None:
+    """A renamed class once changed the digest of actions with a placeholder: each such rule would have fired anew."""
+    actions = [{"alert": "loss {loss:.2f} at {grad.norm}"}, {"log": "x {loss}"}, {"set": {"knob": "lr", "factor": 0.5}}]
+    (rule,) = rules_of({"when": "loss > 2", "do": actions}).rules
+    assert rule.action_identity == "c8d976362ceb1b96"
+
+
 def test_a_state_of_an_earlier_version_arms_nothing() -> None:
     first = Evaluator(rules_of({**HIGH, "mode": "dry_run"}))
     for step in range(5):
