@@ -47,6 +47,10 @@ _EVALUATED = re.compile(r"(?:val|valid|validation|eval)[_/.-]")
 class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not followed
     """Connects a Trainer to the session. Use one per Trainer, on every rank."""
 
+    state_key = "BatonCallback"
+    """The key of this callback's state in Lightning's checkpoints. Lightning would take the class's name, and a renamed
+    class would find no state in earlier checkpoints."""
+
     def __init__(self, session: Session, *, every: int | None = None) -> None:
         """every: interval of checkpoints in steps; None for checkpoints on request and before a stop only."""
         self._session = session

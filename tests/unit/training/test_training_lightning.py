@@ -233,6 +233,11 @@ def with_loss(at: int, value: float) -> list[float]:
     return [value if step == at else 1.0 for step in range(1, STEPS + 1)]
 
 
+def test_checkpoints_keep_the_key_of_the_callbacks_state() -> None:
+    """Lightning derives the key from the class's name, and says nothing when a checkpoint lacks the key."""
+    assert LightningCallback.state_key == "BatonCallback"
+
+
 def test_what_is_logged_is_reported_once_and_with_its_step(tmp_path: Path) -> None:
     """Lightning keeps what was logged before beside what is new: patience would count it twice."""
     trained = Trained(tmp_path, losses=[float(step) for step in range(STEPS)], every=None)
