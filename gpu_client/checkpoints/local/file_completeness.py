@@ -8,7 +8,7 @@ import stat
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 MAX_HEADER_BYTES = 100_000_000
 """Bound of a safetensors header, set by the format."""
@@ -19,10 +19,23 @@ MAX_NAMED = 200
 _LFS_POINTER = b"version https://git-lfs"
 """First bytes of a git-lfs pointer, which takes the place of a file of any name that git-lfs has not fetched."""
 _ZIP = b"PK\x03\x04"
+_TRUNCATED = "is truncated: "
 
 
-def find_missing_part(directory: Path, paths: Iterable[str]) -> str:
-    """Describe the first missing part of the files, by their own declarations; "" if none declares a missing part.
+class MissingPart(NamedTuple):
+    """A part that a file declares and the directory lacks."""
+
+    path: str
+    reason: str
+    truncated: bool
+    """The file's format is certain and its end is missing: no program can load the file."""
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.reason}"
+
+
+def find_missing_part(directory: Path, paths: Iterable[str]) -> MissingPart | None:
+    """Return the first missing part of the files, by their own declarations; None if none declares a missing part.
 
     Safetensors files, zip archives (as `torch.save` writes them), indexes of shards (`*.index.json`) and
     `trainer_state.json` are checked. Other files count as complete, and so does a git-lfs pointer. Raises OSError.
@@ -34,8 +47,8 @@ def find_missing_part(directory: Path, paths: Iterable[str]) -> str:
         except FileNotFoundError:
             reason = "was removed"
         if reason:
-            return f"{path} {reason}"
-    return ""
+            return MissingPart(path, reason, reason.startswith(_TRUNCATED))
+    return None
 
 
 def _check_file(directory: Path, path: str, names: set[str]) -> str:
@@ -70,7 +83,7 @@ def _safetensors(file: BinaryIO, size_bytes: int) -> str:
     except (ValueError, RecursionError, AttributeError, KeyError, IndexError, TypeError, OverflowError):
         return "has no readable safetensors header"
     length_bytes = 8 + header_bytes + max(ends, default=0)
-    return f"has {size_bytes} of {length_bytes} bytes" if size_bytes < length_bytes else ""
+    return f"{_TRUNCATED}{size_bytes} of {length_bytes} bytes" if size_bytes < length_bytes else ""
 
 
 def _archive(file: BinaryIO) -> str:
@@ -79,7 +92,7 @@ def _archive(file: BinaryIO) -> str:
         with zipfile.ZipFile(file):
             return ""
     except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
-        return f"is not a whole zip archive ({error})"
+        return f"{_TRUNCATED}no whole zip archive ({error})"
 
 
 def _document(file: BinaryIO, folder: Path, names: set[str]) -> str:

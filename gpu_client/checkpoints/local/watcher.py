@@ -7,8 +7,9 @@ its files open for writing.
 
 A foreign script announces no end, therefore the watcher learns the files to expect. A directory that lacks files of the
 former checkpoint gets more time, and so does the first directory without a file that trainers write last. A directory
-with a file shorter than the file declares gets as much time and is then taken as it is, because the file may never
-become whole.
+with a file that declares more than is there gets as much time and is then taken as it is, because the file may never
+become whole. A directory with a truncated tensor file is never taken: no resume could load the checkpoint, while the
+checkpoint before it is good.
 
 A script can delete its checkpoints before they have settled. Therefore each poll links the files of unfinished
 directories (`LinkedFiles`). A directory that the script deletes, or that has a successor, is finished, and the watcher
@@ -29,7 +30,7 @@ from baton.contract.base import MAX_STEP
 from baton.contract.checkpoint_marker import MARKER
 from gpu_client.checkpoints.local.directory_files import FileState, list_files, read_marker
 from gpu_client.checkpoints.local.expected_files import ExpectedFiles, strip_numbers
-from gpu_client.checkpoints.local.file_completeness import find_missing_part
+from gpu_client.checkpoints.local.file_completeness import MissingPart, find_missing_part
 from gpu_client.checkpoints.local.staging import LinkedFiles, ReadyCheckpoint
 
 _log = logging.getLogger(__name__)
@@ -141,12 +142,12 @@ class CheckpointWatcher:
     def final_poll(self, *, clean_exit: bool) -> list[ReadyCheckpoint]:
         """Return the remaining checkpoints after the last process of the trainer has ended, without waiting.
 
-        After a clean exit (code 0) every directory is complete. After a crash or a kill only session checkpoints are,
-        because a foreign checkpoint that had not settled can be truncated.
+        After a clean exit (code 0) every directory without a truncated tensor file is complete. After a crash or a kill
+        only session checkpoints are, because a foreign checkpoint that had not settled can be truncated.
         """
         ready = self._scan(lambda _name, _files: clean_exit, math.inf)
         for name, candidate in self._candidates.items():
-            if candidate.foreign:
+            if candidate.foreign and not clean_exit:
                 self._explain(
                     name,
                     "is not taken over: the script ended before the directory had settled, so a file may be truncated",
@@ -316,9 +317,14 @@ class CheckpointWatcher:
             return ReadyCheckpoint(step, path, dict(marker.metrics), "session", files, marker.tag)
         known.foreign = True
         self._link_files(name, known)
-        if not is_complete(name, files):
+        return self._take_foreign(name, step, path, files) if is_complete(name, files) else None
+
+    def _take_foreign(self, name: str, step: int, path: Path, files: tuple[FileState, ...]) -> ReadyCheckpoint | None:
+        """Return a settled foreign checkpoint; None if one of its files is truncated."""
+        missing = self._missing(name, path, files)
+        if missing and missing.truncated:
             return None
-        if missing := self._missing(name, path, files):
+        if missing:
             _log.warning("%s is taken over as it is: %s", name, missing)
         self._expected.learn(file.path for file in files)
         return ReadyCheckpoint(step, path, {}, "foreign", files)
@@ -338,25 +344,28 @@ class CheckpointWatcher:
                     f"for {self._stable_s * INCOMPLETE_PATIENCE:g} s",
                 )
             return False
-        return patient or not self._missing(name, path, files)
+        missing = self._missing(name, path, files)
+        return missing is None or (patient and not missing.truncated)
 
     def _is_open(self, path: Path) -> bool:
         directory = path.resolve()
         return any(directory in file.parents for file in self._open_for_writing())
 
-    def _missing(self, name: str, directory: Path, files: tuple[FileState, ...]) -> str:
+    def _missing(self, name: str, directory: Path, files: tuple[FileState, ...]) -> MissingPart | None:
         """Return the missing part of a file by its own declaration, and log the part to the job."""
         try:
             missing = find_missing_part(directory, (file.path for file in files))
         except OSError:
-            return ""  # staging fails for the same reason and reports the reason
+            return None  # staging fails for the same reason and reports the reason
         if missing:
             wait_s = INCOMPLETE_PATIENCE * self._stable_s
-            text = (
-                f"is not whole: {missing}. Baton takes it over as it is once it has not changed for "
-                f"{wait_s:g} s, or when the script has exited with code 0"
+            remedy = (
+                "Baton does not take it over unless the file becomes whole; is the disk full?"
+                if missing.truncated
+                else f"Baton takes it over as it is once it has not changed for {wait_s:g} s, or when the script has "
+                "exited with code 0"
             )
-            self._explain(name, text, missing.partition(" ")[0])
+            self._explain(name, f"is not whole: {missing}. {remedy}", missing.path)
         return missing
 
     def _explain(self, name: str, text: str, about: str = "") -> None:

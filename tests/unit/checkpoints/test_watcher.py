@@ -1,10 +1,13 @@
 """Completeness of a checkpoint directory, with a fake clock and no sleeping."""
 
+import io
 import os
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save
 
 from gpu_client.checkpoints.local import watcher
 from gpu_client.checkpoints.local.staging import stage
@@ -322,6 +325,25 @@ def test_what_a_crash_may_have_cut_off_is_told(scene: Scene) -> None:
         "[baton] checkpoint-30 in the output directory is not taken over: the script ended before the directory had "
         "settled, so a file may be truncated"
     ]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
+def test_a_truncated_tensor_file_is_never_taken_and_the_job_is_told(scene: Scene, name: str) -> None:
+    """A full disk truncates a file while the script goes on: no resume could load the checkpoint."""
+    stream = io.BytesIO()
+    torch.save({"a": torch.ones(9)}, stream)
+    content = save({"a": torch.ones(9)}) if name == "model.safetensors" else stream.getvalue()
+    path = scene.write("checkpoint-20") / name
+    path.write_bytes(content[:-1])
+    scene.poll()
+    assert scene.poll(STABLE_S * watcher.INCOMPLETE_PATIENCE * 10) == []
+    assert scene.watcher.final_poll(clean_exit=True) == []
+    (told,) = scene.said
+    assert f"checkpoint-20 in the output directory is not whole: {name} is truncated: " in told
+    assert told.endswith("Baton does not take it over unless the file becomes whole; is the disk full?")
+    path.write_bytes(content)
+    scene.poll()
+    assert scene.poll(STABLE_S * watcher.INCOMPLETE_PATIENCE) == [20]
 
 
 def test_a_file_that_is_never_closed_is_told(scene: Scene) -> None:
