@@ -227,10 +227,9 @@ def _share_bytes(root: Path, used_bytes: int) -> int:
 
 def _used_bytes(directory: Path) -> int:
     """Return the disk space of all files below `directory`, in bytes."""
+    # os.walk skips a directory that a trainer has made unreadable, which must not end the trimming of the others.
     return sum(
-        entry.stat(follow_symlinks=False).st_blocks * 512
-        for _, entry in walk(directory)
-        if not entry.is_dir(follow_symlinks=False)
+        (Path(folder) / name).lstat().st_blocks * 512 for folder, _, names in os.walk(directory) for name in names
     )
 
 
