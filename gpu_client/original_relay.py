@@ -24,11 +24,11 @@ This file can be copied into an image that has nothing else of Baton: it needs P
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import logging
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -50,8 +50,6 @@ API_TIMEOUT_S = (10, 40)
 """To connect, and for the answer: API Gateway ends a call after 30 s."""
 STORE_TIMEOUT_S = (10, 60)
 BLOCK_BYTES = 256 * 1024
-SPOOLED_BYTES = 1024 * 1024
-"""A body beyond this is kept on disk: a worker sends 25 parts of 10 MiB at once."""
 POOL_SIZE = 64
 AWAY = frozenset((429, 502, 503, 504))
 """Statuses of an API that is away for a while; its calls may be repeated."""
@@ -168,7 +166,8 @@ class Handler(BaseHTTPRequestHandler):
     def _handle(self) -> None:
         path = _path(self.path)
         try:
-            with tempfile.SpooledTemporaryFile(SPOOLED_BYTES) as body:
+            # In memory: a container may have no room for temporary files, and a worker holds its parts in memory too.
+            with io.BytesIO() as body:
                 size_bytes = self._receive(body)
                 if self.command == "PUT" and path.startswith("/upload/") and size_bytes:
                     self._upload_part(body)
