@@ -37,7 +37,7 @@ def test_a_ring_from_its_making_to_its_end(baton: Baton, stack: Stack) -> None:
     assert removed["ring"] == place and removed["removed"] >= 5
     baton("ring", "status", place).failed(1, "there is no ring here")
     baton("ring", "remove", place, "--yes").failed(1, "No ring")
-    baton("ring", "make", "baton:No Name", "--set", "cap=4").failed(1, "no name of a ring")
+    baton("ring", "make", "baton:No Name", "--set", "cap=4").failed(1, "not a name of a ring")
 
 
 def test_removing_asks_before(baton: Baton) -> None:
