@@ -30,7 +30,7 @@ from baton.contract.base import (
     depth_of,
 )
 from baton.contract.goodput import Goodput
-from baton.contract.leases import LEASE_INTERVALS, SWEEP_INTERVAL_S, revocation_grace_s
+from baton.contract.lease_timing import LEASE_INTERVALS, SWEEP_INTERVAL_S, revocation_grace_s
 from baton.contract.names import MAX_RINGS, RING_NAME_PATTERN
 from baton.contract.recipes.plan import RunPlan
 from baton.contract.steering import EndedBy, RulesText

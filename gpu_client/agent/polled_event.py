@@ -1,4 +1,4 @@
-"""Wait for a condition where an event is expected."""
+"""Adapt a polled condition to the interface of `threading.Event`."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.contract.jobs import JobState, Policy, Requirements
-from baton.contract.leases import renewal_window_s, revocation_grace_s
+from baton.contract.lease_timing import renewal_window_s, revocation_grace_s
 from baton.contract.work import WorkQuery
 from functions.api.operations.sweeper import RESERVED_S, TIMERS_S, end_overdue_job, record_watermark, run_timer, sweep
 from functions.api.worker import job_claim

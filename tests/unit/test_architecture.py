@@ -257,7 +257,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "gpu_client.transport",
         "gpu_client.agent.attempt",
         "gpu_client.agent.health",
-        "gpu_client.agent.retry",
+        "gpu_client.agent.outage_backoff",
         "gpu_client.agent.workspace",
     },
     "gpu_client.agent.attempt": {
@@ -270,7 +270,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "gpu_client.agent.io",
         "gpu_client.agent.polled_event",
         "gpu_client.agent.process",
-        "gpu_client.agent.retry",
+        "gpu_client.agent.outage_backoff",
         "gpu_client.agent.workspace",
     },
     "gpu_client.agent.process": {
@@ -295,7 +295,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "gpu_client.transport",
         "gpu_client.checkpoints",
         "gpu_client.agent.polled_event",
-        "gpu_client.agent.retry",
+        "gpu_client.agent.outage_backoff",
         "gpu_client.agent.workspace",
     },
     # The layout of the shared memory.

@@ -1,4 +1,4 @@
-"""Authenticate tokens that follow from a lease and open rings. The authorizer loads the module without pydantic."""
+"""Derive a job's ring token from its lease, and verify a token. Without pydantic: the authorizer loads this."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from baton.contract.jobs import (
     Reason,
     ReasonCode,
 )
-from baton.contract.leases import LEASE_INTERVALS
+from baton.contract.lease_timing import LEASE_INTERVALS
 from baton.contract.steering import EndedBy
 from baton.contract.work import AGENT_CRASHED, Directive, FailRequest, WorkQuery
 from functions.domain.errors import Refusal

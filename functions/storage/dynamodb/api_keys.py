@@ -1,4 +1,4 @@
-"""API keys as items, and reading one or what of a lease opens rings: all that the authorizer needs, quick to load."""
+"""Read and write API keys, and read the lease that a ring token follows from: all items that the authorizer needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether an object store keeps what a checkpoint rests on. For stores that only speak S3's language.
+"""Test that an S3-compatible store verifies checksums and upload URLs, on which committed checkpoints depend.
 
 The control plane never sees the bytes of a checkpoint. It believes the size and the checksum that the store reports,
 and that an upload URL is good for exactly the bytes it was made for. Some stores accept any bytes and report the

@@ -17,7 +17,7 @@ from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome
 from gpu_client.agent.attempt.job_run import JobRun
 from gpu_client.agent.attempt.lease import is_key_refused
 from gpu_client.agent.health import LivenessFile
-from gpu_client.agent.retry import backoff_s
+from gpu_client.agent.outage_backoff import backoff_s
 from gpu_client.agent.workspace.slots import Workspace
 from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import BatonError, Unauthorized

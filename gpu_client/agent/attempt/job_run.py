@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 from baton.contract.jobs import FailureClass
-from baton.contract.leases import heartbeat_budget_s
+from baton.contract.lease_timing import heartbeat_budget_s
 from baton.contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
 from gpu_client.agent.app.settings import AgentSettings
 from gpu_client.agent.app.shutdown import ShutdownLevel, ShutdownRequest

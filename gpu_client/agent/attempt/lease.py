@@ -18,9 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.contract.errors import ErrorCode
-from baton.contract.leases import RETRY_PAUSES
+from baton.contract.lease_timing import RETRY_PAUSES
 from baton.contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
-from gpu_client.agent.retry import backoff_s
+from gpu_client.agent.outage_backoff import backoff_s
 from gpu_client.transport.errors import ApiError, BatonError, LeaseExpired, LeaseLost, Unauthorized
 
 logger = logging.getLogger("baton.lease")

@@ -13,8 +13,8 @@ from typing import TypeVar
 from baton.contract.checkpoints import BlobUrls
 from baton.contract.work import ArtifactsAnswer, DeclaredArtifact, InputPage
 from gpu_client.agent.attempt.lease import LeaseKeeper
+from gpu_client.agent.outage_backoff import backoff_s, may_pass
 from gpu_client.agent.polled_event import PolledEvent
-from gpu_client.agent.retry import backoff_s, may_pass
 from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import ApiError, LeaseExpired, TransferCanceled, UnexpectedAnswer, Unreachable
 

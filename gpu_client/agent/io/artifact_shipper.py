@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from baton.contract.base import MAX_PATH_BYTES, path_problem
+from gpu_client.agent.outage_backoff import backoff_s, may_pass
 from gpu_client.agent.polled_event import PolledEvent
-from gpu_client.agent.retry import backoff_s, may_pass
 from gpu_client.transport.errors import (
     ApiError,
     BatonError,

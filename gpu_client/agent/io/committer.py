@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
+from gpu_client.agent.outage_backoff import may_pass
 from gpu_client.agent.polled_event import PolledEvent
-from gpu_client.agent.retry import may_pass
 from gpu_client.checkpoints.local.directory_files import BadDirectory, FileState
 from gpu_client.checkpoints.local.staging import CreatedBy, ReadyCheckpoint
 from gpu_client.transport.errors import (

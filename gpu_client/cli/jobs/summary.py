@@ -9,7 +9,7 @@ from typing import Any
 from baton.contract.goodput import Goodput
 from baton.contract.history import AttemptView
 from baton.contract.jobs import JobState, JobView
-from baton.contract.leases import LEASE_INTERVALS
+from baton.contract.lease_timing import LEASE_INTERVALS
 from gpu_client.cli.core.formats import count, duration, number
 from gpu_client.cli.jobs.goodput import percent, share_of
 

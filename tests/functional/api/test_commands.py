@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
-from baton.contract.leases import LEASE_INTERVALS
+from baton.contract.lease_timing import LEASE_INTERVALS
 from baton.contract.steering import MAX_COMMANDS
 from tests.kits.api.harness import NOW, Answer, Api, Held
 

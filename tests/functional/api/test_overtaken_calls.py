@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from baton.contract.errors import ErrorCode
 from baton.contract.jobs import JobState
-from baton.contract.leases import revocation_grace_s
+from baton.contract.lease_timing import revocation_grace_s
 from baton.contract.names import CHECKPOINTS_BUCKET
 from functions.domain.checkpoints.packs import DEAD_AFTER_S
 from functions.domain.errors import Refusal, StorageUnavailable, WriteConflict

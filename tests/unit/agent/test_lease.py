@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from baton.contract.leases import RETRY_PAUSES
+from baton.contract.lease_timing import RETRY_PAUSES
 from baton.contract.work import Directive, HeartbeatRequest
 from gpu_client.agent.attempt import lease as lease_module
 from gpu_client.agent.attempt.lease import PROVEN_SHARE, RETRY_MIN_S, LeaseKeeper, LeaseLoss

@@ -14,7 +14,7 @@ from gpu_client.agent.attempt.leased_calls import (
     MAX_UNEXPECTED,
     LeasedCalls,
 )
-from gpu_client.agent.retry import MAX_PAUSE_S, backoff_s
+from gpu_client.agent.outage_backoff import MAX_PAUSE_S, backoff_s
 from gpu_client.transport.errors import ApiError, LeaseLost, TransferCanceled, UnexpectedAnswer, Unreachable
 from tests.kits.clock import Clock
 from tests.unit.agent.agent_kit import Heart, foreign, make_item, refusal
