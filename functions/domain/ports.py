@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from baton.contract.events import JobEvent
 from baton.contract.jobs import JobState, Progress
 from functions.domain.access.api_keys import ApiKey
-from functions.domain.access.webhooks import Delivery, Webhook
 from functions.domain.checkpoints.packs import PackSnapshot, PackWrite
 from functions.domain.checkpoints.shared_outputs import SharedRecord
 from functions.domain.jobs.lease_expiry import ReclaimWatermark
@@ -28,6 +27,7 @@ from functions.domain.records import (
     StoredRecipe,
     TransferGrant,
 )
+from functions.domain.webhooks import Delivery, Webhook
 
 if TYPE_CHECKING:
     # Only the function that serves rings loads their records.

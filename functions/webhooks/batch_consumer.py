@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from functions.domain.access.webhooks import backoff_s
 from functions.domain.errors import StorageUnavailable
+from functions.domain.webhooks import backoff_s
 from functions.webhooks.event_queue import numeric_attribute
 
 logger = logging.getLogger("baton.webhooks")

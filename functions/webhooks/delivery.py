@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from baton.contract.webhooks import DeliveryState
-from functions.domain.access.webhooks import (
+from functions.domain.errors import Refusal
+from functions.domain.ports import WebhookStore
+from functions.domain.webhooks import (
     GIVE_UP_AFTER_S,
     Delivery,
     Webhook,
@@ -16,8 +18,6 @@ from functions.domain.access.webhooks import (
     parse_target,
     signature,
 )
-from functions.domain.errors import Refusal
-from functions.domain.ports import WebhookStore
 from functions.webhooks.event_queue import QueuedEvent, numeric_attribute
 from functions.webhooks.http_delivery import PostOutcome
 

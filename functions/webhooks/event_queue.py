@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.contract.events import JobEvent
-from functions.domain.access.webhooks import Webhook
 from functions.domain.ports import DeliveryQueue, WebhookStore
+from functions.domain.webhooks import Webhook
 from functions.publishing.entries import Entry
 from functions.storage.clients import plain_client
 from functions.storage.failures import failures_translated

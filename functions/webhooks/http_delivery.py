@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from functions.domain.access.webhooks import WebhookTarget, address_problem
+from functions.domain.webhooks import WebhookTarget, address_problem
 
 RESOLVE_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 5.0

@@ -6,8 +6,8 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from baton.contract.webhooks import DeliveryState
-from functions.domain.access.webhooks import Delivery
 from functions.domain.errors import Refusal
+from functions.domain.webhooks import Delivery
 from tests.conformance.store_kit import NOW
 from tests.kits.api.stream_records import JOB_ID, OTHER_JOB
 from tests.kits.api.webhooks import HOOK_ID, make_webhook

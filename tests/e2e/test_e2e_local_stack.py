@@ -20,7 +20,7 @@ import requests
 
 from baton.contract.jobs import JobState, JobSubmit, Policy
 from baton.contract.work import Directive, HeartbeatRequest, WorkItem, WorkQuery
-from functions.domain.access.webhooks import signature
+from functions.domain.webhooks import signature
 from gpu_client.transport.api.client import BatonClient
 from tests.kits.network.http_server import HttpServer
 from tests.kits.stack.stack import ROOT, clean_environment, leashed

@@ -10,13 +10,13 @@ from typing import NamedTuple
 from functions.domain import keys
 from functions.domain.access.api_keys import ApiKey
 from functions.domain.access.rings import RingRecord, StoredRing
-from functions.domain.access.webhooks import Delivery, Webhook
 from functions.domain.checkpoints.shared_outputs import SharedRecord
 from functions.domain.jobs.lease_expiry import ReclaimWatermark
 from functions.domain.jobs.transaction import Delete, Put
 from functions.domain.keys import Key
 from functions.domain.record_base import Attribute
 from functions.domain.records import Job, Lease, PackRecord, RuleStateRecord, StoredRecipe, TransferGrant
+from functions.domain.webhooks import Delivery, Webhook
 from tests.twins.sorted_index import SortedIndex
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from functions.domain.access.webhooks import Delivery, Webhook
 from functions.domain.ports import ResultPage
+from functions.domain.webhooks import Delivery, Webhook
 from functions.storage.paging import deliveries_list, page
 from tests.twins.state import MemoryState
 

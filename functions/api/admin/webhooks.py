@@ -17,9 +17,9 @@ from baton.contract.webhooks import (
     WebhookView,
 )
 from functions.api.http.context import ApiCall, Context, NoContent, require_job
-from functions.domain.access.webhooks import Delivery, Webhook, parse_target
 from functions.domain.errors import Refusal
 from functions.domain.records import Event, Job
+from functions.domain.webhooks import Delivery, Webhook, parse_target
 
 REPLAY_EVENTS = 500
 """Limit of the events that one call reads: each queued event costs a request, and the call has a time limit."""

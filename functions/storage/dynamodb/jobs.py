@@ -17,7 +17,7 @@ from functions.domain.jobs.transaction import Delete, Put, Transaction, Write
 from functions.domain.ports import MAX_MEMBERS, ResultPage
 from functions.domain.record_base import TableRecord
 from functions.domain.records import CheckpointRecord, CommandRecord, Job, MemberRecord, ScalingRecord, scaling_owner
-from functions.storage.dynamodb.items import job_items, lease_items
+from functions.storage.dynamodb.items import job_items, lease_conditions
 from functions.storage.dynamodb.items.attribute_values import Item, number
 from functions.storage.dynamodb.items.documents import load
 from functions.storage.dynamodb.reads import get_item, get_items, query
@@ -64,7 +64,7 @@ class DynamoJobStore:
             case Delete():
                 return {"Delete": job_items.delete(write, self._table)}
             case _:
-                return lease_items.action(write, self._leases_table)
+                return lease_conditions.action(write, self._leases_table)
 
     def ready(self, tenant: str, queue: str, shard: int, *, limit: int, cursor: str | None = None) -> ResultPage[Job]:
         listed = ready_list(tenant, queue, shard)
@@ -264,7 +264,7 @@ def _raise_canceled(error: ClientError, writes: Sequence[Write]) -> NoReturn:
     for write, reason in failed:
         if not isinstance(write, Put | Delete):
             found = reason.get("Item")
-            raise FenceBroken(lease_items.from_item(found) if found else None) from error
+            raise FenceBroken(lease_conditions.from_item(found) if found else None) from error
     if failed:
         raise WriteConflict from error
     passing = RETRYABLE_CODES.intersection(codes)

@@ -14,7 +14,7 @@ from functions.domain.jobs.lease_expiry import ReclaimWatermark
 from functions.domain.jobs.leases import REPROOF_WINDOW_S, Fence
 from functions.domain.records import Lease
 from functions.storage.dynamodb.items.attribute_values import Item, number
-from functions.storage.dynamodb.items.lease_items import fence_condition, from_item
+from functions.storage.dynamodb.items.lease_conditions import fence_condition, from_item
 from functions.storage.dynamodb.reads import get_item, get_items, query
 from functions.storage.failures import error_code, failures_translated
 from functions.storage.tables import HEARTBEATS

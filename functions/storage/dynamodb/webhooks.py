@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from functions.domain import keys
-from functions.domain.access.webhooks import Delivery, Webhook
 from functions.domain.ports import ResultPage
+from functions.domain.webhooks import Delivery, Webhook
 from functions.storage.dynamodb.items.attribute_values import Item, number
 from functions.storage.dynamodb.items.documents import dump, load
 from functions.storage.dynamodb.reads import get_item, query

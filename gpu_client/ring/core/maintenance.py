@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from gpu_client.ring.core.back_pressure import RingFlow
 from gpu_client.ring.core.garbage_collector import GarbageCollector, sum_reads
 from gpu_client.ring.core.liveness import LeaseHandle, LeaseWatch, SilenceNotes
-from gpu_client.ring.core.rate_limiter import RingFlow
 from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.core.storage_quota import StoragePressure, measure_storage, read_pressure
 from gpu_client.ring.format.manifest import ObjectId, RingManifest, SampleClaim

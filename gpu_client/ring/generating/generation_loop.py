@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from gpu_client.ring.core.back_pressure import RingFlow
 from gpu_client.ring.core.maintenance import Maintainer
-from gpu_client.ring.core.rate_limiter import RingFlow
 from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.errors import RingError, SampleRefused, StoreFull, WaitedTooLong, WriterFenced
 from gpu_client.ring.format.records import WRITERS, decode_record

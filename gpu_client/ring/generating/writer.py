@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from gpu_client.ring.core.back_pressure import writer_wait_reason
 from gpu_client.ring.core.liveness import LeaseHandle, require_name, unique_name
 from gpu_client.ring.core.maintenance import Maintainer
-from gpu_client.ring.core.rate_limiter import writer_wait_reason
 from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.core.storage_quota import WriterGrants
 from gpu_client.ring.errors import RingError, RingMismatch, SampleRefused, StoreFull, WaitedTooLong, WriterFenced

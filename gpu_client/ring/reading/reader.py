@@ -11,10 +11,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from gpu_client.ring.core.back_pressure import RingFlow, reader_wait_reason
 from gpu_client.ring.core.damage_report import quarantine_key, report_damage
 from gpu_client.ring.core.garbage_collector import add_departed_reads, count_samples_read
 from gpu_client.ring.core.liveness import LeaseHandle, require_name, unique_name
-from gpu_client.ring.core.rate_limiter import RingFlow, reader_wait_reason
 from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.errors import ManifestMissing, ObjectDamaged, RingError, WaitedTooLong
 from gpu_client.ring.format.manifest import RingManifest, Slot

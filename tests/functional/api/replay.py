@@ -19,8 +19,8 @@ from functions.api.http.route import Function
 from functions.api.operations.sweeper import sweep
 from functions.domain.access.api_keys import ApiKey, token_digest
 from functions.domain.access.rings import StoredRing
-from functions.domain.access.webhooks import WebhookTarget
 from functions.domain.records import TransferGrant
+from functions.domain.webhooks import WebhookTarget
 from functions.publishing.outbox import publish
 from functions.webhooks.batch_consumer import consume_batch
 from functions.webhooks.delivery import deliver

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from functions.api.http.route import routes_of
-from functions.domain.access.webhooks import backoff_s
+from functions.domain.webhooks import backoff_s
 from functions.local.gateway.lambda_events import HttpRequest, authorizer_event, common_fields, function_event
 from tests.functional.api.replay import DOWN_HOOK_ID, EVENTS, JOB_ID, KEY_ID, LEASE_TOKEN, prepared_api, replay
 from tests.kits.api.harness import memory_api

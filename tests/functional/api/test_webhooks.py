@@ -7,7 +7,7 @@ import pytest
 from baton.contract.errors import ErrorCode
 from baton.contract.webhooks import MAX_WEBHOOKS, DeliveryState
 from functions.api.admin import webhooks
-from functions.domain.access.webhooks import Delivery
+from functions.domain.webhooks import Delivery
 from tests.kits.api.fakes import FakeLine
 from tests.kits.api.harness import NOW, TENANT, Api, memory_api
 

@@ -6,7 +6,7 @@ import random
 import uuid
 
 from baton.contract.events import JobEvent
-from functions.domain.access.webhooks import Webhook
+from functions.domain.webhooks import Webhook
 
 
 class FakeClock:

@@ -6,7 +6,7 @@ from typing import Any
 
 from baton.contract.events import JobEvent, event_id
 from baton.contract.history import EventType
-from functions.domain.access.webhooks import Webhook
+from functions.domain.webhooks import Webhook
 from functions.webhooks.event_queue import QueuedEvent
 from tests.kits.api.stream_records import AT, JOB_ID, TENANT
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import settings as checked
 from hypothesis import strategies as st
 
-from gpu_client.ring.core.rate_limiter import RingFlow, reader_wait_reason, writer_wait_reason
+from gpu_client.ring.core.back_pressure import RingFlow, reader_wait_reason, writer_wait_reason
 from gpu_client.ring.errors import RingError
 from gpu_client.ring.reading.batch_plan import BatchShape
 from gpu_client.ring.settings import RingSettings

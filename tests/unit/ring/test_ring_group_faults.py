@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_client.ring.core.rate_limiter import RingFlow, writer_wait_reason
+from gpu_client.ring.core.back_pressure import RingFlow, writer_wait_reason
 from gpu_client.ring.errors import RingError, RingMismatch
 from gpu_client.ring.format.records import GROUPS, PINS, SAMPLES
 from gpu_client.ring.reading.batch_plan import BatchPlan, BatchShape, ManifestDecision

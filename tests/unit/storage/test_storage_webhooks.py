@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from baton.contract.webhooks import DeliveryState
-from functions.domain.access.webhooks import Delivery
+from functions.domain.webhooks import Delivery
 from functions.storage.dynamodb.webhooks import DynamoWebhookStore
 from functions.storage.tables import WEBHOOKS
 from functions.webhooks.event_queue import QueuedEvent, SqsDeliveryQueue

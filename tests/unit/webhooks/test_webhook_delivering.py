@@ -14,8 +14,8 @@ import pytest
 from baton.contract.events import JobEvent
 from baton.contract.history import EventType
 from baton.contract.webhooks import DeliveryState
-from functions.domain.access.webhooks import BACKOFF_S, GIVE_UP_AFTER_S, WebhookTarget, backoff_s, signature
 from functions.domain.errors import StorageUnavailable
+from functions.domain.webhooks import BACKOFF_S, GIVE_UP_AFTER_S, WebhookTarget, backoff_s, signature
 from functions.publishing.entries import entry_of
 from functions.storage.stream import transition_of
 from functions.webhooks.batch_consumer import consume_batch

@@ -6,7 +6,7 @@ import ipaddress
 
 import pytest
 
-from functions.domain.access.webhooks import address_problem
+from functions.domain.webhooks import address_problem
 
 # The registries `iana-ipv4-special-registry` and `iana-ipv6-special-registry`, column "Globally Reachable".
 # Deprecated entries and entries whose column says N/A (6to4, Teredo) count as unreachable.

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from functions.domain.access.webhooks import WebhookTarget, parse_target
+from functions.domain.webhooks import WebhookTarget, parse_target
 from functions.webhooks.http_delivery import PostOutcome, WebhookSender, resolve_host
 
 PUBLIC = "93.184.216.34"

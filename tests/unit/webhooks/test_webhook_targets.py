@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.contract.errors import ErrorCode
-from functions.domain.access.webhooks import (
+from functions.domain.errors import Refusal
+from functions.domain.webhooks import (
     BACKOFF_S,
     GIVE_UP_AFTER_S,
     address_problem,
@@ -18,7 +19,6 @@ from functions.domain.access.webhooks import (
     parse_target,
     signature,
 )
-from functions.domain.errors import Refusal
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "webhooks.md"
 HOSTILE = [
