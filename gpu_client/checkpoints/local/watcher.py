@@ -344,8 +344,7 @@ class CheckpointWatcher:
                     f"for {self._stable_s * INCOMPLETE_PATIENCE:g} s",
                 )
             return False
-        missing = self._missing(name, path, files)
-        return missing is None or (patient and not missing.truncated)
+        return patient or not self._missing(name, path, files)
 
     def _is_open(self, path: Path) -> bool:
         directory = path.resolve()
