@@ -30,7 +30,7 @@ RETRY_BRIEFLY = RetryPolicy(budget_s=15.0)
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one client sent: requests by kind, and payload bytes of objects."""
+    """Traffic of one client: requests by kind, and payload bytes of objects."""
 
     calls: Mapping[str, int]
     uploaded_bytes: int

@@ -53,7 +53,7 @@ Results = TypeVar("Results", bound=Summarizable)
 
 @dataclass(frozen=True)
 class Stage:
-    """What a scenario runs on. The runner deletes `scratch` and `memory` (a directory in RAM) after the demo."""
+    """Directories and processes of a scenario. The runner deletes `scratch` and `memory` (in RAM) after the demo."""
 
     processes: ManagedProcesses
     screen: Screen

@@ -81,7 +81,7 @@ class AwayError(Exception):
 
 
 class Patience:
-    """How long one call of the worker waits: `PATIENCE_S` from its first failure on, whichever servers fail."""
+    """Deadline of one call of the worker: `PATIENCE_S` from the call's first failure on, whichever servers fail."""
 
     def __init__(self, clock: Any) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""What pip has to install for extras of pyproject.toml, without installing this project: for the worker's image.
+"""Print the requirements of pyproject.toml's extras for pip, without this project: for the worker's image.
 
     python requirements.py dreambooth > requirements.txt
 

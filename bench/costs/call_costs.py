@@ -1,4 +1,4 @@
-"""What each call is billed as, recorded in a run on the emulated cloud: units, not money.
+"""Record the billed units of each API call in a run on the emulated cloud.
 
 .venv/bin/python -m bench.costs.call_costs > bench/costs/call_costs.json
 """

@@ -1,4 +1,4 @@
-"""What the scenario measures: two trainings, the state of the ring, the samples; and what it claims."""
+"""Measurements and claims of the scenario: two trainings, the state of the ring, the samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scenario measures: the diverged, the spiked and the steered job; and what it claims."""
+"""Measurements and claims of the scenario: the diverged, the spiked and the steered job."""
 
 from __future__ import annotations
 

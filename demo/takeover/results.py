@@ -1,4 +1,4 @@
-"""What the scenario measures: the kill, both trainings' time and checkpoints, the weights; and what it claims."""
+"""Measurements and claims of the scenario: the kill, both trainings' time and checkpoints, the weights."""
 
 from __future__ import annotations
 

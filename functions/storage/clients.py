@@ -23,7 +23,7 @@ MAX_CONNECTIONS = 32
 
 
 class StorageSettings(Protocol):
-    """What of a deployment's settings matters here. `None` endpoints are AWS's own."""
+    """Settings of the AWS clients. The endpoint `None` is AWS's own."""
 
     @property
     def data_bucket(self) -> str: ...
@@ -57,8 +57,8 @@ class Clients:
 
     @classmethod
     def from_settings(cls, settings: StorageSettings) -> Self:
-        """What the settings leave open (region, credentials, a common endpoint) comes from where AWS's SDKs look for it
-        (`AWS_*`).
+        """Return clients. botocore's defaults (`AWS_*`) supply the region, the credentials and the endpoint that the
+        settings leave open.
         """
         region, secret = settings.s3_region, settings.s3_secret
         s3 = _WhenNeeded(partial(s3_client, settings.s3_endpoint, region=region, secret=secret))

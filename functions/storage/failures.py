@@ -1,4 +1,4 @@
-"""What botocore raises, as the storage errors of the domain."""
+"""Convert botocore's exceptions to the storage errors of the domain."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def is_transition(record: Mapping[str, Any]) -> bool:
 
 
 def transition_of(record: Mapping[str, Any]) -> Transition:
-    """What a record for which `is_transition` holds says. Raises UnreadableRecordError."""
+    """Read the transition in a stream record that `is_transition` accepts. Raises UnreadableRecordError."""
     try:
         image = record["dynamodb"]["NewImage"]
         job_id = keys.job_id_of(image["pk"]["S"])

@@ -19,7 +19,7 @@ BLOCK_ROWS = 8_192
 
 @dataclass(frozen=True)
 class Trial:
-    """What the evaluator decided about one rule; all rows in rising order."""
+    """Decisions of the evaluator about one rule, in rising order of rows."""
 
     rule: Rule
     fired: Whole

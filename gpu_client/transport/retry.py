@@ -39,7 +39,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """How one try failed. `status` None: no complete answer came (connection, timeout, cut short).
+    """Failure of one try. `status` None: no complete answer came (connection, timeout, cut short).
 
     `overload`: the server reports, or its silence suggests, that it has too much to do.
     """

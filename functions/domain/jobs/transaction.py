@@ -6,6 +6,7 @@ all three (`TableRecord`), the class of a lease write gives values and guard: st
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -71,7 +72,7 @@ def delete_checkpoint(job_id: str, record: CheckpointRecord, now: int) -> Delete
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseGuard:
-    """What a lease must be for a write. The stores express `admits` as a condition."""
+    """Condition on a lease for a write. The stores express `admits` as a DynamoDB condition."""
 
     fence: Fence | None = None
     recovers: bool = False
@@ -103,7 +104,7 @@ class OpenLease:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpdateLease:
+class UpdateLease(ABC):
     """Base of the writes that set some values of a lease, if its guard admits that."""
 
     job_id: str
@@ -115,9 +116,9 @@ class UpdateLease:
         return LeaseGuard(epoch=self.epoch, live=True)
 
     @property
+    @abstractmethod
     def values(self) -> Mapping[str, Attribute]:
-        """Fields of the lease, and what they become."""
-        raise NotImplementedError
+        """Return the new values of lease fields, by field."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +179,7 @@ class CloseLease(UpdateLease):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FencedUpdate:
+class FencedUpdate(ABC):
     """Base of the writes that set some values of the lease that `fence` proves."""
 
     fence: Fence
@@ -194,9 +195,9 @@ class FencedUpdate:
         return LeaseGuard(fence=self.fence)
 
     @property
+    @abstractmethod
     def values(self) -> Mapping[str, Attribute]:
-        """Fields of the lease, and what they become."""
-        raise NotImplementedError
+        """Return the new values of lease fields, by field."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -149,7 +149,7 @@ def evaluate_rules(
 
 
 def asks_for_group(rules: RuleSet) -> bool:
-    """Whether any of them reads what the jobs of a group report."""
+    """Return True if a rule reads the reports of a group's jobs."""
     return bool(collect_group_values(rules))
 
 

@@ -1,4 +1,4 @@
-"""What jobs share, in DynamoDB: items of the jobs table."""
+"""Store the records of shared outputs as items of the jobs table."""
 
 from __future__ import annotations
 

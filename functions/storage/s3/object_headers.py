@@ -1,4 +1,4 @@
-"""What both object stores agree on: headers of presigned requests, and what is refused."""
+"""Build the headers of presigned requests, and convert refusals of S3, for both object stores."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def send(method: str, url: str, headers: Mapping[str, str], data: bytes) -> int:
 
 
 def missing_promises(objects: ObjectStore, bucket: str, put: Send = send) -> list[str]:
-    """What the store does not do, a sentence each; empty if it may be used. Leaves nothing behind.
+    """Return a sentence for each unmet requirement; none if the store may be used. Removes its test objects.
 
     Raises what the store raises if it cannot be used at all: StorageUnavailable, ClientError, OSError.
     """
@@ -93,7 +93,7 @@ def _missing(objects: ObjectStore, bucket: str, key: str, put: Send) -> list[str
 
 
 def missing_of_multipart(objects: ObjectStore, bucket: str, put: Send = send) -> list[str]:
-    """What the store does not do of an upload in parts, a sentence each; empty if it may be used for them.
+    """Return a sentence for each requirement of multipart uploads that the store does not meet.
 
     Only for a store that keeps the other promises. Leaves nothing behind. Raises as `missing_promises` does.
     """
@@ -110,7 +110,7 @@ def missing_of_multipart(objects: ObjectStore, bucket: str, put: Send = send) ->
 
 
 def _missing_of_multipart(objects: ObjectStore, bucket: str, key: str, uploads: list[str], put: Send) -> Iterator[str]:
-    """Of one small part: the last one of an upload may be of any size."""
+    """Try an upload of one small part: the last part of an upload may have any size."""
     if objects.multiparts(TENANT, bucket, key):
         yield "it lists uploads that are not under way"
     upload_id = objects.create_multipart(TENANT, bucket, key, checksummed=True)

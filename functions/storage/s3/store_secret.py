@@ -47,7 +47,7 @@ def read_secret(secret: str, client: Any | None = None) -> tuple[str, str]:
 
 
 class _FromSecret(CredentialProvider):  # type: ignore[misc]
-    """What botocore asks for credentials; it asks again before they run out."""
+    """Provider of credentials for botocore, which asks again before the credentials expire."""
 
     METHOD = CANONICAL_NAME = "store-secret"
 

@@ -51,7 +51,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Missing:
-    """What the store lacks. `pending`: files in parts, which need another round after their parts are stored."""
+    """Objects that the store lacks. `pending`: files in parts, which need a round after their parts are stored."""
 
     targets: Sequence[Target]
     pending: AbstractSet[str]

@@ -37,7 +37,7 @@ OF_ALL = -1
 
 
 class PendingPeriod(NamedTuple):
-    """How long a condition must be true before its rule fires (`for`). `of`: window of checks, OF_ALL, or 0 for an
+    """Time that a condition must be true before its rule fires (`for`). `of`: window of checks, OF_ALL, or 0 for an
     unbroken run.
     """
 

@@ -56,7 +56,7 @@ class Rule:
 
     @property
     def is_time_dependent(self) -> bool:
-        """Whether its expressions can change without a new point."""
+        """Return True if the rule's expressions can change without a new point."""
         return is_time_dependent(self.when) or (self.clear is not None and is_time_dependent(self.clear))
 
     @property

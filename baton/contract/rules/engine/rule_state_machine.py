@@ -81,12 +81,12 @@ class RuleStateMachine:
 
     @property
     def disabled(self) -> bool:
-        """Whether errors have disabled the rule."""
+        """Return True if errors have disabled the rule."""
         return self.errors >= MAX_ERRORS
 
     @property
     def spent(self) -> bool:
-        """Whether the rule has fired `max_fires` times."""
+        """Return True if the rule has fired `max_fires` times."""
         return self.rule.max_fires is not None and self.fires >= self.rule.max_fires
 
     def check(self, truth: bool | None, step: int, now: float) -> State | None:

@@ -26,7 +26,7 @@ class RunningStatistic:
 
     @property
     def wants_points(self) -> bool:
-        """Whether `push` must be called for each point."""
+        """Return True if `push` must be called for each point."""
         return True
 
     @property

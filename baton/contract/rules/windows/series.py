@@ -153,7 +153,7 @@ class Follower(Protocol):
 
     @property
     def wants_points(self) -> bool:
-        """Whether the series must push each point; otherwise the statistic reads the series on demand."""
+        """Return True if the series must push each point; otherwise the statistic reads the series on demand."""
 
     def push(self, value: float, now: float) -> None:
         """Take the newest point, which the series contains already."""

@@ -39,7 +39,7 @@ class SlidingWindow:
 
     @property
     def wants_points(self) -> bool:
-        """Whether `push` must be called for each point."""
+        """Return True if `push` must be called for each point."""
         return True
 
     def __len__(self) -> int:
@@ -133,7 +133,7 @@ class Moments(SlidingWindow):
 
     @property
     def wants_points(self) -> bool:
-        """Whether `push` must be called: a window over points computes its start on demand."""
+        """Return True if `push` must be called: a window over points computes its start on demand."""
         return self.seconds > 0
 
     def push(self, value: float, now: float) -> None:

@@ -1,4 +1,4 @@
-"""What items of the low-level DynamoDB client are made of."""
+"""Convert Python values to and from attribute values of the low-level DynamoDB client."""
 
 from __future__ import annotations
 
