@@ -15,7 +15,7 @@ from gpu_client.training.checkpoint import checkpoint_directory
 
 pytestmark = pytest.mark.processes
 
-STEPS = 900
+STEPS = 1200
 
 
 def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path) -> 
         with StagingAgent(tmp_path / str(attempt), stored, chance) as agent:
             run = Run("staged", killed, {"steps": STEPS}, **agent.environment)
             run.wait_for(lambda progress=agent.channel.progress: progress() is not None)
-            until = time.monotonic() + chance.random() * 0.2
+            until = time.monotonic() + chance.random() * 0.1
             while run.running and (kills >= 25 or time.monotonic() < until):
                 agent.channel.wait(0.005)
                 agent.gather()
