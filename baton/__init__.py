@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpu_client.controller.knobs import LearningRate
+    from gpu_client.controller.learning_rate import LearningRate
     from gpu_client.ring.core.ring import make_ring, open_ring
     from gpu_client.ring.generating.writer import RingWriter
     from gpu_client.ring.reading.loader import RingLoader
@@ -41,7 +41,7 @@ _MODULES = {
     "Session": "gpu_client.training.session.session",
     "BatchSampler": "gpu_client.training.integrations.batch_sampler",
     "ResumableLoader": "gpu_client.training.integrations.batch_sampler",
-    "LearningRate": "gpu_client.controller.knobs",
+    "LearningRate": "gpu_client.controller.learning_rate",
     "BatonCallback": "gpu_client.training.integrations.hf_callback",
     "LightningCallback": "gpu_client.training.integrations.lightning_callback",
     "SessionError": "gpu_client.training.errors",

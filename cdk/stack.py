@@ -7,7 +7,7 @@ from aws_cdk import aws_scheduler as scheduler
 from aws_cdk import aws_scheduler_targets as targets
 from constructs import Construct
 
-from baton.contract.lease_timing import SWEEP_INTERVAL_S
+from baton.contract.worker.lease_timing import SWEEP_INTERVAL_S
 from cdk.resources.alarms import Alarms
 from cdk.resources.api import Api
 from cdk.resources.events import Events

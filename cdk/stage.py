@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, Self
 
-from functions.api.http.settings import MAX_READY_SHARDS
+from functions.settings import MAX_READY_SHARDS
 
 LOG_RETENTION_DAYS = (1, 7, 14, 30, 90, 180, 365)
 Target = Literal["lambda", "host"]

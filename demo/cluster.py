@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton.contract.jobs import InputRef, JobState
-from baton.contract.keys import KeyCreate
+from baton.contract.admin.keys import KeyCreate
+from baton.contract.jobs.job import InputRef, JobState
 from baton.contract.names import DATA_BUCKET, Scope
 from demo import digits
 from demo.failure import DemoError

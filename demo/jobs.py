@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from baton.contract.history import AttemptView, EventType, EventView
-from baton.contract.jobs import JobState, JobView
-from baton.contract.output import LogLine
+from baton.contract.jobs.history import AttemptView, EventType, EventView
+from baton.contract.jobs.job import JobState, JobView
+from baton.contract.worker.output import LogLine
 from demo.failure import DemoError
 from demo.processes import Child
 from demo.screen import Phase

@@ -8,8 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from statistics import median
 
-from baton.contract.jobs import JobSubmit
-from baton.contract.work import HeartbeatRequest, WorkQuery
+from baton.contract.jobs.job import JobSubmit
+from baton.contract.worker.calls import HeartbeatRequest, WorkQuery
 from bench.api.request_counts import FILES
 from bench.harness.figures import Figure
 from bench.harness.local_stack import RunningStack

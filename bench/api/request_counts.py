@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton.contract.work import HeartbeatRequest
+from baton.contract.worker.calls import HeartbeatRequest
 from bench.harness.figures import Figure
 from bench.harness.plane import Plane
 from gpu_client.checkpoints.save.checkpoint_commit import commit_checkpoint

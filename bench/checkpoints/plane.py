@@ -11,9 +11,9 @@ import http.client
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from baton.contract.checkpoints import BlobUpload, BlobUrls, CheckpointRef, CommitAnswer
-from baton.contract.manifest import Manifest
-from baton.contract.work import WorkItem
+from baton.contract.checkpoints.calls import BlobUpload, BlobUrls, CheckpointRef, CommitAnswer
+from baton.contract.checkpoints.manifest import Manifest
+from baton.contract.worker.calls import WorkItem
 from gpu_client.transport.net.digests import digest_bytes
 
 JOB_ID = "146683a1-cb76-4702-9fef-fcccd32594f1"

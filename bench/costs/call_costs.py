@@ -15,10 +15,10 @@ from pathlib import Path
 
 import requests
 
-from baton.contract.manifest import Chunk, ChunkedFile, Manifest, Pack
+from baton.contract.checkpoints.manifest import Chunk, ChunkedFile, Manifest, Pack
 from baton.contract.names import Scope
-from baton.contract.output import MAX_POINTS, LogChunk, ReportedPoint
-from baton.contract.work import HeartbeatRequest, ReleaseRequest, WorkItem
+from baton.contract.worker.calls import HeartbeatRequest, ReleaseRequest, WorkItem
+from baton.contract.worker.output import MAX_POINTS, LogChunk, ReportedPoint
 from bench.api.request_counts import FILES
 from bench.costs.units import Meter
 from bench.harness.plane import TENANT, Plane

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from baton.contract.output import LONGEST_LOG_WAIT_S
+from baton.contract.worker.output import LONGEST_LOG_WAIT_S
 from bench.costs import prices
 from bench.costs.call_costs import Billed
 from cdk.resources.api import AUTHORIZER_CACHE_S

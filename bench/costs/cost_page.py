@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from string import Template
 
-from baton.contract.output import LONGEST_LOG_WAIT_S
+from baton.contract.worker.output import LONGEST_LOG_WAIT_S
 from bench.costs import call_costs, prices
 from bench.costs.call_costs import RECORDED, Billed
 from bench.costs.cost_model import (

@@ -13,19 +13,19 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from baton.contract.checkpoints import CommitAnswer
-from baton.contract.jobs import Policy
-from baton.contract.manifest import Manifest
+from baton.contract.checkpoints.calls import CommitAnswer
+from baton.contract.checkpoints.manifest import Manifest
+from baton.contract.jobs.job import Policy
 from baton.contract.names import BUCKETS
-from baton.contract.work import WorkItem
+from baton.contract.worker.calls import WorkItem
 from functions.api.http.context import Context
 from functions.api.http.dispatch import dispatch
-from functions.api.http.settings import ControlPlaneSettings
 from functions.domain.jobs import transitions as rules
 from functions.domain.jobs.transaction import Put, Transaction
 from functions.domain.records import RulesRecord, Spec
 from functions.handlers.startup import ServerClock
 from functions.handlers.wiring import SystemRandomness
+from functions.settings import ControlPlaneSettings
 from functions.storage.clients import dynamodb_client, s3_client
 from functions.storage.dynamodb.items import job_items
 from functions.storage.dynamodb.jobs import DynamoJobStore

@@ -20,7 +20,7 @@ from bench.harness.figures import Figure
 from bench.rules.step_time import CONDITIONS, document
 from gpu_client.controller.steering import Steering
 from gpu_client.training.distributed.process_group import Ranks
-from gpu_client.training.session.stop_requests import StopRequests
+from gpu_client.training.session.loop_requests import StopRequests
 
 RANKS = 2
 STEPS = 400

@@ -19,8 +19,8 @@ from typing import Any
 
 import psutil
 
-from baton.contract.history import EventType
-from baton.contract.jobs import InputRef, JobState, JobSubmit, Policy
+from baton.contract.jobs.history import EventType
+from baton.contract.jobs.job import InputRef, JobState, JobSubmit, Policy
 from bench.harness.local_stack import RunningStack, clean_environment, pinned
 from bench.harness.turns import Handle, Subject, overlap_s, take_turns
 from gpu_client.transport.api.client import BatonClient

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from baton.contract.history import EventType
+from baton.contract.jobs.history import EventType
 from baton.contract.rules.document import presets
 from demo.jobs import JobRecord
 from demo.runner import Claim

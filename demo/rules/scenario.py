@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from baton.contract.history import EventType
-from baton.contract.jobs import JobState, JobSubmit, JobView, Policy, Retention
+from baton.contract.jobs.history import EventType
+from baton.contract.jobs.job import JobState, JobSubmit, JobView, Policy, Retention
 from baton.contract.rules.document.loader import load
-from baton.contract.steering import CommandKind, CommandRequest
+from baton.contract.worker.steering import CommandKind, CommandRequest
 from demo.cluster import DIGITS, HIDDEN, MODEL, LocalCluster
 from demo.digits import Digits, read_digits
 from demo.failure import DemoError

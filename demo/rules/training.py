@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from baton import BatchSampler, Session
-from gpu_client.controller.knobs import LearningRate
+from gpu_client.controller.learning_rate import LearningRate
 from gpu_client.training.digits import make_model, read_digits
 
 DAMAGE = 255

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from baton.contract.goodput import Goodput
+from baton.contract.jobs.goodput import Goodput
 from demo.cluster import Traffic, size_text
 from demo.digits import Readings
 from demo.jobs import JobRecord, TrainedStep

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from baton.contract.events import JobEvent
-from baton.contract.jobs import JobState, Progress
+from baton.contract.jobs.events import JobEvent
+from baton.contract.jobs.job import JobState, Progress
 from functions.domain.access.api_keys import ApiKey
 from functions.domain.checkpoints.packs import PackSnapshot, PackWrite
 from functions.domain.checkpoints.shared_outputs import SharedRecord

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, ClassVar, Literal
 
-from baton.contract.history import EventType
-from baton.contract.jobs import (
+from baton.contract.jobs.history import EventType
+from baton.contract.jobs.job import (
     Artifact,
     AttemptEnd,
     FailureClass,
@@ -20,8 +20,8 @@ from baton.contract.jobs import (
     Requirements,
 )
 from baton.contract.recipes.plan import RunPlan
-from baton.contract.steering import CommandKind, EndedBy, RolledBack, RuleStatus
-from baton.contract.work import Directive
+from baton.contract.worker.calls import Directive
+from baton.contract.worker.steering import CommandKind, EndedBy, RolledBack, RuleStatus
 from functions.domain import keys
 from functions.domain.record_base import Attribute, Record, TableRecord
 

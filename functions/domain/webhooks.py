@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from baton.contract.admin.webhooks import DeliveryState
 from baton.contract.errors import ErrorCode
-from baton.contract.history import EventType
-from baton.contract.webhooks import DeliveryState
+from baton.contract.jobs.history import EventType
 from functions.domain.errors import Refusal
 from functions.domain.record_base import Record
 

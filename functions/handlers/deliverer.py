@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from functions.api.http.settings import ControlPlaneSettings
 from functions.handlers.startup import ServerClock, start_logging
+from functions.settings import ControlPlaneSettings
 from functions.storage.clients import dynamodb_client, plain_client
 from functions.storage.dynamodb.webhooks import DynamoWebhookStore
 from functions.webhooks.batch_consumer import consume_batch

@@ -6,10 +6,10 @@ import os
 import time
 from typing import Any
 
-from functions.api.http.settings import ControlPlaneSettings
 from functions.handlers.startup import start_logging
 from functions.publishing.bus import DeadLetterQueue, EventBridgeBus
 from functions.publishing.outbox import publish
+from functions.settings import ControlPlaneSettings
 from functions.storage.clients import dynamodb_client, plain_client
 from functions.storage.dynamodb.webhooks import DynamoWebhookStore
 from functions.webhooks.event_queue import SqsDeliveryQueue, Subscribers

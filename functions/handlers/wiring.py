@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from functions.api.http.context import Context
-from functions.api.http.settings import ControlPlaneSettings
 from functions.api.operations.cloudwatch_metrics import CloudWatchMetrics, count_ends
 from functions.domain.jobs.transaction import Transaction
 from functions.domain.ports import RingStore
 from functions.handlers.startup import ServerClock
+from functions.settings import ControlPlaneSettings
 from functions.storage.clients import Clients, dynamodb_client
 from functions.storage.dynamodb.jobs import DynamoJobStore
 from functions.storage.dynamodb.leases import DynamoLeaseStore

@@ -11,7 +11,6 @@ from typing import Any
 from baton.contract.names import Scope
 from functions.api.admin.keys import generate_key
 from functions.api.http.route import all_routes
-from functions.api.http.settings import ControlPlaneSettings
 from functions.api.operations.service_probe import PROBED_PATH
 from functions.domain.access.api_keys import ApiKey
 from functions.local.emulator import Emulator
@@ -21,6 +20,7 @@ from functions.local.lifecycle import Lifecycle
 from functions.local.triggers.schedule import Schedule
 from functions.local.triggers.sqs_feed import SqsFeed
 from functions.local.triggers.stream_feed import StreamFeed
+from functions.settings import ControlPlaneSettings
 from functions.storage.tables import JOBS, create_tables
 
 TENANT = "default"

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from baton.contract.events import EVENT_SOURCE
+from baton.contract.jobs.events import EVENT_SOURCE
 from functions.publishing.entries import Entry
 from functions.storage.clients import plain_client
 from functions.storage.failures import failures_translated

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from baton.contract.jobs import JobState
+from baton.contract.jobs.job import JobState
 from functions.domain.ports import ResultPage
 from functions.domain.record_base import TableRecord
 from functions.storage import cursors

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from baton.contract.webhooks import DeliveryState
+from baton.contract.admin.webhooks import DeliveryState
 from functions.domain.errors import Refusal
 from functions.domain.ports import WebhookStore
 from functions.domain.webhooks import (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from baton.contract.events import JobEvent
+from baton.contract.jobs.events import JobEvent
 from functions.domain.ports import DeliveryQueue, WebhookStore
 from functions.domain.webhooks import Webhook
 from functions.publishing.entries import Entry

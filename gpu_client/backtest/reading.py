@@ -15,9 +15,9 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
-from baton.contract.output import MetricPoint
 from baton.contract.rules.arithmetic import to_number
 from baton.contract.rules.metrics import is_name, name_in_rules
+from baton.contract.worker.output import MetricPoint
 from gpu_client.backtest.history import Builder, History, HistoryError
 
 STEPS = ("step", "global_step", "_step")

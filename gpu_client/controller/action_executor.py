@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gpu_client.controller.knobs import Knob
+from gpu_client.controller.learning_rate import Knob
 from gpu_client.controller.orders import Order, Outcome
 
 log = logging.getLogger("baton.rules")

@@ -27,7 +27,7 @@ from gpu_client.controller.action_executor import (
 )
 from gpu_client.controller.epoch_tracker import EndedEpoch, EpochTracker
 from gpu_client.controller.event_reporter import EventReporter, Send
-from gpu_client.controller.knobs import Knob
+from gpu_client.controller.learning_rate import Knob
 from gpu_client.controller.measurements import Measurements, TrainingClock
 from gpu_client.controller.orders import ONCE_PER_TRAINING, CommandQueue, Order, OrderQueue, PendingExit
 from gpu_client.controller.rank_aggregation import Observation, RankAggregator, RankPeers
@@ -85,7 +85,7 @@ class Steering:
 
         note: receives the metrics of evaluations, for the job's history.
 
-        start: `rules`, `commands`, `rollbacks`, `ends`, `ran_s`, as in baton.contract.steering.Control. step: of the
+        start: `rules`, `commands`, `rollbacks`, `ends`, `ran_s`, as in `Control` of the contract. step: of the
             checkpoint from which the training continues.
         """
         self._step = step

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from diffusers.training_utils import compute_snr
 
-from gpu_client.controller.knobs import LearningRate
+from gpu_client.controller.learning_rate import LearningRate
 from gpu_client.training.dreambooth.config import DreamboothConfig, read_config_file
 from gpu_client.training.dreambooth.data.batches import PictureBatch, PictureBatches
 from gpu_client.training.dreambooth.data.pictures import read_class_pictures, read_instance_pictures

@@ -11,8 +11,8 @@ from typing import Any
 
 from botocore.awsrequest import AWSPreparedRequest
 
-from baton.contract.jobs import Policy, Progress
-from baton.contract.work import FailRequest, WorkQuery
+from baton.contract.jobs.job import Policy, Progress
+from baton.contract.worker.calls import FailRequest, WorkQuery
 from functions.domain.checkpoints import commit as checkpoint_rules
 from functions.domain.jobs import transitions as rules
 from functions.domain.jobs.leases import Fence

@@ -14,9 +14,9 @@ from blake3 import blake3
 from botocore.exceptions import ClientError
 
 from baton.contract.names import BUCKETS, CHECKPOINTS_BUCKET, DATA_BUCKET
-from functions.api.http.settings import ControlPlaneSettings
 from functions.domain.ports import StoredObject, StoredPart
 from functions.local.emulator import Emulator
+from functions.settings import ControlPlaneSettings
 from functions.storage.clients import Clients
 from functions.storage.s3 import store_secret
 from functions.storage.s3.crc64 import crc64nvme

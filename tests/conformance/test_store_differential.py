@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from baton.contract.jobs import FailureClass, JobState, Policy, Reason
-from baton.contract.work import FailRequest, WorkQuery
+from baton.contract.jobs.job import FailureClass, JobState, Policy, Reason
+from baton.contract.worker.calls import FailRequest, WorkQuery
 from functions.api.operations.sweeper import run_timer, sweep
 from functions.api.worker.job_claim import claim_next
 from functions.domain.checkpoints import commit as checkpoint_rules

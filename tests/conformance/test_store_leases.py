@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from baton.contract.jobs import JobState, Policy
-from baton.contract.work import Directive
+from baton.contract.jobs.job import JobState, Policy
+from baton.contract.worker.calls import Directive
 from functions.domain.errors import FenceBroken
 from functions.domain.jobs import transitions as rules
 from functions.domain.jobs.lease_expiry import ReclaimWatermark

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from baton.contract.manifest import Pack
+from baton.contract.checkpoints.manifest import Pack
 from functions.domain.checkpoints import packs as rules
 from functions.domain.checkpoints.packs import CondemnPack, PackSnapshot, PackWrite, ReleasePack
 from functions.domain.records import PackRecord

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
-from baton.contract.jobs import JobState, Reason
+from baton.contract.jobs.job import JobState, Reason
 from functions.domain.errors import Refusal
 from functions.domain.jobs import transitions as rules
 from functions.domain.ports import ResultPage

@@ -10,7 +10,7 @@ import pytest
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
 from baton.contract.names import CHECKPOINTS_BUCKET
-from baton.contract.work import WorkQuery
+from baton.contract.worker.calls import WorkQuery
 from functions.api.worker.job_claim import ClaimedJob, claim_next
 from functions.domain.errors import StorageUnavailable
 from functions.domain.jobs import transitions as rules

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from baton.contract.rings import MAX_RECORD_BYTES
+from baton.contract.objects.rings import MAX_RECORD_BYTES
 from functions.domain.access.rings import RingRecord, StoredRing
 from tests.conformance.store_kit import NOW
 from tests.kits.clouds.paging import all_pages

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from baton.contract.history import EventType
-from baton.contract.steering import (
+from baton.contract.jobs.history import EventType
+from baton.contract.worker.steering import (
     MAX_COMMANDS,
     MAX_DECISIONS,
     MAX_OPERANDS_BYTES,

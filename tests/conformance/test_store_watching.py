@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from baton.contract.history import EventType
-from baton.contract.work import Directive
+from baton.contract.jobs.history import EventType
+from baton.contract.worker.calls import Directive
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.jobs import transitions as rules
 from functions.domain.jobs.transaction import DirectLease, Put, SteerLease, update_job

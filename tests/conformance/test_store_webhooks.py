@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from baton.contract.admin.webhooks import DeliveryState
 from baton.contract.errors import ErrorCode
-from baton.contract.webhooks import DeliveryState
 from functions.domain.errors import Refusal
 from functions.domain.webhooks import Delivery
 from tests.conformance.store_kit import NOW

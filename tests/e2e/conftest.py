@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.jobs import JobState
+from baton.contract.jobs.job import JobState
 from tests.kits.stack.stack import Stack
 from tests.kits.stack.workshop import Workshop
 

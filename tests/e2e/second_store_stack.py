@@ -8,10 +8,10 @@ import json
 import os
 import sys
 
-from functions.api.http.settings import ControlPlaneSettings
 from functions.local import program
 from functions.local.emulator import Emulator
 from functions.local.stack import LocalStack
+from functions.settings import ControlPlaneSettings
 
 
 class SecondStoreStack(LocalStack):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.jobs import JobState
+from baton.contract.jobs.job import JobState
 from gpu_client.transport.api.client import BatonClient
 from tests.kits.stack.stack import ROOT, clean_environment
 from tests.kits.waiting import until

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import requests
 
-from baton.contract.jobs import AttemptEnd, JobState, JobSubmit
-from baton.contract.webhooks import DeliveryState, WebhookCreate
+from baton.contract.admin.webhooks import DeliveryState, WebhookCreate
+from baton.contract.jobs.job import AttemptEnd, JobState, JobSubmit
 from functions.api.operations.service_probe import PROBED_PATH, probe_api
 from functions.local.emulator import Emulator
 from functions.storage.tables import TABLES, create_tables

@@ -23,7 +23,7 @@ import pytest
 import torch
 from safetensors.torch import load, load_file
 
-from baton.contract.jobs import InputRef, JobState, JobSubmit, JobView, Policy, Requirements
+from baton.contract.jobs.job import InputRef, JobState, JobSubmit, JobView, Policy, Requirements
 from baton.contract.names import SHARED_PARTS
 from gpu_client.training.dreambooth.model.lora import WEIGHTS_FILE
 from gpu_client.training.dreambooth.sampling.shared_images import SHARED_FILE

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import pytest
 from PIL import Image
 
-from baton.contract.jobs import AttemptEnd, JobState
+from baton.contract.jobs.job import AttemptEnd, JobState
 from tests.kits.stack.stack import chain, weights
 from tests.kits.stack.workshop import Workshop
 from tests.kits.waiting import until

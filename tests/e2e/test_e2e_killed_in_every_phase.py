@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
-from baton.contract.jobs import AttemptEnd, JobState
+from baton.contract.jobs.job import AttemptEnd, JobState
 from tests.kits.network.proxies import Fault
 from tests.kits.stack.stack import Stack, chain, weights
 from tests.kits.stack.workshop import Workshop

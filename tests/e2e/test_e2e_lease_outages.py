@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.jobs import AttemptEnd, JobState
+from baton.contract.jobs.job import AttemptEnd, JobState
 from functions.api.operations.service_probe import PROBED_PATH
 from tests.kits.network.proxies import FaultyProxy
 from tests.kits.stack.stack import Stack, chain

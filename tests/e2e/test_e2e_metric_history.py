@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from baton.contract.jobs import JobState
+from baton.contract.jobs.job import JobState
 from gpu_client.cli.core.session import CliSession
 from gpu_client.cli.insight.metric_history import load_history
 from gpu_client.cli.main import main

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from baton.contract.history import AttemptView
-from baton.contract.jobs import AttemptEnd, JobState
+from baton.contract.jobs.history import AttemptView
+from baton.contract.jobs.job import AttemptEnd, JobState
 from tests.kits.network.instance_metadata import MetadataService
 from tests.kits.stack.stack import chain
 from tests.kits.stack.workshop import Workshop

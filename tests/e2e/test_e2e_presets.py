@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from baton.contract.jobs import JobState
+from baton.contract.jobs.job import JobState
 from tests.kits.stack.stack import clean_environment
 from tests.kits.stack.workshop import Workshop
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.jobs import AttemptEnd, JobState, JobSubmit, Policy
-from baton.contract.work import WorkQuery
+from baton.contract.jobs.job import AttemptEnd, JobState, JobSubmit, Policy
+from baton.contract.worker.calls import WorkQuery
 from tests.kits.stack.control_plane import TRAINERS
 from tests.kits.stack.workshop import Workshop
 from tests.kits.waiting import until

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from baton.contract.history import EventType
-from baton.contract.jobs import AttemptEnd, FailureClass, JobState, JobSubmit, Policy
+from baton.contract.jobs.history import EventType
+from baton.contract.jobs.job import AttemptEnd, FailureClass, JobState, JobSubmit, Policy
 from gpu_client.ring.core.ring import Ring, make_ring, open_ring
 from gpu_client.ring.format.manifest import ObjectId
 from gpu_client.ring.format.objects import StoredSamples

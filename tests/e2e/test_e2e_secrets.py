@@ -17,7 +17,7 @@ import boto3
 import pytest
 import requests
 
-from baton.contract.jobs import AttemptEnd, JobState
+from baton.contract.jobs.job import AttemptEnd, JobState
 from tests.kits.clouds.emulator import CREDENTIALS
 from tests.kits.clouds.second_store import ACCESS_KEY_ID, SECRET_ACCESS_KEY, SecondStore
 from tests.kits.stack.stack import Stack, chain

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from baton.contract.jobs import AttemptEnd, JobState
+from baton.contract.jobs.job import AttemptEnd, JobState
 from tests.kits.stack.stack import chain
 from tests.kits.stack.workshop import Workshop
 from tests.kits.waiting import until

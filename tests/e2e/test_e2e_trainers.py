@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from baton.contract.jobs import AttemptEnd, FailureClass, JobState
+from baton.contract.jobs.job import AttemptEnd, FailureClass, JobState
 from tests.kits.stack.stack import chain
 from tests.kits.stack.workshop import Workshop
 from tests.kits.waiting import until

@@ -143,7 +143,7 @@ def test_every_copied_file_exists_and_reaches_the_builder() -> None:
 )  # fmt: skip
 def test_nothing_else_reaches_the_builder(path: str) -> None:
     assert is_ignored(path)
-    assert not is_ignored("gpu_client/agent/app/worker_loop.py") and not is_ignored("baton/contract/work.py")
+    assert not is_ignored("gpu_client/agent/app/worker_loop.py") and not is_ignored("baton/contract/worker/calls.py")
 
 
 def test_no_secret_and_no_unknown_setting_is_built_in() -> None:

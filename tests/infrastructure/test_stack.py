@@ -14,10 +14,10 @@ from cdk.resources.api import ACCESS_LOG_FIELDS, KEY_SOURCE
 from cdk.resources.functions import TIMEOUT_S
 from cdk.stage import READY_SHARDS_TAG
 from functions.api.http.route import all_routes
-from functions.api.http.settings import ControlPlaneSettings
 from functions.api.operations.cloudwatch_metrics import DIMENSION, NAMESPACE, UNITS
 from functions.api.operations.service_probe import PROBED_PATH
 from functions.domain.webhooks import GIVE_UP_AFTER_S, backoff_s
+from functions.settings import ControlPlaneSettings
 from functions.storage.s3.object_headers import EXPIRING_TAG
 from functions.storage.stream import FILTER
 from functions.storage.tables import STREAM, TABLES

@@ -19,8 +19,8 @@ from cdk.resources.access import ACCESS
 from cdk.stage import StageSettings, StageSettingsError
 from cdk.tool import store_check as cdk_store
 from cdk.tool.store_check import StoreError, require_store
-from functions.api.http.settings import ControlPlaneSettings
 from functions.local.emulator import Emulator
+from functions.settings import ControlPlaneSettings
 from functions.storage.s3.objects import S3ObjectStore
 from tests.infrastructure.conftest import NO_BUNDLING, of_type, template_of
 from tests.infrastructure.test_stack import allowed, functions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis.stateful import invariant
 
-from baton.contract.jobs import JobState
+from baton.contract.jobs.job import JobState
 from functions.domain.checkpoints import commit
 from functions.domain.records import Attempt, ControlRecord, Event, Job, RulesRecord
 from tests.kits.clouds.paging import all_pages

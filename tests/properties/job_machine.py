@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from baton.contract.errors import ErrorCode
-from baton.contract.jobs import JobState, Policy, Requirements, Retention
-from baton.contract.work import WorkQuery
+from baton.contract.jobs.job import JobState, Policy, Requirements, Retention
+from baton.contract.worker.calls import WorkQuery
 from functions.domain.checkpoints import packs
-from functions.domain.checkpoints.retention import expendable, schedule_retention
+from functions.domain.checkpoints.retention import schedule_retention, surplus
 from functions.domain.errors import Refusal
 from functions.domain.jobs import transitions as rules
 from functions.domain.jobs.job_selection import leading_equals, mismatch, with_claimant
@@ -309,8 +309,8 @@ class JobMachine(Checked):
             assert self.forget(job, [kept]) == "conflict", "somebody is reading it"
             records = self.records(job.id)
         policy = job.spec.policy.retention
-        going = expendable(records, policy, current_step=job.checkpoint_step, now=self.now, in_history=job.in_history)
-        assert all(record.protected_until <= self.now for record in going)
+        over = surplus(records, policy, current_step=job.checkpoint_step, in_history=job.in_history)
+        going = [record for record in over if record.protected_until <= self.now]
         assert self.forget(job, going) == "written"
         assert self.forget(job, going) == "conflict", "the job has changed"
         assert self.forget(self.job(job.id), going) == "written", "a repeat must go on"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from baton.contract.jobs import FailureClass, JobCounters
-from baton.contract.steering import CommandKind
+from baton.contract.jobs.job import FailureClass, JobCounters
+from baton.contract.worker.steering import CommandKind
 from functions.domain.jobs.attempt_end import LATE_AFTER_S
 from functions.domain.jobs.leases import REPROOF_WINDOW_S
 from functions.domain.jobs.transaction import CheckLease, CloseLease, OpenLease, Transaction

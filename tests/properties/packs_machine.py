@@ -15,8 +15,8 @@ from blake3 import blake3
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from baton.contract.checkpoints.manifest import parse_manifest
 from baton.contract.errors import ErrorCode
-from baton.contract.manifest import parse_manifest
 from baton.contract.names import CHECKPOINTS_BUCKET
 from functions.domain.checkpoints.packs import DEAD_AFTER_S, FUNCTION_TIMEOUT_S, SWEEPER_TIMEOUT_S
 from functions.domain.jobs.attempt_end import LATE_AFTER_S

@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from baton.contract.jobs import JobState
+from baton.contract.jobs.job import JobState
 from functions.domain.jobs.transaction import Put, Transaction
 from functions.domain.records import Job, RuleStateRecord
 from tests.kits.api.harness import TENANT, Api, Held, memory_api

@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 from hypothesis.stateful import RuleBasedStateMachine
 
 from baton.contract.errors import ErrorCode
-from baton.contract.jobs import Artifact, FailureClass, JobState, Progress, Reason
-from baton.contract.steering import (
+from baton.contract.jobs.job import Artifact, FailureClass, JobState, Progress, Reason
+from baton.contract.worker.calls import FailRequest
+from baton.contract.worker.steering import (
     CommandKind,
     CommandRequest,
     CommandResult,
@@ -22,7 +23,6 @@ from baton.contract.steering import (
     Rollback,
     RuleStatus,
 )
-from baton.contract.work import FailRequest
 from functions.domain.checkpoints import commit
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.jobs import transitions as rules

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import pytest
 from blake3 import blake3
 
+from baton.contract.checkpoints.manifest import Pack, parse_manifest
 from baton.contract.errors import ErrorCode
-from baton.contract.manifest import Pack, parse_manifest
 from functions.domain.checkpoints.packs import DEAD_AFTER_S, CondemnPack
 from functions.domain.records import CheckpointRecord
 from tests.kits.api.harness import TENANT, Answer, Api, Held, memory_api

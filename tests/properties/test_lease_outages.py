@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.contract.errors import ErrorCode
-from baton.contract.lease_timing import (
+from baton.contract.worker.lease_timing import (
     LEASE_INTERVALS,
     RETRY_PAUSES,
     heartbeat_budget_s,

@@ -16,7 +16,7 @@ from baton.contract.rules.document.rule import EVENTS
 from baton.contract.rules.engine.evaluator import Evaluator
 from baton.contract.rules.engine.verdicts import State, Verdict
 from baton.contract.rules.language.faults import Code
-from baton.contract.rules.language.functions import GROUPS, SUMMARIES
+from baton.contract.rules.language.function_signatures import GROUPS, SUMMARIES
 from baton.contract.rules.metrics import BUILT_IN
 from tests.properties.profiles import machine_settings
 

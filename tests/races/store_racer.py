@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from baton.contract.manifest import Pack
-from baton.contract.work import WorkQuery
+from baton.contract.checkpoints.manifest import Pack
+from baton.contract.worker.calls import WorkQuery
 from functions.api.worker.job_claim import claim_next
 from functions.domain.checkpoints.packs import CondemnPack, PackSnapshot
 from functions.domain.errors import WriteConflict

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from baton.contract.jobs import JobState
-from baton.contract.steering import MAX_COMMANDS
+from baton.contract.jobs.job import JobState
+from baton.contract.worker.steering import MAX_COMMANDS
 from functions.domain import keys
 from functions.domain.errors import WriteConflict
 from functions.domain.jobs.transaction import Delete, Put, Transaction

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from baton.contract.jobs import Progress
-from baton.contract.work import Directive
+from baton.contract.jobs.job import Progress
+from baton.contract.worker.calls import Directive
 from functions.domain import keys
 from functions.domain.errors import FenceBroken
 from functions.domain.jobs.lease_expiry import ReclaimWatermark

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from baton.contract.base import JsonObject
 from baton.contract.errors import Fault
+from baton.contract.jobs.command_variables import FORM, command_problem
 from baton.contract.names import RING_NAME_PATTERN, RING_PLACE, SHARED_DIR
 from baton.contract.recipes.model import Output, Program, Recipe, RecipeStep, Shared
 from baton.contract.recipes.plan import CommandOrder, OutputCheck, RunPlan, SharedFile, StepOrder
 from baton.contract.recipes.templates import TemplateError, arguments, is_true, references, render
-from baton.contract.substitution import FORM, command_problem
 
 MAX_PLAN_CHARS = 64 * 1024
 MAX_ARGUMENTS = 256

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from baton.contract.admin.keys import HealthAnswer, KeyCreate, KeyCreated, KeyPage, KeyView
 from baton.contract.base import Cursor, PageLimit, WireModel
 from baton.contract.errors import ErrorCode
-from baton.contract.keys import HealthAnswer, KeyCreate, KeyCreated, KeyPage, KeyView
 from baton.contract.names import KEY_PREFIX, Scope
 from functions.api.http.context import ApiCall, Context, NoContent
 from functions.domain.access.api_keys import ApiKey, token_digest

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from baton.contract.errors import ErrorCode
-from baton.contract.events import JobEvent, event_id
-from baton.contract.webhooks import (
+from baton.contract.admin.webhooks import (
     MAX_WEBHOOKS,
     DeliveryPage,
     DeliveryQuery,
@@ -16,6 +14,8 @@ from baton.contract.webhooks import (
     WebhookList,
     WebhookView,
 )
+from baton.contract.errors import ErrorCode
+from baton.contract.jobs.events import JobEvent, event_id
 from functions.api.http.context import ApiCall, Context, NoContent, require_job
 from functions.domain.errors import Refusal
 from functions.domain.records import Event, Job

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
-from baton.contract.checkpoints import (
+from baton.contract.checkpoints.calls import (
     MAX_MISSING_PER_ANSWER,
     BlobUpload,
     BlobUrls,
@@ -15,10 +15,10 @@ from baton.contract.checkpoints import (
     CommitAnswer,
     DamagedRequest,
 )
+from baton.contract.checkpoints.manifest import Manifest, Pack
 from baton.contract.errors import ErrorCode
-from baton.contract.manifest import Manifest, Pack
 from baton.contract.names import CHECKPOINTS_BUCKET
-from baton.contract.work import ProgressRequest, StatusAnswer
+from baton.contract.worker.calls import ProgressRequest, StatusAnswer
 from functions.api.checkpoints.retention import RetentionRunner, read_checkpoints, read_manifest
 from functions.api.http.context import ApiCall, Context, require_job
 from functions.api.objects.declared_uploads import presign_if_missing

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from blake3 import blake3
 from pydantic import ValidationError
 
+from baton.contract.checkpoints.manifest import Manifest, Pack, parse_manifest
 from baton.contract.errors import ErrorCode
-from baton.contract.manifest import Manifest, Pack, parse_manifest
 from baton.contract.names import CHECKPOINTS_BUCKET
 from functions.api.http.context import Context
 from functions.api.http.paging import iterate_items

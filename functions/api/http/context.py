@@ -8,7 +8,6 @@ from typing import Any
 
 from baton.contract.errors import ErrorCode
 from baton.contract.names import Scope
-from functions.api.http.settings import ControlPlaneSettings
 from functions.domain.access.api_keys import token_digest
 from functions.domain.checkpoints.object_keys import attempt_of
 from functions.domain.errors import Refusal
@@ -29,6 +28,7 @@ from functions.domain.ports import (
     WebhookStore,
 )
 from functions.domain.records import Job
+from functions.settings import ControlPlaneSettings
 
 
 @dataclass(frozen=True, kw_only=True)

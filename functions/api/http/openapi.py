@@ -19,7 +19,7 @@ from baton.contract.errors import ErrorCode
 from baton.contract.names import BUCKETS, KEY_ID_PATTERN, RING_NAME_PATTERN
 from baton.contract.recipes.calls import RECIPE_ID_PATTERN
 from functions.api.http.route import Route, all_routes
-from functions.api.http.settings import ControlPlaneSettings
+from functions.settings import ControlPlaneSettings
 
 _BYTES = "application/octet-stream"
 _REF = "#/components/schemas/{model}"

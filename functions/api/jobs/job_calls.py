@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 from baton.contract.base import Cursor, PageLimit, QueueName, WireModel
-from baton.contract.checkpoints import CheckpointPage
-from baton.contract.dreambooth import DreamboothSubmit, OriginalEvent, OriginalJob
+from baton.contract.checkpoints.calls import CheckpointPage
 from baton.contract.errors import ErrorCode
-from baton.contract.history import AttemptPage, EventPage, EventView
-from baton.contract.jobs import (
+from baton.contract.jobs.dreambooth import DreamboothSubmit, OriginalEvent, OriginalJob
+from baton.contract.jobs.history import AttemptPage, EventPage, EventView
+from baton.contract.jobs.job import (
     BatchSubmit,
     JobPage,
     JobState,
@@ -23,7 +23,7 @@ from baton.contract.jobs import (
     RetryRequest,
     StopRequest,
 )
-from baton.contract.work import TransitionAnswer
+from baton.contract.worker.calls import TransitionAnswer
 from functions.api.http.context import ApiCall, Context, require_job
 from functions.api.http.paging import MAX_ANSWER_BYTES, count_answer_bytes, read_fitting_page
 from functions.api.jobs import legacy_api

@@ -12,11 +12,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from baton.contract.base import JsonObject
-from baton.contract.datasets import is_manifest
-from baton.contract.dreambooth import DreamboothSubmit
-from baton.contract.history import EventType
-from baton.contract.jobs import Artifact, InputRef, JobState, JobSubmit, Requirements
+from baton.contract.jobs.dreambooth import DreamboothSubmit
+from baton.contract.jobs.history import EventType
+from baton.contract.jobs.job import Artifact, InputRef, JobState, JobSubmit, Requirements
 from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
+from baton.contract.objects.dataset_manifest import is_manifest
 from functions.api.http.context import ApiCall, Context
 from functions.api.http.paging import count_sent_bytes, iterate_items
 from functions.domain.checkpoints.object_keys import attempt_prefix

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton.contract.checkpoints import CheckpointView
-from baton.contract.dreambooth import OriginalEvent, OriginalJob
-from baton.contract.events import event_id
-from baton.contract.history import AttemptView, EventView
-from baton.contract.jobs import JobState, JobView
+from baton.contract.checkpoints.calls import CheckpointView
+from baton.contract.jobs.dreambooth import OriginalEvent, OriginalJob
+from baton.contract.jobs.events import event_id
+from baton.contract.jobs.history import AttemptView, EventView
+from baton.contract.jobs.job import JobState, JobView
 from baton.contract.names import CHECKPOINTS_BUCKET
-from baton.contract.work import TransitionAnswer
+from baton.contract.worker.calls import TransitionAnswer
 from functions.api.jobs.legacy_api import build_columns, format_timestamp, name_event
 from functions.domain.checkpoints.object_keys import job_prefix
 from functions.domain.jobs.attempt_end import committed_step

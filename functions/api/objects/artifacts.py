@@ -6,12 +6,18 @@ import base64
 import re
 from collections.abc import Sequence
 
-from baton.contract.artifacts import StoredArtifact, StoredArtifactsPage, StoredArtifactsQuery, step_of
 from baton.contract.base import path_problem
 from baton.contract.errors import ErrorCode
-from baton.contract.jobs import Artifact, JobState
+from baton.contract.jobs.job import Artifact, JobState
 from baton.contract.names import BUCKETS, CHECKPOINTS_BUCKET
-from baton.contract.work import ArtifactsAnswer, ArtifactsRequest, CompleteRequest, DeclaredArtifact, PresignedPut
+from baton.contract.objects.artifacts import StoredArtifact, StoredArtifactsPage, StoredArtifactsQuery, step_of
+from baton.contract.worker.calls import (
+    ArtifactsAnswer,
+    ArtifactsRequest,
+    CompleteRequest,
+    DeclaredArtifact,
+    PresignedPut,
+)
 from functions.api.http.context import ApiCall, Context, require_job
 from functions.api.objects.declared_uploads import matches, presign_if_missing
 from functions.api.objects.multipart_uploads import MultipartObject, MultipartUploads

@@ -8,10 +8,10 @@ from typing import Annotated
 from pydantic import Field
 
 from baton.contract.base import WireModel
-from baton.contract.datasets import DATASET_MANIFEST
 from baton.contract.errors import ErrorCode
 from baton.contract.names import DATA_BUCKET, RINGS_PREFIX, in_a_ring
-from baton.contract.work import InputObject, InputPage, PushManifest
+from baton.contract.objects.dataset_manifest import DATASET_MANIFEST
+from baton.contract.worker.calls import InputObject, InputPage, PushManifest
 from functions.api.http.context import ApiCall, Context, require_job
 from functions.api.objects.shared_outputs import list_available_inputs
 from functions.api.worker.lease_guard import require_lease

@@ -12,7 +12,7 @@ from typing import TypeGuard
 
 from baton.contract.base import MAX_OBJECT_BYTES
 from baton.contract.errors import ErrorCode
-from baton.contract.parts import Parts, part_range
+from baton.contract.objects.parts import Parts, part_range
 from functions.api.http.context import ApiCall, Context
 from functions.api.objects.declared_uploads import matches
 from functions.domain.errors import Refusal

@@ -6,7 +6,7 @@ import base64
 
 from baton.contract.errors import ErrorCode
 from baton.contract.names import DATA_BUCKET, RING_SETTINGS
-from baton.contract.rings import (
+from baton.contract.objects.rings import (
     MAX_DELETED,
     MAX_RECORD_BYTES,
     DeleteRequest,

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterator
 
 from baton.contract.names import CHECKPOINTS_BUCKET, SHARED_DIR
-from baton.contract.work import InputObject
+from baton.contract.worker.calls import InputObject
 from functions.api.http.context import ApiCall, Context
 from functions.domain.checkpoints.object_keys import artifacts_prefix
 from functions.domain.checkpoints.shared_outputs import may_have_parts, part_of, shared_records, should_replace

@@ -15,7 +15,7 @@ from pydantic import Field
 from baton.contract.base import WireModel
 from baton.contract.errors import ErrorCode
 from baton.contract.names import BUCKETS, CHECKPOINTS_BUCKET, DATA_BUCKET, Scope, in_a_ring
-from baton.contract.transfers import (
+from baton.contract.objects.transfers import (
     DownloadQuery,
     MultipartComplete,
     MultipartCreated,
@@ -30,7 +30,7 @@ from baton.contract.transfers import (
     UploadTarget,
     UploadTargets,
 )
-from baton.contract.work import StatusAnswer
+from baton.contract.worker.calls import StatusAnswer
 from functions.api.http.context import ApiCall, Context, NoContent, WithHeaders
 from functions.api.objects.multipart_uploads import MultipartObject, MultipartUploads
 from functions.domain.access.api_keys import token_digest

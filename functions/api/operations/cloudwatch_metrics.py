@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import TextIO
 
-from baton.contract.history import EventType
-from baton.contract.jobs import AttemptEnd, FailureClass
+from baton.contract.jobs.history import EventType
+from baton.contract.jobs.job import AttemptEnd, FailureClass
 from functions.domain.jobs.transaction import Transaction
 from functions.domain.ports import Clock
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from baton.contract.errors import ErrorCode as E
-from baton.contract.keys import HealthAnswer, KeyCreate, KeyCreated, KeyPage
-from baton.contract.webhooks import (
+from baton.contract.admin.keys import HealthAnswer, KeyCreate, KeyCreated, KeyPage
+from baton.contract.admin.webhooks import (
     DeliveryPage,
     DeliveryQuery,
     ReplayAnswer,
@@ -15,6 +14,7 @@ from baton.contract.webhooks import (
     WebhookCreated,
     WebhookList,
 )
+from baton.contract.errors import ErrorCode as E
 from functions.api.admin import keys, webhooks
 from functions.api.http.route import ADMIN, JOB, NOBODY, Route
 

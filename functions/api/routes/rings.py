@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from baton.contract.errors import ErrorCode as E
-from baton.contract.rings import (
+from baton.contract.objects.rings import (
     DeleteRequest,
     RecordsAnswer,
     RecordsRequest,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from baton.contract.checkpoints import CheckpointPage
-from baton.contract.dreambooth import DreamboothSubmit, OriginalEvent, OriginalJob
+from baton.contract.checkpoints.calls import CheckpointPage
 from baton.contract.errors import ErrorCode as E
-from baton.contract.history import AttemptPage, EventPage, EventView
-from baton.contract.jobs import BatchSubmit, JobPage, JobSubmit, JobView, RetryRequest, StopRequest
-from baton.contract.output import LogPage, MetricPage
+from baton.contract.jobs.dreambooth import DreamboothSubmit, OriginalEvent, OriginalJob
+from baton.contract.jobs.history import AttemptPage, EventPage, EventView
+from baton.contract.jobs.job import BatchSubmit, JobPage, JobSubmit, JobView, RetryRequest, StopRequest
+from baton.contract.jobs.rule_calls import RulesChecked, RulesHistory, RulesRequest, RulesView
 from baton.contract.recipes.calls import RecipePage, RecipePush, RecipeQuery, RecipeView
-from baton.contract.rule_calls import RulesChecked, RulesHistory, RulesRequest, RulesView
-from baton.contract.steering import Command, CommandList, CommandRequest
-from baton.contract.work import TransitionAnswer
+from baton.contract.worker.calls import TransitionAnswer
+from baton.contract.worker.output import LogPage, MetricPage
+from baton.contract.worker.steering import Command, CommandList, CommandRequest
 from functions.api.http.route import JOB, PAGE, SUBMIT, Route
 from functions.api.jobs import job_calls, recipes
 from functions.api.rules import rule_calls

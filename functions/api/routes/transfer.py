@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from baton.contract.artifacts import StoredArtifactsPage, StoredArtifactsQuery
 from baton.contract.errors import ErrorCode as E
-from baton.contract.transfers import (
+from baton.contract.objects.artifacts import StoredArtifactsPage, StoredArtifactsQuery
+from baton.contract.objects.transfers import (
     DownloadQuery,
     MultipartComplete,
     MultipartCreated,
@@ -19,7 +19,7 @@ from baton.contract.transfers import (
     UploadedPart,
     UploadTargets,
 )
-from baton.contract.work import (
+from baton.contract.worker.calls import (
     StatusAnswer,
 )
 from functions.api.http.route import BOTH, LEASE, PAGE, SUBMIT, Route

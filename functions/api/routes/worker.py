@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from baton.contract.checkpoints import BlobUrls, BlobUrlsRequest, CommitAnswer, DamagedRequest
+from baton.contract.checkpoints.calls import BlobUrls, BlobUrlsRequest, CommitAnswer, DamagedRequest
+from baton.contract.checkpoints.manifest import Manifest
 from baton.contract.errors import ErrorCode as E
-from baton.contract.manifest import Manifest
-from baton.contract.output import LogChunk
-from baton.contract.work import (
+from baton.contract.worker.calls import (
     ArtifactsAnswer,
     ArtifactsRequest,
     CompleteRequest,
@@ -24,6 +23,7 @@ from baton.contract.work import (
     WorkItem,
     WorkQuery,
 )
+from baton.contract.worker.output import LogChunk
 from functions.api.checkpoints import checkpoint_calls
 from functions.api.http.route import BOTH, JOB, LEASE, WORKER, Route
 from functions.api.objects import artifacts, input_files

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from baton.contract.errors import ErrorCode
-from baton.contract.jobs import JobState
+from baton.contract.jobs.job import JobState
 from functions.api.worker.lease_guard import WRITE_TRIES
 from functions.domain.errors import FenceBroken, NotDoneError, Refusal, StorageUnavailable, WriteConflict
 from functions.domain.jobs.transaction import Put, Transaction, update_job

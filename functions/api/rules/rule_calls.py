@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from baton.contract.base import Cursor, PageLimit, WireModel
 from baton.contract.errors import ErrorCode, Fault
-from baton.contract.rule_calls import (
+from baton.contract.jobs.rule_calls import (
     Acknowledged,
     ControlPlaneRules,
     DocumentFault,
@@ -19,7 +19,7 @@ from baton.contract.rule_calls import (
     RulesRevision,
     RulesView,
 )
-from baton.contract.steering import Command, CommandList, CommandRequest, RulesText
+from baton.contract.worker.steering import Command, CommandList, CommandRequest, RulesText
 from functions.api.http.context import ApiCall, Context, require_job
 from functions.api.http.paging import read_fitting_page
 from functions.api.rules.rule_evaluation_runs import evaluate_job, read_members, read_rule_state

@@ -11,7 +11,7 @@ import time
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from baton.contract.jobs import JobState
+from baton.contract.jobs.job import JobState
 from functions.api.rules.group_cache import GroupCache, Members
 from functions.api.worker.lease_guard import WRITE_TRIES
 from functions.domain.errors import FenceBroken, StorageUnavailable, WriteConflict

@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from baton.contract.jobs import Progress
-from baton.contract.steering import Control, ControlReport, EndedBy, RulesInForce
-from baton.contract.work import ReleaseRequest
+from baton.contract.jobs.job import Progress
+from baton.contract.worker.calls import ReleaseRequest
+from baton.contract.worker.steering import Control, ControlReport, EndedBy, RulesInForce
 from functions.api.checkpoints.checkpoint_calls import find_sound_checkpoints
 from functions.api.http.context import ApiCall, Context, require_job
 from functions.api.worker.lease_guard import WRITE_TRIES, apply_as_bearer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from baton.contract.work import WorkQuery
+from baton.contract.worker.calls import WorkQuery
 from functions.api.operations.sweeper import run_due_timers
 from functions.domain.errors import FenceBroken, WriteConflict
 from functions.domain.jobs import transitions as rules

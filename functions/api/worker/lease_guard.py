@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baton.contract.errors import ErrorCode
-from baton.contract.jobs import Progress
+from baton.contract.jobs.job import Progress
 from functions.api.http.context import ApiCall, Context, require_job
 from functions.domain.errors import FenceBroken, Refusal, StorageUnavailable, WriteConflict
 from functions.domain.jobs import transitions as rules

@@ -16,8 +16,8 @@ from pydantic import BaseModel, Field
 from baton.contract.base import Cursor, PageLimit, WireModel
 from baton.contract.errors import ErrorCode
 from baton.contract.names import CHECKPOINTS_BUCKET
-from baton.contract.output import LogChunk, LogLine, LogPage, MetricPage, MetricPoint, ReportedPoint
-from baton.contract.work import StatusAnswer
+from baton.contract.worker.calls import StatusAnswer
+from baton.contract.worker.output import LogChunk, LogLine, LogPage, MetricPage, MetricPoint, ReportedPoint
 from functions.api.http.context import ApiCall, Context, require_job
 from functions.api.http.paging import count_sent_bytes
 from functions.api.worker.lease_guard import require_lease

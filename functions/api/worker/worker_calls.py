@@ -6,12 +6,12 @@ import logging
 from itertools import islice
 from typing import Any
 
-from baton.contract.checkpoints import CheckpointRef
+from baton.contract.checkpoints.calls import CheckpointRef
 from baton.contract.errors import ErrorCode
-from baton.contract.goodput import Goodput
-from baton.contract.jobs import FailureClass, JobState, Progress, Reason, ReasonCode
+from baton.contract.jobs.goodput import Goodput
+from baton.contract.jobs.job import FailureClass, JobState, Progress, Reason, ReasonCode
 from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET, ring_secret
-from baton.contract.work import (
+from baton.contract.worker.calls import (
     AGENT_CRASHED,
     CompleteRequest,
     Directive,

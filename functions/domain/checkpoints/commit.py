@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from baton.contract.checkpoints.manifest import Manifest
 from baton.contract.errors import ErrorCode
-from baton.contract.history import EventType
-from baton.contract.jobs import Progress
-from baton.contract.manifest import Manifest
+from baton.contract.jobs.history import EventType
+from baton.contract.jobs.job import Progress
 from functions.domain.errors import Refusal
 from functions.domain.jobs.leases import Fence
 from functions.domain.jobs.transaction import CheckLease, Transaction, update_job

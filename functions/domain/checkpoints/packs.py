@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from baton.contract.checkpoints.manifest import Pack
 from baton.contract.errors import ErrorCode
-from baton.contract.manifest import Pack
 from functions.domain.errors import Refusal
 from functions.domain.jobs.transaction import Delete, Transaction, write_job
 from functions.domain.records import Job, PackRecord

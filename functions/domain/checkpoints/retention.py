@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from baton.contract.jobs import Retention
+from baton.contract.jobs.job import Retention
 from functions.domain.jobs.attempt_end import LATE_AFTER_S
 from functions.domain.jobs.transaction import Transaction, write_job
 from functions.domain.records import CheckpointRecord, Job
@@ -22,19 +22,6 @@ def next_try_at(job: Job, now: int) -> int:
 def schedule_retention(job: Job, at: int | None) -> Transaction:
     """Schedule the sweeper's retention of an ended job at `at`; None for never again."""
     return write_job(job.model_copy(update={"rev": job.rev + 1, "retention_at": at}))
-
-
-def expendable(
-    records: Sequence[CheckpointRecord],
-    policy: Retention,
-    *,
-    current_step: int | None,
-    now: int,
-    in_history: Callable[[CheckpointRecord], bool] | None = None,
-) -> list[CheckpointRecord]:
-    """Return the records that retention deletes now: the surplus without records that signed URLs protect."""
-    going = surplus(records, policy, current_step=current_step, in_history=in_history)
-    return [record for record in going if record.protected_until <= now]
 
 
 def surplus(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.contract.jobs import JobState
+from baton.contract.jobs.job import JobState
 from baton.contract.names import CHECKPOINTS_BUCKET, SHARED_PARTS
 from functions.domain.checkpoints.object_keys import artifact_key, artifacts_prefix
 from functions.domain.record_base import Record

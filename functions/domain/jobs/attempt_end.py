@@ -6,16 +6,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from baton.contract.history import EventType
-from baton.contract.jobs import AttemptEnd, JobCounters, JobState, Progress, Reason, ReasonCode
-from baton.contract.steering import EndedBy
+from baton.contract.jobs.history import EventType
+from baton.contract.jobs.job import AttemptEnd, JobCounters, JobState, Progress, Reason, ReasonCode
+from baton.contract.worker.steering import EndedBy
 from functions.domain.jobs import retry as retry_policy
 from functions.domain.jobs.leases import Fence
 from functions.domain.jobs.transaction import CloseLease, Transaction, update_job
 from functions.domain.records import Attempt, Job
 
 LONGEST_URL_LIFE_S = 3600
-"""Longest life of a signed URL in any deployment (functions/api/http/settings.py)."""
+"""Longest life of a signed URL in any deployment (functions/settings.py)."""
 LATE_AFTER_S = LONGEST_URL_LIFE_S + 60
 """Time after a job's end in which its worker may still upload; late retention then deletes these objects too."""
 MAX_LOG_TAIL_BYTES = 32 * 1024

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from baton.contract.work import WorkQuery
+from baton.contract.worker.calls import WorkQuery
 from functions.domain.jobs.transaction import OpenLease, Transaction
 from functions.domain.records import Claimant, Job
 

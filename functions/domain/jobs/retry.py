@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.contract.jobs import Policy, Reason, ReasonCode
+from baton.contract.jobs.job import Policy, Reason, ReasonCode
 from functions.domain.records import Job
 
 MAX_BACKOFF_S = 3600

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from baton.contract.errors import ErrorCode
-from baton.contract.history import EventType
-from baton.contract.jobs import AttemptEnd, Progress, Reason, ReasonCode, Retention
-from baton.contract.steering import MAX_ROLLBACKS, EndedBy, LeaveByRule, Rollback, RolledBack
+from baton.contract.jobs.history import EventType
+from baton.contract.jobs.job import AttemptEnd, Progress, Reason, ReasonCode, Retention
+from baton.contract.worker.steering import MAX_ROLLBACKS, EndedBy, LeaveByRule, Rollback, RolledBack
 from functions.domain.errors import Refusal
 from functions.domain.jobs import retry as retry_policy
 from functions.domain.jobs.attempt_end import add_counts, cause_data, requeue

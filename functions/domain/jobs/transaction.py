@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from baton.contract.history import EventType
+from baton.contract.jobs.history import EventType
 from functions.domain.jobs.leases import Fence
 from functions.domain.keys import Key
 from functions.domain.record_base import Attribute, TableRecord

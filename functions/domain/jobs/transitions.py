@@ -15,8 +15,8 @@ from __future__ import annotations
 from typing import Any
 
 from baton.contract.errors import ErrorCode
-from baton.contract.history import EventType
-from baton.contract.jobs import (
+from baton.contract.jobs.history import EventType
+from baton.contract.jobs.job import (
     Artifact,
     AttemptEnd,
     FailureClass,
@@ -26,9 +26,9 @@ from baton.contract.jobs import (
     Reason,
     ReasonCode,
 )
-from baton.contract.lease_timing import LEASE_INTERVALS
-from baton.contract.steering import EndedBy
-from baton.contract.work import AGENT_CRASHED, Directive, FailRequest, WorkQuery
+from baton.contract.worker.calls import AGENT_CRASHED, Directive, FailRequest, WorkQuery
+from baton.contract.worker.lease_timing import LEASE_INTERVALS
+from baton.contract.worker.steering import EndedBy
 from functions.domain.errors import Refusal
 from functions.domain.jobs import retry as retry_policy
 from functions.domain.jobs.attempt_end import (

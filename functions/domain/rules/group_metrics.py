@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from baton.contract.jobs import Progress
+from baton.contract.jobs.job import Progress
 from baton.contract.rules.engine.group_statistics import GroupValue
 from baton.contract.rules.metrics import name_in_rules
 from baton.contract.rules.numbers import decode, encode

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from baton.contract.history import EventType
-from baton.contract.jobs import AttemptEnd, FailureClass, JobState, Progress, Reason, ReasonCode
+from baton.contract.jobs.history import EventType
+from baton.contract.jobs.job import AttemptEnd, FailureClass, JobState, Progress, Reason, ReasonCode
 from baton.contract.rules.document.actions import (
     NAMES,
     Action,
@@ -26,8 +26,8 @@ from baton.contract.rules.document.actions import (
 )
 from baton.contract.rules.engine.verdicts import State, Verdict
 from baton.contract.rules.numbers import encode
-from baton.contract.steering import CommandKind, CommandRequest, EndedBy
-from baton.contract.work import Directive
+from baton.contract.worker.calls import Directive
+from baton.contract.worker.steering import CommandKind, CommandRequest, EndedBy
 from functions.domain.errors import NotDoneError, Refusal
 from functions.domain.jobs import retry as retry_policy
 from functions.domain.jobs import transitions

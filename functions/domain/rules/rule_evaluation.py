@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.contract.errors import Fault
-from baton.contract.jobs import JobState, Progress
+from baton.contract.jobs.job import JobState, Progress
 from baton.contract.rules.document.loader import load
 from baton.contract.rules.document.rule import RuleSet
 from baton.contract.rules.document.rule_placement import collect_group_values, split
@@ -25,7 +25,7 @@ from baton.contract.rules.language.faults import Code
 from baton.contract.rules.language.typed_ast import Aggregate, walk
 from baton.contract.rules.limits import LIMITS
 from baton.contract.rules.numbers import encode
-from baton.contract.steering import MAX_STATUS_CHARS, RuleStatus
+from baton.contract.worker.steering import MAX_STATUS_CHARS, RuleStatus
 from functions.domain.jobs.attempt_end import cost_usd
 from functions.domain.jobs.transaction import Transaction
 from functions.domain.records import Attempt, CommandRecord, Job, Lease, MemberRecord, RuleStateRecord

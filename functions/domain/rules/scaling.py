@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from baton.contract.errors import ErrorCode
-from baton.contract.history import EventType
-from baton.contract.jobs import JobState, Reason, ReasonCode
+from baton.contract.jobs.history import EventType
+from baton.contract.jobs.job import JobState, Reason, ReasonCode
 from baton.contract.rules.document.actions import Scale
-from baton.contract.steering import CommandKind, CommandRequest, EndedBy
+from baton.contract.worker.steering import CommandKind, CommandRequest, EndedBy
 from functions.domain.errors import NotDoneError, Refusal
 from functions.domain.jobs import transitions
 from functions.domain.jobs.transaction import Transaction

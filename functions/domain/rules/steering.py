@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.contract.errors import ErrorCode
-from baton.contract.history import EventType
-from baton.contract.jobs import JobState
-from baton.contract.steering import (
+from baton.contract.jobs.history import EventType
+from baton.contract.jobs.job import JobState
+from baton.contract.worker.steering import (
     MAX_COMMANDS,
     MAX_REVISION,
     MAX_SEQUENCE,

@@ -9,8 +9,8 @@ from typing import Any, NoReturn, TypeVar
 
 from botocore.exceptions import ClientError
 
-from baton.contract.jobs import JobState
-from baton.contract.steering import MAX_COMMANDS
+from baton.contract.jobs.job import JobState
+from baton.contract.worker.steering import MAX_COMMANDS
 from functions.domain import keys
 from functions.domain.errors import FenceBroken, StorageUnavailable, WriteConflict
 from functions.domain.jobs.transaction import Delete, Put, Transaction, Write

@@ -7,7 +7,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from baton.contract.jobs import Progress
+from baton.contract.jobs.job import Progress
 from functions.domain import keys
 from functions.domain.errors import FenceBroken, StorageUnavailable
 from functions.domain.jobs.lease_expiry import ReclaimWatermark

@@ -42,7 +42,7 @@ from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_vali
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from baton.contract.base import Identity, QueueName
-from baton.contract.work import SaladIdentity, WorkQuery
+from baton.contract.worker.calls import SaladIdentity, WorkQuery
 
 _GIB = 2**30
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from baton.contract.work import AGENT_CRASHED, ReleaseRequest, WorkItem, WorkQuery
+from baton.contract.worker.calls import AGENT_CRASHED, ReleaseRequest, WorkItem, WorkQuery
 from gpu_client.agent.app.settings import AgentSettings
 from gpu_client.agent.app.shutdown import ShutdownRequest
 from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome

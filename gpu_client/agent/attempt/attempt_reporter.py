@@ -6,10 +6,17 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import TypeVar
 
-from baton.contract.goodput import Goodput
-from baton.contract.jobs import FailureClass
-from baton.contract.steering import EndedBy
-from baton.contract.work import CompleteRequest, DeclaredArtifact, FailRequest, ReleaseRequest, SaladIdentity, WorkItem
+from baton.contract.jobs.goodput import Goodput
+from baton.contract.jobs.job import FailureClass
+from baton.contract.worker.calls import (
+    CompleteRequest,
+    DeclaredArtifact,
+    FailRequest,
+    ReleaseRequest,
+    SaladIdentity,
+    WorkItem,
+)
+from baton.contract.worker.steering import EndedBy
 from gpu_client.agent.attempt.leased_calls import LeasedCalls
 from gpu_client.agent.control.channel_messages import TrainingProgress
 from gpu_client.agent.control.control_relay import ControlRelay, RuleExit, encode_rule_exit

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 
-from baton.contract.goodput import Goodput
-from baton.contract.work import WorkItem
+from baton.contract.jobs.goodput import Goodput
+from baton.contract.worker.calls import WorkItem
 from gpu_client.agent.attempt.goodput import Activity, GoodputMeter
 from gpu_client.checkpoints.save.checkpoint_commit import Committed
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from enum import StrEnum
 
-from baton.contract.goodput import Goodput
+from baton.contract.jobs.goodput import Goodput
 
 
 class Activity(StrEnum):

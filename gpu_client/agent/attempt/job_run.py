@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from baton.contract.jobs import FailureClass
-from baton.contract.lease_timing import heartbeat_budget_s
-from baton.contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
+from baton.contract.jobs.job import FailureClass
+from baton.contract.worker.calls import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
+from baton.contract.worker.lease_timing import heartbeat_budget_s
 from gpu_client.agent.app.settings import AgentSettings
 from gpu_client.agent.app.shutdown import ShutdownLevel, ShutdownRequest
 from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome, AttemptReporter

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.contract.errors import ErrorCode
-from baton.contract.lease_timing import RETRY_PAUSES
-from baton.contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
+from baton.contract.worker.calls import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
+from baton.contract.worker.lease_timing import RETRY_PAUSES
 from gpu_client.agent.outage_backoff import backoff_s
 from gpu_client.transport.errors import ApiError, BatonError, LeaseExpired, LeaseLost, Unauthorized
 

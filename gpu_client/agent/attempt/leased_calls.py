@@ -10,8 +10,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from baton.contract.checkpoints import BlobUrls
-from baton.contract.work import ArtifactsAnswer, DeclaredArtifact, InputPage
+from baton.contract.checkpoints.calls import BlobUrls
+from baton.contract.worker.calls import ArtifactsAnswer, DeclaredArtifact, InputPage
 from gpu_client.agent.attempt.lease import LeaseKeeper
 from gpu_client.agent.outage_backoff import backoff_s, may_pass
 from gpu_client.agent.polled_event import PolledEvent

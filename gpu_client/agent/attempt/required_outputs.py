@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from baton.contract.jobs import FailureClass
+from baton.contract.jobs.job import FailureClass
 from baton.contract.names import SHARED_DIR
 from baton.contract.recipes.plan import OutputCheck
-from baton.contract.work import WorkItem
+from baton.contract.worker.calls import WorkItem
 from gpu_client.agent.io.step_ledger import get_plan
 from gpu_client.agent.process.failures import AttemptFailure
 from gpu_client.agent.workspace.slots import JobDirectories

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from baton.contract.jobs import FailureClass
+from baton.contract.jobs.job import FailureClass
 from baton.contract.recipes.plan import CommandOrder, StepOrder
-from baton.contract.work import WorkItem
+from baton.contract.worker.calls import WorkItem
 from gpu_client.agent.app.shutdown import ShutdownRequest
 from gpu_client.agent.attempt.checkpoint_scheduler import CheckpointScheduler
 from gpu_client.agent.attempt.required_outputs import check_inputs, check_outputs, snapshot_inputs

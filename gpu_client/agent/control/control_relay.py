@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from baton.contract.base import MAX_STEP
-from baton.contract.steering import (
+from baton.contract.worker.calls import HeartbeatAnswer
+from baton.contract.worker.steering import (
     MAX_DECISIONS,
     MAX_RESULTS,
     MAX_STATUSES,
@@ -31,7 +32,6 @@ from baton.contract.steering import (
     Rollback,
     RuleStatus,
 )
-from baton.contract.work import HeartbeatAnswer
 from gpu_client.agent.control.channel_messages import TrainingProgress
 from gpu_client.agent.control.channel_server import ChannelServer
 from gpu_client.agent.control.preset_monitor import PresetMonitor

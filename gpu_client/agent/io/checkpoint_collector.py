@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Protocol
 
 from baton.contract.base import MAX_STEP
-from baton.contract.checkpoints import CommitAnswer
-from baton.contract.manifest import Manifest
-from baton.contract.work import WorkItem
+from baton.contract.checkpoints.calls import CommitAnswer
+from baton.contract.checkpoints.manifest import Manifest
+from baton.contract.worker.calls import WorkItem
 from gpu_client.agent.io.committer import Committer, StagedCheckpoint
 from gpu_client.agent.io.step_ledger import StepLedger
 from gpu_client.agent.workspace.arena import find_checkpoint, release_checkpoint

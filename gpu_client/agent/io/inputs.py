@@ -9,14 +9,14 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
-from baton.contract.datasets import (
+from baton.contract.objects.dataset_manifest import (
     DATASET_MANIFEST,
     MAX_DATASET_MANIFEST_BYTES,
     DatasetFile,
     DatasetManifest,
     is_manifest,
 )
-from baton.contract.work import InputObject, InputPage, WorkItem
+from baton.contract.worker.calls import InputObject, InputPage, WorkItem
 from gpu_client.agent.workspace.slots import DiskFullError
 from gpu_client.transport.errors import (
     ChecksumMismatch,

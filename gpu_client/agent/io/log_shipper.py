@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from baton.contract.output import LogChunk, ReportedPoint, log_wait_s
+from baton.contract.worker.output import LogChunk, ReportedPoint, log_wait_s
 from gpu_client.agent.io.metric_buffer import MetricBuffer
 from gpu_client.transport.errors import BatonError, InvalidRequest, LeaseLost
 

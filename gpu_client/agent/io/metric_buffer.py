@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from baton.contract.output import MAX_POINTS, ReportedPoint
+from baton.contract.worker.output import MAX_POINTS, ReportedPoint
 
 MAX_POINTS_BYTES = 128 * 1024
 """JSON bytes of all waiting points: one chunk's, beside its lines. API Gateway bills each 512 KB of a request."""

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from baton.contract.base import MAX_STEP
 from baton.contract.recipes.plan import RunPlan, StepOrder
-from baton.contract.work import WorkItem
+from baton.contract.worker.calls import WorkItem
 from gpu_client.agent.workspace.slots import JobDirectories, disk_errors
 from gpu_client.checkpoints.local.directory_files import resolve_files
 from gpu_client.checkpoints.restore.checkpoint_restore import Restored, RestoreFailed

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from baton.contract.jobs.command_variables import substituted, substituted_arguments
 from baton.contract.names import RING_TOKEN_VARIABLE, ring_token
-from baton.contract.substitution import substituted, substituted_arguments
-from baton.contract.work import WorkItem
+from baton.contract.worker.calls import WorkItem
 from gpu_client.agent.workspace.slots import JobDirectories
 
 
@@ -61,7 +61,7 @@ def build_environment(
 
 
 def expand_command(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Replace the `BATON_` variables in a command (`baton.contract.substitution`).
+    """Replace the `BATON_` variables in a command (`baton.contract.jobs.command_variables`).
 
     The ring token stays unreplaced, because every user of a machine can read arguments.
     """

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.contract.jobs import FailureClass
+from baton.contract.jobs.job import FailureClass
 from gpu_client.agent.io.inputs import InputsDiffer
 from gpu_client.agent.workspace.slots import DiskFullError
 from gpu_client.checkpoints.local.directory_files import BadDirectory

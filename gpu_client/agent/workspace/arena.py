@@ -19,7 +19,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton.contract.checkpoint_marker import MARKER
+from baton.contract.checkpoints.marker import MARKER
 from gpu_client.agent.workspace.safe_delete import delete_once
 from gpu_client.checkpoints.local.directory_files import read_marker
 from gpu_client.training.protocol import ARENA_CHECKPOINT

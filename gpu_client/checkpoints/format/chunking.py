@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from baton.contract.manifest import MAX_CHUNK_BYTES
+from baton.contract.checkpoints.manifest import MAX_CHUNK_BYTES
 
 MIN_SPAN_BYTES = 64 * 1024
 """Smaller spans are joined with their small neighbors."""

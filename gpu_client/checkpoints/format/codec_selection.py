@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.contract.manifest import Codec
+from baton.contract.checkpoints.manifest import Codec
 from gpu_client.checkpoints.format.chunking import Width
 from gpu_client.checkpoints.format.codecs import Buffer, encode
 

@@ -1,4 +1,4 @@
-"""Encode and decode the bytes of a chunk, bit for bit. baton/contract/manifest.py describes each codec.
+"""Encode and decode the bytes of a chunk, bit for bit. baton/contract/checkpoints/manifest.py describes each codec.
 
 All functions are thread-safe; numpy and zstd work outside the interpreter lock.
 """
@@ -12,7 +12,7 @@ import zstandard
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from baton.contract.manifest import Codec
+from baton.contract.checkpoints.manifest import Codec
 
 _LEVEL = 1
 """zstd level. Higher levels take twice the time and save nothing on weights."""

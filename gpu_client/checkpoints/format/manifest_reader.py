@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from baton.contract.checkpoints import CheckpointRef
-from baton.contract.manifest import MANIFEST_VERSION, Manifest, parse_manifest
+from baton.contract.checkpoints.calls import CheckpointRef
+from baton.contract.checkpoints.manifest import MANIFEST_VERSION, Manifest, parse_manifest
 from gpu_client.transport.net.digests import digest_bytes
 
 MAX_MANIFEST_BYTES = 16 * 1024 * 1024

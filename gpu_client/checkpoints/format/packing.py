@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from awscrt import checksums
 from blake3 import blake3
 
-from baton.contract.manifest import Manifest, Pack
+from baton.contract.checkpoints.manifest import Manifest, Pack
 from gpu_client.transport.transfer.transfer_requests import Segment
 
 MIN_PACK_BYTES = 32 * 1024 * 1024

@@ -26,7 +26,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from baton.contract.manifest import Manifest, parse_manifest
+from baton.contract.checkpoints.manifest import Manifest, parse_manifest
 from gpu_client.checkpoints.format.manifest_reader import MAX_MANIFEST_BYTES, count_written_bytes, map_places
 from gpu_client.checkpoints.local.directory_files import walk
 from gpu_client.transport.transfer.transfer_requests import Segment

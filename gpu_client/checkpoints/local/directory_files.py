@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from baton.contract.base import MAX_OBJECT_BYTES, MAX_PATH_BYTES, MAX_STEP, path_problem
-from baton.contract.checkpoint_marker import MARKER_MAX_BYTES, CheckpointMarker, parse_marker
+from baton.contract.checkpoints.marker import MARKER_MAX_BYTES, CheckpointMarker, parse_marker
 from gpu_client.checkpoints.local.sanitizer import sanitize_metrics, sanitize_tag
 from gpu_client.transport.errors import BatonError
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.contract.base import MAX_STEP
-from baton.contract.checkpoint_marker import MARKER
+from baton.contract.checkpoints.marker import MARKER
 from gpu_client.checkpoints.local.directory_files import FileState, list_files, read_marker
 from gpu_client.checkpoints.local.expected_files import ExpectedFiles, strip_numbers
 from gpu_client.checkpoints.local.file_completeness import MissingPart, find_missing_part
@@ -35,7 +35,6 @@ from gpu_client.checkpoints.local.staging import LinkedFiles, ReadyCheckpoint
 
 _log = logging.getLogger(__name__)
 
-STABLE_S = 5.0
 INCOMPLETE_PATIENCE = 6
 """Factor of the wait for a directory that probably misses files or parts of files."""
 # [0-9] and not \d, which also matches the digits of other writing systems.
@@ -69,7 +68,8 @@ class CheckpointWatcher:
     """Report each finished checkpoint directory once. One thread calls `poll` about once a second.
 
     clock: monotonic seconds. open_for_writing: returns the files that processes of the trainer have open for writing;
-    called only when a directory appears complete. links_dir: directory for hard links, on the same file system.
+    called only when a directory appears complete. stable_s: seconds without a change after which a directory counts as
+    complete. links_dir: directory for hard links, on the same file system.
     log_to_job: writes a line to the job's log, such as the reason why the watcher skips a directory, once for each kind
     of reason.
     """
@@ -79,7 +79,7 @@ class CheckpointWatcher:
         output_dir: Path,
         clock: Callable[[], float],
         open_for_writing: Callable[[], set[Path]],
-        stable_s: float = STABLE_S,
+        stable_s: float,
         links_dir: Path | None = None,
         *,
         log_to_job: Callable[[str], object] = lambda line: None,

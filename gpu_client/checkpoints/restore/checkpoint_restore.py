@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from baton.contract.checkpoints import MAX_MISSING_PER_ANSWER, BlobUrls, CheckpointRef
+from baton.contract.checkpoints.calls import MAX_MISSING_PER_ANSWER, BlobUrls, CheckpointRef
+from baton.contract.checkpoints.manifest import Manifest
 from baton.contract.errors import ErrorCode
-from baton.contract.manifest import Manifest
-from baton.contract.work import WorkItem
+from baton.contract.worker.calls import WorkItem
 from gpu_client.checkpoints.format.legacy_zip import BadZip, unpack
 from gpu_client.checkpoints.format.manifest_reader import (
     MAX_MANIFEST_BYTES,

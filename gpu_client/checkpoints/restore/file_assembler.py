@@ -14,7 +14,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from baton.contract.manifest import Chunk, Manifest
+from baton.contract.checkpoints.manifest import Chunk, Manifest
 from gpu_client.checkpoints.format.codecs import BadChunk, decode
 from gpu_client.checkpoints.format.manifest_reader import map_places
 from gpu_client.checkpoints.restore.restore_plan import ChunkPart, PackRange, find_bases

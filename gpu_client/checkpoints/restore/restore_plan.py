@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from baton.contract.manifest import Chunk, Manifest
+from baton.contract.checkpoints.manifest import Chunk, Manifest
 
 MAX_RANGE_BYTES = 16 * 1024 * 1024
 """Most bytes of one request. Only a single encoded chunk, which is decoded whole, may exceed the bound."""

@@ -7,8 +7,14 @@ from pathlib import Path
 from typing import Protocol
 
 from baton.contract.base import MAX_PATH_BYTES
-from baton.contract.parts import MAX_PARTED_BYTES
-from baton.contract.work import MAX_ARTIFACT_PATHS_BYTES, MAX_ARTIFACTS, ArtifactsAnswer, DeclaredArtifact, WorkItem
+from baton.contract.objects.parts import MAX_PARTED_BYTES
+from baton.contract.worker.calls import (
+    MAX_ARTIFACT_PATHS_BYTES,
+    MAX_ARTIFACTS,
+    ArtifactsAnswer,
+    DeclaredArtifact,
+    WorkItem,
+)
 from gpu_client.checkpoints.local.directory_files import BadDirectory, require_storable, resolve_files, resolve_inside
 from gpu_client.checkpoints.save.source_files import HASH_WORKERS
 from gpu_client.transport.errors import BatonError

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from baton.contract.checkpoints import CommitAnswer
+from baton.contract.checkpoints.calls import CommitAnswer
+from baton.contract.checkpoints.manifest import Manifest
 from baton.contract.errors import ErrorCode
-from baton.contract.manifest import Manifest
-from baton.contract.work import WorkItem
+from baton.contract.worker.calls import WorkItem
 from gpu_client.checkpoints.save.chunk_index import ChunkIndex
 from gpu_client.checkpoints.save.manifest_builder import LocalManifest, build_manifest
 from gpu_client.transport.errors import BatonError, Conflict, NotStoredYet, UnexpectedAnswer, UrlExpired

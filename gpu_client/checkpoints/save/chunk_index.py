@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton.contract.manifest import Chunk, Manifest, Pack
+from baton.contract.checkpoints.manifest import Chunk, Manifest, Pack
 from gpu_client.checkpoints.format.packing import find_sparse_packs
 from gpu_client.transport.transfer.transfer_requests import Segment
 

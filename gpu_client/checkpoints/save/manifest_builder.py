@@ -18,7 +18,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from baton.contract.base import MAX_PATH_BYTES
-from baton.contract.manifest import (
+from baton.contract.checkpoints.manifest import (
     MANIFEST_VERSION,
     MAX_FILE_BYTES,
     MAX_MANIFEST_FILES,

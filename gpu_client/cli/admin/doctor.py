@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from baton.contract.keys import HealthAnswer
+from baton.contract.admin.keys import HealthAnswer
 from baton.contract.names import DATA_BUCKET, Scope
 from gpu_client.cli.admin.keys import probe_scopes
 from gpu_client.cli.core.errors import CliError, ExitCode, describe

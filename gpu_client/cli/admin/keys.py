@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
+from baton.contract.admin.keys import KeyCreate, KeyCreated, KeyView
 from baton.contract.errors import ErrorCode
-from baton.contract.keys import KeyCreate, KeyCreated, KeyView
 from baton.contract.names import Scope
-from baton.contract.rings import RecordsRequest
-from baton.contract.work import WorkQuery
+from baton.contract.objects.rings import RecordsRequest
+from baton.contract.worker.calls import WorkQuery
 from gpu_client.cli.core.errors import CliError
 from gpu_client.cli.core.formats import day, moment, parse_duration
 from gpu_client.cli.core.output import CUT, FOLDED, TableColumn

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from baton.contract.history import EventType
-from baton.contract.webhooks import DeliveryView, WebhookCreate, WebhookCreated, WebhookView
+from baton.contract.admin.webhooks import DeliveryView, WebhookCreate, WebhookCreated, WebhookView
+from baton.contract.jobs.history import EventType
 from gpu_client.cli.core.errors import CliError
 from gpu_client.cli.core.formats import count, moment
 from gpu_client.cli.core.output import FOLDED, TableColumn

@@ -14,11 +14,11 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from baton.contract.admin.keys import KeyView
+from baton.contract.admin.webhooks import WebhookView
 from baton.contract.base import JOB_ID_PATTERN
-from baton.contract.history import AttemptView
-from baton.contract.jobs import JobView
-from baton.contract.keys import KeyView
-from baton.contract.webhooks import WebhookView
+from baton.contract.jobs.history import AttemptView
+from baton.contract.jobs.job import JobView
 from gpu_client.cli.core.errors import CliError
 from gpu_client.cli.core.formats import require_finite
 from gpu_client.cli.core.output import CommandOutput

@@ -10,9 +10,15 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from baton.contract.datasets import DATASET_MANIFEST, MAX_DATASET_FILES, DatasetFile, DatasetManifest, is_manifest
 from baton.contract.names import DATA_BUCKET
-from baton.contract.transfers import ObjectView
+from baton.contract.objects.dataset_manifest import (
+    DATASET_MANIFEST,
+    MAX_DATASET_FILES,
+    DatasetFile,
+    DatasetManifest,
+    is_manifest,
+)
+from baton.contract.objects.transfers import ObjectView
 from gpu_client.cli.core.errors import CliError
 from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.net.cancellation import CancelEvent

@@ -14,8 +14,8 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from baton.contract.artifacts import StoredArtifact
-from baton.contract.jobs import Artifact, JobState, JobView
+from baton.contract.jobs.job import Artifact, JobState, JobView
+from baton.contract.objects.artifacts import StoredArtifact
 from gpu_client.cli.core.errors import CliError, ExitCode
 from gpu_client.cli.core.formats import count, size
 from gpu_client.cli.core.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, find_job, session_of

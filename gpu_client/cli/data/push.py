@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 
 from baton.contract.base import path_problem
-from baton.contract.datasets import is_manifest
 from baton.contract.names import DATA_BUCKET, RINGS_PREFIX
-from baton.contract.parts import MAX_PARTED_BYTES, count_parts, part_bytes_of
-from baton.contract.transfers import ObjectView
+from baton.contract.objects.dataset_manifest import is_manifest
+from baton.contract.objects.parts import MAX_PARTED_BYTES, count_parts, part_bytes_of
+from baton.contract.objects.transfers import ObjectView
 from gpu_client.cli.core.errors import CliError
 from gpu_client.cli.core.formats import count, moment, size
 from gpu_client.cli.core.output import FOLDED, TableColumn

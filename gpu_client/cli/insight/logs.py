@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from baton.contract.history import AttemptView, EventView
-from baton.contract.jobs import JobState, JobView
-from baton.contract.output import LogLine, log_wait_s
+from baton.contract.jobs.history import AttemptView, EventView
+from baton.contract.jobs.job import JobState, JobView
+from baton.contract.worker.output import LogLine, log_wait_s
 from gpu_client.cli.core.formats import duration, moment
 from gpu_client.cli.core.output import FOLDED, TableColumn
 from gpu_client.cli.core.session import (

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from baton.contract.history import AttemptView
-from baton.contract.output import MetricPoint
+from baton.contract.jobs.history import AttemptView
 from baton.contract.rules.metrics import BUILT_IN, Goal, canonical_name
+from baton.contract.worker.output import MetricPoint
 from gpu_client.cli.core.session import list_attempts
 from gpu_client.transport.api.client import BatonClient
 

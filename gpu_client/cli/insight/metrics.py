@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from baton.contract.output import MetricPoint
 from baton.contract.rules.metrics import canonical_name
+from baton.contract.worker.output import MetricPoint
 from gpu_client.cli.core.errors import CliError
 from gpu_client.cli.core.formats import count, number
 from gpu_client.cli.core.output import TableColumn

@@ -15,11 +15,11 @@ from typing import Annotated
 
 import typer
 
-from baton.contract.goodput import Goodput
-from baton.contract.history import AttemptView, EventType, EventView
-from baton.contract.jobs import JobState, JobView
-from baton.contract.output import MetricPoint
+from baton.contract.jobs.goodput import Goodput
+from baton.contract.jobs.history import AttemptView, EventType, EventView
+from baton.contract.jobs.job import JobState, JobView
 from baton.contract.rules.metrics import canonical_name
+from baton.contract.worker.output import MetricPoint
 from gpu_client.cli.core.formats import count, duration, moment, number, size
 from gpu_client.cli.core.session import (
     SHOWN_ID_CHARACTERS,

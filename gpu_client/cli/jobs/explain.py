@@ -8,8 +8,8 @@ from typing import Any
 
 import typer
 
-from baton.contract.history import AttemptView, EventType, EventView
-from baton.contract.jobs import AttemptEnd, FailureClass, JobState, JobView, ReasonCode
+from baton.contract.jobs.history import AttemptView, EventType, EventView
+from baton.contract.jobs.job import AttemptEnd, FailureClass, JobState, JobView, ReasonCode
 from gpu_client.cli.core.formats import count, duration
 from gpu_client.cli.core.output import CommandOutput
 from gpu_client.cli.core.session import AsJson, JobIdArgument, find_job, list_attempts, session_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from baton.contract.goodput import Goodput
-from baton.contract.history import AttemptView
+from baton.contract.jobs.goodput import Goodput
+from baton.contract.jobs.history import AttemptView
 from gpu_client.cli.core.formats import count, duration, size
 
 _CAUSES = {

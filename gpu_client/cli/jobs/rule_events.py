@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton.contract.history import EventType, EventView
+from baton.contract.jobs.history import EventType, EventView
 from baton.contract.rules.document import presets
 
 

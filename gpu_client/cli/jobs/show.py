@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from baton.contract.base import JsonObject
-from baton.contract.history import AttemptView
-from baton.contract.jobs import JobState, JobView
+from baton.contract.jobs.history import AttemptView
+from baton.contract.jobs.job import JobState, JobView
 from baton.contract.recipes.lint import lint
 from gpu_client.cli.core.errors import CliError
 from gpu_client.cli.core.formats import age, count, duration, moment, number, size

@@ -21,9 +21,9 @@ import yaml
 from pydantic import ValidationError
 
 from baton.contract.documents import load_values
-from baton.contract.jobs import JobSubmit
+from baton.contract.jobs.job import JobSubmit
 from baton.contract.rules.document.loader import load
-from baton.contract.steering import MAX_RULES_BYTES
+from baton.contract.worker.steering import MAX_RULES_BYTES
 from gpu_client.cli.core.documents import format_fault, read_text, require_no_faults
 from gpu_client.cli.core.errors import CliError, ExitCode
 from gpu_client.cli.core.formats import parse_duration

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from baton.contract.goodput import Goodput
-from baton.contract.history import AttemptView
-from baton.contract.jobs import JobState, JobView
-from baton.contract.lease_timing import LEASE_INTERVALS
+from baton.contract.jobs.goodput import Goodput
+from baton.contract.jobs.history import AttemptView
+from baton.contract.jobs.job import JobState, JobView
+from baton.contract.worker.lease_timing import LEASE_INTERVALS
 from gpu_client.cli.core.formats import count, duration, number
 from gpu_client.cli.jobs.goodput import percent, share_of
 

@@ -13,9 +13,9 @@ from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColu
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from baton.contract.artifacts import StoredArtifact
-from baton.contract.history import AttemptView, EventType, EventView
-from baton.contract.jobs import JobState, JobView, Progress
+from baton.contract.jobs.history import AttemptView, EventType, EventView
+from baton.contract.jobs.job import JobState, JobView, Progress
+from baton.contract.objects.artifacts import StoredArtifact
 from gpu_client.cli.core.errors import ExitCode
 from gpu_client.cli.core.formats import count, duration, plain, require_finite, size
 from gpu_client.cli.core.session import (

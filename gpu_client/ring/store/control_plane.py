@@ -28,7 +28,7 @@ from awscrt import checksums
 from pydantic import ValidationError
 
 from baton.contract.names import RING_SETTINGS
-from baton.contract.rings import (
+from baton.contract.objects.rings import (
     MAX_DELETED,
     MAX_RECORD_BYTES,
     MAX_URLS,

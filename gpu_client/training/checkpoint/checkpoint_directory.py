@@ -18,7 +18,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from baton.contract.checkpoint_marker import (
+from baton.contract.checkpoints.marker import (
     MARKER,
     MARKER_MAX_BYTES,
     CheckpointMarker,

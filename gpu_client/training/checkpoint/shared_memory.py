@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from baton.contract.checkpoint_marker import MARKER
+from baton.contract.checkpoints.marker import MARKER
 from gpu_client.training.checkpoint import checkpoint_directory
 from gpu_client.training.checkpoint.safetensors_file import FileContents, FileLayout, MappedFile
 from gpu_client.training.protocol import ARENA_CHECKPOINT

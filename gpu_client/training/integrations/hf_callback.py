@@ -31,8 +31,8 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import has_length
 
-from baton.contract.checkpoint_marker import MARKER
-from gpu_client.controller.knobs import LearningRate
+from baton.contract.checkpoints.marker import MARKER
+from gpu_client.controller.learning_rate import LearningRate
 from gpu_client.training.checkpoint import checkpoint_directory, state_files
 from gpu_client.training.errors import SessionError
 from gpu_client.training.session.data_sources import has_source

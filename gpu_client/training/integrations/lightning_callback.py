@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from gpu_client.controller.knobs import LearningRate
+from gpu_client.controller.learning_rate import LearningRate
 from gpu_client.training.checkpoint import checkpoint_directory
 from gpu_client.training.checkpoint.state_files import is_same_state
 from gpu_client.training.integrations.batch_sampler import ResumableLoader

@@ -37,8 +37,8 @@ from gpu_client.training.errors import CheckpointMismatchError, SessionError
 from gpu_client.training.protocol import TrainerDirective
 from gpu_client.training.session import environment
 from gpu_client.training.session.data_sources import DataSources
+from gpu_client.training.session.loop_requests import LoopRequests
 from gpu_client.training.session.profiler import StepProfiler
-from gpu_client.training.session.stop_requests import StopRequests
 
 STEERING = "steering"
 """Name of the session's own state in checkpoints: the counters of rules, if there are any."""
@@ -113,14 +113,14 @@ class Session:
         output_dir.mkdir(parents=True, exist_ok=True)
         if ranks.first:
             checkpoint_directory.clear_leftovers(output_dir)
-        self._stop_requests = StopRequests(ranks)
-        self.steering = Steering(self._stop_requests, ranks)
+        self._loop_requests = LoopRequests(ranks)
+        self.steering = Steering(self._loop_requests, ranks)
         """Rules and commands: the capabilities of this loop, and requests to the loop."""
-        self._stop_requests.attach(self.steering)
+        self._loop_requests.attach(self.steering)
         self.steering.offer(profiler=StepProfiler(output_dir, self.artifact, first=ranks.first))
         path, steering = channel_path if ranks.first else None, self.steering
         self._channel = AgentChannel(
-            path, self._stop_requests.receive, on_steering=steering.receive, signals=steering.measured
+            path, self._loop_requests.receive, on_steering=steering.receive, signals=steering.measured
         )
         known = checkpoint_directory.parse_step(resume_from) if resume_from is not None else 0
         send = self._channel.send_steering if self._channel.connected else None
@@ -133,9 +133,9 @@ class Session:
             durable=self._durable,
             keep_last=keep_last,
             keep=resume_from if job_id else None,
-            on_lost=lambda: self._stop_requests.receive(TrainerDirective("checkpoint")),
+            on_lost=lambda: self._loop_requests.receive(TrainerDirective("checkpoint")),
         )
-        self._stop_requests.install()
+        self._loop_requests.install()
         atexit.register(self.close)
 
     @classmethod
@@ -257,12 +257,12 @@ class Session:
         call `checkpoint_due`; otherwise at once. With several processes every rank sees the stop after the same
         `checkpoint_due`.
         """
-        return self._stop_requests.should_stop
+        return self._loop_requests.should_stop
 
     @property
     def stop_reason(self) -> str | None:
         """Reason of the stop: "cancel", "pause", "release", "lease_lost", "rule", "signal" (SIGTERM); None without."""
-        return self._stop_requests.stop_reason
+        return self._loop_requests.stop_reason
 
     @property
     def finishing(self) -> bool:
@@ -278,8 +278,8 @@ class Session:
         if every is not None and every < 1:
             raise SessionError(f"a checkpoint every {every} steps is not possible", "every is at least 1, or None")
         on_interval = every is not None and step % every == 0
-        due = self._stop_requests.due(step, on_interval, self._writer.busy, last=self._is_last(step))
-        if on_interval and self._stop_requests.postponed:
+        due = self._loop_requests.due(step, on_interval, self._writer.busy, last=self._is_last(step))
+        if on_interval and self._loop_requests.postponed:
             self._writer.skip(step)
         return due
 
@@ -313,30 +313,30 @@ class Session:
         """
         step = require_whole("step", step)
         if self._last_committed is not None and self._last_committed[0] == step:
-            tag = self._stop_requests.tag
-            self._stop_requests.starting_checkpoint()
-            self._stop_requests.checkpoint_written()
+            tag = self._loop_requests.tag
+            self._loop_requests.starting_checkpoint()
+            self._loop_requests.checkpoint_written()
             if tag:  # a tag requested after the write belongs to the next checkpoint
-                self._stop_requests.tag = tag
-                self._stop_requests.checkpoint_skipped()
+                self._loop_requests.tag = tag
+                self._loop_requests.checkpoint_skipped()
             return self._last_committed[1]
-        self._stop_requests.starting_checkpoint()
+        self._loop_requests.starting_checkpoint()
         if metrics is None:
             reported_step, _, reported = self._last_report
             metrics = reported if reported_step == step else {}
         numbers = self._channel.clean_metrics(metrics)
-        must = must or self._stop_requests.stopping or self._is_last(step)
+        must = must or self._loop_requests.stopping or self._is_last(step)
         require_free(stateful)
         if self.steering.has_state:
             stateful[STEERING] = self.steering
-        kept_as = self._stop_requests.tag
+        kept_as = self._loop_requests.tag
         path = self._writer.write(step, numbers, stateful, must=must, overlap=overlap and not must, tag=kept_as)
         if path is None:
-            self._stop_requests.checkpoint_skipped()
+            self._loop_requests.checkpoint_skipped()
             return None
         self._last_committed = step, path
         self.sources.checkpoint_saved(stateful)
-        self._stop_requests.checkpoint_written()
+        self._loop_requests.checkpoint_written()
         self.steering.report_event("save", step, {})
         return path
 
@@ -357,10 +357,10 @@ class Session:
         """
         step = require_whole("step", step)
         final = checkpoint_directory.checkpoint_path(self.output_dir, step)
-        kept_as = self._stop_requests.tag
-        self._stop_requests.starting_checkpoint()
+        kept_as = self._loop_requests.tag
+        self._loop_requests.starting_checkpoint()
         self._last_committed = step, final
-        self._stop_requests.checkpoint_written()
+        self._loop_requests.checkpoint_written()
         if self._ranks.first:
             self._writer.adopt(step, self._channel.clean_metrics(metrics or {}), staged, kept_as)
         self.steering.report_event("save", step, {})
@@ -418,11 +418,11 @@ class Session:
     def close(self) -> None:
         """Finish copies, send the last progress, disconnect, uninstall the handler. Idempotent; also runs at exit."""
         self._writer.settle()
-        self._stop_requests.close()
+        self._loop_requests.close()
         self.steering.close()
         self._channel.close()
         self._ranks.close()
-        self._stop_requests.uninstall()
+        self._loop_requests.uninstall()
         atexit.unregister(self.close)
 
     def __enter__(self) -> Self:

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from baton.contract.keys import HealthAnswer, KeyCreate, KeyCreated, KeyPage
-from baton.contract.rings import (
+from baton.contract.admin.keys import HealthAnswer, KeyCreate, KeyCreated, KeyPage
+from baton.contract.admin.webhooks import (
+    DeliveryPage,
+    ReplayAnswer,
+    ReplayRequest,
+    WebhookCreate,
+    WebhookCreated,
+    WebhookList,
+    WebhookView,
+)
+from baton.contract.objects.rings import (
     DeleteRequest,
     RecordsAnswer,
     RecordsRequest,
@@ -13,15 +22,6 @@ from baton.contract.rings import (
     RingsPage,
     UrlsAnswer,
     UrlsRequest,
-)
-from baton.contract.webhooks import (
-    DeliveryPage,
-    ReplayAnswer,
-    ReplayRequest,
-    WebhookCreate,
-    WebhookCreated,
-    WebhookList,
-    WebhookView,
 )
 from gpu_client.transport.api.calls import ApiCalls, segment
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from baton.contract.errors import ErrorCode
-from baton.contract.transfers import (
+from baton.contract.objects.transfers import (
     ObjectPage,
     PresignedUrl,
     TokenAnswer,

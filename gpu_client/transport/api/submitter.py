@@ -7,12 +7,11 @@ from collections.abc import Collection, Iterator, Sequence
 
 from pydantic import BaseModel
 
-from baton.contract.artifacts import StoredArtifactsPage
-from baton.contract.checkpoints import CheckpointPage
-from baton.contract.dreambooth import DreamboothSubmit
+from baton.contract.checkpoints.calls import CheckpointPage
 from baton.contract.errors import ErrorCode
-from baton.contract.history import AttemptPage, EventPage
-from baton.contract.jobs import (
+from baton.contract.jobs.dreambooth import DreamboothSubmit
+from baton.contract.jobs.history import AttemptPage, EventPage
+from baton.contract.jobs.job import (
     BatchSubmit,
     JobPage,
     JobState,
@@ -21,11 +20,12 @@ from baton.contract.jobs import (
     RetryRequest,
     StopRequest,
 )
-from baton.contract.output import LogPage, MetricPage, MetricPoint
+from baton.contract.jobs.rule_calls import RulesHistory, RulesRequest, RulesView
+from baton.contract.objects.artifacts import StoredArtifactsPage
 from baton.contract.recipes.calls import RecipePage, RecipePush, RecipeView
-from baton.contract.rule_calls import RulesHistory, RulesRequest, RulesView
-from baton.contract.steering import Command, CommandList, CommandRequest
-from baton.contract.work import TransitionAnswer
+from baton.contract.worker.calls import TransitionAnswer
+from baton.contract.worker.output import LogPage, MetricPage, MetricPoint
+from baton.contract.worker.steering import Command, CommandList, CommandRequest
 from gpu_client.transport.api.calls import ApiCalls, job_path, segment
 from gpu_client.transport.errors import ApiError
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from baton.contract.checkpoints import BlobUrls, BlobUrlsRequest, CommitAnswer, DamagedRequest
-from baton.contract.manifest import Manifest
-from baton.contract.output import LogChunk
-from baton.contract.work import (
+from baton.contract.checkpoints.calls import BlobUrls, BlobUrlsRequest, CommitAnswer, DamagedRequest
+from baton.contract.checkpoints.manifest import Manifest
+from baton.contract.worker.calls import (
     ArtifactsAnswer,
     ArtifactsRequest,
     CompleteRequest,
@@ -23,6 +22,7 @@ from baton.contract.work import (
     WorkItem,
     WorkQuery,
 )
+from baton.contract.worker.output import LogChunk
 from gpu_client.transport.api.calls import ApiCalls, job_path, segment
 
 _LEASE_AWARE = {"x-lease-aware": "1"}

@@ -14,7 +14,7 @@ from pathlib import Path
 from awscrt import checksums
 from blake3 import blake3
 
-from baton.contract.parts import PARTS_FROM_BYTES, Parts, part_bytes_of
+from baton.contract.objects.parts import PARTS_FROM_BYTES, Parts, part_bytes_of
 from gpu_client.transport.errors import FileChanged, TransferError
 from gpu_client.transport.net.cancellation import CancelEvent, stop_if_set
 

@@ -17,7 +17,7 @@ from gpu_client.transport.net.connections import BrokenConnection, Connections
 from gpu_client.transport.net.digests import Digester, FileDigest
 from gpu_client.transport.net.files import CHUNK_BYTES, StagedFile, safe_destination
 from gpu_client.transport.net.s3_responses import begins_at, pieces, range_headers, require_end, require_success, skip
-from gpu_client.transport.transfer.parted_file import FilePart, PartedFile
+from gpu_client.transport.transfer.file_parts import FilePart, PartedFile
 from gpu_client.transport.transfer.retry import TransferRetry
 from gpu_client.transport.transfer.transfer_requests import Download, RangeDownload
 

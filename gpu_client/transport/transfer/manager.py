@@ -26,7 +26,7 @@ from gpu_client.transport.net.files import safe_destination
 from gpu_client.transport.net.s3_responses import url_life_s
 from gpu_client.transport.retry import RetryPolicy
 from gpu_client.transport.transfer.download import Downloads
-from gpu_client.transport.transfer.parted_file import PARTS_FROM_BYTES, PartedFile
+from gpu_client.transport.transfer.file_parts import PARTS_FROM_BYTES, PartedFile
 from gpu_client.transport.transfer.retry import TransferRetry
 from gpu_client.transport.transfer.transfer_requests import Download, RangeDownload, Segment, Upload
 from gpu_client.transport.transfer.upload import Uploads

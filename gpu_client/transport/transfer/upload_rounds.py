@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
-from baton.contract.parts import part_range
+from baton.contract.objects.parts import part_range
 from gpu_client.transport.errors import TransferError, UnexpectedAnswer, UrlExpired
 from gpu_client.transport.limits.bandwidth import Traffic
 from gpu_client.transport.limits.channel import Progress

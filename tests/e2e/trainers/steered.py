@@ -14,7 +14,7 @@ from typing import Any
 import gate
 
 from baton import BatchSampler, Session
-from gpu_client.controller.knobs import LearningRate
+from gpu_client.controller.learning_rate import LearningRate
 
 WRONG_FROM = 25
 

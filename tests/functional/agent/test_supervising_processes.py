@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.jobs import FailureClass
+from baton.contract.jobs.job import FailureClass
 from gpu_client.agent.io.log_shipper import LogSpool
 from gpu_client.agent.process.failures import classify_exit
 from gpu_client.agent.process.output import TrainerOutput

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton.contract.jobs import JobState
+from baton.contract.jobs.job import JobState
 from tests.kits.api.harness import Api, Held
 
 GROUP = {"group": "generators"}

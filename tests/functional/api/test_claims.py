@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from functions.api.http.settings import ControlPlaneSettings
 from functions.api.operations.sweeper import sweep
+from functions.settings import ControlPlaneSettings
 from tests.kits.api.harness import NOW, Api, memory_api
 
 A100 = {"vram_gib": "80", "disk_gib": "500", "gpus": "8", "gpu_model": "NVIDIA A100-SXM4-80GB"}

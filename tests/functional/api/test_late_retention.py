@@ -9,7 +9,7 @@ import pytest
 from blake3 import blake3
 
 from baton.contract.names import CHECKPOINTS_BUCKET
-from baton.contract.work import AGENT_CRASHED
+from baton.contract.worker.calls import AGENT_CRASHED
 from functions.api.checkpoints.retention import JOBS_A_SWEEP
 from functions.domain.errors import StorageUnavailable
 from functions.domain.jobs.attempt_end import LATE_AFTER_S

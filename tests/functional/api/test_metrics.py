@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from baton.contract.jobs import FailureClass
+from baton.contract.jobs.job import FailureClass
 from functions.api.operations.cloudwatch_metrics import DIMENSION, NAMESPACE, UNITS, CloudWatchMetrics, count_ends
 from functions.domain.jobs.transaction import Transaction
 from functions.handlers.wiring import MeasuredJobStore

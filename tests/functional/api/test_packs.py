@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
+from baton.contract.checkpoints.manifest import MAX_MANIFEST_CHUNKS
 from baton.contract.errors import ErrorCode
-from baton.contract.manifest import MAX_MANIFEST_CHUNKS
 from baton.contract.names import CHECKPOINTS_BUCKET
 from functions.api.http.dispatch import MAX_BODY_BYTES
 from functions.domain.checkpoints.packs import DEAD_AFTER_S

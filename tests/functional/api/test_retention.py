@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from baton.contract.manifest import Pack, parse_manifest
+from baton.contract.checkpoints.manifest import Pack, parse_manifest
 from functions.api.checkpoints import retention
 from functions.domain.checkpoints.packs import PackSnapshot
 from functions.domain.checkpoints.retention import MAX_TAGS

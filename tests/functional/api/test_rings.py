@@ -9,9 +9,9 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from baton.contract.names import DATA_BUCKET, Scope, ring_token
-from baton.contract.rings import MAX_RECORD_BYTES
-from functions.api.http.settings import ControlPlaneSettings
+from baton.contract.objects.rings import MAX_RECORD_BYTES
 from functions.api.objects import rings
+from functions.settings import ControlPlaneSettings
 from functions.storage.s3.object_headers import EXPIRING_TAGGING
 from tests.kits.api.harness import NOW, TENANT, Answer, Api, Held, memory_api
 

@@ -8,7 +8,7 @@ import pytest
 
 import functions.api.rules.group_scaling
 import functions.api.rules.rule_evaluation_runs
-from baton.contract.jobs import JobState
+from baton.contract.jobs.job import JobState
 from functions.api.rules.group_scaling import MAX_GROUPS, ScaleOrderExecutor
 from functions.domain.errors import WriteConflict
 from functions.domain.jobs.transaction import Transaction

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from baton.contract.datasets import DATASET_MANIFEST
 from baton.contract.errors import ErrorCode
 from baton.contract.names import Scope
+from baton.contract.objects.dataset_manifest import DATASET_MANIFEST
 from functions.api.objects.transfers import MAX_ANSWERED_BYTES
 from tests.kits.api.harness import NO_JOB, TENANT, Answer, Api, quoted
 from tests.kits.files.declared_files import described

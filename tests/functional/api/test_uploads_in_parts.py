@@ -10,10 +10,10 @@ from blake3 import blake3
 
 from baton.contract.base import MAX_OBJECT_BYTES
 from baton.contract.errors import ErrorCode
-from baton.contract.parts import MAX_PARTED_BYTES, count_parts, part_bytes_of
-from functions.api.http.settings import ControlPlaneSettings
+from baton.contract.objects.parts import MAX_PARTED_BYTES, count_parts, part_bytes_of
 from functions.api.objects import multipart_uploads as parts_api
 from functions.local.emulator import Emulator
+from functions.settings import ControlPlaneSettings
 from tests.kits.api.harness import TENANT, Answer, Api, Held, emulated_api, memory_api
 from tests.kits.files.declared_files import PART, checksum, declared, large, pieces
 from tests.twins import objects

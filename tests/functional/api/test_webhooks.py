@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from baton.contract.admin.webhooks import MAX_WEBHOOKS, DeliveryState
 from baton.contract.errors import ErrorCode
-from baton.contract.webhooks import MAX_WEBHOOKS, DeliveryState
 from functions.api.admin import webhooks
 from functions.domain.webhooks import Delivery
 from tests.kits.api.fakes import FakeLine

@@ -14,10 +14,17 @@ from typing import Any
 
 import pytest
 
-from baton.contract.goodput import Goodput
-from baton.contract.jobs import FailureClass
-from baton.contract.output import LogChunk
-from baton.contract.work import CompleteRequest, FailRequest, HeartbeatRequest, ReleaseRequest, WorkItem, WorkQuery
+from baton.contract.jobs.goodput import Goodput
+from baton.contract.jobs.job import FailureClass
+from baton.contract.worker.calls import (
+    CompleteRequest,
+    FailRequest,
+    HeartbeatRequest,
+    ReleaseRequest,
+    WorkItem,
+    WorkQuery,
+)
+from baton.contract.worker.output import LogChunk
 from gpu_client.checkpoints.save.artifacts import collect_outputs, upload_artifacts
 from gpu_client.checkpoints.save.checkpoint_commit import commit_checkpoint
 from gpu_client.cli.core.session import CliSession

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.keys import KeyCreate
+from baton.contract.admin.keys import KeyCreate
 from baton.contract.names import Scope
 from gpu_client.cli.core import session as session_module
 from gpu_client.transport.api.client import BatonClient

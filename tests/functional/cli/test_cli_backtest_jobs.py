@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from baton.contract.output import LogChunk
-from baton.contract.work import WorkQuery
+from baton.contract.worker.calls import WorkQuery
+from baton.contract.worker.output import LogChunk
 from tests.functional.cli.people import Baton, Labour, submit
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]

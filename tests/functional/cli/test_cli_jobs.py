@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.jobs import JobState
+from baton.contract.jobs.job import JobState
 from tests.functional.cli.people import Baton, Labour, submit
 from tests.kits.network.proxies import FaultyProxy
 from tests.kits.stack.stack import Stack

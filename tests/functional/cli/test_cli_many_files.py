@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.datasets import DATASET_MANIFEST
+from baton.contract.objects.dataset_manifest import DATASET_MANIFEST
 from gpu_client.agent.io.inputs import InputsDiffer, fetch_inputs
 from tests.functional.cli.people import Baton, Labour, submit
 from tests.kits.clouds.emulator import unique

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from baton.contract.output import LogChunk, ReportedPoint
-from baton.contract.steering import ControlReport, Decision
-from baton.contract.work import HeartbeatRequest
+from baton.contract.worker.calls import HeartbeatRequest
+from baton.contract.worker.output import LogChunk, ReportedPoint
+from baton.contract.worker.steering import ControlReport, Decision
 from tests.functional.cli.people import Baton, Labour, submit
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from baton.contract.datasets import DATASET_MANIFEST, DatasetManifest, is_manifest
-from baton.contract.jobs import JobState
-from baton.contract.parts import PARTS_FROM_BYTES
-from baton.contract.work import DeclaredArtifact
+from baton.contract.jobs.job import JobState
+from baton.contract.objects.dataset_manifest import DATASET_MANIFEST, DatasetManifest, is_manifest
+from baton.contract.objects.parts import PARTS_FROM_BYTES
+from baton.contract.worker.calls import DeclaredArtifact
 from tests.functional.cli import people
 from tests.functional.cli.people import Baton, Labour, finished, submit
 from tests.kits.clouds.emulator import unique

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.goodput import Goodput
+from baton.contract.jobs.goodput import Goodput
 from gpu_client.cli.core import session as session_module
 from gpu_client.cli.insight import logs as logs_module
 from gpu_client.transport.retry import RetryPolicy

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.contract.webhooks import DeliveryPage, DeliveryState, ReplayAnswer, WebhookCreate
+from baton.contract.admin.webhooks import DeliveryPage, DeliveryState, ReplayAnswer, WebhookCreate
 from gpu_client.transport.api.client import BatonClient
 from tests.functional.cli.people import Baton, Labour, submit
 from tests.kits.network.proxies import FaultyProxy

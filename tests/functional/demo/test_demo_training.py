@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from baton.contract.output import LogLine
+from baton.contract.worker.output import LogLine
 from demo import digits
 from demo.jobs import TrainedStep, printed_steps
 from demo.rules import scenario

@@ -8,7 +8,7 @@ import boto3
 import psutil
 import pytest
 
-from baton.contract.work import WorkQuery
+from baton.contract.worker.calls import WorkQuery
 from bench.harness.local_stack import running_stack
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]

@@ -6,8 +6,8 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from baton.contract.events import JobEvent
-from baton.contract.history import EventType
+from baton.contract.jobs.events import JobEvent
+from baton.contract.jobs.history import EventType
 from functions.domain.records import Event
 from functions.publishing.outbox import publish
 from tests.kits.api.harness import NOW, Api, memory_api

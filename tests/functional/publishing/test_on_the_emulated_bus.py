@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from baton.contract.events import JobEvent
+from baton.contract.jobs.events import JobEvent
 from functions.domain.errors import StorageUnavailable
 from functions.local.emulator import Emulator
 from functions.local.triggers.stream_feed import StreamFeed

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baton.contract.rings import UrlsAnswer, UrlsRequest
-from baton.contract.work import WorkItem
+from baton.contract.objects.rings import UrlsAnswer, UrlsRequest
+from baton.contract.worker.calls import WorkItem
 from functions.local.emulator import Emulator
 from gpu_client.agent.process.environment import build_environment
 from gpu_client.agent.workspace.slots import JobDirectories

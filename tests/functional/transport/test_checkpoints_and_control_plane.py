@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.checkpoints import CommitAnswer
-from baton.contract.jobs import JobSubmit
-from baton.contract.manifest import Manifest
-from baton.contract.work import ReleaseRequest, WorkItem, WorkQuery
+from baton.contract.checkpoints.calls import CommitAnswer
+from baton.contract.checkpoints.manifest import Manifest
+from baton.contract.jobs.job import JobSubmit
+from baton.contract.worker.calls import ReleaseRequest, WorkItem, WorkQuery
 from gpu_client.checkpoints.restore.checkpoint_restore import restore
 from gpu_client.checkpoints.save.checkpoint_commit import Committed, commit_checkpoint
 from gpu_client.transport.api.client import BatonClient

@@ -11,11 +11,18 @@ from typing import Any
 
 import pytest
 
-from baton.contract.jobs import FailureClass, InputRef, JobState, JobSubmit, Policy
-from baton.contract.keys import KeyCreate
+from baton.contract.admin.keys import KeyCreate
+from baton.contract.jobs.job import FailureClass, InputRef, JobState, JobSubmit, Policy
 from baton.contract.names import Scope
-from baton.contract.output import LogChunk
-from baton.contract.work import CompleteRequest, Directive, FailRequest, HeartbeatRequest, ReleaseRequest, WorkQuery
+from baton.contract.worker.calls import (
+    CompleteRequest,
+    Directive,
+    FailRequest,
+    HeartbeatRequest,
+    ReleaseRequest,
+    WorkQuery,
+)
+from baton.contract.worker.output import LogChunk
 from gpu_client.checkpoints.restore.checkpoint_restore import restore
 from gpu_client.checkpoints.save.artifacts import collect_outputs, upload_artifacts
 from gpu_client.checkpoints.save.checkpoint_commit import commit_checkpoint

@@ -6,9 +6,9 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from baton.contract.jobs import JobState, Policy
-from baton.contract.manifest import Chunk, ChunkedFile, Manifest, Pack
-from baton.contract.work import WorkQuery
+from baton.contract.checkpoints.manifest import Chunk, ChunkedFile, Manifest, Pack
+from baton.contract.jobs.job import JobState, Policy
+from baton.contract.worker.calls import WorkQuery
 from functions.domain.access.api_keys import token_digest
 from functions.domain.jobs import transitions as rules
 from functions.domain.jobs.leases import Fence

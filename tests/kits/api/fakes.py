@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import uuid
 
-from baton.contract.events import JobEvent
+from baton.contract.jobs.events import JobEvent
 from functions.domain.webhooks import Webhook
 
 

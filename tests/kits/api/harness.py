@@ -23,7 +23,6 @@ from functions.api.http.authorizer import authorize
 from functions.api.http.context import Context
 from functions.api.http.dispatch import dispatch
 from functions.api.http.route import Route, all_routes
-from functions.api.http.settings import ControlPlaneSettings
 from functions.api.operations.sweeper import SweepResult, sweep
 from functions.domain.jobs.lease_expiry import ReclaimWatermark
 from functions.local.emulator import Emulator
@@ -36,6 +35,7 @@ from functions.local.gateway.lambda_events import (
     function_event,
     http_response,
 )
+from functions.settings import ControlPlaneSettings
 from tests.kits.api.fakes import FakeClock, FakeLine, SeededRandomness
 from tests.kits.clouds.store_sets import Cloud, MinistackClients, memory_cloud
 from tests.kits.files.declared_files import described, in_packs

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from baton.contract.history import EventType
+from baton.contract.jobs.history import EventType
 from functions.domain.errors import StorageUnavailable
 from functions.domain.jobs.transaction import Put, write_job
 from functions.domain.records import Event

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton.contract.events import JobEvent, event_id
-from baton.contract.history import EventType
+from baton.contract.jobs.events import JobEvent, event_id
+from baton.contract.jobs.history import EventType
 from functions.domain.webhooks import Webhook
 from functions.webhooks.event_queue import QueuedEvent
 from tests.kits.api.stream_records import AT, JOB_ID, TENANT

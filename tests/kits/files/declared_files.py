@@ -10,7 +10,7 @@ from typing import Any
 import awscrt.checksums
 from blake3 import blake3
 
-from baton.contract.parts import MIN_PART_BYTES
+from baton.contract.objects.parts import MIN_PART_BYTES
 
 PART = MIN_PART_BYTES
 """Size of a part in bytes: the least that the API accepts."""

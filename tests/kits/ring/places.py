@@ -10,7 +10,7 @@ from typing import Protocol
 import pytest
 
 from baton.contract.names import DATA_BUCKET, RING_SETTINGS
-from baton.contract.rings import is_object
+from baton.contract.objects.rings import is_object
 from functions.domain.access.rings import StoredRing
 from functions.domain.ports import RingStore
 from functions.local.emulator import Emulator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from baton.contract.rules.language.functions import NAMES, SUMMARIES
+from baton.contract.rules.language.function_signatures import NAMES, SUMMARIES
 from baton.contract.rules.metrics import BUILT_IN, UNITS, Kind, Metric, MetricCatalog
 
 HOSTILE = [

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.contract.rules.document.rule import EVENTS
-from baton.contract.rules.language.functions import SUMMARIES
+from baton.contract.rules.language.function_signatures import SUMMARIES
 from tests.unit.controller.controller_kit import Setup, command
 
 NAMES = ("loss", "eval.loss", "x", "grad_norm", "wall", "gpu.mem", "step", "ckpt.age", "lr", "cost", "y")

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from baton.contract.history import AttemptView, EventView
-from baton.contract.jobs import InputRef, JobState, JobSubmit, JobView, Policy
-from baton.contract.manifest import Manifest, parse_manifest
+from baton.contract.checkpoints.manifest import Manifest, parse_manifest
+from baton.contract.jobs.history import AttemptView, EventView
+from baton.contract.jobs.job import InputRef, JobState, JobSubmit, JobView, Policy
 from gpu_client.checkpoints.format.codecs import decode
 from gpu_client.transport.api.client import BatonClient
 from tests.kits.waiting import PATIENCE_S, until

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 import boto3
 import requests
 
-from baton.contract.events import JobEvent
+from baton.contract.admin.webhooks import DeliveryPage, DeliveryView
+from baton.contract.jobs.events import JobEvent
 from baton.contract.names import BUCKETS, Scope
-from baton.contract.webhooks import DeliveryPage, DeliveryView
 from functions.local.emulator import Emulator
 from tests.kits.stack.control_plane import ControlPlane
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from baton.contract.jobs import AttemptEnd, JobState
+from baton.contract.jobs.job import AttemptEnd, JobState
 from tests.functional.api.original_client import PART_BYTES, OriginalClient
 from tests.kits.stack.control_plane import ControlPlane
 from tests.kits.stack.stack import ROOT, clean_environment, leashed

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from baton.contract.manifest import Chunk, ChunkedFile, Manifest, Pack
-from baton.contract.work import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
+from baton.contract.checkpoints.manifest import Chunk, ChunkedFile, Manifest, Pack
+from baton.contract.worker.calls import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
 from gpu_client.checkpoints.save.checkpoint_commit import Committed
 from gpu_client.transport.api.http import parse_error
 from gpu_client.transport.errors import ApiError, api_error_class

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from baton.contract.output import LogChunk
-from baton.contract.work import DeclaredArtifact, HeartbeatRequest, InputPage, WorkItem
+from baton.contract.worker.calls import DeclaredArtifact, HeartbeatRequest, InputPage, WorkItem
+from baton.contract.worker.output import LogChunk
 from gpu_client.agent.app.settings import AgentSettings
 from gpu_client.agent.app.shutdown import ShutdownRequest
 from gpu_client.agent.attempt import job_run, required_outputs, trainer_run

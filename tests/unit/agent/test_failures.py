@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from baton.contract.jobs import FailureClass
+from baton.contract.jobs.job import FailureClass
 from gpu_client.agent.process.failures import MAX_REASON_CHARS, ExitStatus, classify_exit
 from gpu_client.training.protocol import BAD_INPUT_EXIT_CODE, UNAVAILABLE_EXIT_CODE
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.contract.goodput import Goodput
+from baton.contract.jobs.goodput import Goodput
 from gpu_client.agent.attempt.goodput import Activity, GoodputMeter
 from tests.kits.clock import Clock
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.jobs import FailureClass
-from baton.contract.work import HeartbeatRequest, WorkItem, WorkQuery
+from baton.contract.jobs.job import FailureClass
+from baton.contract.worker.calls import HeartbeatRequest, WorkItem, WorkQuery
 from gpu_client.agent import health
 from gpu_client.agent.app.worker_loop import CLAIM_BUDGET_S, EXIT_DONE
 from gpu_client.agent.attempt.lease import MAX_INTERVAL_S, LeaseKeeper

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.datasets import DatasetFile, DatasetManifest
-from baton.contract.jobs import FailureClass, InputRef
-from baton.contract.work import InputObject, InputPage, PushManifest, WorkItem
+from baton.contract.jobs.job import FailureClass, InputRef
+from baton.contract.objects.dataset_manifest import DatasetFile, DatasetManifest
+from baton.contract.worker.calls import InputObject, InputPage, PushManifest, WorkItem
 from gpu_client.agent.io.inputs import MAX_EXPIRED_ROUNDS, InputsDiffer, fetch_inputs
 from gpu_client.agent.process.failures import classify_error
 from gpu_client.agent.workspace.slots import DiskFullError

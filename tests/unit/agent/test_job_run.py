@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.jobs import FailureClass
+from baton.contract.jobs.job import FailureClass
 from gpu_client.agent.attempt import job_run, required_outputs
 from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome
 from gpu_client.agent.io import checkpoint_collector

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from baton.contract.lease_timing import RETRY_PAUSES
-from baton.contract.work import Directive, HeartbeatRequest
+from baton.contract.worker.calls import Directive, HeartbeatRequest
+from baton.contract.worker.lease_timing import RETRY_PAUSES
 from gpu_client.agent.attempt import lease as lease_module
 from gpu_client.agent.attempt.lease import PROVEN_SHARE, RETRY_MIN_S, LeaseKeeper, LeaseLoss
 from gpu_client.transport.errors import UnexpectedAnswer, Unreachable

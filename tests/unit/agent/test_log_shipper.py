@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from baton.contract.output import LONGEST_LOG_WAIT_S, LogChunk, log_wait_s
+from baton.contract.worker.output import LONGEST_LOG_WAIT_S, LogChunk, log_wait_s
 from gpu_client.agent.io.log_shipper import (
     CHUNK_LINES,
     MAX_CALLS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from baton.contract.output import MAX_POINTS
+from baton.contract.worker.output import MAX_POINTS
 from gpu_client.agent.io.metric_buffer import MAX_POINTS_BYTES, MetricBuffer
 
 

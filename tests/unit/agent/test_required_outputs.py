@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.contract.jobs import FailureClass
+from baton.contract.jobs.job import FailureClass
 from baton.contract.names import SHARED_DIR
 from baton.contract.recipes.plan import OutputCheck
 from gpu_client.agent.attempt.required_outputs import check_inputs, check_outputs, snapshot_inputs

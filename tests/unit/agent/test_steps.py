@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from baton.contract.base import MAX_STEP
-from baton.contract.jobs import FailureClass
+from baton.contract.jobs.job import FailureClass
 from baton.contract.recipes.plan import RunPlan
 from gpu_client.agent.attempt import job_run
 from gpu_client.agent.attempt import steps as steps_module

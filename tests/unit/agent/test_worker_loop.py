@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from baton.contract.jobs import FailureClass
-from baton.contract.work import ReleaseRequest, WorkItem, WorkQuery
+from baton.contract.jobs.job import FailureClass
+from baton.contract.worker.calls import ReleaseRequest, WorkItem, WorkQuery
 from gpu_client.agent.app import worker_loop
 from gpu_client.agent.app.settings import AgentSettings
 from gpu_client.agent.app.shutdown import ShutdownRequest

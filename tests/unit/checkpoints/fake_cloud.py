@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from baton.contract.checkpoints import BlobUpload, BlobUrls, CheckpointRef, CommitAnswer
-from baton.contract.manifest import Manifest
-from baton.contract.work import ArtifactsAnswer, DeclaredArtifact, PresignedPut, WorkItem
+from baton.contract.checkpoints.calls import BlobUpload, BlobUrls, CheckpointRef, CommitAnswer
+from baton.contract.checkpoints.manifest import Manifest
+from baton.contract.worker.calls import ArtifactsAnswer, DeclaredArtifact, PresignedPut, WorkItem
 from gpu_client.transport.errors import ApiError, api_error_class
 from gpu_client.transport.net.digests import digest_bytes
 from tests.unit.transport.scripted_server import ScriptedServer, reply

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton.contract.manifest import Chunk, ChunkedFile, Codec, Manifest, Pack
+from baton.contract.checkpoints.manifest import Chunk, ChunkedFile, Codec, Manifest, Pack
 from gpu_client.checkpoints.format.codecs import encode
 from gpu_client.transport.net.digests import digest_bytes
 from tests.unit.checkpoints.fake_cloud import JOB_ID, FakeCloud

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.parts import MAX_PARTED_BYTES
+from baton.contract.objects.parts import MAX_PARTED_BYTES
 from gpu_client.checkpoints.local.directory_files import BadDirectory
 from gpu_client.checkpoints.save import artifacts
 from gpu_client.checkpoints.save.artifacts import MissingOutput, collect_outputs, upload_artifacts

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from baton.contract.checkpoints import CommitAnswer
-from baton.contract.manifest import Manifest
+from baton.contract.checkpoints.calls import CommitAnswer
+from baton.contract.checkpoints.manifest import Manifest
 from gpu_client.checkpoints.format import packing
 from gpu_client.checkpoints.format.packing import name_pack
 from gpu_client.checkpoints.local.directory_files import BadDirectory

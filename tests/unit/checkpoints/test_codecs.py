@@ -12,7 +12,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.contract.manifest import Codec
+from baton.contract.checkpoints.manifest import Codec
 from gpu_client.checkpoints.format.codecs import BadChunk, decode, encode, hash_zeros, is_all_zero
 from gpu_client.transport.net.digests import digest_bytes
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.contract.manifest import Codec
+from baton.contract.checkpoints.manifest import Codec
 from gpu_client.checkpoints.restore import restore_plan
 from gpu_client.checkpoints.restore.file_assembler import FileAssembler, RawStream, can_stream
 from gpu_client.checkpoints.restore.restore_plan import PackRange, plan_ranges

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from baton.contract.manifest import MAX_FILE_BYTES, Manifest
+from baton.contract.checkpoints.manifest import MAX_FILE_BYTES, Manifest
 from gpu_client.checkpoints.format.packing import name_pack
 from gpu_client.checkpoints.local.directory_files import BadDirectory
 from gpu_client.checkpoints.save import manifest_builder

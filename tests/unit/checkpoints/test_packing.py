@@ -10,7 +10,7 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.contract.manifest import Chunk, ChunkedFile, Manifest, Pack
+from baton.contract.checkpoints.manifest import Chunk, ChunkedFile, Manifest, Pack
 from gpu_client.checkpoints.format.packing import (
     MAX_PACK_BYTES,
     MIN_PACK_BYTES,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from baton.contract.checkpoints import CheckpointRef
-from baton.contract.manifest import Chunk, Manifest, Pack
+from baton.contract.checkpoints.calls import CheckpointRef
+from baton.contract.checkpoints.manifest import Chunk, Manifest, Pack
 from gpu_client.checkpoints.format.manifest_reader import (
     BadManifest,
     ChunkPlace,

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from baton.contract.manifest import Manifest
+from baton.contract.checkpoints.manifest import Manifest
 from gpu_client.checkpoints.local.chunk_cache import LocalChunkCache
 from gpu_client.checkpoints.restore.checkpoint_restore import restore
 from gpu_client.checkpoints.save.checkpoint_commit import Committed, commit_checkpoint

@@ -15,7 +15,7 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.contract.manifest import Manifest
+from baton.contract.checkpoints.manifest import Manifest
 from gpu_client.checkpoints.save import source_files
 from gpu_client.checkpoints.save.manifest_builder import build_manifest
 from gpu_client.transport.errors import FileChanged

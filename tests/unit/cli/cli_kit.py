@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton.contract.history import AttemptView
-from baton.contract.jobs import AttemptEnd, JobState, JobView
+from baton.contract.jobs.history import AttemptView
+from baton.contract.jobs.job import AttemptEnd, JobState, JobView
 
 NOW = 1_790_000_000
 ID = "146683a1-cb76-4702-9fef-fcccd32594f1"

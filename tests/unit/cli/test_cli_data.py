@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.parts import MAX_PARTED_BYTES, PARTS_FROM_BYTES, part_bytes_of
-from baton.contract.transfers import ObjectView
+from baton.contract.objects.parts import MAX_PARTED_BYTES, PARTS_FROM_BYTES, part_bytes_of
+from baton.contract.objects.transfers import ObjectView
 from gpu_client.cli.core.errors import CliError
 from gpu_client.cli.data.push import compute_etag, list_extra, list_local_files, plan_push
 from gpu_client.transport.errors import TransferCanceled

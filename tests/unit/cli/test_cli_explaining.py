@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.contract.jobs import AttemptEnd, JobState, JobView
+from baton.contract.jobs.job import AttemptEnd, JobState, JobView
 from gpu_client.cli.jobs.explain import (
     Explanation,
     JobFacts,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from baton.contract.goodput import Goodput
-from baton.contract.history import AttemptView
-from baton.contract.jobs import AttemptEnd, JobState
+from baton.contract.jobs.goodput import Goodput
+from baton.contract.jobs.history import AttemptView
+from baton.contract.jobs.job import AttemptEnd, JobState
 from gpu_client.cli.jobs.explain import JobFacts, explain
 from gpu_client.cli.jobs.goodput import (
     checkpoints_text,

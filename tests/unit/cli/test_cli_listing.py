@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from baton.contract.jobs import JobPage, JobState
+from baton.contract.jobs.job import JobPage, JobState
 from gpu_client.cli.core.errors import CliError
 from gpu_client.cli.core.session import resolve_job_id
 from gpu_client.cli.jobs.show import list_newest_jobs

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from baton.contract.output import MetricPoint
+from baton.contract.worker.output import MetricPoint
 from gpu_client.cli.insight.metric_history import MetricHistory, goal_of, join_attempts, summarize_metrics
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from baton.contract.history import EventPage, EventType, EventView
-from baton.contract.jobs import JobState
+from baton.contract.jobs.history import EventPage, EventType, EventView
+from baton.contract.jobs.job import JobState
 from gpu_client.cli.jobs.watch import MAX_EVENTS, POLL_INTERVAL_S, RuleEvents
 from gpu_client.transport.errors import Unreachable
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from baton.contract.jobs import InputRef, JobSubmit
+from baton.contract.jobs.job import InputRef, JobSubmit
 from gpu_client.cli.core.errors import CliError
 from gpu_client.cli.jobs.submit import SubmitOptions, build_job, parse_input, parse_job_file, parse_setting
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from baton.contract.jobs import AttemptEnd, JobState
+from baton.contract.jobs.job import AttemptEnd, JobState
 from gpu_client.cli.jobs.summary import headline, summarize
 from tests.unit.cli.cli_kit import NOW, a_job, an_attempt
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from baton.contract.jobs import JobState
+from baton.contract.jobs.job import JobState
 from gpu_client.cli.core.session import CliSession
 from gpu_client.cli.jobs.summary import JobSummary, summarize
 from gpu_client.cli.jobs.watch import display

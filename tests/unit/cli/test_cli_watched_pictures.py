@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.contract.jobs import JobState
+from baton.contract.jobs.job import JobState
 from gpu_client.cli.jobs.watch import ArtifactLinks
 from gpu_client.transport.errors import NotFound, UnexpectedAnswer, Unreachable
 

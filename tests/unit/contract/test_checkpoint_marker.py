@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from baton.contract.checkpoint_marker import CheckpointMarker, UnknownMarkerFormat, parse_marker
+from baton.contract.checkpoints.marker import CheckpointMarker, UnknownMarkerFormat, parse_marker
 
 MARKER = CheckpointMarker(
     7, {"loss": 0.5}, "session", {"model": "tensors"}, {"a": (3, "ab" * 32), "b": (0, "")}, "best"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from baton.contract.artifacts import step_of
 from baton.contract.base import MAX_STEP
+from baton.contract.objects.artifacts import step_of
 
 
 @pytest.mark.parametrize(

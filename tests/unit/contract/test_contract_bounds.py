@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from baton.contract.admin.keys import KeyCreate
 from baton.contract.base import (
     MAX_OBJECT_BYTES,
     MAX_PARAMETERS_BYTES,
@@ -18,9 +19,17 @@ from baton.contract.base import (
     WireModel,
     depth_of,
 )
-from baton.contract.checkpoints import BlobUrlsRequest, DamagedRequest
-from baton.contract.dreambooth import DreamboothSubmit
-from baton.contract.jobs import (
+from baton.contract.checkpoints.calls import BlobUrlsRequest, DamagedRequest
+from baton.contract.checkpoints.manifest import (
+    MAX_CHUNK_BYTES,
+    MAX_MANIFEST_CHUNKS,
+    MAX_MANIFEST_PACKS,
+    Chunk,
+    ChunkedFile,
+    Pack,
+)
+from baton.contract.jobs.dreambooth import DreamboothSubmit
+from baton.contract.jobs.job import (
     FailureClass,
     InputRef,
     JobState,
@@ -32,18 +41,8 @@ from baton.contract.jobs import (
     RetryRequest,
     StopRequest,
 )
-from baton.contract.keys import KeyCreate
-from baton.contract.manifest import (
-    MAX_CHUNK_BYTES,
-    MAX_MANIFEST_CHUNKS,
-    MAX_MANIFEST_PACKS,
-    Chunk,
-    ChunkedFile,
-    Pack,
-)
-from baton.contract.output import LogChunk
-from baton.contract.transfers import MultipartComplete, ObjectQuery, TokenQuery, UploadFile
-from baton.contract.work import (
+from baton.contract.objects.transfers import MultipartComplete, ObjectQuery, TokenQuery, UploadFile
+from baton.contract.worker.calls import (
     MAX_ARTIFACT_PATHS_BYTES,
     MAX_ARTIFACTS,
     ArtifactsRequest,
@@ -53,6 +52,7 @@ from baton.contract.work import (
     ReleaseRequest,
     WorkQuery,
 )
+from baton.contract.worker.output import LogChunk
 from functions.api.http.route import all_routes
 from tests.kits.api.factories import CRC64, JOB_ID, digest
 

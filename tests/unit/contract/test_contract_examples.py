@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from baton.contract.base import AnswerModel, WireModel
-from baton.contract.work import HeartbeatAnswer
+from baton.contract.worker.calls import HeartbeatAnswer
 
 MODULES = (
     "artifacts",

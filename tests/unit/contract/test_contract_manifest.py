@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from baton.contract.manifest import MAX_MANIFEST_FILES, Manifest
+from baton.contract.checkpoints.manifest import MAX_MANIFEST_FILES, Manifest
 from tests.kits.api.factories import JOB_ID, make_chunked, make_manifest
 
 

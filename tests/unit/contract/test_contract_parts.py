@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.contract.base import MAX_OBJECT_BYTES
-from baton.contract.parts import (
+from baton.contract.objects.parts import (
     MAX_PART_BYTES,
     MAX_PARTED_BYTES,
     MAX_PARTS,

@@ -7,7 +7,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from baton.contract.base import MAX_KEY_BYTES, MAX_PATH_BYTES, KeyPrefix, ObjectKey, RelativePath, path_problem
 from baton.contract.errors import ErrorCode
-from baton.contract.jobs import InputRef
+from baton.contract.jobs.job import InputRef
 
 ALLOWED = {
     "colon": "runs/2026-01-01T10:00:00/a:b.bin",

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from baton.contract.dreambooth import DreamboothSubmit
 from baton.contract.errors import Fault
+from baton.contract.jobs.dreambooth import DreamboothSubmit
 from baton.contract.recipes.model import Parameter, Recipe
 from baton.contract.recipes.rendering import parameter_faults
 from baton.contract.recipes.templates import references

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from baton.contract.jobs import JobSubmit
+from baton.contract.jobs.job import JobSubmit
 from baton.contract.recipes.rendering import plan_of
 from functions.recipes import built_in_recipe
 

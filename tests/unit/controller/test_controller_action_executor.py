@@ -10,7 +10,7 @@ from controller_kit import TrainingLoop
 
 from baton.contract.rules.document.actions import ACTIONS
 from gpu_client.controller.action_executor import ActionExecutor, LoopCapabilities
-from gpu_client.controller.knobs import Setting
+from gpu_client.controller.learning_rate import Setting
 from gpu_client.controller.orders import Order
 
 

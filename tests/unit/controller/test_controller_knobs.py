@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as schedules
 
-from gpu_client.controller.knobs import LearningRate
+from gpu_client.controller.learning_rate import LearningRate
 
 STEPS, TURN_AT = 14, 5
 Make = Callable[[Any], Any]

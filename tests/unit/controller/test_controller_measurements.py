@@ -16,7 +16,7 @@ from gpu_client.controller import hardware_sampler
 from gpu_client.controller import measurements as module
 from gpu_client.controller.action_executor import LoopCapabilities
 from gpu_client.controller.hardware_sampler import HardwareSampler
-from gpu_client.controller.knobs import Setting
+from gpu_client.controller.learning_rate import Setting
 from gpu_client.controller.measurements import Measurements, TrainingClock
 from tests.kits.waiting import soon
 

@@ -11,7 +11,7 @@ from controller_kit import Agent, Alone, Clock, Rate, Setup, TrainingLoop, comma
 
 from gpu_client.controller import steering as module
 from gpu_client.controller.event_reporter import STATUS_EVERY_S, STATUS_SOON_S
-from gpu_client.controller.knobs import Setting
+from gpu_client.controller.learning_rate import Setting
 from gpu_client.controller.steering import Steering
 
 

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from baton.contract.history import AttemptPage, AttemptView, EventPage
-from baton.contract.jobs import JobState, JobView, Progress, Reason
-from baton.contract.output import LogLine, LogPage, MetricPoint
+from baton.contract.jobs.history import AttemptPage, AttemptView, EventPage
+from baton.contract.jobs.job import JobState, JobView, Progress, Reason
+from baton.contract.worker.output import LogLine, LogPage, MetricPoint
 from demo.failure import DemoError
 from demo.jobs import JobStatus, JobWatch, read_record
 from demo.processes import Child

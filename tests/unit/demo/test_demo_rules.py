@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from baton.contract.goodput import Goodput
-from baton.contract.history import AttemptView, EventType, EventView
-from baton.contract.jobs import JobState, Progress
+from baton.contract.jobs.goodput import Goodput
+from baton.contract.jobs.history import AttemptView, EventType, EventView
+from baton.contract.jobs.job import JobState, Progress
 from baton.contract.rules.document.loader import load
 from demo.jobs import JobRecord, TrainedStep
 from demo.rules import figures, scenario

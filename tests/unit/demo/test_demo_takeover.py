@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from baton.contract.goodput import Goodput
-from baton.contract.history import AttemptView
-from baton.contract.jobs import AttemptEnd, JobState, Progress
+from baton.contract.jobs.goodput import Goodput
+from baton.contract.jobs.history import AttemptView
+from baton.contract.jobs.job import AttemptEnd, JobState, Progress
 from demo.cluster import Traffic, size_text, traffic_of, worker_traffic
 from demo.digits import Digits, Readings
 from demo.jobs import JobRecord, TrainedStep

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
-from baton.contract.history import EventType
-from baton.contract.jobs import JobState, Reason, Retention
-from baton.contract.work import WorkQuery
+from baton.contract.jobs.history import EventType
+from baton.contract.jobs.job import JobState, Reason, Retention
+from baton.contract.worker.calls import WorkQuery
 from functions.domain.checkpoints import commit as rules
 from functions.domain.checkpoints import object_keys
-from functions.domain.checkpoints.retention import expendable
+from functions.domain.checkpoints.retention import surplus
 from functions.domain.errors import Refusal
 from functions.domain.jobs.transaction import CheckLease
 from functions.domain.jobs.transitions import claim, complete, release
@@ -240,7 +240,7 @@ def test_of_which_manifests_nothing_can_become_a_checkpoint_any_more(step: int, 
 
 
 def let_go(records: list[CheckpointRecord], current: int | None, **policy: Any) -> list[int]:
-    going = expendable(records, Retention(**policy), current_step=current, now=NOW)
+    going = surplus(records, Retention(**policy), current_step=current)
     return sorted(record.step for record in going)
 
 
@@ -280,13 +280,11 @@ def test_a_metric_that_nobody_reported_keeps_nothing() -> None:
     assert let_go(TEN, 1000, keep_last=1, keep_best_metric="loss") == list(range(100, 1000, 100))
 
 
-def test_pinned_and_protected_ones_stay_whatever_the_rest() -> None:
+def test_pinned_ones_stay_whatever_the_rest() -> None:
     records = [
         make_record(100, pinned=True),
-        make_record(200, protected_until=NOW + 1),
-        make_record(300, protected_until=NOW),
+        make_record(300),
         make_record(400, damaged=True, pinned=True),
-        make_record(500, damaged=True, protected_until=NOW + 1),
         make_record(600),
     ]
     assert let_go(records, 600, keep_last=1) == [300]
@@ -319,6 +317,6 @@ def test_what_a_retry_left_behind_goes_though_the_new_run_has_passed_it() -> Non
     assert isinstance(job, Job)
     records = [*committed(100, 200, 300), make_record(350, 2)]
     policy = Retention(keep_last=3, keep_every_steps=100)
-    going = expendable(records, policy, current_step=350, now=NOW, in_history=job.in_history)
+    going = surplus(records, policy, current_step=350, in_history=job.in_history)
     assert [record.step for record in going] == [200, 300]
     assert [record.step for record in rules.resumable(job, records)] == [350, 100]

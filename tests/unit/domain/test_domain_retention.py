@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from baton.contract.jobs import FailureClass, JobState, Policy, Reason
-from baton.contract.work import AGENT_CRASHED, FailRequest
-from functions.api.http.settings import ControlPlaneSettings
+from baton.contract.jobs.job import FailureClass, JobState, Policy, Reason
+from baton.contract.worker.calls import AGENT_CRASHED, FailRequest
 from functions.domain.checkpoints.packs import (
     DEAD_AFTER_S,
     FUNCTION_TIMEOUT_S,
@@ -25,6 +24,7 @@ from functions.domain.jobs import transitions as rules
 from functions.domain.jobs.attempt_end import LATE_AFTER_S
 from functions.domain.jobs.transaction import Transaction
 from functions.domain.records import Attempt, Job
+from functions.settings import ControlPlaneSettings
 from tests.kits.api.factories import (
     JOB_ID,
     NOW,

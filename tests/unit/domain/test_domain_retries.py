@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
-from baton.contract.history import EventType
-from baton.contract.jobs import AttemptEnd, FailureClass, JobCounters, JobState, Policy, Progress, Reason
-from baton.contract.work import FailRequest
+from baton.contract.jobs.history import EventType
+from baton.contract.jobs.job import AttemptEnd, FailureClass, JobCounters, JobState, Policy, Progress, Reason
+from baton.contract.worker.calls import FailRequest
 from functions.domain.checkpoints.commit import commit
 from functions.domain.errors import Refusal
 from functions.domain.jobs import transitions as rules

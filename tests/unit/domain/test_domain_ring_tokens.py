@@ -6,7 +6,7 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from baton.contract.names import ring_secret, ring_token
-from baton.contract.work import WorkQuery
+from baton.contract.worker.calls import WorkQuery
 from functions.domain.access.api_keys import token_digest
 from functions.domain.access.ring_tokens import RING_TOKEN_GRACE_S, authenticate_ring_token, is_ring_token, parse_job_id
 from functions.domain.jobs import transitions as rules

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.contract.jobs import Artifact, JobState
+from baton.contract.jobs.job import Artifact, JobState
 from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from baton.contract.recipes.plan import RunPlan, SharedFile, StepOrder
 from functions.domain.checkpoints.object_keys import artifact_key

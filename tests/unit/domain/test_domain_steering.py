@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
-from baton.contract.history import EventType
-from baton.contract.jobs import Artifact, AttemptEnd, JobCounters, JobState, Reason
-from baton.contract.work import Directive, FailRequest
+from baton.contract.jobs.history import EventType
+from baton.contract.jobs.job import Artifact, AttemptEnd, JobCounters, JobState, Reason
+from baton.contract.worker.calls import Directive, FailRequest
 from functions.domain.checkpoints import commit
 from functions.domain.errors import Refusal
 from functions.domain.jobs import transitions as rules

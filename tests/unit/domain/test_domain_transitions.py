@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from baton.contract.errors import ErrorCode as E
-from baton.contract.jobs import FailureClass, Reason, ReasonCode
-from baton.contract.jobs import JobState as S
-from baton.contract.work import FailRequest
+from baton.contract.jobs.job import FailureClass, Reason, ReasonCode
+from baton.contract.jobs.job import JobState as S
+from baton.contract.worker.calls import FailRequest
 from functions.domain.checkpoints import commit
 from functions.domain.errors import Refusal
 from functions.domain.jobs import transitions as rules

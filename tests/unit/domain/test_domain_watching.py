@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from baton.contract.jobs import JobCounters, JobState, Progress
-from baton.contract.steering import CommandKind
-from baton.contract.work import Directive
+from baton.contract.jobs.job import JobCounters, JobState, Progress
+from baton.contract.worker.calls import Directive
+from baton.contract.worker.steering import CommandKind
 from functions.domain.jobs.transaction import CloseLease, DirectLease, SteerLease
 from functions.domain.records import CommandRecord, Job, MemberRecord, RuleStateRecord
 from functions.domain.rules.rule_evaluation import (

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from baton import Session
-from baton.contract.jobs import FailureClass
+from baton.contract.jobs.job import FailureClass
 from gpu_client.agent.process.failures import AttemptFailure, ExitStatus, classify_exit
 from gpu_client.training import dreambooth_lora
 from gpu_client.training.dreambooth.config import DreamboothConfig

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.contract.dreambooth import DreamboothSubmit
+from baton.contract.jobs.dreambooth import DreamboothSubmit
 from gpu_client.training.dreambooth.config import DreamboothConfig, read_config_file
 from gpu_client.training.dreambooth.errors import ConfigError
 

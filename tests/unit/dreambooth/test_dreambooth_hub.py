@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from dreambooth_runs import failure_of
 
-from baton.contract.jobs import FailureClass
+from baton.contract.jobs.job import FailureClass
 from gpu_client.training import dreambooth_lora
 
 pytestmark = pytest.mark.filterwarnings("ignore:The `local_dir_use_symlinks` argument is deprecated:UserWarning")

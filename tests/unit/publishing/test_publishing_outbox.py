@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from baton.contract.events import JobEvent
-from baton.contract.history import EventType
+from baton.contract.jobs.events import JobEvent
+from baton.contract.jobs.history import EventType
 from functions.domain.errors import StorageUnavailable
 from functions.publishing.entries import MAX_REQUEST_BYTES, Entry
 from functions.publishing.outbox import PERMANENT_REFUSALS, WAITS_S, publish

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.contract.events import JobEvent
+from baton.contract.jobs.events import JobEvent
 from functions.publishing.entries import Entry
 from functions.publishing.outbox import publish
 from tests.kits.api.stream_records import FakeBus, FakeDeadLetters, stream_record

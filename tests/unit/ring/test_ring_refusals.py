@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.contract.rings import RecordsRequest, RemovalAnswer
+from baton.contract.objects.rings import RecordsRequest, RemovalAnswer
 from gpu_client.ring.errors import RingMismatch
 from gpu_client.ring.store.control_plane import MOST_KEPT, ControlPlaneStore
 from gpu_client.ring.store.uri import ControlPlaneAccess

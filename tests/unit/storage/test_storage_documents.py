@@ -10,8 +10,8 @@ import pytest
 from pydantic import BaseModel
 
 from baton.contract.errors import ErrorCode
-from baton.contract.history import EventType
-from baton.contract.jobs import Progress
+from baton.contract.jobs.history import EventType
+from baton.contract.jobs.job import Progress
 from functions.domain.checkpoints.shared_outputs import SharedRecord
 from functions.domain.errors import Refusal
 from functions.domain.records import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from baton.contract.webhooks import DeliveryState
+from baton.contract.admin.webhooks import DeliveryState
 from functions.domain.webhooks import Delivery
 from functions.storage.dynamodb.webhooks import DynamoWebhookStore
 from functions.storage.tables import WEBHOOKS

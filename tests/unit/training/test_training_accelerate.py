@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from baton import Session
-from gpu_client.controller.knobs import LearningRate
+from gpu_client.controller.learning_rate import LearningRate
 
 RULES = """rules:
 - {name: slower, when: loss < 0.5, do: {set: {knob: lr, factor: 0.5}}}

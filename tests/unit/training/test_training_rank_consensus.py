@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gpu_client.training.distributed.process_group import Ranks
 from gpu_client.training.distributed.rank_consensus import LONG_STEP_S, RankConsensus, Vote
 from gpu_client.training.protocol import TrainerDirective
-from gpu_client.training.session.stop_requests import StopRequests
+from gpu_client.training.session.loop_requests import LoopRequests
 from tests.unit.controller.controller_kit import Together, together
 
 CHECKPOINT = TrainerDirective("checkpoint")
@@ -31,7 +31,7 @@ class Training:
         self.step = 0
         peers = Together(size)
         self.ranks = [
-            StopRequests(cast(Ranks, peers.rank(number)), clock=partial(self.now.__getitem__, number))
+            LoopRequests(cast(Ranks, peers.rank(number)), clock=partial(self.now.__getitem__, number))
             for number in range(size)
         ]
 
@@ -44,7 +44,7 @@ class Training:
             self.now[number] += lasted[number] if lasted else 0.1
         said: dict[int, bool] = {}
 
-        def one(number: int, rank: StopRequests) -> None:
+        def one(number: int, rank: LoopRequests) -> None:
             due = bool(every) and self.step % every == 0
             said[number] = rank.due(self.step, due, lambda: number in busy, last=last)
 

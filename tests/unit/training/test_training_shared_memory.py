@@ -138,7 +138,7 @@ def test_a_loop_that_does_not_ask_is_told_that_nothing_was_written(scene: Scene)
 def test_a_wish_of_the_agent_waits_for_the_arena(scene: Scene) -> None:
     scene.checkpoint(1)
     scene.agent.send({"type": "directive", "directive": "checkpoint"})
-    soon(lambda: scene.session._stop_requests._checkpoint_requested)
+    soon(lambda: scene.session._loop_requests._checkpoint_requested)
     assert not scene.session.checkpoint_due(2)
     assert scene.session.skipped_checkpoints == [], "no step was due by itself"
     give_back(scene.root)
@@ -150,7 +150,7 @@ def test_a_wish_of_the_agent_waits_for_the_arena(scene: Scene) -> None:
 def test_the_last_checkpoint_before_a_stop_goes_to_disk_if_it_has_to(scene: Scene) -> None:
     scene.checkpoint(1)
     scene.agent.send({"type": "directive", "directive": "stop", "reason": "pause", "checkpoint": True})
-    soon(lambda: scene.session._stop_requests._stop is not None)
+    soon(lambda: scene.session._loop_requests._stop is not None)
     assert scene.session.checkpoint_due(2)
     assert scene.checkpoint(2) == scene.session.output_dir / "checkpoint-2"
     assert scene.session.should_stop

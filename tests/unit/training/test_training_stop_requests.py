@@ -43,7 +43,7 @@ def test_a_stop_with_checkpoint_is_shown_when_the_checkpoint_is_due(start: Calla
         session = start(agent)
         assert not session.checkpoint_due(1, every=50)
         agent.send({"type": "directive", "directive": "stop", "reason": "release", "checkpoint": True})
-        soon(lambda: session._stop_requests._stop is not None)
+        soon(lambda: session._loop_requests._stop is not None)
         assert not session.should_stop, (
             "this step's checkpoint_due had not seen it: the loop would leave without saving"
         )

@@ -11,14 +11,21 @@ from urllib.parse import parse_qs
 
 import pytest
 
+from baton.contract.admin.keys import KeyCreate
+from baton.contract.admin.webhooks import WebhookCreate
 from baton.contract.base import MAX_STEP
-from baton.contract.jobs import JobState, JobSubmit, Policy
-from baton.contract.keys import KeyCreate
-from baton.contract.manifest import ChunkedFile, Manifest
+from baton.contract.checkpoints.manifest import ChunkedFile, Manifest
+from baton.contract.jobs.job import JobState, JobSubmit, Policy
 from baton.contract.names import Scope
-from baton.contract.output import LogChunk
-from baton.contract.webhooks import WebhookCreate
-from baton.contract.work import CompleteRequest, Directive, FailRequest, HeartbeatRequest, ReleaseRequest, WorkQuery
+from baton.contract.worker.calls import (
+    CompleteRequest,
+    Directive,
+    FailRequest,
+    HeartbeatRequest,
+    ReleaseRequest,
+    WorkQuery,
+)
+from baton.contract.worker.output import LogChunk
 from gpu_client.transport.api.calls import pages
 from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.api.http import HttpClient
@@ -392,6 +399,6 @@ class TestObjects:
 
 
 def _artifact() -> Any:
-    from baton.contract.work import DeclaredArtifact
+    from baton.contract.worker.calls import DeclaredArtifact
 
     return DeclaredArtifact(path="m", size_bytes=0, crc64nvme="AAAAAAAAAAA=", blake3="0" * 64)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.keys import KeyCreate
+from baton.contract.admin.keys import KeyCreate
 from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.net.connections import Connections
 from gpu_client.transport.transfer.manager import Download, RangeDownload, Transfer, Upload

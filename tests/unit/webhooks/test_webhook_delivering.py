@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from baton.contract.events import JobEvent
-from baton.contract.history import EventType
-from baton.contract.webhooks import DeliveryState
+from baton.contract.admin.webhooks import DeliveryState
+from baton.contract.jobs.events import JobEvent
+from baton.contract.jobs.history import EventType
 from functions.domain.errors import StorageUnavailable
 from functions.domain.webhooks import BACKOFF_S, GIVE_UP_AFTER_S, WebhookTarget, backoff_s, signature
 from functions.publishing.entries import entry_of

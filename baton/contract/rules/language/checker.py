@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from baton.contract.rules import arithmetic
 from baton.contract.rules.language.faults import Code, ExpressionError, suggest_name
-from baton.contract.rules.language.functions import GROUPS, NAMES, PLAIN, SUMMARIES, Function, find_usage
+from baton.contract.rules.language.function_signatures import GROUPS, NAMES, PLAIN, SUMMARIES, Function, find_usage
 from baton.contract.rules.language.parser import parse
 from baton.contract.rules.language.syntax_tree import (
     Binary,

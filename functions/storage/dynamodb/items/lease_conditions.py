@@ -5,8 +5,8 @@ Absent attributes stand for None and, for `closed`, for an attempt that lives.
 
 from __future__ import annotations
 
-from baton.contract.jobs import Progress
-from baton.contract.work import Directive
+from baton.contract.jobs.job import Progress
+from baton.contract.worker.calls import Directive
 from functions.domain import keys
 from functions.domain.jobs.leases import LEASE_KEPT_S, REPROOF_WINDOW_S, REVOKED, Fence
 from functions.domain.jobs.transaction import CloseLease, LeaseGuard, LeaseWrite, OpenLease, ReopenLease

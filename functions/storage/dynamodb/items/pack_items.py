@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.contract.manifest import Pack
+from baton.contract.checkpoints.manifest import Pack
 from functions.domain import keys
 from functions.domain.checkpoints.packs import CONDEMNED_KEPT_S, CondemnPack, PackSnapshot, PackWrite
 from functions.domain.records import PackRecord

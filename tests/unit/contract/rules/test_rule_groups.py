@@ -16,7 +16,7 @@ from baton.contract.rules.engine.group_statistics import GroupValue, compute_gro
 from baton.contract.rules.engine.verdicts import State
 from baton.contract.rules.language.checker import check_condition
 from baton.contract.rules.language.faults import Code
-from baton.contract.rules.language.functions import GROUPS
+from baton.contract.rules.language.function_signatures import GROUPS
 from baton.contract.rules.metrics import Kind, Metric, MetricCatalog
 
 NAN, INF = math.nan, math.inf

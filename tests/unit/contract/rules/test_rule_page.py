@@ -11,7 +11,7 @@ import pytest
 from baton.contract.rules.document.actions import ACTIONS
 from baton.contract.rules.document.loader import _RULE_KEYS, load
 from baton.contract.rules.document.rule import EVENTS
-from baton.contract.rules.language.functions import NAMES
+from baton.contract.rules.language.function_signatures import NAMES
 from baton.contract.rules.limits import LIMITS
 from baton.contract.rules.metrics import BUILT_IN
 

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from baton.contract.base import AnswerModel, Epoch, EpochSeconds, JobId, JsonObject
-from baton.contract.history import EventType
+from baton.contract.jobs.history import EventType
 
 EVENT_SOURCE = "baton"
 """`source` of every event; rules match on it, and on the type as `detail-type`."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from baton.contract.base import AnswerModel, JobId, JsonObject, KeyPrefix, WireModel
-from baton.contract.jobs import JobState
+from baton.contract.jobs.job import JobState
 
 Timestamp = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}$")]
 """In UTC, as SQLite's `datetime('now')` writes it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from baton.contract.base import AnswerModel, Epoch, EpochSeconds, JsonObject, Step
-from baton.contract.jobs import AttemptEnd, FailureClass, Progress, Reason
+from baton.contract.jobs.job import AttemptEnd, FailureClass, Progress, Reason
 
 
 class EventType(StrEnum):

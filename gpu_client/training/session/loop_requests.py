@@ -41,7 +41,7 @@ def _stop_of(votes: Vote) -> _Stop | None:
     return _Stop(_REASONS[votes.stop - 1], not votes.without_checkpoint) if votes.stop else None
 
 
-class StopRequests:
+class LoopRequests:
     """The pending requests. `receive` and the signal handler write them, the training thread reads them."""
 
     def __init__(self, ranks: Ranks, *, clock: Callable[[], float] = time.monotonic) -> None:

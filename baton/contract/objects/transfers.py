@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from baton.contract.base import AnswerModel, Crc64, EpochSeconds, KeyPrefix, ObjectKey, WireModel
 from baton.contract.names import DATA_BUCKET
-from baton.contract.parts import LargeSizeBytes, Parts, require_fitting
+from baton.contract.objects.parts import LargeSizeBytes, Parts, require_fitting
 
 BucketName = Annotated[str, Field(min_length=1, max_length=64, examples=["training-data"])]
 

@@ -29,12 +29,12 @@ from baton.contract.base import (
     checked_path,
     depth_of,
 )
-from baton.contract.goodput import Goodput
-from baton.contract.lease_timing import LEASE_INTERVALS, SWEEP_INTERVAL_S, revocation_grace_s
+from baton.contract.jobs.command_variables import command_problem
+from baton.contract.jobs.goodput import Goodput
 from baton.contract.names import MAX_RINGS, RING_NAME_PATTERN
 from baton.contract.recipes.plan import RunPlan
-from baton.contract.steering import EndedBy, RulesText
-from baton.contract.substitution import command_problem
+from baton.contract.worker.lease_timing import LEASE_INTERVALS, SWEEP_INTERVAL_S, revocation_grace_s
+from baton.contract.worker.steering import EndedBy, RulesText
 
 
 class JobState(StrEnum):

@@ -23,12 +23,12 @@ from baton.contract.base import (
     Step,
     WireModel,
 )
-from baton.contract.checkpoints import CheckpointRef
-from baton.contract.goodput import Goodput
-from baton.contract.jobs import FailureClass, InputRef
-from baton.contract.parts import LargeSizeBytes, Parts, require_fitting
+from baton.contract.checkpoints.calls import CheckpointRef
+from baton.contract.jobs.goodput import Goodput
+from baton.contract.jobs.job import FailureClass, InputRef
+from baton.contract.objects.parts import LargeSizeBytes, Parts, require_fitting
 from baton.contract.recipes.plan import RunPlan
-from baton.contract.steering import Command, Control, ControlReport, EndedBy, LeaveByRule, RulesInForce, Sequence
+from baton.contract.worker.steering import Command, Control, ControlReport, EndedBy, LeaveByRule, RulesInForce, Sequence
 
 
 class Directive(StrEnum):
