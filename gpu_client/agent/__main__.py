@@ -8,7 +8,7 @@ import sys
 def run() -> int:
     """Run the program. Returns the exit code."""
     try:
-        # Imported here, because the import takes long enough to be interrupted.
+        # A signal can interrupt the slow import, therefore the import is inside the `try`.
         from gpu_client.agent.app.program import main
 
         return main()

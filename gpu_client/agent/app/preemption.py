@@ -43,7 +43,7 @@ class Ec2Metadata:
     def __init__(self, endpoint: str = EC2_METADATA) -> None:
         self._endpoint = endpoint.rstrip("/")
         self._session = requests.Session()
-        self._session.trust_env = False  # A proxy would answer for another machine.
+        self._session.trust_env = False  # A proxy would return the metadata of another machine.
         self._token: str | None = None
 
     def leave_within_s(self) -> float | None:
@@ -82,7 +82,7 @@ class Ec2Metadata:
 
 
 def monitor_preemption(mode: Literal["auto", "ec2", "off"], stop: ShutdownRequest) -> AbstractContextManager[object]:
-    """Return a context that passes the cloud's notice on to `stop`; a null context where the cloud gives none."""
+    """Return a context that passes the cloud's notice on to `stop`; a null context on a cloud without notices."""
     if mode == "off" or (mode == "auto" and not is_ec2()):
         return nullcontext()
     # AWS's own clients read the same variable.
@@ -91,7 +91,7 @@ def monitor_preemption(mode: Literal["auto", "ec2", "off"], stop: ShutdownReques
 
 
 class PreemptionMonitor:
-    """A thread that polls until a notice comes, and passes the notice on once. Use as a context manager."""
+    """A thread that polls until a notice comes, and calls back once. Use as a context manager."""
 
     def __init__(
         self, ask: Callable[[], float | None], on_notice: Callable[[float], object], poll_s: float = POLL_S

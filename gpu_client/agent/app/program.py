@@ -25,7 +25,7 @@ EXIT_WORKSPACE = 3
 EXIT_HURRIED = 4
 
 HURRY_S = 5.0
-"""Seconds from a second signal to the exit, whatever still hangs. The trainer dies with the agent."""
+"""Seconds from a second signal to the exit, even if a thread hangs. The guardian kills the trainer."""
 
 logger = logging.getLogger("baton.agent")
 

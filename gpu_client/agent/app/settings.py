@@ -104,7 +104,7 @@ class AgentSettings(BaseSettings):
         return self
 
     def identity(self) -> SaladIdentity:
-        """Return the place of this worker, as every call reports it."""
+        """Return the worker's identity on Salad, as every call reports it."""
         return SaladIdentity(
             organization_name=self.salad_organization_name,
             project_name=self.salad_project_name,
@@ -114,7 +114,7 @@ class AgentSettings(BaseSettings):
         )
 
     def work_query(self) -> WorkQuery:
-        """Return the worker's queue and resources. `nvidia-smi` describes the GPUs unless a variable does."""
+        """Return the worker's queue and resources. Without a variable, `nvidia-smi` describes the GPUs."""
         found = _query_nvidia_gpus() if self.gpus is None or self.vram_gib is None else []
         free_bytes = shutil.disk_usage(_find_existing_parent(self.workspace)).free
         on_salad = self.salad_container_group_id is not None
@@ -147,7 +147,7 @@ def bytes_per_s(mbit_s: float | None) -> float | None:
 
 
 def describe_problems(error: ValidationError) -> list[str]:
-    """Return one line for each bad variable. The lines repeat no value, because one of the values is the key."""
+    """Return one line for each bad variable. The lines contain no values, because one value is the API key."""
     lines = []
     for problem in error.errors(include_url=False, include_input=False, include_context=False):
         place = str(problem["loc"][0]) if problem["loc"] else ""

@@ -33,7 +33,7 @@ class ShutdownLevel(IntEnum):
 LEAVE_MIN_S = 30.0
 """Minimum seconds for the upload of the last checkpoint, after SIGTERM and the trainer's own grace."""
 LEAVE_MARGIN_S = 3.0
-"""Seconds before the end of the machine at which the agent releases the job, whatever is still in progress."""
+"""Seconds before the end of the machine at which the agent releases the job, even during an upload."""
 
 
 class ShutdownRequest:
@@ -61,7 +61,7 @@ class ShutdownRequest:
 
     @property
     def level(self) -> ShutdownLevel:
-        """Return the level reached."""
+        """Return the present level."""
         if self._now.is_set():
             return ShutdownLevel.NOW
         return ShutdownLevel.DRAIN if self._drain.is_set() else ShutdownLevel.NONE
@@ -122,11 +122,11 @@ class ShutdownRequest:
         return self._drain.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for a request; returns False after `timeout_s` without one."""
+        """Wait for a request; returns False after `timeout_s` seconds without a request."""
         return self._drain.wait(timeout_s)
 
     def wait_now(self, timeout_s: float | None = None) -> bool:
-        """Wait for the level NOW; returns False after `timeout_s` without it."""
+        """Wait for the level NOW; returns False after `timeout_s` seconds."""
         return self._now.wait(timeout_s)
 
 
@@ -160,8 +160,8 @@ def stop_on_signals(
         yield
     finally:
         for number, handler in former:
-            # None: the former handler was not installed from Python, therefore Python cannot restore it; the default is
-            # nearest.
+            # None: C code installed the former handler, therefore Python cannot restore the handler and sets the
+            # default.
             register(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
         arrived.put(None)
         thread.join()

@@ -1,4 +1,4 @@
-"""Decide from measured durations when the next checkpoint pays and whether a last one fits.
+"""Decide from measured durations when the next checkpoint pays and whether a last checkpoint fits.
 
 The interval is the first-order optimum, sqrt(2 * cost * mean time between interruptions) - cost (Young, 1974; Daly, "A
 higher order estimate of the optimum checkpoint interval for restart dumps", 2006).
@@ -27,9 +27,9 @@ PRIOR_MTBF_S = 6 * 3600.0
 """Assumed mean time between interruptions of a machine without history."""
 REMEMBERED = 8
 SAFETY = 1.3
-"""A last checkpoint starts only if its usual duration times this factor is left."""
+"""Factor on the usual duration of a last checkpoint: the checkpoint starts only if the product is left."""
 MIN_TRAINER_S = 1.0
-"""Minimum seconds that a trainer gets to end by itself."""
+"""Minimum seconds in which a trainer can end by itself."""
 
 
 def expected_time_between_interruptions_s(runtime_s: float, interruptions: int) -> float:
@@ -40,7 +40,8 @@ def expected_time_between_interruptions_s(runtime_s: float, interruptions: int) 
 def best_interval_s(cost_s: float, mtbf_s: float, *, durable_s: float) -> float:
     """Return the seconds of training between two checkpoints that stall the training for `cost_s` each.
 
-    At least `durable_s`, the duration of one upload: a newer checkpoint would only supersede a waiting one.
+    The result is at least `durable_s`, the duration of an upload, because an earlier checkpoint would only supersede a
+    waiting checkpoint.
     """
     best_s = math.sqrt(2 * max(cost_s, 0.0) * mtbf_s) - cost_s
     return min(max(best_s, MIN_INTERVAL_S, durable_s), MAX_INTERVAL_S)
@@ -65,7 +66,7 @@ class CheckpointTimes:
         """Return the seconds of training until the next checkpoint."""
         if not self._durable_s:
             return FIRST_INTERVAL_S
-        # A script without stall times is taken to stall while its files are stored.
+        # A script may report no stalls; the time to store its files then stands in for the stall.
         cost_s = median(self._stalls_s) if self._stalls_s else median(self._durable_s)
         mtbf_s = expected_time_between_interruptions_s(runtime_s, interruptions)
         return best_interval_s(cost_s, mtbf_s, durable_s=median(self._durable_s))
@@ -94,9 +95,9 @@ class CheckpointScheduler:
         self._saved_at = 0.0
         self._asked_at: float | None = None
         self.last_step: int | None = None
-        """Newest known step: reported, or of a committed checkpoint."""
+        """Newest known step, from a report or a committed checkpoint."""
         self.total: int | None = None
-        """Last step of the training, from the checkpoints of a script that reports no progress."""
+        """Last step of the training, as its checkpoints name the step; for scripts that report no progress."""
 
     def enter(self, activity: Activity) -> None:
         """Change the activity of the attempt."""
@@ -111,10 +112,10 @@ class CheckpointScheduler:
         self._meter.record_step(step)
 
     def reported_step(self, *, needed: bool) -> int | None:
-        """Return the step of a script that reports none: that of its last checkpoint.
+        """Return the step of the last checkpoint, for a script that reports no steps.
 
-        `needed`: the heartbeat carries metrics, which require a step; before the first checkpoint that is the job's
-        last step.
+        `needed`: the heartbeat carries metrics, which require a step; before the first checkpoint the method returns
+        the job's last step.
         """
         with self._lock:
             if self.last_step is None and needed:
@@ -152,7 +153,7 @@ class CheckpointScheduler:
         self._meter.record_skip()
 
     def record_request(self) -> None:
-        """Record a request for a checkpoint; the next request waits for the checkpoint, or for another interval."""
+        """Record a request for a checkpoint. The next request waits for the checkpoint or for another interval."""
         with self._lock:
             self._asked_at = self._clock()
 
@@ -166,7 +167,7 @@ class CheckpointScheduler:
             return waited_s >= interval_s
 
     def last_checkpoint_problem(self, left_s: float) -> str:
-        """Return why a last checkpoint cannot be stored in `left_s` seconds; "" if it can, or without a measurement."""
+        """Return why `left_s` seconds are too short for a last checkpoint; "" if enough, or without a measurement."""
         with self._lock:
             needed_s = self._times.last_checkpoint_s()
         if needed_s is None or needed_s <= left_s:
@@ -174,7 +175,7 @@ class CheckpointScheduler:
         return f"a checkpoint takes about {needed_s:.0f} s, and {left_s:.0f} s are left"
 
     def trainer_time_s(self, left_s: float) -> float:
-        """Return how many of `left_s` seconds the trainer may use if its last checkpoint is to be stored."""
+        """Return the part of `left_s` seconds that the trainer may use, so that its last checkpoint can be stored."""
         with self._lock:
             storing_s = self._times.storing_s() or 0.0
         return max(left_s - storing_s, MIN_TRAINER_S)

@@ -1,4 +1,4 @@
-"""Measure where the time of an attempt goes: into new steps, or into the costs of an unreliable machine.
+"""Divide the time of an attempt into new steps and the costs of an unreliable machine.
 
 Goodput is the share of new steps (Google Cloud's ML goodput and NVIDIA's fault tolerance reports use the word so).
 """
@@ -19,14 +19,14 @@ class Activity(StrEnum):
     IDLE = "idle"
     """Starting, waiting, ending."""
     TRANSFERRING = "transferring"
-    """Fetching or storing bytes that the training waits for."""
+    """Fetching or storing bytes while the training waits."""
     TRAINING = "training"
 
 
 class GoodputMeter:
-    """Counts the seconds of an attempt by their use. Thread-safe. `clock`: monotonic seconds.
+    """Counter of an attempt's seconds by their use. Thread-safe. `clock`: monotonic seconds.
 
-    `last_step`: last step that an earlier attempt reported. Steps up to it are repeated.
+    `last_step`: last step that an earlier attempt reported. Steps up to `last_step` count as repeated.
     """
 
     def __init__(self, last_step: int | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -38,7 +38,7 @@ class GoodputMeter:
         self._step: int | None = None
         self._seconds = {"productive": 0.0, "repeated": 0.0, "stalled": 0.0, "transferring": 0.0, "idle": 0.0}
         self._silent = True
-        """True while the training has reported no step: its committed checkpoints alone show its progress."""
+        """True while the training has reported no step; then only its committed checkpoints show its progress."""
         self._uncommitted_s = 0.0
         """Seconds of a silent training since its last commit, counted as idle so far."""
         self._stalled_s = 0.0
@@ -71,8 +71,8 @@ class GoodputMeter:
     ) -> None:
         """Record a committed checkpoint; bytes as in Goodput.
 
-        Without reported steps, the time up to a commit led to the checkpoint's steps. Time after the last commit stays
-        idle, because the next attempt does not keep its work.
+        Without reported steps, the time up to a commit counts as training. Time after the last commit stays idle,
+        because the next attempt does not keep the work of that time.
         """
         with self._lock:
             if self._silent:

@@ -35,7 +35,7 @@ Inputs = dict[str, tuple[int, int]]
 def check_outputs(
     output_dir: Path, checks: Iterable[OutputCheck], optional: Iterable[OutputCheck] = ()
 ) -> AttemptFailure | None:
-    """Return the failure that lists missing or bad outputs; None if all are good. `optional` outputs may be missing."""
+    """Return the failure that lists missing or bad outputs, or None. `optional` outputs may be missing."""
     root = output_dir.resolve()
     wanted = [*checks, *(check for check in optional if (root / check.path).exists())]
     problems = [f"{check.path} {problem}" for check in wanted if (problem := _find_problem(root, check))]
@@ -45,7 +45,7 @@ def check_outputs(
 def collect_declared_outputs(
     item: WorkItem, directories: JobDirectories, *, on_left_out: Callable[[str], object]
 ) -> dict[str, Path]:
-    """Return the declared outputs, and the existing ones among optional outputs and files for later jobs.
+    """Return the declared outputs, and the existing files among optional outputs and files for later jobs.
 
     Raises the errors of `collect_outputs`.
     """
@@ -59,7 +59,7 @@ def deliver_until_stored(
 ) -> AttemptFailure | None:
     """Call `deliver` (upload and report) again, up to five times, while the store lacks an output.
 
-    Returns None once done. Other errors of `deliver` pass. `pause` waits for seconds, or less.
+    Returns None after a delivery. Other errors of `deliver` propagate. `pause` waits for the given seconds or less.
     """
     tries = 0
     while True:
@@ -87,7 +87,7 @@ def snapshot_inputs(data_dir: Path) -> Inputs:
 
 
 def check_inputs(data_dir: Path, before: Inputs) -> AttemptFailure | None:
-    """Return the failure that names a changed or removed input; None if there is none. New files are permitted.
+    """Return the failure that names a changed or removed input, or None. New files are permitted.
 
     A changed input is a failure, because another attempt would read other bytes.
     """

@@ -35,18 +35,18 @@ from gpu_client.transport.net.cancellation import CancelEvent
 logger = logging.getLogger("baton.job")
 
 RECORD_WAIT_S = 60.0
-"""Longest wait for the commit of a finished step's record; then the next step begins."""
+"""Longest wait, in seconds, for the commit of a finished step's record; then the next step begins."""
 COMMAND_TIMEOUT_S = 60
-"""Default limit of a health check or a cleanup."""
+"""Default time limit of a health check or a cleanup, in seconds."""
 HURRIED_S = 5.0
-"""Limit of a cleanup while the machine is to be left."""
+"""Time limit of a cleanup in seconds, after a stop request."""
 COMMAND_GRACE_S = 2.0
 _FINAL = frozenset({FailureClass.STOPPED_BY_RULE})
-"""Failures that no retry changes."""
+"""Failure classes after which a step is not retried."""
 
 
 class StartTrainer(Protocol):
-    """Start a trainer, as `start_trainer` does."""
+    """The signature of `start_trainer`."""
 
     def __call__(
         self, command: list[str], env: Mapping[str, str], cwd: Path, output: TrainerOutput | None = None
@@ -54,7 +54,7 @@ class StartTrainer(Protocol):
 
 
 class StepsResult(NamedTuple):
-    """Result of the steps. `done`: all succeeded. Else `failure`, or no failure if the job is to be handed back."""
+    """Result of the steps. `done`: all steps succeeded. Otherwise `failure`; None if the agent releases the job."""
 
     done: bool
     status: ExitStatus | None = None
@@ -65,8 +65,8 @@ class StepsResult(NamedTuple):
 class StepContext:
     """Callbacks and shared objects of the attempt.
 
-    `lease_lost` is set when the lease is lost or the attempt is over; `stop_reason` returns the reason to hand the job
-    back.
+    `lease_lost` is set when the lease is lost or the attempt is over; `stop_reason` returns the reason to release the
+    job.
     """
 
     start: StartTrainer
@@ -77,15 +77,15 @@ class StepContext:
     stop_reason: Callable[[], StopReason | None]
     control: ControlRelay
     api_url: str
-    """Address of the control plane, for processes of a job that names rings."""
+    """Address of the control plane, passed to the processes of a job that names rings."""
 
     def interrupted(self) -> bool:
-        """Return True once nothing more may start."""
+        """Return True once no process may start any more."""
         return self.lease_lost.is_set() or self.stop_reason() is not None
 
 
 class StepRunner:
-    """Runs the steps. Progress and output are those of the present step."""
+    """Runner of an attempt's steps. Progress and output belong to the present step."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class StepRunner:
         context: StepContext,
         offer_artifact: Callable[[Path], str | None],
     ) -> None:
-        """`offer_artifact` takes each file that the training shows, or returns the reason against it."""
+        """`offer_artifact` takes each file that the training shows, or returns the reason why the file is refused."""
         self._offer_artifact = offer_artifact
         self._item = item
         self._plan = get_plan(item)
@@ -139,7 +139,7 @@ class StepRunner:
     # The steps
 
     def run(self, resume_from: Path | None) -> StepsResult:
-        """Run all steps that are left; the first one resumes from `resume_from`."""
+        """Run the remaining steps; the first step resumes from `resume_from`."""
         if self._plan.check is not None and (failure := self._check_health(self._plan.check)):
             return StepsResult(False, failure=failure)
         for order in self._ledger.remaining_steps():
@@ -154,7 +154,7 @@ class StepRunner:
         return StepsResult(True)
 
     def clean_up(self) -> None:
-        """Run the recipe's cleanup commands. A problem goes into the job's log and changes nothing else."""
+        """Run the recipe's cleanup commands. A failed cleanup is logged in the job's log and ignored."""
         for order in [] if self._context.lease_lost.is_set() else self._plan.cleanup:
             limit_s = float(order.timeout_s or COMMAND_TIMEOUT_S)
             limit_s = min(limit_s, HURRIED_S) if self._context.stop_reason() else limit_s
@@ -168,7 +168,7 @@ class StepRunner:
             if len(self._plan.steps) > 1 or tries:
                 self._log_line(self._ledger.describe(order) + (f", try {tries + 1}" if tries else ""))
             end = self._run_once(order, resume_from)
-            # Without a failure, a rule or a stop request ended the step: neither permits a retry.
+            # No failure means that a rule or a stop request ended the step: no retry.
             final = end.failure is None or end.failure.failure_class in _FINAL or end.failure.failure_class.node_fault
             if final or self._context.interrupted() or tries >= order.retries:
                 return end
@@ -245,14 +245,14 @@ class StepRunner:
             timeout_s=order.timeout_s,
         )
         end = self._run.run()
-        channel.settle()  # The last message may name the report that the training ends with.
+        channel.settle()  # The last message may contain the training's final report.
         self._drain_channel(channel)
         if saves:
             self._collector.collect_rest(self._committer, clean_exit=end.status.code == 0)
         return end
 
     def _drain_channel(self, channel: ChannelServer) -> None:
-        """Take the messages of the training since the last call."""
+        """Process the training's messages since the last call."""
         self._context.control.poll()
         self._offer_artifacts(channel)
         for point in channel.take_points():
@@ -263,7 +263,7 @@ class StepRunner:
         for path in channel.take_artifacts():
             problem = self._offer_artifact(path)
             if problem:
-                # Not through `_log_line`, because the trainer is printing.
+                # The trainer prints at the same time, therefore the line goes to the spool and not to `_log_line`.
                 self.output.spool.append(f"[baton] {path.name} is uploaded at the end only: {problem}")
 
     def _evaluate_result(
@@ -272,8 +272,8 @@ class StepRunner:
         status = end.status
         rule_exit = self._context.control.rule_exit
         stop_reason = self._context.stop_reason() is not None and end.silent_s is None and end.timeout_s is None
-        # An announced rule exit holds also if a stop request comes at the same moment and cuts the exit short:
-        # checkpoints record that the rule has fired, therefore the rule would not fire again.
+        # A stop request at the same moment may cut an announced rule exit short. The exit counts all the same, because
+        # the checkpoints record the firing, therefore the rule would not fire again.
         if rule_exit is not None and (status.clean or stop_reason) and (rule_exit.failed or rule_exit.kind != "stop"):
             failure = AttemptFailure(FailureClass.STOPPED_BY_RULE, rule_exit.reason) if rule_exit.failed else None
             return StepsResult(False, status, failure)
@@ -303,7 +303,7 @@ class StepRunner:
         self._highest = max(self._highest, self._collector.highest, progress.step if progress else 0)
 
     def _record(self, order: StepOrder) -> None:
-        """Commit the record that the step is finished, with the files that it keeps."""
+        """Commit the record of the finished step, with the files that the step keeps."""
         place = self._ledger.describe(order)
         step, directory = self._ledger.finish(order, self._highest)
         self._highest = self._ledger.base
@@ -317,7 +317,7 @@ class StepRunner:
         return self._committer.drain(lambda: enough() or time.monotonic() > until)
 
     def _newest(self) -> Path | None:
-        """Move this step's newest local checkpoint to its place and delete the others. Returns its path or None."""
+        """Move this step's newest local checkpoint to its place, delete the others, and return its path or None."""
         output = self._directories.output
         for path in output.glob("checkpoint-*"):
             if path.is_dir() and not path.is_symlink():
@@ -345,7 +345,7 @@ class StepRunner:
     def _run_beside(
         self, order: CommandOrder, limit_s: float, enough: Callable[[], bool], output: TrainerOutput
     ) -> str | None:
-        """Run a command beside the steps. Returns the problem, or None."""
+        """Run a command beside the steps. Returns the problem or None."""
         environment = build_environment(
             self._item, self._directories, "", "", step_variables=order.environment, api_url=self._context.api_url
         )

@@ -22,13 +22,14 @@ logger = logging.getLogger("baton.job")
 POLL_S = 0.1
 WATCH_S = 0.05
 LOST_GRACE_S = 5.0
-"""Grace of a trainer whose lease is lost, because its work counts no more."""
+"""Grace in seconds of a trainer after the loss of the lease, which makes the trainer's work worthless."""
 
 
 class TrainerResult(NamedTuple):
     """End of a trainer.
 
-    `silent_s`: stopped after so many seconds without progress; `timeout_s`: stopped at its time limit.
+    `silent_s`: seconds without progress after which the agent stopped the trainer. `timeout_s`: time limit at which the
+    agent stopped the trainer.
     """
 
     status: ExitStatus
@@ -37,11 +38,11 @@ class TrainerResult(NamedTuple):
 
 
 class TrainerRun:
-    """Watches one trainer.
+    """One run of a trainer, from its start to its end.
 
-    `lease_lost` is set when the lease is lost; `stop_reason` returns the reason to hand the job back. `collect` stages
-    checkpoints that have become complete; its argument is True after a checkpoint notice. `base` is added to the
-    trainer's steps to count them within the job.
+    `lease_lost` is set when the lease is lost; `stop_reason` returns the reason to release the job. `collect` stages
+    complete checkpoints; its argument is True after a checkpoint notice. `base` is added to the trainer's steps to
+    count them within the job.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class TrainerRun:
         self._stop_reason = stop_reason
         self._collect = collect
         self.asked_to_leave = False
-        """True once the channel has carried a stop request: a clean exit need not be the end of the training."""
+        """True after a stop request on the channel; a clean exit then need not be the end of the training."""
         self.last_checkpoint_skipped = ""
         """Reason why the trainer was not asked for a last checkpoint; "" otherwise."""
 
@@ -112,7 +113,7 @@ class TrainerRun:
         self._collect(bool(notices))
 
     def _ask_to_leave(self, reason: StopReason) -> ExitStatus:
-        """Ask the session for its end, and for a last checkpoint if there is time; SIGTERM a foreign script."""
+        """Ask the session to end, with a last checkpoint if time permits; send SIGTERM to a foreign script."""
         grace_s = float(self._item.stop_grace_s)
         left_s = self._stop.remaining_s()
         if left_s is not None:
@@ -123,7 +124,7 @@ class TrainerRun:
         deadline = time.monotonic() + grace_s
         if self._channel.request_stop(reason, checkpoint=not self.last_checkpoint_skipped):
             self.asked_to_leave = True
-            # After 75% of the grace, SIGTERM goes to a session that has not ended.
+            # After 75% of the grace the agent escalates to SIGTERM.
             while self._trainer.poll() is None and time.monotonic() < deadline - grace_s / 4 and not self._cut_short():
                 self._channel.wait(POLL_S)
                 self._poll_checkpoints()
@@ -144,7 +145,7 @@ class TrainerRun:
 
 @contextmanager
 def _run_when(predicate: Callable[[], bool], act: Callable[[], object]) -> Iterator[None]:
-    """Call `act` once, in a thread of its own, as soon as `predicate` returns True inside the context."""
+    """Call `act` once, in a thread, as soon as `predicate` returns True inside the context."""
     left = threading.Event()
 
     def watch() -> None:
