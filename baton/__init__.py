@@ -31,16 +31,16 @@ if TYPE_CHECKING:
         CheckpointWriteError,
         SessionError,
     )
-    from gpu_client.training.integrations.batch_sampler import BatchSampler, ResumableLoader
     from gpu_client.training.integrations.hf_callback import BatonCallback
     from gpu_client.training.integrations.lightning_callback import LightningCallback
+    from gpu_client.training.resumable_loader import BatchSampler, ResumableLoader
     from gpu_client.training.session.session import Session
 
 _MODULES = {
     # Training scripts.
     "Session": "gpu_client.training.session.session",
-    "BatchSampler": "gpu_client.training.integrations.batch_sampler",
-    "ResumableLoader": "gpu_client.training.integrations.batch_sampler",
+    "BatchSampler": "gpu_client.training.resumable_loader",
+    "ResumableLoader": "gpu_client.training.resumable_loader",
     "LearningRate": "gpu_client.controller.learning_rate",
     "BatonCallback": "gpu_client.training.integrations.hf_callback",
     "LightningCallback": "gpu_client.training.integrations.lightning_callback",

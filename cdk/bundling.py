@@ -80,7 +80,7 @@ def bundle(output: Path, target: Target) -> None:
 
 
 def interpreter_of(version: str) -> str | None:
-    """Find a Python of a minor version: this one, on the PATH, or of pyenv; None if none runs."""
+    """Find an interpreter of a minor version: the running one, on the PATH, or of pyenv; None if all fail to start."""
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv", "versions")
     found = [Path(folder, f"python{version}") for folder in os.get_exec_path()]
     found += sorted(pyenv.glob(f"{version}.*/bin/python{version}"))

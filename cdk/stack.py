@@ -7,7 +7,7 @@ from aws_cdk import aws_scheduler as scheduler
 from aws_cdk import aws_scheduler_targets as targets
 from constructs import Construct
 
-from baton.contract.worker.lease_timing import SWEEP_INTERVAL_S
+from baton.contract.worker.lease_grace import SWEEP_INTERVAL_S
 from cdk.resources.alarms import Alarms
 from cdk.resources.api import Api
 from cdk.resources.events import Events
@@ -36,7 +36,7 @@ class BatonStack(Stack):
         )
         api = Api(self, "Api", stage=stage, functions=functions.by_name)
         if stage.target == "lambda":
-            # The URL of the API is valid on AWS only; the emulated cloud has another.
+            # The URL of the API is valid on AWS only; the emulated cloud has a URL of its own.
             functions.by_name["sweeper"].add_environment("BATON_PROBE_URL", f"{api.url}{PROBED_PATH}")
         scheduler.Schedule(
             self,

@@ -15,7 +15,7 @@ Target = Literal["lambda", "host"]
 
 DEFAULT_STORE_REGION = "auto"
 READY_SHARDS_TAG = "baton-ready-shards"
-"""Tag of the jobs table: number of partitions of waiting jobs; absent means one. The tag outlives the stack with the
+"""Tag of the jobs table: number of partitions of waiting jobs; a missing tag means 1. The tag outlives the stack with the
 table, so that a later deployment with fewer partitions cannot strand jobs."""
 
 
@@ -36,7 +36,7 @@ class StageSettings:
     """True deletes tables and buckets with the stack; else they stay."""
     log_retention_days: int = 30
     alarm_email: str = ""
-    """Address for alarms, which AWS asks for confirmation; empty sends no mail."""
+    """E-mail address for alarms; AWS asks the address for confirmation. Empty: no mail."""
     ring_sample_days: int = 0
     """Age in days at which S3 deletes ring samples, including listed ones; 0 disables the deletion."""
     original_progress_s: int = 6 * 3600
@@ -44,7 +44,7 @@ class StageSettings:
     max_requests_per_s: int = 500
     """Request rate above which the API answers 429, to limit the bill."""
     ready_shards: int = 1
-    """Partitions of each queue's waiting jobs. A live stage may only get more, since jobs stay in their partition."""
+    """Partitions of each queue's waiting jobs. On a live stage the number may only grow, since jobs stay in their partition."""
     target: Target = "lambda"
     s3_endpoint: str = ""
     """URL `https://host` of an S3-compatible store for data and checkpoints, instead of buckets in this account."""
@@ -56,7 +56,7 @@ class StageSettings:
     """False for a store without the required multipart uploads: each large file is then one upload."""
     data_bucket: str = ""
     checkpoints_bucket: str = ""
-    """Existing buckets in that store."""
+    """Names of existing buckets in that store."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9-]{0,15}", self.name):

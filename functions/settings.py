@@ -8,9 +8,9 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
-from baton.contract.worker.lease_timing import SWEEP_INTERVAL_S
+from baton.contract.worker.lease_grace import SWEEP_INTERVAL_S
 from functions.domain.jobs.attempt_end import LONGEST_URL_LIFE_S
-from functions.domain.keys import TABLE_PREFIX
+from functions.domain.table_keys import TABLE_PREFIX
 
 MAX_READY_SHARDS = 64
 

@@ -27,7 +27,7 @@ from functions.api.checkpoints.retention import run_due_retentions
 from functions.api.http.authorizer import authorize
 from functions.api.operations.sweeper import sweep
 from functions.api.rules.rule_evaluation_runs import evaluate_due_jobs
-from functions.domain.keys import DUE_BUCKET_S
+from functions.domain.table_keys import DUE_BUCKET_S
 from functions.storage.clients import dynamodb_client
 from functions.webhooks.delivery import deliver
 from functions.webhooks.event_queue import QueuedEvent

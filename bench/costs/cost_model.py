@@ -11,7 +11,7 @@ from bench.costs import prices
 from bench.costs.call_costs import Billed
 from cdk.resources.api import AUTHORIZER_CACHE_S
 from cdk.resources.functions import MEMORY_MIB
-from functions.domain.keys import DUE_BUCKET_S
+from functions.domain.table_keys import DUE_BUCKET_S
 from gpu_client.checkpoints.format.packing import PackCutter
 
 HOUR_S = 3600

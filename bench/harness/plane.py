@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from baton.contract.checkpoints.calls import CommitAnswer
 from baton.contract.checkpoints.manifest import Manifest
-from baton.contract.jobs.job import Policy
+from baton.contract.jobs.policy import Policy
 from baton.contract.names import BUCKETS
 from baton.contract.worker.calls import WorkItem
 from functions.api.http.context import Context

@@ -10,7 +10,7 @@ from itertools import count
 from statistics import median
 
 from baton.contract.rules.document.loader import load_values
-from baton.contract.rules.engine.evaluator import Evaluator
+from baton.contract.rules.engine.rule_evaluator import Evaluator
 from baton.contract.rules.language.checker import check_condition
 from baton.contract.rules.language.messages import MessageError, parse_message
 from bench.harness.figures import Figure

@@ -20,7 +20,7 @@ from bench.harness.figures import Figure
 from bench.rules.step_time import CONDITIONS, document
 from gpu_client.controller.steering import Steering
 from gpu_client.training.distributed.process_group import Ranks
-from gpu_client.training.session.loop_requests import StopRequests
+from gpu_client.training.session.loop_requests import LoopRequests
 
 RANKS = 2
 STEPS = 400
@@ -80,9 +80,9 @@ def main(port: str, rounds: str) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=RANKS)
     ranks = Ranks(os.environ)
-    pairs: list[tuple[Steering, StopRequests]] = []
+    pairs: list[tuple[Steering, LoopRequests]] = []
     for control in ({"rules": {"revision": 1, "text": document(mode="dry_run")}}, {}):
-        directives = StopRequests(ranks)
+        directives = LoopRequests(ranks)
         steering = Steering(directives, ranks)
         directives.attach(steering)
         steering.begin(control, None)
@@ -93,7 +93,7 @@ def main(port: str, rounds: str) -> None:
         for _ in range(WORK):
             matrix @ matrix
 
-    def with_votes(steering: Steering, directives: StopRequests, step: int) -> None:
+    def with_votes(steering: Steering, directives: LoopRequests, step: int) -> None:
         steering.report_step(step, VALUES)
         directives.due(step, on_interval=False)
 

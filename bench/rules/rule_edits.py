@@ -14,7 +14,8 @@ from pathlib import Path
 from statistics import quantiles
 from typing import TypeVar
 
-from baton.contract.jobs.job import JobState, JobSubmit, Policy
+from baton.contract.jobs.job import JobState, JobSubmit
+from baton.contract.jobs.policy import Policy
 from bench.harness.figures import Figure
 from bench.harness.local_stack import RunningStack, clean_environment
 from bench.training.contenders import ROOT

@@ -20,7 +20,8 @@ from typing import Any
 import psutil
 
 from baton.contract.jobs.history import EventType
-from baton.contract.jobs.job import InputRef, JobState, JobSubmit, Policy
+from baton.contract.jobs.job import InputRef, JobState, JobSubmit
+from baton.contract.jobs.policy import Policy
 from bench.harness.local_stack import RunningStack, clean_environment, pinned
 from bench.harness.turns import Handle, Subject, overlap_s, take_turns
 from gpu_client.transport.api.client import BatonClient

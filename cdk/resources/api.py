@@ -21,7 +21,7 @@ from functions.api.http.route import all_routes
 
 KEY_SOURCE = "$request.header.x-api-key"
 AUTHORIZER_CACHE_S = 60
-"""Lifetime of a cached answer of the authorizer: a revoked key works for at most so long."""
+"""Lifetime of a cached answer of the authorizer: a revoked key works for at most this time."""
 BURST_FACTOR = 2
 ACCESS_LOG_FIELDS = {
     "request_id": "$context.requestId",

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from baton.contract.jobs.history import EventType
-from baton.contract.jobs.job import JobState, JobSubmit, JobView, Policy, Retention
+from baton.contract.jobs.job import JobState, JobSubmit, JobView
+from baton.contract.jobs.policy import Policy, Retention
 from baton.contract.rules.document.loader import load
-from baton.contract.worker.steering import CommandKind, CommandRequest
+from baton.contract.worker.control import CommandKind, CommandRequest
 from demo.cluster import DIGITS, HIDDEN, MODEL, LocalCluster
 from demo.digits import Digits, read_digits
 from demo.failure import DemoError

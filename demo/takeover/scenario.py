@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from baton.contract.jobs.job import JobState, JobSubmit, JobView, Policy, Retention
+from baton.contract.jobs.job import JobState, JobSubmit, JobView
+from baton.contract.jobs.policy import Policy, Retention
 from demo import digits
 from demo.cluster import DIGITS, HIDDEN, LocalCluster
 from demo.failure import DemoError

@@ -12,7 +12,7 @@ from functions.domain.access.api_keys import ApiKey
 from functions.domain.checkpoints.packs import PackSnapshot, PackWrite
 from functions.domain.checkpoints.shared_outputs import SharedRecord
 from functions.domain.jobs.lease_expiry import ReclaimWatermark
-from functions.domain.jobs.leases import Fence
+from functions.domain.jobs.lease_fence import Fence
 from functions.domain.jobs.transaction import Put, Transaction
 from functions.domain.record_base import TableRecord
 from functions.domain.records import (

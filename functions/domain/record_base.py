@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from functions.domain.keys import Key
+from functions.domain.table_keys import Key
 
 Attribute = str | int | bool
 """A value that is stored beside a document, where conditions and indexes can read it."""

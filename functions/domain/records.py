@@ -14,15 +14,14 @@ from baton.contract.jobs.job import (
     InputRef,
     JobCounters,
     JobState,
-    Policy,
     Progress,
     Reason,
-    Requirements,
 )
+from baton.contract.jobs.policy import Policy, Requirements
 from baton.contract.recipes.plan import RunPlan
 from baton.contract.worker.calls import Directive
-from baton.contract.worker.steering import CommandKind, EndedBy, RolledBack, RuleStatus
-from functions.domain import keys
+from baton.contract.worker.control import CommandKind, EndedBy, RolledBack, RuleStatus
+from functions.domain import table_keys
 from functions.domain.record_base import Attribute, Record, TableRecord
 
 
@@ -137,15 +136,15 @@ class Job(TableRecord):
         """Return the keys of indexes: `ready` only while claimable, `timers` only while something will be due."""
         found: dict[str, Attribute] = {
             "tenant": self.tenant,
-            "state_pk": keys.state_pk(self.tenant, self.state),
-            "created_sk": keys.created_sk(self.created_at, self.id),
+            "state_pk": table_keys.state_pk(self.tenant, self.state),
+            "created_sk": table_keys.created_sk(self.created_at, self.id),
         }
         if self.claimable:
-            found |= {"ready_pk": keys.ready_pk(self.tenant, self.queue, self.shard), "ready_sk": self.ready_rank}
+            found |= {"ready_pk": table_keys.ready_pk(self.tenant, self.queue, self.shard), "ready_sk": self.ready_rank}
         if self.timer_at is not None:
-            found |= {"timer_pk": keys.TIMER, "timer_at": self.timer_at}
+            found |= {"timer_pk": table_keys.TIMER, "timer_at": self.timer_at}
         elif self.retention_at is not None:
-            found |= {"timer_pk": keys.RETENTION, "timer_at": self.retention_at}
+            found |= {"timer_pk": table_keys.RETENTION, "timer_at": self.retention_at}
         return found
 
     @property
@@ -415,7 +414,7 @@ class RuleStateRecord(TableRecord):
 
     def attributes(self) -> Mapping[str, Attribute]:
         """Return the key of the index `timers` for the next evaluation."""
-        return {} if self.next_at is None else {"timer_pk": keys.RULES_DUE, "timer_at": self.next_at}
+        return {} if self.next_at is None else {"timer_pk": table_keys.RULES_DUE, "timer_at": self.next_at}
 
 
 class ScalingRecord(TableRecord):

@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from functions.api.http.authorizer import authorize
-from functions.domain.keys import TABLE_PREFIX
+from functions.domain.table_keys import TABLE_PREFIX
 from functions.handlers.startup import ServerClock, start_logging
 from functions.storage.clients import dynamodb_client
 from functions.storage.dynamodb.api_keys import DynamoKeyReader, DynamoRingLeaseReader

@@ -29,8 +29,8 @@ def built_in_document(recipe_id: str) -> str | None:
 @cache
 def built_in_recipe(recipe_id: str) -> Recipe | None:
     """Return the recipe `name@version`; None for an unknown id."""
-    from baton.contract.documents import read_document
     from baton.contract.recipes.model import Recipe
+    from baton.contract.yaml_documents import read_document
 
     document = built_in_document(recipe_id)
     return None if document is None else Recipe.model_validate(read_document(document).value, strict=True)

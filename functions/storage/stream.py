@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from functions.domain import keys
+from functions.domain import table_keys
 from functions.domain.records import Event
 from functions.storage.dynamodb.items.documents import load
 
@@ -43,7 +43,7 @@ def transition_of(record: Mapping[str, Any]) -> Transition:
     """Read the transition in a stream record that `is_transition` accepts. Raises UnreadableRecordError."""
     try:
         image = record["dynamodb"]["NewImage"]
-        job_id = keys.job_id_of(image["pk"]["S"])
+        job_id = table_keys.job_id_of(image["pk"]["S"])
         event = load(Event, image["doc"]["S"])
         tenant = image["tenant"]["S"]
         webhook = image.get("webhook", {}).get("S")

@@ -1,9 +1,9 @@
-"""Check whether the agent lives: `python -m gpu_client.agent.health` exits with 0, or with 1 and the reason in a line.
+"""Check the agent's liveness: `python -m gpu_client.agent.health` exits with 0, or with 1 and a line with the reason.
 
-For a container's HEALTHCHECK or liveness probe. The agent writes a deadline into the file that `BATON_HEALTH_FILE`
-names, and a later deadline before the first one passes, unless the agent is stuck. An unreachable control plane does
-not make the agent unhealthy; neither does a hanging training, which has limits of its own. Times are of the machine's
-monotonic clock, which all processes of a container share, therefore a wrong wall clock changes nothing.
+The check serves a container's HEALTHCHECK or liveness probe. The agent writes a deadline into the file
+`BATON_HEALTH_FILE` and renews the deadline in time, unless the agent is stuck. Neither an unreachable control plane nor
+a hanging training, which has limits of its own, makes the agent unhealthy. Deadlines use the machine's monotonic clock,
+which all processes of a container share, therefore a wrong wall clock changes nothing.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ logger = logging.getLogger("baton.agent")
 
 VARIABLE = "BATON_HEALTH_FILE"
 SLACK_S = 60.0
-"""Seconds added to each deadline, for a slow machine and for one call that waits for another."""
+"""Seconds added to each deadline, for slow machines and for calls that wait for other calls."""
 
 
 class LivenessFile:
-    """The agent's side. `path` None: no file. Raises OSError if the file cannot be created."""
+    """Writer of the liveness file; `path` None disables the file. Raises OSError if the file cannot be created."""
 
     def __init__(self, path: Path | None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -32,7 +32,7 @@ class LivenessFile:
         self._fd = None if path is None else os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
     def beat(self, within_s: float) -> None:
-        """Promise another beat within `within_s` seconds. The file keeps its size, because a disk may be full."""
+        """Promise another beat within `within_s` seconds. The file keeps its size, because the disk may be full."""
         if self._fd is None:
             return
         try:
@@ -69,7 +69,7 @@ def find_problem(environment: Mapping[str, str], now: float) -> str | None:
 
 
 def main() -> int:
-    """Print why the agent counts as dead. Returns the exit code."""
+    """Print the reason why the agent counts as dead. Returns the exit code."""
     problem = find_problem(os.environ, time.monotonic())
     if problem is None:
         return 0

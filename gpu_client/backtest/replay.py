@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from baton.contract.rules.document.rule import Rule, RuleSet
-from baton.contract.rules.engine.evaluator import Evaluator
+from baton.contract.rules.engine.rule_evaluator import Evaluator
 from baton.contract.rules.engine.verdicts import Operand, State
 from gpu_client.backtest.history import EVALUATE, STEP, History, Whole
 

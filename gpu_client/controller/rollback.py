@@ -25,7 +25,7 @@ class RollbackTracker:
         """Number of the newest rollback in the state."""
 
     def begin(self, known: Iterable[Mapping[str, Any]]) -> None:
-        """Set the job's rollbacks, each as a baton.contract.worker.steering.RolledBack."""
+        """Set the job's rollbacks, each as a baton.contract.worker.control.RolledBack."""
         self._known = list(known)
 
     def apply_missing(self, knobs: Mapping[str, Knob], states: list[object]) -> Iterator[dict[str, Any]]:
@@ -39,7 +39,7 @@ class RollbackTracker:
 
 
 def apply_rollback(one: Mapping[str, Any], knobs: Mapping[str, Knob], states: Iterable[object]) -> RollbackResult:
-    """Apply a rollback (baton.contract.worker.steering.RolledBack) to restored states. Never raises.
+    """Apply a rollback (baton.contract.worker.control.RolledBack) to restored states. Never raises.
 
     The learning rate needs a knob `lr` with `scale(factor)`, the batches need a state with `skip(batches)`.
     """

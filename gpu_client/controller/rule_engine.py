@@ -13,7 +13,7 @@ from baton.contract.rules.document.actions import NAMES
 from baton.contract.rules.document.loader import load
 from baton.contract.rules.document.rule import REPORT
 from baton.contract.rules.document.rule_placement import split
-from baton.contract.rules.engine.evaluator import Evaluator, StateError
+from baton.contract.rules.engine.rule_evaluator import Evaluator, StateError
 from baton.contract.rules.engine.verdicts import State, Verdict
 from baton.contract.rules.metrics import BUILT_IN, Reduce, name_in_rules
 from baton.contract.rules.numbers import encode

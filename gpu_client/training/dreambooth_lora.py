@@ -30,9 +30,9 @@ from gpu_client.training.dreambooth.data.batches import PictureBatch, PictureBat
 from gpu_client.training.dreambooth.data.pictures import read_class_pictures, read_instance_pictures
 from gpu_client.training.dreambooth.errors import DataError, DreamboothError, HubError
 from gpu_client.training.dreambooth.model.base_model import Models, check_base_model, load_models
+from gpu_client.training.dreambooth.model.device import check_machine, make_reproducible, select_device
 from gpu_client.training.dreambooth.model.encoding import Encoder
 from gpu_client.training.dreambooth.model.lora import WEIGHTS_FILE, Lora
-from gpu_client.training.dreambooth.model.machine import check_machine, make_reproducible, select_device
 from gpu_client.training.dreambooth.model.optimization import Optimization
 from gpu_client.training.dreambooth.sampling.class_images import ClassImages
 from gpu_client.training.dreambooth.sampling.validation import ValidationPictures

@@ -11,11 +11,12 @@ from typing import Any
 
 from botocore.awsrequest import AWSPreparedRequest
 
-from baton.contract.jobs.job import Policy, Progress
+from baton.contract.jobs.job import Progress
+from baton.contract.jobs.policy import Policy
 from baton.contract.worker.calls import FailRequest, WorkQuery
 from functions.domain.checkpoints import commit as checkpoint_rules
 from functions.domain.jobs import transitions as rules
-from functions.domain.jobs.leases import Fence
+from functions.domain.jobs.lease_fence import Fence
 from functions.domain.jobs.transaction import Transaction
 from functions.domain.records import Attempt, CheckpointRecord, Job, Lease, Spec
 from tests.kits.clouds.store_sets import Cloud

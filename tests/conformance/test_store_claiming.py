@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from baton.contract.jobs.job import JobState, Policy, Requirements
+from baton.contract.jobs.job import JobState
+from baton.contract.jobs.policy import Policy, Requirements
 from baton.contract.worker.calls import WorkQuery
-from baton.contract.worker.lease_timing import renewal_window_s, revocation_grace_s
+from baton.contract.worker.lease_grace import renewal_window_s, revocation_grace_s
 from functions.api.operations.sweeper import RESERVED_S, TIMERS_S, end_overdue_job, record_watermark, run_timer, sweep
 from functions.api.worker import job_claim
 from functions.api.worker.job_claim import ClaimedJob, claim_next, peek_next

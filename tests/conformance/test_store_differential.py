@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from baton.contract.jobs.job import FailureClass, JobState, Policy, Reason
+from baton.contract.jobs.job import FailureClass, JobState, Reason
+from baton.contract.jobs.policy import Policy
 from baton.contract.worker.calls import FailRequest, WorkQuery
 from functions.api.operations.sweeper import run_timer, sweep
 from functions.api.worker.job_claim import claim_next
@@ -19,7 +20,7 @@ from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.jobs import transitions as rules
 from functions.domain.jobs.attempt_end import LATE_AFTER_S
 from functions.domain.jobs.job_selection import ClaimWindow
-from functions.domain.jobs.leases import Fence
+from functions.domain.jobs.lease_fence import Fence
 from functions.domain.jobs.transaction import Transaction, delete_checkpoint
 from functions.domain.records import Attempt, CheckpointRecord, Event, Job, TransferGrant
 from tests.conformance.store_kit import NOW, TENANT, progress_at, submission

@@ -8,7 +8,8 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from baton.contract.jobs.history import EventType
-from baton.contract.jobs.job import JobState, Policy, Reason
+from baton.contract.jobs.job import JobState, Reason
+from baton.contract.jobs.policy import Policy
 from functions.domain.checkpoints import commit as checkpoint_rules
 from functions.domain.checkpoints import packs
 from functions.domain.checkpoints.retention import schedule_retention

@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from baton.contract.jobs.job import JobState, Policy
+from baton.contract.jobs.job import JobState
+from baton.contract.jobs.policy import Policy
 from baton.contract.worker.calls import Directive
 from functions.domain.errors import FenceBroken
 from functions.domain.jobs import transitions as rules
 from functions.domain.jobs.lease_expiry import ReclaimWatermark
-from functions.domain.jobs.leases import LEASE_KEPT_S, REPROOF_WINDOW_S, REVOKED, Fence
+from functions.domain.jobs.lease_fence import LEASE_KEPT_S, REPROOF_WINDOW_S, REVOKED, Fence
 from functions.domain.jobs.transaction import CheckLease, CloseLease, OpenLease, ReopenLease, Transaction, update_job
-from functions.domain.keys import DUE_BUCKET_S
 from functions.domain.records import Claimant, Job, Lease
+from functions.domain.table_keys import DUE_BUCKET_S
 from tests.conformance.store_kit import NOW, TENANT, Held, claim, progress_at, submit
 from tests.kits.clouds.store_sets import Cloud
 

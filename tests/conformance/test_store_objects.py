@@ -13,8 +13,8 @@ from awscrt.checksums import crc64nvme
 
 from baton.contract.errors import ErrorCode
 from functions.domain.errors import Refusal
-from functions.domain.keys import object_key
 from functions.domain.ports import Presigned
+from functions.domain.table_keys import object_key
 from functions.storage.clients import s3_client
 from functions.storage.s3.object_headers import EXPIRING_TAG
 from functions.storage.s3.objects import S3ObjectStore

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from baton.contract.jobs.history import EventType
-from baton.contract.worker.steering import (
+from baton.contract.worker.control import (
     MAX_COMMANDS,
     MAX_DECISIONS,
     MAX_OPERANDS_BYTES,

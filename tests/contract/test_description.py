@@ -16,7 +16,7 @@ import functions.api
 from baton.contract.checkpoints.manifest import Chunk, Codec
 from baton.contract.errors import ERRORS, ErrorCode
 from baton.contract.names import Scope
-from baton.contract.worker.steering import Decision
+from baton.contract.worker.control import Decision
 from functions.api.http.openapi import describe
 from functions.api.http.route import Route, all_routes
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from baton.contract.jobs.job import AttemptEnd, InputRef, JobState, JobSubmit, Policy
+from baton.contract.jobs.job import AttemptEnd, InputRef, JobState, JobSubmit
+from baton.contract.jobs.policy import Policy
 from gpu_client.ring.core.repair import verify_objects
 from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.errors import RingMismatch

@@ -23,7 +23,8 @@ import pytest
 import torch
 from safetensors.torch import load, load_file
 
-from baton.contract.jobs.job import InputRef, JobState, JobSubmit, JobView, Policy, Requirements
+from baton.contract.jobs.job import InputRef, JobState, JobSubmit, JobView
+from baton.contract.jobs.policy import Policy, Requirements
 from baton.contract.names import SHARED_PARTS
 from gpu_client.training.dreambooth.model.lora import WEIGHTS_FILE
 from gpu_client.training.dreambooth.sampling.shared_images import SHARED_FILE

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from baton.contract.jobs.job import AttemptEnd, InputRef, JobState, JobSubmit, Policy
+from baton.contract.jobs.job import AttemptEnd, InputRef, JobState, JobSubmit
+from baton.contract.jobs.policy import Policy
 from tests.kits.stack.control_plane import TRAINERS
 from tests.kits.stack.stack import clean_environment
 from tests.kits.stack.workshop import Workshop

@@ -18,7 +18,8 @@ import psutil
 import pytest
 import requests
 
-from baton.contract.jobs.job import JobState, JobSubmit, Policy
+from baton.contract.jobs.job import JobState, JobSubmit
+from baton.contract.jobs.policy import Policy
 from baton.contract.worker.calls import Directive, HeartbeatRequest, WorkItem, WorkQuery
 from functions.domain.webhooks import signature
 from gpu_client.transport.api.client import BatonClient

@@ -10,7 +10,8 @@ import pytest
 import requests
 from PIL import Image
 
-from baton.contract.jobs.job import AttemptEnd, InputRef, JobState, JobSubmit, Policy, Requirements
+from baton.contract.jobs.job import AttemptEnd, InputRef, JobState, JobSubmit
+from baton.contract.jobs.policy import Policy, Requirements
 from baton.contract.objects.artifacts import StoredArtifact
 from tests.kits.dreambooth.photographs import save_crops
 from tests.kits.dreambooth.tiny_pipelines import save_tiny_sd

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.jobs.job import AttemptEnd, JobState, JobSubmit, Policy
+from baton.contract.jobs.job import AttemptEnd, JobState, JobSubmit
+from baton.contract.jobs.policy import Policy
 from baton.contract.worker.calls import WorkQuery
 from tests.kits.stack.control_plane import TRAINERS
 from tests.kits.stack.workshop import Workshop

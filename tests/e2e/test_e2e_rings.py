@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from baton.contract.jobs.history import EventType
-from baton.contract.jobs.job import AttemptEnd, FailureClass, JobState, JobSubmit, Policy
+from baton.contract.jobs.job import AttemptEnd, FailureClass, JobState, JobSubmit
+from baton.contract.jobs.policy import Policy
 from gpu_client.ring.core.ring import Ring, make_ring, open_ring
 from gpu_client.ring.format.manifest import ObjectId
 from gpu_client.ring.format.objects import StoredSamples

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from baton.contract.jobs.job import AttemptEnd, FailureClass, JobState
-from baton.contract.worker.steering import CommandRequest
+from baton.contract.worker.control import CommandRequest
 from tests.kits.files.directories import json_lines
 from tests.kits.stack.workshop import Gate, Workshop
 from tests.kits.waiting import until

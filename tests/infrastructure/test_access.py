@@ -14,7 +14,7 @@ from blake3 import blake3
 
 import tests.kits.api.harness as harness
 from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET, ring_token
-from baton.contract.worker.steering import MAX_COMMANDS
+from baton.contract.worker.control import MAX_COMMANDS
 from cdk.resources.access import ACCESS
 from functions.api.http.route import all_routes
 from functions.domain.jobs.attempt_end import LATE_AFTER_S

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.contract.jobs.job import Policy
+from baton.contract.jobs.policy import Policy
 from gpu_client.agent.app.settings import AgentSettings, variable_name
 from gpu_client.agent.app.shutdown import LEAVE_MIN_S
 from tests.infrastructure.test_image import entrypoint, health_check, of

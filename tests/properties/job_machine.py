@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from baton.contract.errors import ErrorCode
-from baton.contract.jobs.job import JobState, Policy, Requirements, Retention
+from baton.contract.jobs.job import JobState
+from baton.contract.jobs.policy import Policy, Requirements, Retention
 from baton.contract.worker.calls import WorkQuery
 from functions.domain.checkpoints import packs
 from functions.domain.checkpoints.retention import schedule_retention, surplus

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from baton.contract.jobs.job import FailureClass, JobCounters
-from baton.contract.worker.steering import CommandKind
+from baton.contract.worker.control import CommandKind
 from functions.domain.jobs.attempt_end import LATE_AFTER_S
-from functions.domain.jobs.leases import REPROOF_WINDOW_S
+from functions.domain.jobs.lease_fence import REPROOF_WINDOW_S
 from functions.domain.jobs.transaction import CheckLease, CloseLease, OpenLease, Transaction
 from functions.domain.records import Attempt, CheckpointRecord, CommandRecord, Job, Lease
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 from baton.contract.errors import ErrorCode
 from baton.contract.jobs.job import Artifact, FailureClass, JobState, Progress, Reason
 from baton.contract.worker.calls import FailRequest
-from baton.contract.worker.steering import (
+from baton.contract.worker.control import (
     CommandKind,
     CommandRequest,
     CommandResult,
@@ -26,7 +26,7 @@ from baton.contract.worker.steering import (
 from functions.domain.checkpoints import commit
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.jobs import transitions as rules
-from functions.domain.jobs.leases import Fence
+from functions.domain.jobs.lease_fence import Fence
 from functions.domain.jobs.rule_exit import end_attempt_by_rule
 from functions.domain.jobs.transaction import Transaction
 from functions.domain.ports import JobStore, LeaseStore, TokenStore

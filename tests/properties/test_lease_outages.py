@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.contract.errors import ErrorCode
-from baton.contract.worker.lease_timing import (
+from baton.contract.worker.lease_grace import (
     LEASE_INTERVALS,
     RETRY_PAUSES,
     heartbeat_budget_s,
@@ -25,7 +25,7 @@ from functions.api.worker.lease_guard import renew_lease
 from functions.domain.access.api_keys import token_digest
 from functions.domain.errors import FenceBroken, Refusal
 from functions.domain.jobs.lease_expiry import ReclaimWatermark, is_reclaimable, update_watermark
-from functions.domain.jobs.leases import Fence
+from functions.domain.jobs.lease_fence import Fence
 from tests.kits.api.factories import make_lease
 from tests.kits.api.harness import TENANT, Api, Held, memory_api
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from baton.contract.errors import Fault
 from baton.contract.rules.document.loader import load, load_values
 from baton.contract.rules.document.rule import EVENTS
-from baton.contract.rules.engine.evaluator import Evaluator
+from baton.contract.rules.engine.rule_evaluator import Evaluator
 from baton.contract.rules.engine.verdicts import State, Verdict
 from baton.contract.rules.language.faults import Code
 from baton.contract.rules.language.function_signatures import GROUPS, SUMMARIES

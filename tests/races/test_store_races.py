@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from baton.contract.jobs.job import JobState, Policy
+from baton.contract.jobs.job import JobState
+from baton.contract.jobs.policy import Policy
 from functions.domain.checkpoints.packs import PackSnapshot
 from functions.domain.errors import FenceBroken, WriteConflict
 from functions.domain.jobs import transitions as rules

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from baton.contract.jobs.job import JobState
-from baton.contract.worker.steering import MAX_COMMANDS
-from functions.domain import keys
+from baton.contract.worker.control import MAX_COMMANDS
+from functions.domain import table_keys
 from functions.domain.errors import WriteConflict
 from functions.domain.jobs.transaction import Delete, Put, Transaction
 from functions.domain.ports import MAX_MEMBERS, ResultPage
@@ -64,7 +64,9 @@ class MemoryJobStore:
         ready = ready_list(tenant, queue, shard)
         position = ready.position(cursor)
         with self._state.lock:
-            entries = self._state.jobs.ready.after(keys.ready_pk(tenant, queue, shard), _pair(position), limit + 1)
+            entries = self._state.jobs.ready.after(
+                table_keys.ready_pk(tenant, queue, shard), _pair(position), limit + 1
+            )
             jobs = self.get_many([job_id for _, job_id in entries])
         return page(jobs, limit, ready, lambda job: (job.ready_rank, job.id))
 
@@ -88,7 +90,7 @@ class MemoryJobStore:
         index, partition = (
             (self._state.jobs.by_tenant, tenant)
             if state is None
-            else (self._state.jobs.by_state, keys.state_pk(tenant, state))
+            else (self._state.jobs.by_state, table_keys.state_pk(tenant, state))
         )
         with self._state.lock:
             read = index.before if newest_first else index.after
@@ -97,15 +99,15 @@ class MemoryJobStore:
 
     def due_timers(self, now: int, *, limit: int) -> list[str]:
         with self._state.lock:
-            return [job_id for _, job_id in self._state.jobs.timers.up_to(keys.TIMER, now, limit)]
+            return [job_id for _, job_id in self._state.jobs.timers.up_to(table_keys.TIMER, now, limit)]
 
     def due_retentions(self, now: int, *, limit: int) -> list[str]:
         with self._state.lock:
-            return [job_id for _, job_id in self._state.jobs.timers.up_to(keys.RETENTION, now, limit)]
+            return [job_id for _, job_id in self._state.jobs.timers.up_to(table_keys.RETENTION, now, limit)]
 
     def due_rules(self, now: int, *, limit: int) -> list[str]:
         with self._state.lock:
-            return [job_id for _, job_id in self._state.jobs.rules_due.up_to(keys.RULES_DUE, now, limit)]
+            return [job_id for _, job_id in self._state.jobs.rules_due.up_to(table_keys.RULES_DUE, now, limit)]
 
     def read(self, kind: type[R], job_id: str, number: int = 0) -> R | None:
         with self._state.lock:

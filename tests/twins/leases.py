@@ -7,10 +7,10 @@ from typing import Any
 
 from baton.contract.jobs.job import Progress
 from baton.contract.worker.calls import Directive
-from functions.domain import keys
+from functions.domain import table_keys
 from functions.domain.errors import FenceBroken
 from functions.domain.jobs.lease_expiry import ReclaimWatermark
-from functions.domain.jobs.leases import REPROOF_WINDOW_S, Fence
+from functions.domain.jobs.lease_fence import REPROOF_WINDOW_S, Fence
 from functions.domain.jobs.transaction import CloseLease, LeaseWrite, OpenLease, ReopenLease
 from functions.domain.records import Lease
 from tests.twins.state import MemoryState
@@ -30,8 +30,8 @@ class MemoryLeaseStore:
             updates = {"expires_at": fence.now + lease.duration_s, "progress": progress, "phase": phase}
             lease = lease.model_copy(update={name: value for name, value in updates.items() if value is not None})
             self._state.leases[fence.job_id] = lease
-            due_at = keys.due_bucket(fence.job_id, fence.now) + lease.duration_s
-            self._state.due.put(fence.job_id, keys.DUE, due_at)
+            due_at = table_keys.due_bucket(fence.job_id, fence.now) + lease.duration_s
+            self._state.due.put(fence.job_id, table_keys.DUE, due_at)
             return lease
 
     def get(self, job_id: str) -> Lease | None:
@@ -46,7 +46,7 @@ class MemoryLeaseStore:
         last: tuple[int, str] | None = None
         while True:
             with self._state.lock:
-                entries = [entry for entry in self._state.due.after(keys.DUE, last, size) if entry[0] <= now]
+                entries = [entry for entry in self._state.due.after(table_keys.DUE, last, size) if entry[0] <= now]
             if entries:
                 yield [job_id for _, job_id in entries]
             if len(entries) < size:
@@ -99,6 +99,6 @@ def store_lease(state: MemoryState, write: LeaseWrite, lease: Lease) -> None:
     state.leases[lease.job_id] = lease
     if isinstance(write, OpenLease | ReopenLease):
         opened_at = lease.expires_at - lease.duration_s
-        state.due.put(lease.job_id, keys.DUE, keys.due_bucket(lease.job_id, opened_at) + lease.duration_s)
+        state.due.put(lease.job_id, table_keys.DUE, table_keys.due_bucket(lease.job_id, opened_at) + lease.duration_s)
     elif lease.closed:
         state.due.discard(lease.job_id)

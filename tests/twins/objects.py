@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from urllib.parse import quote, urlencode
 
 from baton.contract.names import BUCKETS
-from functions.domain import keys
+from functions.domain import table_keys
 from functions.domain.ports import Presigned, ResultPage, StoredObject, StoredPart
 from functions.storage.paging import objects_list, page
 from functions.storage.s3.crc64 import crc64nvme as crc64nvme_of
@@ -96,7 +96,7 @@ class MemoryObjectStore:
         """Test hook: store an object; `size_bytes` and `crc64nvme` are reported instead of those of `data`."""
         with self._lock:
             crc = crc64nvme or crc64nvme_of(data)
-            stored = self._store(bucket, keys.object_key(tenant, key), data, size_bytes=size_bytes, crc=crc)
+            stored = self._store(bucket, table_keys.object_key(tenant, key), data, size_bytes=size_bytes, crc=crc)
             return _view(key, stored)
 
     def request(
@@ -121,7 +121,7 @@ class MemoryObjectStore:
 
     def head(self, tenant: str, bucket: str, key: str) -> StoredObject | None:
         with self._lock:
-            stored = self._bucket(bucket).objects.get(keys.object_key(tenant, key))
+            stored = self._bucket(bucket).objects.get(table_keys.object_key(tenant, key))
         return None if stored is None else _view(key, stored)
 
     def head_many(self, tenant: str, bucket: str, keys: Iterable[str]) -> dict[str, StoredObject]:
@@ -134,24 +134,24 @@ class MemoryObjectStore:
         listed = objects_list(tenant, bucket, prefix)
         position = listed.position(cursor)
         start = str(position[0]) if position else after
-        begin = keys.object_key(tenant, prefix)
+        begin = table_keys.object_key(tenant, prefix)
         with self._lock:
             kept = self._bucket(bucket)
             first = bisect_left(kept.names, begin)
             if start is not None:
-                first = max(first, bisect_right(kept.names, keys.object_key(tenant, start)))
+                first = max(first, bisect_right(kept.names, table_keys.object_key(tenant, start)))
             names = [name for name in kept.names[first : first + limit + 1] if name.startswith(begin)]
             found = [_view(name.removeprefix(f"{tenant}/"), kept.objects[name], listed=True) for name in names]
         return page(found, limit, listed, lambda stored: (stored.key,))
 
     def read(self, tenant: str, bucket: str, key: str) -> bytes | None:
         with self._lock:
-            stored = self._bucket(bucket).objects.get(keys.object_key(tenant, key))
+            stored = self._bucket(bucket).objects.get(table_keys.object_key(tenant, key))
         return None if stored is None else stored.data
 
     def create(self, tenant: str, bucket: str, key: str, data: bytes) -> bool:
         with self._lock:
-            name = keys.object_key(tenant, key)
+            name = table_keys.object_key(tenant, key)
             if name in self._bucket(bucket).objects:
                 return False
             self._store(bucket, name, data)
@@ -163,14 +163,16 @@ class MemoryObjectStore:
 
     def delete(self, tenant: str, bucket: str, key: str) -> None:
         with self._lock:
-            kept, name = self._bucket(bucket), keys.object_key(tenant, key)
+            kept, name = self._bucket(bucket), table_keys.object_key(tenant, key)
             if kept.objects.pop(name, None) is not None:
                 del kept.names[bisect_left(kept.names, name)]
 
     def presign_get(
         self, tenant: str, bucket: str, key: str, *, expires_s: int, content_type: str | None = None
     ) -> str:
-        return self._sign(_Signed("GET", bucket, keys.object_key(tenant, key), content_type=content_type), expires_s)
+        return self._sign(
+            _Signed("GET", bucket, table_keys.object_key(tenant, key), content_type=content_type), expires_s
+        )
 
     def presign_put(
         self,
@@ -186,7 +188,7 @@ class MemoryObjectStore:
         expiring: bool = False,
     ) -> Presigned:
         headers = put_headers(size_bytes, crc64nvme, create_only, replace_etag, expiring)
-        url = self._sign(_Signed("PUT", bucket, keys.object_key(tenant, key), headers), expires_s)
+        url = self._sign(_Signed("PUT", bucket, table_keys.object_key(tenant, key), headers), expires_s)
         return Presigned(url, headers)
 
     def create_multipart(self, tenant: str, bucket: str, key: str, *, checksummed: bool = False) -> str:
@@ -194,7 +196,7 @@ class MemoryObjectStore:
             self._bucket(bucket)
             self._count += 1
             upload_id = f"upload-{self._count}"
-            self._uploads[upload_id] = _Upload(bucket, keys.object_key(tenant, key), checksummed)
+            self._uploads[upload_id] = _Upload(bucket, table_keys.object_key(tenant, key), checksummed)
             return upload_id
 
     def put_part(self, tenant: str, bucket: str, key: str, upload_id: str, number: int, *, data: bytes) -> str | None:
@@ -219,7 +221,7 @@ class MemoryObjectStore:
         crc64nvme: str | None = None,
     ) -> Presigned:
         headers = put_headers(size_bytes, crc64nvme, False, None)
-        name = keys.object_key(tenant, key)
+        name = table_keys.object_key(tenant, key)
         signed = _Signed("PUT", bucket, name, headers, upload_id=upload_id, part_number=part_number)
         return Presigned(self._sign(signed, expires_s), headers)
 
@@ -260,7 +262,7 @@ class MemoryObjectStore:
     ) -> str | None:
         with self._lock:
             upload = self._upload(tenant, bucket, key, upload_id)
-            there = self._bucket(bucket).objects.get(keys.object_key(tenant, key))
+            there = self._bucket(bucket).objects.get(table_keys.object_key(tenant, key))
             if upload is None or (create_only and there is not None):
                 return None
             if replace_etag is not None and (there is None or there.etag != replace_etag):
@@ -296,7 +298,7 @@ class MemoryObjectStore:
     def _upload(self, tenant: str, bucket: str, key: str, upload_id: str) -> _Upload | None:
         self._bucket(bucket)
         upload = self._uploads.get(upload_id)
-        same = upload is not None and (upload.bucket, upload.name) == (bucket, keys.object_key(tenant, key))
+        same = upload is not None and (upload.bucket, upload.name) == (bucket, table_keys.object_key(tenant, key))
         return upload if same else None
 
     def _store(

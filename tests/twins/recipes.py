@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functions.domain import keys
+from functions.domain import table_keys
 from functions.domain.ports import ResultPage
 from functions.domain.records import RecipeEntry, StoredRecipe
 from functions.storage.paging import page, recipes_list
@@ -16,7 +16,7 @@ class MemoryRecipeStore:
         self._state = state
 
     def add(self, recipe: StoredRecipe) -> bool:
-        place = (recipe.tenant, keys.recipe_sk(recipe.name, recipe.version))
+        place = (recipe.tenant, table_keys.recipe_sk(recipe.name, recipe.version))
         with self._state.lock:
             if place in self._state.recipes:
                 return False
@@ -25,12 +25,12 @@ class MemoryRecipeStore:
 
     def get(self, tenant: str, name: str, version: int) -> StoredRecipe | None:
         with self._state.lock:
-            return self._state.recipes.get((tenant, keys.recipe_sk(name, version)))
+            return self._state.recipes.get((tenant, table_keys.recipe_sk(name, version)))
 
     def list(self, tenant: str, *, limit: int, cursor: str | None = None) -> ResultPage[RecipeEntry]:
         listed = recipes_list(tenant)
         position = listed.position(cursor)
-        after = "" if position is None else keys.recipe_sk(str(position[0]), int(position[1]))
+        after = "" if position is None else table_keys.recipe_sk(str(position[0]), int(position[1]))
         with self._state.lock:
             found = [
                 recipe.entry

@@ -7,15 +7,15 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from functions.domain import keys
+from functions.domain import table_keys
 from functions.domain.access.api_keys import ApiKey
 from functions.domain.access.rings import RingRecord, StoredRing
 from functions.domain.checkpoints.shared_outputs import SharedRecord
 from functions.domain.jobs.lease_expiry import ReclaimWatermark
 from functions.domain.jobs.transaction import Delete, Put
-from functions.domain.keys import Key
 from functions.domain.record_base import Attribute
 from functions.domain.records import Job, Lease, PackRecord, RuleStateRecord, StoredRecipe, TransferGrant
+from functions.domain.table_keys import Key
 from functions.domain.webhooks import Delivery, Webhook
 from tests.twins.sorted_index import SortedIndex
 
@@ -75,7 +75,7 @@ class JobsTable:
             if write.record.next_at is None:
                 self.rules_due.discard(write.owner)
             else:
-                self.rules_due.put(write.owner, keys.RULES_DUE, write.record.next_at)
+                self.rules_due.put(write.owner, table_keys.RULES_DUE, write.record.next_at)
 
     def replace(self, key: Key, item: StoredItem) -> None:
         """Store an item in place of the one before."""
@@ -89,17 +89,17 @@ class JobsTable:
             self._sorts[key.partition].remove(key.sort)
 
     def _index(self, job: Job) -> None:
-        created = keys.created_sk(job.created_at, job.id)
+        created = table_keys.created_sk(job.created_at, job.id)
         self.by_tenant.put(job.id, job.tenant, created)
-        self.by_state.put(job.id, keys.state_pk(job.tenant, job.state), created)
+        self.by_state.put(job.id, table_keys.state_pk(job.tenant, job.state), created)
         if job.claimable:
-            self.ready.put(job.id, keys.ready_pk(job.tenant, job.queue, job.shard), job.ready_rank)
+            self.ready.put(job.id, table_keys.ready_pk(job.tenant, job.queue, job.shard), job.ready_rank)
         else:
             self.ready.discard(job.id)
         if job.timer_at is not None:
-            self.timers.put(job.id, keys.TIMER, job.timer_at)
+            self.timers.put(job.id, table_keys.TIMER, job.timer_at)
         elif job.retention_at is not None:
-            self.timers.put(job.id, keys.RETENTION, job.retention_at)
+            self.timers.put(job.id, table_keys.RETENTION, job.retention_at)
         else:
             self.timers.discard(job.id)
 
@@ -139,4 +139,4 @@ def created_of(position: list[str | int] | None) -> tuple[str, str] | None:
     if position is None:
         return None
     created_at, record_id = int(position[0]), str(position[1])
-    return keys.created_sk(created_at, record_id), record_id
+    return table_keys.created_sk(created_at, record_id), record_id

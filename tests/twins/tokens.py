@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functions.domain import keys
+from functions.domain import table_keys
 from functions.domain.access.api_keys import ApiKey
 from functions.domain.errors import WriteConflict
 from functions.domain.ports import ResultPage
@@ -63,4 +63,4 @@ class MemoryTokenStore:
 
     def _put(self, key: ApiKey) -> None:
         self._state.keys[key.id] = key
-        self._state.keys_by_tenant.put(key.id, key.tenant, keys.created_sk(key.created_at, key.id))
+        self._state.keys_by_tenant.put(key.id, key.tenant, table_keys.created_sk(key.created_at, key.id))

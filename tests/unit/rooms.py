@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "functions.domain.jobs": {
         "baton.contract",
         "functions.domain.errors",
-        "functions.domain.keys",
+        "functions.domain.table_keys",
         "functions.domain.record_base",
         "functions.domain.records",
     },
@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "functions.domain.jobs",
         "functions.domain.records",
     },
-    "functions.domain.records": {"baton.contract", "functions.domain.keys", "functions.domain.record_base"},
+    "functions.domain.records": {"baton.contract", "functions.domain.table_keys", "functions.domain.record_base"},
     "functions.domain": {"baton.contract"},
     "functions.recipes": {"baton.contract"},
     "functions.settings": {"baton.contract", "functions.domain"},
@@ -203,6 +203,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gpu_client.training.integrations": {
         "baton.contract",
         "gpu_client.controller.learning_rate",
+        "gpu_client.training.resumable_loader",
         "gpu_client.training.checkpoint",
         "gpu_client.training.errors",
         "gpu_client.training.session",
@@ -213,7 +214,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "gpu_client.training.dreambooth.config",
         "gpu_client.training.dreambooth.errors",
         "gpu_client.training.errors",
-        "gpu_client.training.integrations.batch_sampler",
+        "gpu_client.training.resumable_loader",
     },
     "gpu_client.training.dreambooth.model": {
         "gpu_client.training.checkpoint",
@@ -227,7 +228,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "gpu_client.training.dreambooth.data",
         "gpu_client.training.dreambooth.model",
         "gpu_client.training.errors",
-        "gpu_client.training.integrations.batch_sampler",
+        "gpu_client.training.resumable_loader",
         "gpu_client.training.session",
     },
     # The parameters, their errors, and the comparison with the settings of a checkpoint.
@@ -246,7 +247,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "gpu_client.transport",
         "gpu_client.agent.attempt",
         "gpu_client.agent.health",
-        "gpu_client.agent.outage_backoff",
+        "gpu_client.agent.retry_pauses",
         "gpu_client.agent.workspace",
     },
     "gpu_client.agent.attempt": {
@@ -259,7 +260,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "gpu_client.agent.io",
         "gpu_client.agent.polled_event",
         "gpu_client.agent.process",
-        "gpu_client.agent.outage_backoff",
+        "gpu_client.agent.retry_pauses",
         "gpu_client.agent.workspace",
     },
     "gpu_client.agent.process": {
@@ -284,7 +285,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "gpu_client.transport",
         "gpu_client.checkpoints",
         "gpu_client.agent.polled_event",
-        "gpu_client.agent.outage_backoff",
+        "gpu_client.agent.retry_pauses",
         "gpu_client.agent.workspace",
     },
     # The layout of the shared memory.
@@ -381,7 +382,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 THIRD_PARTY: dict[str, set[str]] = {
     "baton.contract": {"pydantic", "pydantic_core"},
     # Whoever reads a document that people write has YAML installed; it is loaded with the first text.
-    "baton.contract.documents": {"yaml"},
+    "baton.contract.yaml_documents": {"yaml"},
     # Evaluated at every training step, and in Lambda: nothing at all from outside.
     "baton.contract.rules": set(),
     # Whoever reads or renders a recipe has these installed; whoever only runs one loads neither (see below).

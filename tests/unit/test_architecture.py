@@ -91,8 +91,8 @@ def test_imports_point_one_way(package: str) -> None:
         ("functions.domain.jobs.transitions", "functions.domain.checkpoints.commit", False),
         ("functions.domain.checkpoints.commit", "functions.domain.jobs.transitions", True),
         ("functions.domain.rules.scaling", "functions.domain.checkpoints.commit", False),
-        ("functions.domain.records", "functions.domain.jobs.leases", False),
-        ("functions.domain.ports", "functions.domain.jobs.leases", True),
+        ("functions.domain.records", "functions.domain.jobs.lease_fence", False),
+        ("functions.domain.ports", "functions.domain.jobs.lease_fence", True),
         ("functions.domain.jobs.transitions", "functions.storage.dynamodb.jobs", False),
         ("functions.domain.jobs.transitions", "functions.api.http.context", False),
         ("functions.api.worker.worker_calls", "functions.storage.dynamodb.jobs", False),
@@ -116,7 +116,7 @@ def test_imports_point_one_way(package: str) -> None:
         ("cdk.resources.functions", "cdk.bundling.code", True),
         ("cdk.resources.functions", "cdk.tool.command_line", False),
         ("cdk.tool.command_line", "cdk.resources.access", False),
-        ("gpu_client.agent.app.worker_loop", "functions.domain.jobs.leases", False),
+        ("gpu_client.agent.app.worker_loop", "functions.domain.jobs.lease_fence", False),
         ("gpu_client.agent.control.channel_server", "gpu_client.training.protocol", True),
         ("gpu_client.agent.control.channel_server", "gpu_client.training.protocol.Message", True),
         ("gpu_client.agent.control.channel_server", "gpu_client.training.session.session", False),
@@ -128,10 +128,14 @@ def test_imports_point_one_way(package: str) -> None:
         ("gpu_client.transport.api.http", "gpu_client.agent.app.worker_loop", False),
         ("gpu_client.transport.api.objects", "gpu_client.transport.transfer.manager", True),
         ("gpu_client.transport.transfer.manager", "gpu_client.transport.api.http", False),
-        ("gpu_client.transport.net.connections", "gpu_client.transport.limits.channel", False),
-        ("gpu_client.checkpoints.local.watcher", "gpu_client.agent.app.worker_loop", False),
-        ("gpu_client.checkpoints.local.watcher", "gpu_client.transport.api.http", True),
-        ("gpu_client.checkpoints.local.watcher", "gpu_client.checkpoints.save.checkpoint_commit", False),
+        ("gpu_client.transport.net.connections", "gpu_client.transport.limits.transfer_channel", False),
+        ("gpu_client.checkpoints.local.foreign_checkpoint_watcher", "gpu_client.agent.app.worker_loop", False),
+        ("gpu_client.checkpoints.local.foreign_checkpoint_watcher", "gpu_client.transport.api.http", True),
+        (
+            "gpu_client.checkpoints.local.foreign_checkpoint_watcher",
+            "gpu_client.checkpoints.save.checkpoint_commit",
+            False,
+        ),
         ("gpu_client.checkpoints.save.artifacts", "gpu_client.checkpoints.local.directory_files", True),
         ("gpu_client.checkpoints.save.artifacts", "gpu_client.checkpoints.restore.checkpoint_restore", False),
         ("gpu_client.checkpoints.format.packing", "gpu_client.checkpoints.local.chunk_cache", False),
@@ -232,9 +236,9 @@ def test_rings_cost_those_nothing_who_have_none() -> None:
 def test_rules_cost_a_training_process_nothing_but_themselves() -> None:
     """Evaluating them loads no library at all; reading a document loads YAML, and nothing more."""
     program = (
-        "import sys; before = set(sys.modules); import baton.contract.rules.engine.evaluator; "
+        "import sys; before = set(sys.modules); import baton.contract.rules.engine.rule_evaluator; "
         "foreign = {name.partition('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names); "
-        "print(sorted(foreign), 'baton.contract.documents' in sys.modules); "
+        "print(sorted(foreign), 'baton.contract.yaml_documents' in sys.modules); "
         "import baton.contract.rules.document.loader; baton.contract.rules.document.loader.load('rules: []'); "
         "print(sorted({'pydantic', 'numpy', 'torch', 'jinja2', 'yaml'} & set(sys.modules)))"
     )

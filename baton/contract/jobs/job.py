@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -12,7 +12,6 @@ from baton.contract.base import (
     MAX_KEY_BYTES,
     MAX_PARAMETERS_BYTES,
     MAX_PARAMETERS_DEPTH,
-    MAX_STEP,
     AnswerModel,
     Epoch,
     EpochSeconds,
@@ -31,10 +30,10 @@ from baton.contract.base import (
 )
 from baton.contract.jobs.command_variables import command_problem
 from baton.contract.jobs.goodput import Goodput
+from baton.contract.jobs.policy import Policy, Requirements
 from baton.contract.names import MAX_RINGS, RING_NAME_PATTERN
 from baton.contract.recipes.plan import RunPlan
-from baton.contract.worker.lease_timing import LEASE_INTERVALS, SWEEP_INTERVAL_S, revocation_grace_s
-from baton.contract.worker.steering import EndedBy, RulesText
+from baton.contract.worker.control import EndedBy, RulesText
 
 
 class JobState(StrEnum):
@@ -120,69 +119,6 @@ class InputRef(WireModel):
     @classmethod
     def _into_is_relative(cls, into: str) -> str:
         return checked_path(into) if into else into
-
-
-class Requirements(WireModel):
-    """What a worker must declare to be given the job. Unset means no requirement.
-
-    Example: `{"min_vram_gib": 24, "gpu_models": ["RTX 4090", "A100"]}`
-    """
-
-    min_vram_gib: Annotated[float, Field(ge=0, le=4096)] | None = None
-    min_disk_gib: Annotated[float, Field(ge=0, le=1_000_000)] | None = None
-    min_gpus: Annotated[int, Field(ge=0, le=64)] | None = None
-    gpu_models: Annotated[list[Annotated[str, Field(min_length=1, max_length=64)]], Field(max_length=32)] = []
-    image: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")] | None = None
-    """The container image that the worker must say it runs in; without a tag or digest, any of that name."""
-
-
-class Retention(WireModel):
-    """Which committed checkpoints are kept. The newest one always is.
-
-    Example: `{"keep_last": 3, "keep_every_steps": 1000, "keep_best_metric": "loss", "keep_best_mode": "min"}`
-    """
-
-    keep_last: Annotated[int, Field(ge=1, le=1000)] = 3
-    keep_every_steps: Annotated[int, Field(ge=1, le=MAX_STEP)] | None = None
-    keep_best_metric: MetricName | None = None
-    keep_best_mode: Literal["min", "max"] = "min"
-
-
-class Policy(WireModel):
-    """Limits and patience. Lost machines, failures and node faults are counted apart.
-
-    Example: `{"max_failures": 3, "max_runtime_s": 86400}`
-    """
-
-    max_failures: Annotated[int, Field(ge=1, le=1000)] = 3
-    max_interruptions: Annotated[int, Field(ge=1, le=100_000)] = 100
-    max_fruitless_interruptions: Annotated[int, Field(ge=1, le=100_000)] = 10
-    """Lost machines in a row without a new checkpoint: such a job probably kills its machines."""
-    max_node_faults: Annotated[int, Field(ge=1, le=1000)] = 10
-    backoff_s: Annotated[int, Field(ge=0, le=86_400)] = 15
-    """Pause after the first failure; doubles with each one after it, up to an hour."""
-    avoid_machine_s: Annotated[int, Field(ge=0, le=30 * 86_400)] = 86_400
-    """How long a machine that failed the job is not given it again."""
-    max_runtime_s: Annotated[int, Field(ge=1, le=365 * 86_400)] | None = None
-    """Time running, summed over all attempts; beyond it the job fails."""
-    deadline_at: EpochSeconds | None = None
-    heartbeat_interval_s: Annotated[int, Field(ge=1, le=600)] = 30
-    """The lease lasts three intervals."""
-    no_progress_timeout_s: Annotated[int, Field(ge=1, le=86_400)] | None = None
-    """The worker fails the attempt when neither the step has risen for this long, nor what the training says it makes
-    between steps."""
-    stop_grace_s: Annotated[int, Field(ge=0, le=3600)] = 30
-    """Time the training gets between being asked to stop and SIGKILL."""
-    checkpoint_every: Literal["auto"] | Annotated[int, Field(ge=5, le=86_400)] | None = None
-    """Seconds after which the worker asks the training for a checkpoint; `auto`: as often as pays, by what checkpoints
-    and interruptions were measured to cost. Unset: the training decides alone."""
-    retention: Retention = Retention()
-
-    @property
-    def max_silence_s(self) -> int:
-        """How old a heartbeat can become before the job is taken from its machine, if nothing else is amiss."""
-        lease_s = LEASE_INTERVALS * self.heartbeat_interval_s
-        return lease_s + revocation_grace_s(self.heartbeat_interval_s) + SWEEP_INTERVAL_S
 
 
 Priority = Annotated[int, Field(ge=0, le=100, description="Higher is handed out first")]

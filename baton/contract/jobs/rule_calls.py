@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton.contract.base import AnswerModel, Epoch, EpochSeconds, Step, WireModel
-from baton.contract.worker.steering import Revision, RulesInForce, RuleStatus, RulesText
+from baton.contract.worker.control import Revision, RulesInForce, RuleStatus, RulesText
 
 
 class RulesRevision(RulesInForce):

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from baton.contract.documents import Document, Location, read_document
 from baton.contract.errors import Fault
 from baton.contract.recipes.model import Parameter, Recipe
 from baton.contract.recipes.rendering import DIRECTORIES, NAMES, escape_of, plan_of, variables_of
@@ -23,6 +22,7 @@ from baton.contract.recipes.templates import (
     references,
     render,
 )
+from baton.contract.yaml_documents import Document, Location, read_document
 
 _MEMBERS: dict[str, Collection[str]] = {"dirs": frozenset(DIRECTORIES), "job": frozenset(("id",))}
 

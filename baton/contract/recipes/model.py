@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from baton.contract.base import MAX_KEY_BYTES, MAX_PARAMETERS_BYTES, JsonObject, RelativePath, WireModel, checked_path
-from baton.contract.jobs.job import EnvironmentName, Requirements
+from baton.contract.jobs.job import EnvironmentName
+from baton.contract.jobs.policy import Requirements
 
 MAX_TEMPLATE_CHARS = 4096
 MAX_STEPS = 32

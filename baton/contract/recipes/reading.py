@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from baton.contract.documents import write_document
 from baton.contract.recipes.model import Recipe
+from baton.contract.yaml_documents import write_document
 
 
 def dump(recipe: Recipe) -> str:

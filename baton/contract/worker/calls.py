@@ -28,7 +28,7 @@ from baton.contract.jobs.goodput import Goodput
 from baton.contract.jobs.job import FailureClass, InputRef
 from baton.contract.objects.parts import LargeSizeBytes, Parts, require_fitting
 from baton.contract.recipes.plan import RunPlan
-from baton.contract.worker.steering import Command, Control, ControlReport, EndedBy, LeaveByRule, RulesInForce, Sequence
+from baton.contract.worker.control import Command, Control, ControlReport, EndedBy, LeaveByRule, RulesInForce, Sequence
 
 
 class Directive(StrEnum):

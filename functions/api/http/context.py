@@ -12,7 +12,7 @@ from functions.domain.access.api_keys import token_digest
 from functions.domain.checkpoints.object_keys import attempt_of
 from functions.domain.errors import Refusal
 from functions.domain.jobs.job_selection import ClaimWindow
-from functions.domain.jobs.leases import Fence
+from functions.domain.jobs.lease_fence import Fence
 from functions.domain.ports import (
     Clock,
     DeliveryQueue,

@@ -14,7 +14,8 @@ from typing import Any
 from baton.contract.base import JsonObject
 from baton.contract.jobs.dreambooth import DreamboothSubmit
 from baton.contract.jobs.history import EventType
-from baton.contract.jobs.job import Artifact, InputRef, JobState, JobSubmit, Requirements
+from baton.contract.jobs.job import Artifact, InputRef, JobState, JobSubmit
+from baton.contract.jobs.policy import Requirements
 from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from baton.contract.objects.dataset_manifest import is_manifest
 from functions.api.http.context import ApiCall, Context

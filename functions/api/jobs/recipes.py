@@ -7,7 +7,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from baton.contract.errors import ErrorCode, Fault
-from baton.contract.jobs.job import JobSubmit, Policy, Requirements
+from baton.contract.jobs.job import JobSubmit
+from baton.contract.jobs.policy import Policy, Requirements
 from baton.contract.names import MAX_RINGS
 from baton.contract.recipes.calls import RecipePage, RecipePush, RecipeQuery, RecipeSummary, RecipeView
 from baton.contract.recipes.plan import RunPlan

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from baton.contract.jobs.job import JobState, ReasonCode
-from baton.contract.worker.lease_timing import SWEEP_INTERVAL_S
+from baton.contract.worker.lease_grace import SWEEP_INTERVAL_S
 from functions.api.rules.rule_evaluation_runs import evaluate_due_jobs, evaluate_on_transition
 from functions.domain.errors import FenceBroken, Refusal, StorageUnavailable, WriteConflict
 from functions.domain.jobs import transitions as rules

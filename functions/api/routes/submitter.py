@@ -12,8 +12,8 @@ from baton.contract.jobs.job import BatchSubmit, JobPage, JobSubmit, JobView, Re
 from baton.contract.jobs.rule_calls import RulesChecked, RulesHistory, RulesRequest, RulesView
 from baton.contract.recipes.calls import RecipePage, RecipePush, RecipeQuery, RecipeView
 from baton.contract.worker.calls import TransitionAnswer
+from baton.contract.worker.control import Command, CommandList, CommandRequest
 from baton.contract.worker.output import LogPage, MetricPage
-from baton.contract.worker.steering import Command, CommandList, CommandRequest
 from functions.api.http.route import JOB, PAGE, SUBMIT, Route
 from functions.api.jobs import job_calls, recipes
 from functions.api.rules import rule_calls

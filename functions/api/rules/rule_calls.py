@@ -19,7 +19,7 @@ from baton.contract.jobs.rule_calls import (
     RulesRevision,
     RulesView,
 )
-from baton.contract.worker.steering import Command, CommandList, CommandRequest, RulesText
+from baton.contract.worker.control import Command, CommandList, CommandRequest, RulesText
 from functions.api.http.context import ApiCall, Context, require_job
 from functions.api.http.paging import read_fitting_page
 from functions.api.rules.rule_evaluation_runs import evaluate_job, read_members, read_rule_state

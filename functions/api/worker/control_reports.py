@@ -9,12 +9,12 @@ from typing import Any
 
 from baton.contract.jobs.job import Progress
 from baton.contract.worker.calls import ReleaseRequest
-from baton.contract.worker.steering import Control, ControlReport, EndedBy, RulesInForce
+from baton.contract.worker.control import Control, ControlReport, EndedBy, RulesInForce
 from functions.api.checkpoints.checkpoint_calls import find_sound_checkpoints
 from functions.api.http.context import ApiCall, Context, require_job
 from functions.api.worker.lease_guard import WRITE_TRIES, apply_as_bearer
 from functions.domain.errors import StorageUnavailable, WriteConflict
-from functions.domain.jobs.leases import Fence
+from functions.domain.jobs.lease_fence import Fence
 from functions.domain.jobs.rule_exit import end_attempt_by_rule
 from functions.domain.jobs.transaction import Put, Transaction
 from functions.domain.records import Attempt, ControlRecord, Job, Lease, RulesRecord

@@ -9,7 +9,7 @@ from baton.contract.jobs.job import Progress
 from functions.api.http.context import ApiCall, Context, require_job
 from functions.domain.errors import FenceBroken, Refusal, StorageUnavailable, WriteConflict
 from functions.domain.jobs import transitions as rules
-from functions.domain.jobs.leases import Fence
+from functions.domain.jobs.lease_fence import Fence
 from functions.domain.jobs.transaction import Transaction
 from functions.domain.jobs.transitions import readopt
 from functions.domain.records import Attempt, Job, Lease

@@ -46,7 +46,7 @@ from functions.domain.access.api_keys import token_digest
 from functions.domain.checkpoints.object_keys import job_prefix
 from functions.domain.errors import FenceBroken, Refusal, StorageUnavailable, WriteConflict
 from functions.domain.jobs import transitions as rules
-from functions.domain.jobs.leases import FIRST_PROGRESS_FACTOR, Fence, directive_for, fence_of
+from functions.domain.jobs.lease_fence import FIRST_PROGRESS_FACTOR, Fence, directive_for, fence_of
 from functions.domain.records import Claimant, Job, Lease
 
 logger = logging.getLogger("baton.work")

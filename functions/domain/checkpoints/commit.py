@@ -9,7 +9,7 @@ from baton.contract.errors import ErrorCode
 from baton.contract.jobs.history import EventType
 from baton.contract.jobs.job import Progress
 from functions.domain.errors import Refusal
-from functions.domain.jobs.leases import Fence
+from functions.domain.jobs.lease_fence import Fence
 from functions.domain.jobs.transaction import CheckLease, Transaction, update_job
 from functions.domain.jobs.transitions import require_running
 from functions.domain.records import Attempt, CheckpointRecord, Job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from baton.contract.jobs.job import Retention
+from baton.contract.jobs.policy import Retention
 from functions.domain.jobs.attempt_end import LATE_AFTER_S
 from functions.domain.jobs.transaction import Transaction, write_job
 from functions.domain.records import CheckpointRecord, Job

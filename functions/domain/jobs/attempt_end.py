@@ -8,9 +8,9 @@ from typing import Any
 
 from baton.contract.jobs.history import EventType
 from baton.contract.jobs.job import AttemptEnd, JobCounters, JobState, Progress, Reason, ReasonCode
-from baton.contract.worker.steering import EndedBy
+from baton.contract.worker.control import EndedBy
 from functions.domain.jobs import retry as retry_policy
-from functions.domain.jobs.leases import Fence
+from functions.domain.jobs.lease_fence import Fence
 from functions.domain.jobs.transaction import CloseLease, Transaction, update_job
 from functions.domain.records import Attempt, Job
 

@@ -3,12 +3,12 @@
 A lease of a live machine expires while the API is down, slow or throttling. Therefore each sweep first proves that the
 API answers, and the watermark records since when every sweep has proved this in time. Outages that the watermark shows
 postpone revocations until workers had time to renew their leases. The grace of each lease
-(baton/contract/worker/lease_timing.py) covers outages between two sweeps, which the watermark cannot show.
+(baton/contract/worker/lease_grace.py) covers outages between two sweeps, which the watermark cannot show.
 """
 
 from __future__ import annotations
 
-from baton.contract.worker.lease_timing import renewal_window_s, revocation_grace_s, unseen_outage_s
+from baton.contract.worker.lease_grace import renewal_window_s, revocation_grace_s, unseen_outage_s
 from functions.domain.record_base import Record
 from functions.domain.records import Lease
 

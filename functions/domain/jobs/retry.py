@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from baton.contract.jobs.job import Policy, Reason, ReasonCode
+from baton.contract.jobs.job import Reason, ReasonCode
+from baton.contract.jobs.policy import Policy
 from functions.domain.records import Job
 
 MAX_BACKOFF_S = 3600

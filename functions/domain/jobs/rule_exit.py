@@ -7,12 +7,13 @@ from typing import Any
 
 from baton.contract.errors import ErrorCode
 from baton.contract.jobs.history import EventType
-from baton.contract.jobs.job import AttemptEnd, Progress, Reason, ReasonCode, Retention
-from baton.contract.worker.steering import MAX_ROLLBACKS, EndedBy, LeaveByRule, Rollback, RolledBack
+from baton.contract.jobs.job import AttemptEnd, Progress, Reason, ReasonCode
+from baton.contract.jobs.policy import Retention
+from baton.contract.worker.control import MAX_ROLLBACKS, EndedBy, LeaveByRule, Rollback, RolledBack
 from functions.domain.errors import Refusal
 from functions.domain.jobs import retry as retry_policy
 from functions.domain.jobs.attempt_end import add_counts, cause_data, requeue
-from functions.domain.jobs.leases import Fence
+from functions.domain.jobs.lease_fence import Fence
 from functions.domain.jobs.transaction import Transaction
 from functions.domain.jobs.transitions import require_running
 from functions.domain.records import Attempt, CheckpointRecord, Job

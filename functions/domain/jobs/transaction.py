@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from baton.contract.jobs.history import EventType
-from functions.domain.jobs.leases import Fence
-from functions.domain.keys import Key
+from functions.domain.jobs.lease_fence import Fence
 from functions.domain.record_base import Attribute, TableRecord
 from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease, RuleStateRecord
+from functions.domain.table_keys import Key
 
 R = TypeVar("R", bound=TableRecord)
 

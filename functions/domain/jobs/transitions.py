@@ -27,8 +27,8 @@ from baton.contract.jobs.job import (
     ReasonCode,
 )
 from baton.contract.worker.calls import AGENT_CRASHED, Directive, FailRequest, WorkQuery
-from baton.contract.worker.lease_timing import LEASE_INTERVALS
-from baton.contract.worker.steering import EndedBy
+from baton.contract.worker.control import EndedBy
+from baton.contract.worker.lease_grace import LEASE_INTERVALS
 from functions.domain.errors import Refusal
 from functions.domain.jobs import retry as retry_policy
 from functions.domain.jobs.attempt_end import (
@@ -43,7 +43,7 @@ from functions.domain.jobs.attempt_end import (
     requeue,
     requeue_interrupted,
 )
-from functions.domain.jobs.leases import Fence, describe_expiry
+from functions.domain.jobs.lease_fence import Fence, describe_expiry
 from functions.domain.jobs.transaction import (
     DirectLease,
     OpenLease,

@@ -19,13 +19,13 @@ from baton.contract.jobs.job import JobState, Progress
 from baton.contract.rules.document.loader import load
 from baton.contract.rules.document.rule import RuleSet
 from baton.contract.rules.document.rule_placement import collect_group_values, split
-from baton.contract.rules.engine.evaluator import Evaluator, StateError
 from baton.contract.rules.engine.group_statistics import GroupValues
+from baton.contract.rules.engine.rule_evaluator import Evaluator, StateError
 from baton.contract.rules.language.faults import Code
 from baton.contract.rules.language.typed_ast import Aggregate, walk
 from baton.contract.rules.limits import LIMITS
 from baton.contract.rules.numbers import encode
-from baton.contract.worker.steering import MAX_STATUS_CHARS, RuleStatus
+from baton.contract.worker.control import MAX_STATUS_CHARS, RuleStatus
 from functions.domain.jobs.attempt_end import cost_usd
 from functions.domain.jobs.transaction import Transaction
 from functions.domain.records import Attempt, CommandRecord, Job, Lease, MemberRecord, RuleStateRecord

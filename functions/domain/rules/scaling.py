@@ -14,7 +14,7 @@ from baton.contract.errors import ErrorCode
 from baton.contract.jobs.history import EventType
 from baton.contract.jobs.job import JobState, Reason, ReasonCode
 from baton.contract.rules.document.actions import Scale
-from baton.contract.worker.steering import CommandKind, CommandRequest, EndedBy
+from baton.contract.worker.control import CommandKind, CommandRequest, EndedBy
 from functions.domain.errors import NotDoneError, Refusal
 from functions.domain.jobs import transitions
 from functions.domain.jobs.transaction import Transaction

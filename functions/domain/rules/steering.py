@@ -9,7 +9,7 @@ from typing import Any
 from baton.contract.errors import ErrorCode
 from baton.contract.jobs.history import EventType
 from baton.contract.jobs.job import JobState
-from baton.contract.worker.steering import (
+from baton.contract.worker.control import (
     MAX_COMMANDS,
     MAX_REVISION,
     MAX_SEQUENCE,
@@ -20,7 +20,7 @@ from baton.contract.worker.steering import (
     Decision,
 )
 from functions.domain.errors import Refusal
-from functions.domain.jobs.leases import Fence
+from functions.domain.jobs.lease_fence import Fence
 from functions.domain.jobs.transaction import Delete, NoteLease, SteerLease, Transaction, evaluate_soon, update_job
 from functions.domain.records import CommandRecord, ControlRecord, Event, Job, Lease, RulesRecord, RuleStateRecord
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from baton.contract.names import Scope
-from functions.domain import keys
+from functions.domain import table_keys
 from functions.domain.access.api_keys import ApiKey
 from functions.storage.dynamodb.items.attribute_values import Item
 from functions.storage.dynamodb.reads import get_item
@@ -23,7 +23,7 @@ class DynamoKeyReader:
         self._table = TOKENS.name(prefix)
 
     def get_key(self, key_id: str) -> ApiKey | None:
-        item = get_item(self._client, self._table, {"pk": {"S": keys.api_key_pk(key_id)}})
+        item = get_item(self._client, self._table, {"pk": {"S": table_keys.api_key_pk(key_id)}})
         return from_item(item) if item else None
 
 

@@ -10,8 +10,8 @@ from typing import Any, NoReturn, TypeVar
 from botocore.exceptions import ClientError
 
 from baton.contract.jobs.job import JobState
-from baton.contract.worker.steering import MAX_COMMANDS
-from functions.domain import keys
+from baton.contract.worker.control import MAX_COMMANDS
+from functions.domain import table_keys
 from functions.domain.errors import FenceBroken, StorageUnavailable, WriteConflict
 from functions.domain.jobs.transaction import Delete, Put, Transaction, Write
 from functions.domain.ports import MAX_MEMBERS, ResultPage
@@ -43,7 +43,7 @@ class DynamoJobStore:
     def get_many(self, job_ids: Sequence[str]) -> list[Job]:
         wanted = list(dict.fromkeys(job_ids))
         items = get_items(self._client, self._table, [job_items.key_item(Job.key(job_id)) for job_id in wanted])
-        found = {keys.job_id_of(item["pk"]["S"]): load(Job, item["doc"]["S"]) for item in items}
+        found = {table_keys.job_id_of(item["pk"]["S"]): load(Job, item["doc"]["S"]) for item in items}
         return [found[job_id] for job_id in wanted if job_id in found]
 
     def apply(self, transaction: Transaction) -> None:
@@ -69,7 +69,7 @@ class DynamoJobStore:
     def ready(self, tenant: str, queue: str, shard: int, *, limit: int, cursor: str | None = None) -> ResultPage[Job]:
         listed = ready_list(tenant, queue, shard)
         position = listed.position(cursor)
-        partition = keys.ready_pk(tenant, queue, shard)
+        partition = table_keys.ready_pk(tenant, queue, shard)
         start: Item | None = None
         if position is not None:
             rank, job_id = str(position[0]), str(position[1])
@@ -108,14 +108,16 @@ class DynamoJobStore:
         listed = jobs_list(tenant, state, newest_first=newest_first)
         position = listed.position(cursor)
         index, attribute, partition = (
-            ("by_tenant", "tenant", tenant) if state is None else ("by_state", "state_pk", keys.state_pk(tenant, state))
+            ("by_tenant", "tenant", tenant)
+            if state is None
+            else ("by_state", "state_pk", table_keys.state_pk(tenant, state))
         )
         start: Item | None = None
         if position is not None:
             created_at, job_id = int(position[0]), str(position[1])
             start = {
                 attribute: {"S": partition},
-                "created_sk": {"S": keys.created_sk(created_at, job_id)},
+                "created_sk": {"S": table_keys.created_sk(created_at, job_id)},
                 **job_items.key_item(Job.key(job_id)),
             }
         items = query(
@@ -129,18 +131,18 @@ class DynamoJobStore:
             ExpressionAttributeValues={":partition": {"S": partition}},
         )
         places = page(items, limit, listed, _created)
-        jobs = self.get_many([keys.job_id_of(item["pk"]["S"]) for item in places.items])
+        jobs = self.get_many([table_keys.job_id_of(item["pk"]["S"]) for item in places.items])
         # The index may lag, therefore jobs that have left the state are dropped here.
         return ResultPage([job for job in jobs if state is None or job.state is state], places.cursor)
 
     def due_timers(self, now: int, *, limit: int) -> list[str]:
-        return self._due(keys.TIMER, now, limit)
+        return self._due(table_keys.TIMER, now, limit)
 
     def due_retentions(self, now: int, *, limit: int) -> list[str]:
-        return self._due(keys.RETENTION, now, limit)
+        return self._due(table_keys.RETENTION, now, limit)
 
     def due_rules(self, now: int, *, limit: int) -> list[str]:
-        return self._due(keys.RULES_DUE, now, limit)
+        return self._due(table_keys.RULES_DUE, now, limit)
 
     def _due(self, partition: str, now: int, limit: int) -> list[str]:
         items = query(
@@ -151,7 +153,7 @@ class DynamoJobStore:
             KeyConditionExpression="timer_pk = :timer AND timer_at <= :now",
             ExpressionAttributeValues={":timer": {"S": partition}, ":now": number(now)},
         )
-        return [keys.job_id_of(item["pk"]["S"]) for item in items]
+        return [table_keys.job_id_of(item["pk"]["S"]) for item in items]
 
     def read(self, kind: type[R], job_id: str, number: int = 0) -> R | None:
         return self._read(kind, kind.key(job_id, number))
@@ -191,7 +193,7 @@ class DynamoJobStore:
             self._table,
             MAX_MEMBERS,
             KeyConditionExpression="pk = :group",
-            ExpressionAttributeValues={":group": {"S": keys.group_pk(tenant, group)}},
+            ExpressionAttributeValues={":group": {"S": table_keys.group_pk(tenant, group)}},
         )
         return {item["sk"]["S"]: load(MemberRecord, item["doc"]["S"]) for item in items}
 
@@ -217,7 +219,7 @@ class DynamoJobStore:
             return job_items.record_of(CheckpointRecord, found) if found else None
         return job_items.record_of(CheckpointRecord, answer["Attributes"])
 
-    def _read(self, kind: type[R], key: keys.Key) -> R | None:
+    def _read(self, kind: type[R], key: table_keys.Key) -> R | None:
         item = get_item(self._client, self._table, job_items.key_item(key))
         return job_items.record_of(kind, item) if item else None
 

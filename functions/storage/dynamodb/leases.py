@@ -8,10 +8,10 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from baton.contract.jobs.job import Progress
-from functions.domain import keys
+from functions.domain import table_keys
 from functions.domain.errors import FenceBroken, StorageUnavailable
 from functions.domain.jobs.lease_expiry import ReclaimWatermark
-from functions.domain.jobs.leases import REPROOF_WINDOW_S, Fence
+from functions.domain.jobs.lease_fence import REPROOF_WINDOW_S, Fence
 from functions.domain.records import Lease
 from functions.storage.dynamodb.items.attribute_values import Item, number
 from functions.storage.dynamodb.items.lease_conditions import fence_condition, from_item
@@ -32,7 +32,7 @@ class DynamoLeaseStore:
 
     def heartbeat(self, fence: Fence, progress: Progress | None, phase: str | None) -> Lease:
         condition, values = fence_condition(fence, reproof_window_s=REPROOF_WINDOW_S)
-        values |= {":now": number(fence.now), ":bucket": number(keys.due_bucket(fence.job_id, fence.now))}
+        values |= {":now": number(fence.now), ":bucket": number(table_keys.due_bucket(fence.job_id, fence.now))}
         sets = ["expires_at = :now + duration_s", "due_at = :bucket + duration_s"]
         if progress is not None:
             sets.append("progress = :progress")
@@ -80,7 +80,7 @@ class DynamoLeaseStore:
                 last,
                 IndexName="due",
                 KeyConditionExpression="due_pk = :due AND due_at <= :now",
-                ExpressionAttributeValues={":due": {"S": keys.DUE}, ":now": number(now)},
+                ExpressionAttributeValues={":due": {"S": table_keys.DUE}, ":now": number(now)},
             )
             if items:
                 yield [item["pk"]["S"] for item in items]
@@ -90,7 +90,7 @@ class DynamoLeaseStore:
             last = items[-1]
 
     def reclaim_watermark(self) -> ReclaimWatermark | None:
-        item = self._item(keys.WATCH)
+        item = self._item(table_keys.WATCH)
         return ReclaimWatermark(seen_at=int(item["seen_at"]["N"]), since=int(item["since"]["N"])) if item else None
 
     def save_reclaim_watermark(self, watch: ReclaimWatermark, *, seen: ReclaimWatermark | None) -> bool:
@@ -105,7 +105,7 @@ class DynamoLeaseStore:
                 self._client.put_item(
                     TableName=self._table,
                     Item={
-                        "pk": {"S": keys.WATCH},
+                        "pk": {"S": table_keys.WATCH},
                         "seen_at": number(watch.seen_at),
                         "since": number(watch.since),
                     },

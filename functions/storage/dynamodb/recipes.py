@@ -6,7 +6,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from functions.domain import keys
+from functions.domain import table_keys
 from functions.domain.ports import ResultPage
 from functions.domain.records import RecipeEntry, StoredRecipe
 from functions.storage.dynamodb.items.attribute_values import Item
@@ -56,7 +56,7 @@ class DynamoRecipeStore:
             limit + 1,
             start,
             KeyConditionExpression="pk = :pk",
-            ExpressionAttributeValues={":pk": {"S": keys.recipes_pk(tenant)}},
+            ExpressionAttributeValues={":pk": {"S": table_keys.recipes_pk(tenant)}},
             ProjectionExpression="doc",
             ConsistentRead=True,
         )
@@ -65,4 +65,4 @@ class DynamoRecipeStore:
 
 
 def _key(tenant: str, name: str, version: int) -> Item:
-    return {"pk": {"S": keys.recipes_pk(tenant)}, "sk": {"S": keys.recipe_sk(name, version)}}
+    return {"pk": {"S": table_keys.recipes_pk(tenant)}, "sk": {"S": table_keys.recipe_sk(name, version)}}

@@ -9,7 +9,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from baton.contract.errors import ErrorCode
-from functions.domain import keys as names
+from functions.domain import table_keys as names
 from functions.domain.access.rings import RingRecord, StoredRing
 from functions.domain.errors import Refusal, StorageUnavailable
 from functions.domain.ports import ResultPage

@@ -7,7 +7,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from functions.domain import keys
+from functions.domain import table_keys
 from functions.domain.checkpoints.shared_outputs import SharedRecord
 from functions.storage.dynamodb.items.attribute_values import Item
 from functions.storage.dynamodb.items.documents import dump, load
@@ -51,4 +51,4 @@ class DynamoSharedStore:
 
 
 def _key(tenant: str, shared_key: str) -> Item:
-    return {"pk": {"S": keys.shared_pk(tenant, shared_key)}, "sk": {"S": keys.SHARED}}
+    return {"pk": {"S": table_keys.shared_pk(tenant, shared_key)}, "sk": {"S": table_keys.SHARED}}

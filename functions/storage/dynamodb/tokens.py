@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from botocore.exceptions import ClientError
 
-from functions.domain import keys
+from functions.domain import table_keys
 from functions.domain.access.api_keys import ApiKey
 from functions.domain.errors import WriteConflict
 from functions.domain.ports import ResultPage
@@ -36,8 +36,8 @@ class DynamoTokenStore(DynamoKeyReader):
             created_at, key_id = int(position[0]), str(position[1])
             start = {
                 "tenant": {"S": tenant},
-                "created_sk": {"S": keys.created_sk(created_at, key_id)},
-                "pk": {"S": keys.api_key_pk(key_id)},
+                "created_sk": {"S": table_keys.created_sk(created_at, key_id)},
+                "pk": {"S": table_keys.api_key_pk(key_id)},
             }
         items = query(
             self._client,
@@ -57,7 +57,7 @@ class DynamoTokenStore(DynamoKeyReader):
 
     def put_grant(self, grant: TransferGrant) -> None:
         item = {
-            "pk": {"S": keys.grant_pk(grant.token_sha256)},
+            "pk": {"S": table_keys.grant_pk(grant.token_sha256)},
             "purpose": {"S": grant.purpose},
             "expires_at": number(grant.expires_at),
             "ttl": number(grant.expires_at + GRANT_KEPT_S),
@@ -67,7 +67,7 @@ class DynamoTokenStore(DynamoKeyReader):
             self._client.put_item(TableName=self._table, Item=item)
 
     def get_grant(self, token_sha256: str) -> TransferGrant | None:
-        item = self._item(keys.grant_pk(token_sha256))
+        item = self._item(table_keys.grant_pk(token_sha256))
         return load(TransferGrant, item["doc"]["S"]) if item else None
 
     def redeem(self, token_sha256: str, now: int) -> TransferGrant | None:
@@ -75,7 +75,7 @@ class DynamoTokenStore(DynamoKeyReader):
             with failures_translated():
                 answer = self._client.delete_item(
                     TableName=self._table,
-                    Key={"pk": {"S": keys.grant_pk(token_sha256)}},
+                    Key={"pk": {"S": table_keys.grant_pk(token_sha256)}},
                     ConditionExpression="purpose = :download AND expires_at > :now",
                     ExpressionAttributeValues={":download": {"S": "download"}, ":now": number(now)},
                     ReturnValues="ALL_OLD",
@@ -88,9 +88,9 @@ class DynamoTokenStore(DynamoKeyReader):
 
     def _put_key(self, key: ApiKey, condition: str) -> None:
         item: Item = {
-            "pk": {"S": keys.api_key_pk(key.id)},
+            "pk": {"S": table_keys.api_key_pk(key.id)},
             "tenant": {"S": key.tenant},
-            "created_sk": {"S": keys.created_sk(key.created_at, key.id)},
+            "created_sk": {"S": table_keys.created_sk(key.created_at, key.id)},
             "doc": {"S": document(key)},
         }
         if key.revoked_at is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from functions.domain import keys
+from functions.domain import table_keys
 from functions.domain.ports import ResultPage
 from functions.domain.webhooks import Delivery, Webhook
 from functions.storage.dynamodb.items.attribute_values import Item, number
@@ -39,7 +39,7 @@ class DynamoWebhookStore:
             self._table,
             MAX_FOUND,
             KeyConditionExpression="pk = :pk",
-            ExpressionAttributeValues={":pk": {"S": keys.webhooks_pk(tenant)}},
+            ExpressionAttributeValues={":pk": {"S": table_keys.webhooks_pk(tenant)}},
             ConsistentRead=True,
         )
         return [load(Webhook, item["doc"]["S"]) for item in items]
@@ -54,8 +54,8 @@ class DynamoWebhookStore:
     def record(self, delivery: Delivery) -> None:
         self._put(
             {
-                "pk": {"S": keys.deliveries_pk(delivery.webhook_id)},
-                "sk": {"S": keys.delivery_sk(*delivery.place)},
+                "pk": {"S": table_keys.deliveries_pk(delivery.webhook_id)},
+                "sk": {"S": table_keys.delivery_sk(*delivery.place)},
                 "ttl": number(delivery.last_at + DELIVERY_KEPT_S),
                 "doc": {"S": dump(delivery)},
             }
@@ -64,11 +64,11 @@ class DynamoWebhookStore:
     def deliveries(self, webhook_id: str, *, limit: int, cursor: str | None = None) -> ResultPage[Delivery]:
         listed = deliveries_list(webhook_id)
         position = listed.position(cursor)
-        partition = {"S": keys.deliveries_pk(webhook_id)}
+        partition = {"S": table_keys.deliveries_pk(webhook_id)}
         start: Item | None = None
         if position is not None:
             at, job_id, seq = int(position[0]), str(position[1]), int(position[2])
-            start = {"pk": partition, "sk": {"S": keys.delivery_sk(at, job_id, seq)}}
+            start = {"pk": partition, "sk": {"S": table_keys.delivery_sk(at, job_id, seq)}}
         items = query(
             self._client,
             self._table,
@@ -89,4 +89,4 @@ class DynamoWebhookStore:
 
 
 def _key(tenant: str, webhook_id: str) -> Item:
-    return {"pk": {"S": keys.webhooks_pk(tenant)}, "sk": {"S": webhook_id}}
+    return {"pk": {"S": table_keys.webhooks_pk(tenant)}, "sk": {"S": webhook_id}}

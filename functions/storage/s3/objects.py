@@ -10,8 +10,8 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from functions.domain.errors import StorageUnavailable
-from functions.domain.keys import object_key
 from functions.domain.ports import Presigned, ResultPage, StoredObject, StoredPart
+from functions.domain.table_keys import object_key
 from functions.storage.failures import error_code, failures_translated, http_status
 from functions.storage.paging import objects_list, page
 from functions.storage.s3.object_headers import (

@@ -17,7 +17,7 @@ from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome
 from gpu_client.agent.attempt.job_run import JobRun
 from gpu_client.agent.attempt.lease import is_key_refused
 from gpu_client.agent.health import LivenessFile
-from gpu_client.agent.outage_backoff import backoff_s
+from gpu_client.agent.retry_pauses import backoff_s
 from gpu_client.agent.workspace.slots import Workspace
 from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import BatonError, Unauthorized
@@ -29,7 +29,7 @@ EXIT_DONE = 0
 EXIT_KEY_REFUSED = 2
 FAULT_PAUSE_S = 10.0
 FAULT_PAUSE_MAX_S = 600.0
-"""Bounds of the pause before the next claim after several jobs in a row that failed because of this machine."""
+"""Bounds of the pause before a claim, after this machine has failed several jobs in a row."""
 
 CLEARING_S = 600.0
 """Seconds without a heartbeat at the end of a job, while the agent clears the workspace."""
@@ -39,7 +39,7 @@ CLAIM_BUDGET_S = 30.0
 
 
 class WorkerLoop:
-    """Claims and runs jobs, one at a time, until a stop request, `max_jobs`, or `exit_when_idle_s` ends the loop."""
+    """Loop that claims and runs jobs until a stop request, `max_jobs` or `exit_when_idle_s` ends the loop."""
 
     def __init__(
         self,
@@ -103,8 +103,8 @@ class WorkerLoop:
                 return EXIT_DONE
             faults = faults + 1 if run.failure and run.failure.failure_class.node_fault else 0
             if faults > 1:
-                # The job can cause one such failure. A full disk or a broken driver would fail every job of the queue
-                # in turn, therefore the agent pauses.
+                # A single failure may be the job's fault. A full disk or a broken driver would fail every job of the
+                # queue in turn, therefore the agent pauses after the second failure.
                 pause_s = backoff_s(FAULT_PAUSE_S, faults - 1, FAULT_PAUSE_MAX_S)
                 logger.warning("this machine failed %d jobs in a row: no claim for %.0f s", faults, pause_s)
                 self._liveness.beat(pause_s)
@@ -128,7 +128,7 @@ class WorkerLoop:
             return None
 
     def _log_introduction(self, query: WorkQuery) -> None:
-        """Log the query once: while no job fits, nothing else is logged."""
+        """Log the query once, because the log stays empty while no job fits."""
         gpus = query.gpus or 0
         memory = f" with {query.vram_gib:g} GiB{' each' if gpus > 1 else ''}" if query.vram_gib else ""
         logger.info(
@@ -159,7 +159,7 @@ class WorkerLoop:
         logger.log(logging.INFO if patient else logging.WARNING, "no work from the control plane: %s", error)
 
     def _recover(self) -> None:
-        """Release the job that an agent of this name held when it crashed: its trainer has died, too."""
+        """Release the job of a crashed agent with this worker id; the guardian has killed the job's trainer."""
         previous = self._workspace.take_previous_state()
         if previous is None:
             return

@@ -16,8 +16,8 @@ from baton.contract.worker.calls import (
     SaladIdentity,
     WorkItem,
 )
-from baton.contract.worker.steering import EndedBy
-from gpu_client.agent.attempt.leased_calls import LeasedCalls
+from baton.contract.worker.control import EndedBy
+from gpu_client.agent.attempt.outage_tolerance import LeasedCalls
 from gpu_client.agent.control.channel_messages import TrainingProgress
 from gpu_client.agent.control.control_relay import ControlRelay, RuleExit, encode_rule_exit
 from gpu_client.agent.process.failures import AttemptFailure, ExitStatus
@@ -41,7 +41,7 @@ class AttemptOutcome(StrEnum):
 
 
 class AttemptReporter:
-    """Sends the report. `flush` runs before each try, because a job takes no log lines after its end.
+    """Sender of the attempt's report. `flush` runs before each try, because a job takes no log lines after its end.
 
     All methods raise the errors of `LeasedCalls.call_with_retry`.
     """
@@ -131,16 +131,16 @@ class AttemptReporter:
         )
 
     def _get_ended_by(self, stopped: bool = False) -> dict[str, EndedBy]:
-        """Return the rule that ends the job. `stopped`: also a refused rollback counts as the end."""
+        """Return the rule that ends the job. `stopped`: a refused rollback also counts as the end."""
         rule_exit = self._control.rule_exit
         by_rule = rule_exit is not None and (stopped or rule_exit.kind == "stop")
         return {"ended_by": rule_exit.ended_by} if rule_exit is not None and by_rule else {}
 
     def _add_control_report(self, request: _Request) -> _Request:
-        """Add the decisions and results of rules that no heartbeat has carried."""
+        """Add the rule decisions and results that no heartbeat has carried."""
         return request.model_copy(update={"control": self._control.report()})
 
 
 def _truncate(text: str, max_chars: int) -> str:
-    """Return the first `max_chars` characters without lone surrogates: a file name in an error need not be Unicode."""
+    """Return the first `max_chars` characters without lone surrogates, which a file name in an error may contain."""
     return text[:max_chars].encode("utf-8", "replace").decode()

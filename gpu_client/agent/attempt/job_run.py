@@ -14,14 +14,14 @@ from functools import partial
 
 from baton.contract.jobs.job import FailureClass
 from baton.contract.worker.calls import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
-from baton.contract.worker.lease_timing import heartbeat_budget_s
+from baton.contract.worker.lease_grace import heartbeat_budget_s
 from gpu_client.agent.app.settings import AgentSettings
 from gpu_client.agent.app.shutdown import ShutdownLevel, ShutdownRequest
 from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome, AttemptReporter
 from gpu_client.agent.attempt.checkpoint_scheduler import CheckpointScheduler
 from gpu_client.agent.attempt.goodput import Activity
 from gpu_client.agent.attempt.lease import LeaseKeeper, LeaseLoss, is_key_refused
-from gpu_client.agent.attempt.leased_calls import LeasedCalls
+from gpu_client.agent.attempt.outage_tolerance import LeasedCalls
 from gpu_client.agent.attempt.required_outputs import check_outputs, collect_declared_outputs, deliver_until_stored
 from gpu_client.agent.attempt.steps import StepContext, StepRunner, StepsResult
 from gpu_client.agent.control.channel_messages import TrainingProgress
@@ -49,16 +49,16 @@ from gpu_client.transport.transfer.manager import Transfer
 logger = logging.getLogger("baton.job")
 
 PATIENCE_S = 600.0
-"""Longest upload of the last checkpoint while the machine stays: after a pause, a failure, the end."""
+"""Seconds for the upload of the last checkpoint while the machine stays: after a pause, a failure, the end."""
 ARTIFACT_PATIENCE_S = 20.0
-"""Longest wait for the artifacts that the training showed last."""
+"""Longest wait, in seconds, for the artifacts that the training showed last."""
 LOG_BUDGET_S = 10.0
 _ACTIVITIES = {"training": Activity.TRAINING}
-"""Activity of each phase; in the phases that are missing here, the training waits for bytes."""
+"""Activity of each phase. A phase that is missing here transfers bytes while the training waits."""
 
 
 class JobRun:
-    """One attempt. `run` returns when no process and no file of the attempt is left on the machine."""
+    """One attempt at a job. `run` returns when no process and no file of the attempt is left on the machine."""
 
     def __init__(
         self,
@@ -83,10 +83,10 @@ class JobRun:
         self._phase = "claimed"
         self._started_at = int(time.time())
         self._ended = threading.Event()
-        """Set when the lease is lost or the attempt is over: every transfer and wait ends."""
+        """Event of a lost lease or the attempt's end; ends every transfer and wait."""
         self._lost: LeaseLoss | None = None
         self.failure: AttemptFailure | None = None
-        """Reason of the failure; None without one."""
+        """Reason of the failure; None without a failure."""
         self._pause_reason = ""
         self._checkpoint_asked = False
         self._scheduler = CheckpointScheduler(item)
@@ -115,7 +115,7 @@ class JobRun:
         )
 
     def run(self) -> AttemptOutcome:
-        """Run the attempt. Raises WorkspaceError if the disk cannot be cleared for the next one."""
+        """Run the attempt. Raises WorkspaceError if the disk cannot be cleared for the next attempt."""
         item = self._item
         logger.info("job %s, attempt %d: claimed", item.id, item.epoch)
         self._keeper.start()
@@ -132,9 +132,10 @@ class JobRun:
         return outcome
 
     def _run_guarded(self) -> AttemptOutcome:
-        """Catch all errors of the attempt, so that each error ends in a report and not in a dead agent.
+        """Run the attempt and report every error as a failure, so that no error kills the agent.
 
-        An error that killed the agent would also kill the next agent that claims the job, and no budget would count it.
+        An error that killed the agent would also kill the next agent that claims the job, and no budget would count the
+        error.
         """
         try:
             return self._attempt()
@@ -177,8 +178,8 @@ class JobRun:
         if directive is Directive.PAUSE:
             self._pause_reason = reason or "paused"
         elif directive is Directive.CHECKPOINT and self._steps and not self._checkpoint_asked:
-            # Before the trainer has connected, the request reaches no process; the next heartbeat repeats the
-            # directive.
+            # The request reaches no process before the trainer has connected, therefore the next heartbeat repeats
+            # the directive.
             self._checkpoint_asked = self._steps.request_checkpoint()
 
     def _on_lease_lost(self, lost: LeaseLoss) -> None:
@@ -209,7 +210,7 @@ class JobRun:
         try:
             self._workspace.write_state(item.id, item.epoch, phase, self._started_at, lease_token=item.lease_token)
         except (WorkspaceError, OSError) as error:
-            # Without the state file a crash costs only the wait for the end of the lease.
+            # Without the state file, a crash only delays the job until its lease expires.
             logger.warning("job %s: %s", item.id, error)
         logger.info("job %s: %s", item.id, phase)
 
@@ -217,7 +218,8 @@ class JobRun:
 
     def _attempt(self) -> AttemptOutcome:
         item = self._item
-        # First, because fetching many inputs may outlast the claim's presigned URLs of the checkpoints.
+        # The restore comes first, because the fetch of many inputs may outlast the checkpoint's presigned URLs in the
+        # claim.
         self._enter("restoring")
         directories = self._workspace.prepare(item.id, item.epoch)
         directories.write_params(item.parameters)
@@ -283,7 +285,7 @@ class JobRun:
         try:
             end = self._steps.run(resume_from)
             if end.done:
-                artifacts.close()  # The outputs include every file that it has not sent.
+                artifacts.close()  # The outputs include every artifact that was not sent.
             self._tail = self._steps.output.last_lines()
             self._steps.clean_up()
             return self._conclude(end, committer, artifacts, directories)
@@ -337,7 +339,8 @@ class JobRun:
                 "artifacts",
                 lambda _client: upload_artifacts(self._calls, self._transfer, self._item, files, cancel=cancel),
             )
-            # Committed while the lease lasts, because a rerun or a branch of the job begins at the last checkpoint.
+            # A rerun or a branch of the job begins at the last checkpoint, therefore the commit precedes the report,
+            # which ends the lease.
             self._drain(committer)
             self._reporter.complete(artifacts, self._progress(), self._scheduler.goodput())
 

@@ -1,11 +1,11 @@
 """Keep the lease: send heartbeats, prove the lease, detect its loss.
 
 The server's clock alone decides about the lease. The agent measures durations on the monotonic clock, from the moment
-at which it *sent* the last accepted heartbeat; after 80% of the granted duration the lease counts as unproven,
-therefore a wrong wall clock never matters (after the DynamoDB lock client's `ensure`).
+of *sending* the last accepted heartbeat; after 80% of the granted duration the lease counts as unproven. Therefore a
+wrong wall clock never matters. (The DynamoDB lock client's `ensure` works likewise.)
 
-An unreachable control plane does not end the training: the training continues, and nothing is committed until a
-heartbeat is accepted again. Only an answer of the control plane ends the lease.
+During an outage of the control plane the training continues, and the agent commits nothing until the control plane
+accepts a heartbeat again. Only an answer of the control plane ends the lease.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from baton.contract.errors import ErrorCode
 from baton.contract.worker.calls import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
-from baton.contract.worker.lease_timing import RETRY_PAUSES
-from gpu_client.agent.outage_backoff import backoff_s
+from baton.contract.worker.lease_grace import RETRY_PAUSES
+from gpu_client.agent.retry_pauses import backoff_s
 from gpu_client.transport.errors import ApiError, BatonError, LeaseExpired, LeaseLost, Unauthorized
 
 logger = logging.getLogger("baton.lease")
@@ -29,11 +29,11 @@ PROVEN_SHARE = 0.8
 """Share of the lease during which an accepted heartbeat counts as proof."""
 
 MAX_INTERVAL_S = 3600.0
-"""Longest interval between heartbeats, because a thread cannot sleep for any length."""
+"""Longest interval between heartbeats in seconds; far below the longest sleep of a thread."""
 
 RETRY_MIN_S = 0.5
-"""Pause after a failed heartbeat; doubles up to a share of the interval (RETRY_PAUSES). Also the shortest interval, so
-that no answer makes the thread spin."""
+"""Pause in seconds after a failed heartbeat, doubled up to a share of the interval (RETRY_PAUSES). Also the shortest
+interval, so that no answer of the control plane makes the thread spin."""
 
 _KEY_REFUSED = frozenset(
     {
@@ -58,17 +58,17 @@ class LeaseLoss:
 
     @property
     def canceled(self) -> bool:
-        """Return True if the job was canceled; else another attempt may own the job."""
+        """Return True if a user canceled the job. Otherwise another attempt may own the job."""
         return self.directive is Directive.CANCEL or self.code == ErrorCode.JOB_CANCELED
 
 
 def is_key_refused(error: Unauthorized) -> bool:
-    """Return True if the control plane itself refused the key; a 403 of a proxy may pass."""
+    """Return True if the control plane itself refused the key. A proxy's 403 is different: a retry may succeed."""
     return not error.foreign and error.code in _KEY_REFUSED
 
 
 def _find_loss(error: BatonError) -> LeaseLoss | None:
-    """Return the loss that an answer to a heartbeat means; None if a later heartbeat may succeed."""
+    """Return the lease loss in an answer to a heartbeat; None if a later heartbeat may succeed."""
     final = isinstance(error, LeaseLost | LeaseExpired) or (isinstance(error, Unauthorized) and is_key_refused(error))
     # Any other 404 comes from a gateway or proxy that does not know the path.
     if isinstance(error, ApiError) and (final or error.code == ErrorCode.JOB_NOT_FOUND):
@@ -81,12 +81,11 @@ def _clamp_interval_s(interval_s: int) -> float:
 
 
 class LeaseKeeper:
-    """Sends heartbeats from a thread of its own until closed or lost.
+    """A thread that sends heartbeats until closed or until the lease is lost.
 
-    `status` returns the report; if it raises, the heartbeat goes out without a report. `on_directive` and `on_lost` are
-    called from the keeper's thread (or from `prove`'s caller) and must return at once. So must `on_answer`, called
-    after each accepted heartbeat, and `on_pause`, called with the seconds until the next heartbeat is over, answered or
-    not.
+    `status` returns the report; if `status` raises, the heartbeat goes out without a report. The keeper's thread (or
+    the caller of `prove`) calls `on_directive`, `on_lost`, `on_answer` (after each accepted heartbeat) and `on_pause`
+    (with the seconds until the next heartbeat has ended, accepted or not). The callbacks must return at once.
     """
 
     def __init__(
@@ -125,19 +124,19 @@ class LeaseKeeper:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the heartbeats; none is sent after this method returns."""
+        """Stop the heartbeats. The keeper sends no heartbeat after this method has returned."""
         self._closed.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
 
     @property
     def lost(self) -> LeaseLoss | None:
-        """Return why the lease is lost; None while it may still hold."""
+        """Return why the lease is lost; None while the lease may hold."""
         return self._lost
 
     @property
     def proven(self) -> bool:
-        """Return True while the last accepted heartbeat is young enough for a commit."""
+        """Return True while the last accepted heartbeat is new enough for a commit."""
         return self._lost is None and self._clock() - self._proven_at < PROVEN_SHARE * self._duration_s
 
     def prove(self) -> bool:
@@ -186,7 +185,7 @@ class LeaseKeeper:
         try:
             return self._status()
         except Exception:
-            # Catch all: a bug in a report must not lose the lease.
+            # Catch all: a bug in the report's code must not lose the lease.
             logger.exception("the heartbeat goes out without a report")
             return HeartbeatRequest()
 

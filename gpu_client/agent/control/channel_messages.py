@@ -1,4 +1,4 @@
-"""Check and parse the messages of a training process, line by line. No line is trusted."""
+"""Check and parse the messages of an untrusted training process, line by line."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from baton.contract.base import MAX_STEP
 from gpu_client.checkpoints.local.sanitizer import sanitize_metrics, sanitize_readings
 
 MAX_POINTS_IN_A_MESSAGE = 65
-"""The newest point, and one earlier point for each metric that the newest lacks."""
+"""Points in a message: the newest point, and an earlier point for each metric that the newest point lacks."""
 _STEERING = frozenset(("rules_in_force", "rule_statuses", "decision", "command_result", "leaving", "quarantined"))
 
 
@@ -26,7 +26,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Values reported at a step; values that are not finite are words."""
+    """Values reported at a step; NaN and infinities are words."""
 
     step: int
     metrics: dict[str, float | str]
@@ -34,23 +34,23 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """Progress of the training. Metrics that are not finite are in `nonfinite`, as words."""
+    """Progress of the training. `nonfinite` contains NaN and infinite metrics, as words."""
 
     step: int
     total: int | None
     metrics: dict[str, float]
     phase: tuple[str, int] | None = None
-    """Name of the work between two steps and the amount done; None without such work."""
+    """Name and done amount of work between two steps, such as an evaluation; None during the steps."""
     nonfinite: dict[str, str] = field(default_factory=dict)
     points: tuple[Point, ...] = field(default=(), compare=False)
-    """New values, by steps."""
+    """New values, ordered by step."""
     signals: dict[str, float] = field(default_factory=dict, compare=False)
-    """Values that the session measures itself: mean times of the steps since the message before, in seconds."""
+    """Values that the session measures: mean times of the steps since the last message, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointNotice:
-    """The session has completed a checkpoint directory."""
+    """Notice that the session has completed a checkpoint directory."""
 
     step: int
     path: Path
@@ -61,20 +61,20 @@ class CheckpointNotice:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactNotice:
-    """The training has finished a file that may be shown before the end."""
+    """Notice that the training has finished a file, which the user may see before the end of the training."""
 
     path: Path
 
 
 @dataclass(frozen=True, slots=True)
 class SteeringNotice:
-    """A message on rules, commands or damage; the consumer checks its fields."""
+    """Message on rules, commands or damaged ring objects; the consumer checks its fields."""
 
     message: dict[str, Any]
 
 
 class ProtocolError(Exception):
-    """A line that cannot be parsed; the text says why. ``kind`` is the counter."""
+    """Error of an invalid line; the text is the reason, ``kind`` the counter."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)

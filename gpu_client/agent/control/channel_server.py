@@ -1,8 +1,8 @@
 """Serve the agent's end of the channel to the training process: JSON lines on a Unix socket.
 
-``gpu_client/training/protocol.py`` defines the format. The other side is a user's program and is not
-trusted: whatever it sends or does, the server continues, keeps valid messages, and counts the rest. Callers poll the
-server (``progress``, ``take_...``, ``wait``); the server calls nothing back.
+``gpu_client/training/protocol.py`` defines the format. The other side is a user's program and is not trusted: the
+server survives every input, keeps valid messages, and counts invalid messages. Callers poll the server (``progress``,
+``take_...``, ``wait``); the server has no callbacks.
 """
 
 import contextlib
@@ -58,9 +58,9 @@ class _Peer:
 
 
 class ChannelServer:
-    """Listens from construction to ``close``. Thread-safe.
+    """Server of one training process group, from construction to ``close``. Thread-safe.
 
-    ``output_dir``, ``arena``: checkpoints outside both are refused. ``clock``: monotonic seconds.
+    The server refuses checkpoints outside ``output_dir`` and ``arena``. ``clock``: monotonic seconds.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class ChannelServer:
         self._steering: deque[dict[str, Any]] = deque(maxlen=MAX_WAITING_STEERING)
         self._reports: deque[tuple[float, TrainingProgress | CheckpointNotice]] = deque(maxlen=MAX_WAITING_REPORTS)
         self._points: deque[Point] = deque(maxlen=MAX_WAITING_POINTS)
-        self._phase: tuple[str, int] | None = None  # The last one reported.
+        self._phase: tuple[str, int] | None = None  # The last reported phase.
         self._sent_steering: list[
             tuple[float, dict[str, Any]]
         ] = []  # Time and message, for processes that connect later.
         self._settling: list[threading.Event] = []
         self._advanced_at: float | None = None
         self._errors: Counter[str] = Counter()
-        self._pending_stop: bytes | None = None  # The last stop request, also for processes that connect later.
+        self._pending_stop: bytes | None = None  # The last stop request; processes that connect later receive it.
         self._closing = False
         self._directory = _make_private_directory()
         try:
@@ -129,7 +129,7 @@ class ChannelServer:
             return taken
 
     def take_artifacts(self) -> list[Path]:
-        """Return the files finished since the last call, all below the output directory."""
+        """Return the finished files since the last call, all below the output directory."""
         with self._lock:
             taken = list(self._artifacts)
             self._artifacts.clear()
@@ -167,7 +167,7 @@ class ChannelServer:
             return dict(self._errors)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for a message since the last ``wait``; returns False after `timeout_s` without one."""
+        """Wait for a message since the last ``wait``; returns False after `timeout_s` seconds without a message."""
         arrived = self._news.wait(timeout_s)
         self._news.clear()
         return arrived
@@ -198,7 +198,7 @@ class ChannelServer:
             return sum(self._send(peer, line) for peer in steered)
 
     def settle(self, timeout_s: float = SETTLE_S) -> bool:
-        """Wait until every message sent so far is read; an ended process sends none later."""
+        """Wait until the server has read every message of the ended processes."""
         settled = threading.Event()
         with self._lock:
             self._settling.append(settled)
@@ -236,16 +236,16 @@ class ChannelServer:
             return sum(self._send(peer, line) for peer in list(self._peers.values()))
 
     def _send(self, peer: _Peer, line: bytes) -> bool:
-        """Send without waiting. Lock held. A message that the peer does not read is not kept."""
+        """Send without waiting; drop the message if the peer's buffer is full. Lock held."""
         try:
             sent = peer.connection.send(line)
         except BlockingIOError:
             self._errors["unread"] += 1
             return False
         except OSError:
-            return False  # The peer has gone; the reading side notices.
+            return False  # The peer has disconnected; the reader removes it.
         if sent < len(line):
-            # Half a line went out: any later message would be garbage to the peer.
+            # The peer has received half a line and could not parse a later message.
             self._errors["unread"] += 1
             with contextlib.suppress(OSError):
                 peer.connection.shutdown(socket.SHUT_WR)
@@ -357,7 +357,7 @@ class ChannelServer:
 
 
 def _make_private_directory() -> Path:
-    """Create a directory that only this user may enter, with a path short enough for a socket."""
+    """Create a directory for this user only, with a path short enough for a socket."""
     for parent in (tempfile.gettempdir(), "/tmp"):  # noqa: S108 (mkdtemp makes a private directory in it)
         if len(os.fsencode(parent)) + len("/baton-xxxxxxxx/channel") <= MAX_SOCKET_PATH_BYTES:
             return Path(tempfile.mkdtemp(prefix="baton-", dir=parent))

@@ -1,7 +1,7 @@
-"""Relay rules and commands from heartbeats to the training, and its answers back.
+"""Relay rules and commands from heartbeats to the training, and the training's answers back.
 
-Reports on damaged objects of a ring take the same way, as decisions do. The relay keeps each answer until the control
-plane has accepted it. The agent itself decides nothing.
+Heartbeats also carry reports on damaged ring objects. The relay keeps each answer until the control plane has accepted
+the answer (at least once). The relay decides nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from baton.contract.base import MAX_STEP
 from baton.contract.worker.calls import HeartbeatAnswer
-from baton.contract.worker.steering import (
+from baton.contract.worker.control import (
     MAX_DECISIONS,
     MAX_RESULTS,
     MAX_STATUSES,
@@ -39,20 +39,20 @@ from gpu_client.agent.control.preset_monitor import PresetMonitor
 logger = logging.getLogger("baton.job")
 
 MAX_WAITING = 2000
-"""Decisions that wait for acceptance; later ones are counted and dropped."""
+"""Decisions that wait for acceptance; the relay counts and drops later decisions."""
 MAX_REASON_CHARS = 1024
 MAX_QUARANTINED_REPORTED = 20
-"""Damaged objects reported one by one in an attempt; beyond, the count is reported whenever it has doubled, and at the
-end."""
+"""Damaged objects with a report each in an attempt; afterwards a report follows each doubling of the count, and the
+end of the attempt."""
 MAX_QUARANTINED = 100_000
-"""Damaged objects that are counted."""
+"""Largest count of damaged objects."""
 UNSTEERED_AFTER_S = 60.0
-"""Seconds from the start after which a training that has not connected counts as unsteered: rules cannot act in it."""
+"""Seconds without a connection after which a training counts as unsteered, which means that no rule can act."""
 UNSTEERED = "the training does not use Baton's session, so nothing in it can go by rules"
 
 
 class RuleExit(NamedTuple):
-    """End of the training that a rule or command demands."""
+    """End of the training by a rule or command."""
 
     kind: str
     """`stop`, `rollback`, `pause` or `requeue`."""
@@ -72,7 +72,7 @@ class RuleExit(NamedTuple):
 
 
 class ControlRelay:
-    """Relays rules and commands of one attempt.
+    """Relay of one attempt's rules and commands.
 
     The heartbeat thread calls `report` and `acknowledge`, the attempt's thread all other methods.
     """
@@ -92,19 +92,19 @@ class ControlRelay:
         self._lock = threading.Lock()
         self._channel: ChannelServer | None = None
         self._base = 0
-        """Added to the training's steps: a recipe's later steps count from 0 again, while the job counts on."""
+        """Job steps before the present recipe step. Each recipe step counts its training steps from 0."""
         self._started_at: float | None = None
         self._rules = self._control.rules
         self._preset_revision = 0
-        """Revision of the rules that the presets follow."""
+        """Revision of the rules that the presets have applied."""
         self._any_rule = True
-        """True if that revision has a rule of its own."""
+        """True if `_preset_revision` contains a rule of the job itself."""
         self._presets = PresetMonitor(self._preset_decided, attempt=attempt, clock=clock)
         self._commands: dict[int, Command] = {command.seq: command for command in self._control.commands}
         self._known_since: dict[int, tuple[float, float]] = {
             seq: (clock(), command.expires_at - command.issued_at) for seq, command in self._commands.items()
         }
-        """Arrival time of a waiting command, and its time to live then, in seconds."""
+        """Arrival time of a waiting command and its time to live at arrival, in seconds."""
         self._received = self._control.commands_seq
         self._in_force = 0
         self._in_force_step: int | None = None
@@ -116,25 +116,25 @@ class ControlRelay:
         self._statuses: list[RuleStatus] | None = None
         self._left_out = 0
         self._quarantined: set[tuple[str, str]] = set()
-        """Damaged objects that the attempt has met, by ring and key."""
+        """Damaged objects of the attempt, by ring and key."""
         self._quarantined_reported = 0
         self._unreported: dict[str, Any] | None = None
-        """The newest damaged object that no report has named."""
+        """The newest damaged object without a report."""
         self._accepts_exit = True
         self.rule_exit: RuleExit | None = None
-        """None: the training ends without a rule."""
+        """Rule exit in progress; None without a rule exit."""
 
     # Called by the attempt
 
     def write_start(self, path: Path) -> None:
-        """Write the file that a training process starts with (BATON_CONTROL). Raises OSError."""
+        """Write the training process's initial rules and commands (BATON_CONTROL). Raises OSError."""
         with self._lock:
             start = self._control.model_dump(mode="json")
             if "ends" not in self._control.model_fields_set:
-                del start["ends"]  # The control plane has sent no count; 0 would be a false one.
+                del start["ends"]  # The control plane has sent no count, and 0 would be false.
             start["rules"] = self._rules.model_dump(mode="json") if self._rules else None
             start["commands"] = [self._sendable(one) for one in self._commands.values() if self._is_current(one)]
-            # Such a step begins with a checkpoint whose number is one below its first step.
+            # A later recipe step begins with a checkpoint whose number is one below the step's first step.
             start["rollbacks"] = [one for one in start["rollbacks"] if one["to_step"] >= self._base - 1]
         path.write_text(json.dumps(start), encoding="utf-8")
 
@@ -147,26 +147,26 @@ class ControlRelay:
         log_line: Callable[[str], object] = lambda line: None,
         missed: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Send to a training process that is about to start, through this channel. Call before `write_start`.
+        """Attach to the channel of the next training process. Call before `write_start`.
 
-        base: added to the training's steps to count them within the job. The presets use the other arguments.
+        base: job steps before this recipe step. The presets use the other arguments.
         """
         self._presets.attach(channel, base=base, storing=storing, log_line=log_line, missed=missed)
         with self._lock:
             self._channel, self._base = channel, base
             self._started_at = self._clock()
             self._in_force = 0
-            # The job's next step, or the next try of the same step, may end otherwise than the process before.
+            # The next step, or the next try of this step, may end in another way.
             self.rule_exit, self._accepts_exit = None, True
 
     def detach(self) -> None:
-        """Detach from an ended process whose messages have been taken."""
+        """Detach from an ended process, after `poll` has taken its messages."""
         self._presets.detach()
         with self._lock:
             self._report_quarantined()
 
     def poll(self) -> None:
-        """Take the messages of the training since the last call, and evaluate the presets."""
+        """Process the training's messages since the last call, and evaluate the presets."""
         self._poll_presets()
         channel = self._channel
         for message in channel.take_steering() if channel else ():
@@ -181,7 +181,7 @@ class ControlRelay:
     def report(self, progress: TrainingProgress | None = None) -> ControlReport:
         """Return the unaccepted decisions and results, and the rules in force.
 
-        `progress` supplies the values that are not finite.
+        `progress` supplies NaN and infinite values.
         """
         more = {"nonfinite": dict(progress.nonfinite)} if progress and progress.nonfinite else {}
         with self._lock:
@@ -204,7 +204,7 @@ class ControlRelay:
         return len(self._decisions) > MAX_DECISIONS or len(self._results) > MAX_RESULTS
 
     def acknowledge(self, report: ControlReport, answer: HeartbeatAnswer | None) -> None:
-        """Drop the accepted decisions and results; pass new rules and commands of the answer to the training."""
+        """Drop the accepted decisions and results; send the answer's new rules and commands to the training."""
         with self._lock:
             self._results = [one for one in self._results if one not in report.results]
             accepted = max((one.number for one in report.decisions), default=0)
@@ -230,11 +230,11 @@ class ControlRelay:
     # Lock held
 
     def _is_current(self, command: Command) -> bool:
-        """Return True unless the command was applied in another step of the recipe, which trains something else."""
+        """Return True unless another recipe step, which is another training, applied the command."""
         return command.status == "waiting" or command.step is None or command.step >= self._base
 
     def _job_step(self, step: Any) -> Any:
-        """Convert a step of the training to a step of the job; other values pass, because the consumer checks them."""
+        """Convert a step of the training to a step of the job. The consumer checks values that are no steps."""
         return min(step + self._base, MAX_STEP) if self._base and type(step) is int else step
 
     def _sendable(self, command: Command) -> dict[str, Any]:
@@ -249,7 +249,7 @@ class ControlRelay:
     def _apply_message(self, message: Mapping[str, Any]) -> None:
         kind = message["type"]
         if kind == "rules_in_force":
-            # Validated as a report, because an invalid value would break every later heartbeat.
+            # An invalid value would break every later heartbeat, therefore the relay validates the record here.
             record = ControlReport(
                 rules_revision=message["revision"],
                 commands_seq=0,
@@ -281,11 +281,11 @@ class ControlRelay:
             ended_by = EndedBy.model_validate({**origin, "step": self._job_step(origin["step"])})
             rule_exit = RuleExit(str(message["kind"]), ended_by, arguments)
             if rule_exit.kind != "stop":
-                encode_rule_exit(rule_exit)  # An exit that cannot be reported must not begin.
+                encode_rule_exit(rule_exit)  # Raises for an exit that no report can carry: such an exit must not begin.
             self.rule_exit, self._accepts_exit = rule_exit, False
 
     def _poll_presets(self) -> None:
-        """Evaluate the presets. Called in the attempt's thread, without the lock: heartbeats do not wait."""
+        """Evaluate the presets. The attempt's thread calls this method without the lock, so that heartbeats do not wait."""
         rules = self._rules
         if rules is not None and rules.revision != self._preset_revision:
             self._preset_revision = rules.revision
@@ -310,7 +310,7 @@ class ControlRelay:
         self._number += 1
 
     def _note_quarantined(self, message: Mapping[str, Any]) -> None:
-        """Count a damaged object once, though several processes may report it. The decision names the last step."""
+        """Count a damaged object once, even if several processes report the object. The decision names the last step."""
         progress = self._channel.progress() if self._channel is not None else None
         count = len(self._quarantined) + 1
         record = Decision(
@@ -339,7 +339,7 @@ class ControlRelay:
             self._quarantined_reported = len(self._quarantined)
 
     def _detect_unsteered(self) -> None:
-        """Report rules as rejected for a training without a session, which never answers."""
+        """Reject the rules of a training without a session, because such a training never answers."""
         if not self._any_rule:
             return
         if self._rules is None or self._in_force or self._rejected or self._channel is None or self._started_at is None:
@@ -349,7 +349,7 @@ class ControlRelay:
 
 
 def encode_rule_exit(rule_exit: RuleExit) -> LeaveByRule:
-    """Convert to the wire model. Raises ValidationError for a kind or value that the control plane does not know."""
+    """Convert to the wire model. Raises ValidationError for an unknown kind or value."""
     arguments = rule_exit.arguments
     rollback = None
     if rule_exit.kind == "rollback":

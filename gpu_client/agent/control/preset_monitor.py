@@ -1,6 +1,6 @@
-"""Evaluate the presets of a training in the agent, because only the agent can see that a loop does not move.
+"""Evaluate the presets of a training in the agent, because only the agent can detect a stuck training loop.
 
-The presets read values that the training reports anyway, and report decisions; they never touch the training.
+The presets read the training's usual reports and report decisions. Presets never change the training.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from baton.contract.rules.document.actions import Alert
 from baton.contract.rules.document.loader import load
 from baton.contract.rules.document.presets import DOCUMENT, NAMES
 from baton.contract.rules.document.rule import RuleSet
-from baton.contract.rules.engine.evaluator import Evaluator
+from baton.contract.rules.engine.rule_evaluator import Evaluator
 from baton.contract.rules.engine.verdicts import State, Verdict
 from baton.contract.rules.language.messages import Message
 from baton.contract.rules.metrics import Kind, canonical_name
@@ -31,36 +31,36 @@ logger = logging.getLogger("baton.job")
 
 TICK_S = 10.0
 MAX_FIRINGS = 3
-"""Firings reported for each preset in one attempt."""
+"""Limit of a preset's reported firings in one attempt."""
 QUIET_AFTER_ATTEMPTS = 10
-"""From this attempt on, each preset reports one firing in an attempt and no clearing, because a job's history is
+"""Number of the attempt from which on each preset reports one firing and no clearing, because a job's history is
 finite."""
 USUAL_OF, USUAL_FROM = 50, 20
-"""Gaps between new steps that the usual gap is the median of, and their minimum number."""
+"""Maximum and minimum number of gaps between new steps whose median is the usual gap."""
 _LOSSES = ("loss", "train_loss", "train.loss", "training_loss")
 _EVALUATIONS = ("eval.loss", "eval_loss", "val_loss", "val.loss", "validation_loss")
 
 _MEASURED = ("step.time", "data.wait")
 
 TREND_POINTS = 20
-"""Losses of one level, their median. Spikes of up to ten reports do not change a level."""
+"""Losses whose median is one level. Spikes of up to ten reports do not change a level."""
 TREND_NEWEST = 4
-"""Newest levels that all have to be high: a spike ends within 80 reports."""
+"""Newest levels that must all be high, because a spike ends within 80 reports."""
 TREND_LAG = 8
-"""Distance in levels to the level that the newest ones are compared with."""
+"""Distance, in levels, between the newest levels and the level of the comparison."""
 TREND_MIN_LEVELS = 16
-"""Levels before the first result: 320 reports."""
+"""Levels (320 reports) before the first result."""
 TREND_CHANGES = 500
-"""Changes whose median is the usual change: 10,000 reports."""
+"""Changes (10,000 reports) whose median is the usual change."""
 TREND_MIN_CHANGE = 1e-3
 TREND_MIN_PROGRESS = 0.1
-"""Share of the loss's magnitude; a constant loss would have neither change nor progress."""
+"""Minimum progress as a share of the loss's magnitude, because a constant loss has neither change nor progress."""
 
 Decide = Callable[[dict[str, Any]], object]
 
 
 class ReportSource(Protocol):
-    """The part of the channel that the presets read."""
+    """Source of the training's reports; the channel server is one."""
 
     def take_reports(self) -> list[tuple[float, TrainingProgress | CheckpointNotice]]: ...
 
@@ -74,7 +74,7 @@ def load_preset_rules() -> RuleSet:
 
 
 class PresetMonitor:
-    """Presets of one attempt, in one thread. No method raises. `clock`: monotonic seconds, the channel's clock."""
+    """Evaluator of one attempt's presets, for one thread. No method raises. `clock`: the channel's monotonic clock."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class PresetMonitor:
         clock: Callable[[], float] = time.monotonic,
         make_probe: Callable[[], HardwareSampler] = lambda: HardwareSampler(TICK_S, gpus_only=True),
     ) -> None:
-        """`decide` takes each decision in the training's format. `attempt`: number of the attempt."""
+        """`decide` receives each decision, in the training's format. `attempt`: number of the attempt."""
         self._decide = decide
         self._attempt = attempt
         self._clock = clock
@@ -105,7 +105,8 @@ class PresetMonitor:
         try:
             rules = load(text).rules if text.strip() else RuleSet()
         except Exception:
-            # `load` returns faults and does not raise; but YAML may be missing, and presets must not cost an attempt.
+            # Catch all: `load` returns faults, but the YAML library may be missing, and presets must not fail an
+            # attempt.
             logger.exception("cannot read which presets are switched off")
             return True
         if rules is None:
@@ -122,18 +123,18 @@ class PresetMonitor:
         log_line: Callable[[str], object],
         missed: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Start the evaluation of a training process that is about to start.
+        """Start the evaluation of the next training process.
 
-        base: added to the training's steps to count them within the job. storing: returns True while a checkpoint is
-        being stored, for which the training may wait. log_line: writes a line into the job's log. missed: returns the
-        number of checkpoints that the training deleted before the agent staged them.
+        base: job steps before this recipe step. storing: returns True during a checkpoint's upload, for which the
+        training may wait. log_line: writes a line into the job's log. missed: returns the number of checkpoints that
+        the training deleted before the agent could stage them.
         """
         self.detach()
         self._active.clear()
         try:
             self._training = _TrainingState(channel, base, storing, log_line, self._clock, missed=missed)
         except Exception:
-            # As in `poll`: without evaluation the training starts all the same.
+            # Catch all, as in `poll`: a bug in the presets must not cost the attempt.
             logger.exception("presets cannot be evaluated")
 
     def detach(self) -> None:
@@ -144,7 +145,7 @@ class PresetMonitor:
             self._probe = None
 
     def poll(self) -> None:
-        """Evaluate the reports since the last call, and the clock. Cheap enough for every poll."""
+        """Evaluate the reports and the time since the last call. Cheap enough for every poll."""
         training = self._training
         if training is None or self._broken or len(self._off) == len(NAMES):
             return
@@ -163,7 +164,7 @@ class PresetMonitor:
             probe = self._make_probe()
             try:
                 probe.start()
-            except RuntimeError as error:  # No more threads.
+            except RuntimeError as error:  # The machine is out of threads.
                 logger.warning("gpu.util is not measured: %s", error)
                 return {}
             self._probe = probe
@@ -220,9 +221,9 @@ class _TrainingState:
         self._ticked_at = clock()
         self._trend = LossTrend()
         self._newest: dict[str, float] = {}
-        """Newest losses by the training's names; a repeated number is nothing new."""
+        """Newest losses by the training's names; an equal value in the next report is no new loss."""
         self._trend_of = len(_LOSSES)
-        """Index in `_LOSSES` of the name that feeds the trend: values of another name would be jumps."""
+        """Index in `_LOSSES` of the trend's metric; mixed metrics would cause jumps."""
         self._gaps: deque[float] = deque(maxlen=USUAL_OF)
         self._names: dict[str, str] = {}
         self.step = base
@@ -243,7 +244,7 @@ class _TrainingState:
                 self._moved_at = max(self._moved_at, at)
                 continue
             for point in report.points:
-                # The metric may be NaN, which a decision must not contain.
+                # A decision must not contain NaN, therefore only a finite epoch counts.
                 if math.isfinite(epoch := float(point.metrics.get("epoch", math.nan))):
                     self.epoch = epoch
             if metrics := self._new_values(report, at):
@@ -254,7 +255,7 @@ class _TrainingState:
             yield from self._evaluator.observe({**self._measure_ages(now), **sample()}, step=self.step, now=now)
 
     def render(self, message: Message) -> str:
-        """Render a preset's text, with durations for people."""
+        """Render a preset's text, with durations such as `14 min`."""
         values = self._evaluator.values()
         parts = []
         for part in message.parts:
@@ -272,7 +273,7 @@ class _TrainingState:
             found |= self._measure_step_times(report, at)
             self._step, self._stepped_at, self._moved_at = report.step, at, at
             self.step = min(report.step + self._base, MAX_STEP)
-            # The last step of a script that reports its total is done: later work may take any time.
+            # After the last step, the remaining work may take any time and counts as no stall.
             self._last = report.total is not None and report.step >= report.total
             self._phase = None
         if report.phase is not None and report.phase != self._phase:
@@ -283,7 +284,7 @@ class _TrainingState:
         return found
 
     def _extract_losses(self, report: TrainingProgress) -> dict[str, float]:
-        """Return the new losses by preset name: of several under one name a nonfinite one, else the first."""
+        """Return the new losses by preset name. Among several losses, a nonfinite loss wins, then the first."""
         found: dict[str, float] = {}
         trend: float | None = None
         for metric_name, number in (one for point in report.points for one in point.metrics.items()):
@@ -303,7 +304,7 @@ class _TrainingState:
         return found
 
     def _preset_name(self, metric_name: str) -> str:
-        """Return the presets' name of a metric; "-" if no preset reads the metric."""
+        """Return the presets' name for a metric; "-" if no preset reads the metric."""
         if len(self._names) >= 4096:
             self._names.clear()
             self._newest.clear()
@@ -313,7 +314,7 @@ class _TrainingState:
         return known
 
     def _measure_step_times(self, report: TrainingProgress, at: float) -> dict[str, float]:
-        """Return step times as the session measures them, else by the agent's clock."""
+        """Return step times in seconds, as measured by the session or else by the agent's clock."""
         measured = {name: value for name, value in report.signals.items() if name in _MEASURED}
         if self._step is not None:
             gap = measured["step.gap"] = at - self._stepped_at
@@ -323,11 +324,11 @@ class _TrainingState:
         return measured
 
     def _measure_ages(self, now: float) -> dict[str, float | None]:
-        """Return how long nothing has moved, and the explanation of the pause."""
+        """Return the seconds without progress, and their explanation."""
         if self._storing():
             self._storing_since = self._storing_since or now
         elif self._storing_since is not None:
-            self._storing_since, self._moved_at = None, now  # Work that waited for the upload continues from here.
+            self._storing_since, self._moved_at = None, now  # The upload has ended: the training can continue.
         since = self._moved_at
         if self._step is None:
             still_s = 0.0
@@ -355,9 +356,9 @@ def _format_duration(seconds: float) -> str:
 
 
 class LossTrend:
-    """Detects a falling loss that suddenly rises and stays high.
+    """Detector of a falling loss that suddenly rises and stays high.
 
-    Constant time and memory, but for a median of 500 numbers once in 20 values.
+    Each value costs constant time and memory, and every 20th value a median of 500 numbers.
     """
 
     def __init__(self) -> None:
@@ -365,17 +366,17 @@ class LossTrend:
         self._newest: deque[float] = deque(maxlen=TREND_LAG + 1)
         self._changes: deque[float] = deque(maxlen=TREND_CHANGES)
         self._late: deque[float] = deque(maxlen=TREND_LAG)
-        """Changes that are too new for the usual change."""
+        """Newest changes, not yet part of the usual change."""
         self._levels = 0
         self._best = math.inf
         self._worst = -math.inf
-        """Worst of the levels that are at least `TREND_LAG` old."""
+        """Worst level among the levels that are at least `TREND_LAG` old."""
 
     def push(self, value: float) -> dict[str, float] | None:
-        """Take a loss; returns the new levels once in `TREND_POINTS` finite values, else None.
+        """Add a loss; returns the new levels after each `TREND_POINTS` finite values, else None.
 
-        loss.level: the lowest of the newest levels. loss.before: the level to compare with. loss.jump: their difference
-        in usual changes. loss.lost: share of the way from the worst to the best level that is lost again.
+        loss.level: the lowest of the newest levels. loss.before: the level of the comparison. loss.jump: their
+        difference in usual changes. loss.lost: lost share of the progress from the worst to the best level.
         """
         if not math.isfinite(value):
             return None

@@ -1,8 +1,8 @@
 """Upload files that the training shows before its end.
 
-No output depends on these uploads: missing files are uploaded with all outputs at the end, stored files are not sent
-again, and only `complete` makes outputs of stored files. The next attempt may get the files in the directory of a
-shared file's parts.
+No output depends on these uploads: the end of the job uploads missing files with all outputs and skips stored files,
+and only `complete` turns stored files into outputs. If a file lies in the parts directory of a shared file, the next
+attempt may receive the file.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from baton.contract.base import MAX_PATH_BYTES, path_problem
-from gpu_client.agent.outage_backoff import backoff_s, may_pass
 from gpu_client.agent.polled_event import PolledEvent
+from gpu_client.agent.retry_pauses import backoff_s, may_pass
 from gpu_client.transport.errors import (
     ApiError,
     BatonError,
@@ -29,15 +29,15 @@ from gpu_client.transport.net.cancellation import CancelEvent
 logger = logging.getLogger("baton.artifacts")
 
 MAX_FILE_BYTES = 64 * 1024**2
-"""Largest file: a larger one is no picture, and would delay checkpoints on a slow network."""
+"""Size limit of a file. Larger files are no pictures and would delay checkpoints on a slow network."""
 MAX_FILES = 1000
-"""Files of one attempt. A job has at most 500 outputs."""
+"""Limit of files in one attempt. A job has at most 500 outputs."""
 BATCH_FILES = 50
 GATHER_S = 1.0
-"""Pause in which pictures of one step arrive, so that they share a call of the API."""
+"""Pause in seconds for the other pictures of a step, so that all pictures of a step share an API call."""
 RETRY_S = 2.0
 MAX_TRIES = 3
-"""Tries of a file that cannot be uploaded though control plane and store answer."""
+"""Tries for a file whose upload fails although the control plane and the store answer."""
 POLL_S = 0.5
 IDLE_POLL_S = 0.05
 CLOSE_WAIT_S = 5.0
@@ -47,8 +47,8 @@ CLOSE_WAIT_S = 5.0
 class ArtifactShipper:
     """A thread that uploads offered files until closed, or until `over` is set.
 
-    `upload` stores files, given by path below the output directory, and ends early when its event is set; `prove`
-    returns True if the lease holds now.
+    `upload` stores files, by path below the output directory, and ends early when its event is set; `prove` returns
+    True if the lease holds.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class ArtifactShipper:
         self._thread.start()
 
     def offer(self, path: Path) -> str | None:
-        """Queue a finished file below the output directory. Returns the reason if it is not uploaded early.
+        """Queue a finished file below the output directory. Returns the reason if the file is refused, or None.
 
-        Never waits. The same path again is the same file, rewritten.
+        Never waits. A repeated path means that the training has rewritten the file.
         """
         with self._lock:
             self._offered += 1
@@ -96,7 +96,7 @@ class ArtifactShipper:
         return None
 
     def drain(self, give_up: Callable[[], bool]) -> bool:
-        """Wait until all offered files are stored or given up.
+        """Wait until each offered file is stored or has failed for good.
 
         Returns False if `give_up` returns True or no upload is permitted.
         """
@@ -144,7 +144,7 @@ class ArtifactShipper:
             fruitless = 0 if self._ship() else fruitless + 1
 
     def _ship(self) -> bool:
-        """Upload a batch; returns False if it has to wait."""
+        """Upload a batch; returns False if the batch has to wait."""
         batch = self._next_batch()
         again = True
         try:
@@ -177,13 +177,13 @@ class ArtifactShipper:
         return True
 
     def _record_failure(self, batch: Mapping[str, Path], error: Exception) -> bool:
-        """Count a failed try for each file of the batch: from now on the files are tried one by one."""
+        """Count a failed try for each file of the batch. Later tries upload the files one by one."""
         self._tries.update(list(batch))
         logger.warning("%s: not uploaded before the end: %s", ", ".join(batch), error)
         return False
 
     def _next_batch(self) -> dict[str, Path]:
-        """Take the next files. A file that failed goes alone, because it may cause the failure of its batch."""
+        """Take the next files. A failed file forms a batch alone, because the file may have failed its former batch."""
         with self._lock:
             tried = next((path for path in self._waiting if self._tries[path]), None)
             paths = [tried] if tried is not None else list(self._waiting)[:BATCH_FILES]
@@ -191,7 +191,7 @@ class ArtifactShipper:
             return {path: self._waiting.pop(path) for path in paths}
 
     def _put_back(self, batch: Mapping[str, Path]) -> None:
-        """Queue the files again, unless a newer version has been offered."""
+        """Queue the files again, except files with a newer version in the queue."""
         with self._lock:
             kept = {path: file for path, file in batch.items() if self._tries[path] < MAX_TRIES}
             self._waiting = {**kept, **self._waiting}

@@ -22,6 +22,7 @@ from gpu_client.agent.workspace.arena import find_checkpoint, release_checkpoint
 from gpu_client.agent.workspace.slots import JobDirectories
 from gpu_client.checkpoints.local.chunk_cache import LocalChunkCache
 from gpu_client.checkpoints.local.directory_files import BadDirectory, FileState, list_files
+from gpu_client.checkpoints.local.foreign_checkpoint_watcher import CheckpointWatcher
 from gpu_client.checkpoints.local.staging import (
     ReadyCheckpoint,
     StagingError,
@@ -29,7 +30,6 @@ from gpu_client.checkpoints.local.staging import (
     require_unchanged,
     stage,
 )
-from gpu_client.checkpoints.local.watcher import CheckpointWatcher
 from gpu_client.checkpoints.save.checkpoint_commit import CommitApi, Committed, commit_checkpoint, log_failures
 from gpu_client.checkpoints.save.chunk_index import ChunkIndex
 from gpu_client.transport.errors import FileChanged
@@ -39,19 +39,19 @@ from gpu_client.transport.transfer.manager import Transfer
 logger = logging.getLogger("baton.job")
 
 COPY_BELOW_BYTES_PER_S = 100e6
-"""Upload speed below which a checkpoint in memory is copied into the local store. The copy takes a tenth of the
-upload's time, and deltas against it save most of the next upload. On a faster network nothing is encoded, and the copy
-would only cost time."""
+"""Upload speed below which a checkpoint in memory is copied into the local cache. The copy takes a tenth of the
+upload's time, and deltas against the copy save most of the next upload. A faster network makes deltas, and therefore
+the copy, useless."""
 
 POLL_S = 0.5
 HURRY_S = 0.1
-"""Poll interval once the script has removed a checkpoint before it was staged."""
+"""Poll interval in seconds after the script has removed a checkpoint before its staging."""
 MAX_STAGE_TRIES = 5
 """Tries to stage one directory."""
 
 
 class TrainerFiles(Protocol):
-    """Files of a trainer's processes."""
+    """View of the files of a trainer's processes."""
 
     def files_open_for_writing(self) -> set[Path]:
         """Return the files that a process holds open for writing."""
@@ -59,7 +59,7 @@ class TrainerFiles(Protocol):
 
 
 class CheckpointCollector:
-    """Checkpoints of one attempt. One thread calls `collect`; the committer calls `commit`."""
+    """Collector of one attempt's checkpoints. One thread calls `collect`; the committer calls `commit`."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class CheckpointCollector:
         on_total: Callable[[int], object] = lambda total: None,
         log_line: Callable[[str], object] = lambda line: None,
     ) -> None:
-        """`on_total` takes the job's last step if the script's files name it; `log_line` writes into the job's log."""
+        """`on_total` receives the job's last step if the script's files contain one; `log_line` writes to the job's log."""
         self._directories = directories
         self._item = item
         self._clock = clock
@@ -88,19 +88,19 @@ class CheckpointCollector:
         self._speed: tuple[StagedCheckpoint, float | None] | None = None
         self._stable_s = stable_s
         self._grown: deque[ReadyCheckpoint] = deque()
-        """Checkpoints that were incomplete when they were about to be committed."""
+        """Checkpoints that have grown after staging, found at the commit."""
         self._uncommitted: StagedCheckpoint | None = None
-        """The newest staged checkpoint, until it is committed."""
+        """The newest staged checkpoint, until its commit."""
         self._missed = 0
         self._log_line = log_line
         self._on_total = on_total
         self._ledger = ledger or StepLedger([], directories)
         self.highest = 0
-        """Largest staged step, as the job counts."""
+        """Largest staged step of the job."""
         self._watcher = self._new_watcher()
 
     def begin(self, resume_from: Path | None) -> None:
-        """Start a step: later files in the output directory, except those that it resumes from, are its own."""
+        """Start a step. New files in the output directory, except the files of `resume_from`, belong to the step."""
         self._watcher.close()
         self._missed += len(self._watcher.missed)
         self._watcher = self._new_watcher()
@@ -114,7 +114,7 @@ class CheckpointCollector:
 
     @property
     def missed(self) -> int:
-        """Return the number of checkpoints that the script removed before they were staged."""
+        """Return the number of checkpoints that the script removed before their staging."""
         return self._missed + len(self._watcher.missed)
 
     def collect(self, trainer: TrainerFiles, committer: Committer, *, now: bool = False) -> None:
@@ -130,7 +130,8 @@ class CheckpointCollector:
     def collect_rest(self, committer: Committer, *, clean_exit: bool) -> None:
         """Stage the last checkpoints after all processes of the trainer have ended."""
         self._offer_arena_checkpoint(committer)
-        # The commit would refuse a checkpoint that has grown, and no poll follows this one.
+        # No later poll exists, and the commit would refuse a grown checkpoint, therefore the collector stages the
+        # checkpoint again.
         if (newest := self._uncommitted) is not None and newest.origin is not None and _has_grown(newest):
             self._watcher.report_again(newest.origin)
         self._stage_all(lambda: self._watcher.final_poll(clean_exit=clean_exit), committer, tries=1)
@@ -138,7 +139,7 @@ class CheckpointCollector:
     def commit(self, client: CommitApi, transfer: Transfer, staged: StagedCheckpoint, cancel: CancelEvent) -> None:
         """Commit one staged checkpoint. Raises the errors of `commit_checkpoint`, and none after the commit."""
         if self._speed is None or self._speed[0] is not staged:
-            # A repeated commit must choose the same codecs.
+            # The codecs depend on the speed, and a repeated commit must choose the same codecs.
             self._speed = staged, transfer.speed.upload_bytes_per_s()
         upload_bytes_per_s = self._speed[1]
         try:
@@ -189,7 +190,7 @@ class CheckpointCollector:
         return self._trainer.files_open_for_writing() if self._trainer else set()
 
     def _offer_arena_checkpoint(self, committer: Committer) -> None:
-        """Offer the complete checkpoint in the arena, which stays untouched until it is released."""
+        """Offer the complete checkpoint in the arena. The session does not change the checkpoint until its release."""
         arena = self._directories.arena
         staged = find_checkpoint(arena) if arena else None
         if arena is None or staged is None or staged.version == self._staged_version:
@@ -211,7 +212,7 @@ class CheckpointCollector:
     def _stage_all(
         self, find: Callable[[], Iterable[ReadyCheckpoint]], committer: Committer, tries: int = MAX_STAGE_TRIES
     ) -> None:
-        """Stage found checkpoints, so that the trainer's own rotation cannot delete one during its upload."""
+        """Stage found checkpoints, so that the trainer's rotation cannot delete a checkpoint during its upload."""
         while self._grown:
             self._watcher.report_again(self._grown.popleft())
         missed = self.missed
@@ -230,7 +231,7 @@ class CheckpointCollector:
                 continue
             step = self._job_step(taken.step)
             self._report_total(taken.path)
-            # The commit checks the directory again if it still exists.
+            # The commit uses `origin` to check the original directory for growth.
             origin = replace(ready, links=None) if ready.created_by == "foreign" else None
             offered = StagedCheckpoint(
                 step, taken.path, taken.metrics, taken.created_by, files, tag=taken.tag, origin=origin
@@ -254,7 +255,7 @@ class CheckpointCollector:
         return taken, files
 
     def _handle_stage_error(self, ready: ReadyCheckpoint, error: Exception, tries: int) -> None:
-        """Retry later: the directory changed at that moment, or the disk was full."""
+        """Schedule another try, because the directory changed during the staging or the disk was full."""
         logger.warning("job %s: step %d cannot be staged: %s", self._item.id, ready.step, error)
         if not (ready.links or ready.path).exists():
             self._missed += 1
@@ -281,7 +282,7 @@ class CheckpointCollector:
 
 
 class _GuardedCommit:
-    """Posts a manifest only if the files of the staged checkpoint have not changed since staging."""
+    """Commit API that posts a manifest only if the staged files have not changed since staging."""
 
     def __init__(self, client: CommitApi, staged: StagedCheckpoint) -> None:
         self._client = client
@@ -297,10 +298,10 @@ class _GuardedCommit:
 
 
 def _has_grown(staged: StagedCheckpoint) -> bool:
-    """Return True if the script added or replaced files in its directory after its checkpoint was staged.
+    """Return True if the script has added or replaced files of its checkpoint directory since the staging.
 
-    False if the script wrote to a staged file: the script may be making its next checkpoint of these files, and a
-    second staging would mix two checkpoints.
+    Returns False if the script wrote to a staged file: the script may be turning these files into its next checkpoint,
+    and a second staging would mix two checkpoints.
     """
     try:
         require_unchanged(staged.path, staged.files or ())
@@ -310,7 +311,7 @@ def _has_grown(staged: StagedCheckpoint) -> bool:
 
 
 def _read_total(checkpoint: Path) -> int | None:
-    """Read `max_steps` of the Hugging Face Trainer's state; returns None without it."""
+    """Read `max_steps` of the Hugging Face Trainer's state; returns None without a state."""
     try:
         state = json.loads((checkpoint / "trainer_state.json").read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Commit checkpoints in the background: one at a time; the newest waiting one supersedes the others."""
+"""Commit checkpoints in the background, one at a time. The newest waiting checkpoint supersedes older ones."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
-from gpu_client.agent.outage_backoff import may_pass
 from gpu_client.agent.polled_event import PolledEvent
+from gpu_client.agent.retry_pauses import may_pass
 from gpu_client.checkpoints.local.directory_files import BadDirectory, FileState
 from gpu_client.checkpoints.local.staging import CreatedBy, ReadyCheckpoint
 from gpu_client.transport.errors import (
@@ -29,10 +29,10 @@ from gpu_client.transport.net.cancellation import CancelEvent
 logger = logging.getLogger("baton.committer")
 
 RETRY_S = 2.0
-"""Pause before a failed commit is repeated, unless a newer checkpoint supersedes it."""
+"""Pause in seconds before a failed commit is repeated, unless a newer checkpoint supersedes the failed one."""
 
 MAX_TRIES = 5
-"""Tries of a commit that fails for a reason that may persist: a full disk, a refused upload."""
+"""Tries for a commit with a possibly permanent failure: a full disk, a refused upload."""
 
 POLL_S = 0.1
 CLOSE_WAIT_S = 5.0
@@ -48,16 +48,16 @@ class StagedCheckpoint:
     metrics: dict[str, float]
     created_by: CreatedBy
     files: tuple[FileState, ...] | None = None
-    """State of the files at staging, for a checkpoint staged by links."""
+    """State of the files at staging, for checkpoints staged by links."""
     release: Callable[[], None] | None = None
-    """Called instead of removing `path`, for a checkpoint that stays where the trainer put it."""
+    """Callback that replaces the removal of `path`, for a checkpoint in the arena."""
     tag: str = ""
     """Tag by which a rule or command keeps the checkpoint."""
     origin: ReadyCheckpoint | None = None
-    """The foreign checkpoint, as the watcher found it."""
+    """The foreign checkpoint, in the watcher's description."""
 
     def discard(self) -> None:
-        """Remove or release the files: the checkpoint is committed or superseded."""
+        """Remove or release the files of a committed or superseded checkpoint."""
         if self.release is not None:
             self.release()
         else:
@@ -69,17 +69,17 @@ class _Verdict(Enum):
 
     COMMITTED = "committed"
     AGAIN = "again"
-    """The control plane or the store does not answer: repeat until one does, or a newer checkpoint comes."""
+    """No answer of the control plane or the store: repeat until an answer or a newer checkpoint arrives."""
     PERHAPS = "perhaps"
-    """Repeat, up to MAX_TRIES."""
+    """Possibly permanent failure: repeat up to MAX_TRIES."""
     GIVEN_UP = "given up"
 
 
 class Committer:
-    """A thread that commits staged checkpoints until closed. Whatever happens to one, the next is tried.
+    """A thread that commits staged checkpoints until closed. No error prevents the commit of later checkpoints.
 
-    `commit` commits one, and ends early when its event is set; `prove` returns True if the lease holds now. A
-    checkpoint counts as committed once `commit` has returned. `over` is set when nothing may be committed any more.
+    `commit` commits one checkpoint, and ends early when its event is set; `prove` returns True if the lease holds. A
+    checkpoint counts as committed once `commit` has returned. `over` is set when commits are no longer permitted.
     """
 
     def __init__(
@@ -105,13 +105,13 @@ class Committer:
         self._busy = False
         self.committed_steps: list[int] = []
         self.skipped_steps: list[int] = []
-        """Steps that were superseded or given up."""
+        """Steps whose checkpoints were superseded or failed for good."""
         self.last_error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="committer", daemon=True)
         self._thread.start()
 
     def offer(self, staged: StagedCheckpoint) -> None:
-        """Queue a checkpoint; it supersedes a waiting one."""
+        """Queue a checkpoint, which supersedes a waiting checkpoint."""
         with self._changed:
             if self._waiting is not None:
                 staged = self._replace_waiting(self._waiting, staged)
@@ -161,7 +161,7 @@ class Committer:
                 self._changed.notify_all()
 
     def _next(self) -> StagedCheckpoint | None:
-        """Return the checkpoint to commit now; None at the end."""
+        """Wait for the next checkpoint to commit; returns None at the end."""
         with self._changed:
             while self._waiting is None and not self._cancel.is_set():
                 self._changed.wait(POLL_S * 5)
@@ -210,7 +210,7 @@ class Committer:
         return verdict
 
     def _replace_waiting(self, staged: StagedCheckpoint, newer: StagedCheckpoint) -> StagedCheckpoint:
-        """Return the newer checkpoint, with the tag of the superseded one unless it has its own."""
+        """Return the newer checkpoint; a checkpoint without a tag inherits the tag of the superseded one."""
         self._drop(staged, "superseded by a newer one")
         return replace(newer, tag=newer.tag or staged.tag)
 
@@ -222,7 +222,7 @@ class Committer:
 
 
 def _discard(staged: StagedCheckpoint) -> None:
-    """Discard a checkpoint. A failure must not end the commits of all later checkpoints."""
+    """Discard a checkpoint and log an error, because an error must not end later commits."""
     try:
         staged.discard()
     except OSError as error:

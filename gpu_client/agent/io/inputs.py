@@ -1,4 +1,4 @@
-"""Download a job's inputs into its data directory, and verify each against the manifest of its push."""
+"""Download a job's inputs into its data directory, and verify each input against the manifest of its push."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from gpu_client.transport.transfer.manager import Download, Transfer
 logger = logging.getLogger("baton.inputs")
 
 MAX_EXPIRED_ROUNDS = 3
-"""Times that a page's URLs may expire without a single file having arrived."""
+"""Limit of successive expiries of a page's URLs without a complete file."""
 
 
 class InputsApi(Protocol):
-    """The one call that `fetch_inputs` makes; BatonClient has it."""
+    """Control-plane API of `fetch_inputs`, implemented by BatonClient."""
 
     def inputs_page(self, job_id: str, lease_token: str, *, cursor: str | None = None) -> InputPage:
         """Return one page of the job's inputs, with fresh URLs."""
@@ -45,7 +45,7 @@ class InputsApi(Protocol):
 
 
 class InputsDiffer(TransferError):  # noqa: N818 - named as the errors of transfers are
-    """The stored inputs differ from the pushed ones."""
+    """Error of stored inputs that differ from the pushed inputs."""
 
 
 def fetch_inputs(
@@ -57,15 +57,15 @@ def fetch_inputs(
     require_free: Callable[[int], None],
     cancel: CancelEvent,
 ) -> int:
-    """Download every input, page by page; ask again for a page whose URLs expired. Returns the number of files.
+    """Download every input, page by page, with new URLs after an expiry. Returns the number of files.
 
     Files that other jobs and earlier attempts have shared are fetched if possible, and not counted.
 
     Raises ObjectMissing if no object lies below the inputs' prefixes, UnsafePath if two inputs have one path,
-    InputsDiffer if files are missing or differ from the pushed ones, or if the push was not finished.
+    InputsDiffer if files are missing or differ from the pushed files, or if the push was not finished.
     """
     seen: dict[str, str] = {}
-    """Key of each path."""
+    """Object key by path."""
     pushed = _PushedFiles([ref.prefix for ref in item.inputs])
     for cursor, page in _iterate_pages(client, item):
         own = [found for found in page.inputs if not found.shared]
@@ -107,15 +107,15 @@ class _PushedFiles:
         self._prefixes = tuple(prefixes)
         self._files: dict[str, DatasetFile] = {}
         self._folders: dict[str, str] = {}
-        """Folder whose manifest describes the key."""
+        """Folder whose manifest describes the key, by key."""
         self._verified: set[str] = set()
-        """Verified paths below the data directory: two inputs may hold one object."""
+        """Verified paths below the data directory. Two paths may have one object, therefore keys do not suffice."""
 
     def __bool__(self) -> bool:
         return bool(self._files)
 
     def add_manifest(self, manifest_key: str, url: str, transfer: Transfer, cancel: CancelEvent) -> None:
-        """Read a manifest. Raises InputsDiffer for an invalid or unfinished one, and the errors of a download."""
+        """Read a manifest. Raises InputsDiffer for an invalid or unfinished manifest, and the errors of a download."""
         folder = manifest_key.removesuffix(DATASET_MANIFEST)
         data = transfer.read(url, name=manifest_key, max_bytes=MAX_DATASET_MANIFEST_BYTES, cancel=cancel)
         try:
@@ -128,7 +128,8 @@ class _PushedFiles:
             raise InputsDiffer(f"a push to {folder} was not finished: repeat it")
         for file in manifest.files:
             key = folder + file.path
-            # If a folder in the folder was pushed by itself, its own manifest is never the older one.
+            # The manifest of a separately pushed subfolder is never older than the outer folder's, therefore the
+            # longest folder wins.
             if key.startswith(self._prefixes) and len(folder) >= len(self._folders.get(key, "")):
                 self._files[key], self._folders[key] = file, folder
 
@@ -146,9 +147,9 @@ class _PushedFiles:
         return file.blake3
 
     def require_all(self, data_dir: Path, seen: Mapping[str, str], cancel: CancelEvent) -> None:
-        """Raise InputsDiffer if a pushed file is missing; verify files that came before their manifest.
+        """Raise InputsDiffer if a pushed file is missing; verify files that arrived before their manifest.
 
-        `seen`: the key of each path below the data directory.
+        `seen`: object key by path below the data directory.
         """
         lacking = sorted(self._files.keys() - set(seen.values()))
         if lacking:
@@ -165,7 +166,7 @@ class _PushedFiles:
 
 
 def _iterate_pages(client: InputsApi, item: WorkItem) -> Iterator[tuple[str | None, InputPage]]:
-    """Yield all pages, each with its cursor. The next page is requested after this one is done."""
+    """Yield all pages with their cursors. The generator requests a page when the caller asks for the page."""
     cursor: str | None = None
     while True:
         page = client.inputs_page(item.id, item.lease_token, cursor=cursor)
@@ -197,10 +198,10 @@ def _fetch_page(
         except ChecksumMismatch as error:
             if not pushed:
                 raise
-            # Altered twice on the way, or altered in the store: the error names the file.
+            # Two wrong downloads mean that the stored object has changed, or the network damages data.
             raise InputsDiffer(f"an input has other bytes than were pushed: {error}; push the folder again") from error
         except UrlExpired as error:
-            # A file with its final name is complete.
+            # A complete file has its final name.
             left = {path for path in waiting if not (data_dir / path).exists()}
             fruitless = fruitless + 1 if len(left) == len(waiting) else 0
             if fruitless >= MAX_EXPIRED_ROUNDS:
@@ -224,13 +225,14 @@ def _fetch_shared(
     require_free: Callable[[int], None],
     cancel: CancelEvent,
 ) -> None:
-    """Download a file that an earlier job or attempt has shared. If that fails, the training makes the file itself."""
+    """Download a file of an earlier job or attempt. After a failure the training produces the file itself."""
     try:
         require_free(found.size_bytes)
         try:
             transfer.download([_download(found, data_dir, found.blake3)], cancel=cancel)
         except UrlExpired:
-            # The job's own inputs come first and may take longer than URLs live.
+            # The job's own inputs came first and may have outlasted the page's URLs, therefore the page is requested
+            # again.
             page = client.inputs_page(item.id, item.lease_token, cursor=cursor)
             fresh = [one for one in page.inputs if one.shared and one.path == found.path]
             if not fresh:

@@ -1,6 +1,6 @@
-"""Spool the trainer's output and send it to the job's log in the background, with the reported values.
+"""Spool the trainer's output and send the lines to the job's log in the background, with the reported values.
 
-A lost log line never costs training.
+The spool drops lines rather than delay the training.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from gpu_client.transport.errors import BatonError, InvalidRequest, LeaseLost
 logger = logging.getLogger("baton.logs")
 
 SHIP_EVERY_S = 5.0
-"""Interval at which full chunks are sent, in the first minutes all lines; later, unfull chunks wait (`log_wait_s`).
+"""Interval of the sends in seconds: all lines in the first minutes, later full chunks only (`log_wait_s`).
 Each chunk is an API call and a PUT; one every 5 s would cost twenty times as much as all heartbeats (docs/costs.md)."""
-# Limits of a chunk, which one call sends, and of the spool.
+# Limits of a chunk (the content of one call) and of the spool.
 CHUNK_BYTES = 64 * 1024
 CHUNK_LINES = 500
 SPOOL_BYTES = 4 * 1024 * 1024
 
 MAX_LINE_CHARS = 4000
 MAX_CALLS = 4
-"""Calls in one round. A faster script loses its oldest lines, and the spool counts them."""
+"""Calls in one round. If a script prints faster, the spool drops and counts the oldest lines."""
 
 MAX_FAREWELL_CALLS = 20
 MAX_SHIP_S = 20.0
-"""Seconds after which no further call begins, so that a slow control plane does not delay the report of the end."""
+"""Seconds after which no further call begins, so that a slow control plane does not delay the final report."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpooledChunk:
-    """Lines of the log. ``sequence`` counts from 0 without gaps; ``dropped_bytes`` were lost just before this chunk."""
+    """Chunk of log lines. ``sequence`` counts from 0 without gaps; ``dropped_bytes`` were lost before this chunk."""
 
     sequence: int
     data: bytes
@@ -46,10 +46,10 @@ class SpooledChunk:
 
 
 class LogSpool:
-    """Holds lines until their upload, in chunks of at most ``max_bytes`` in total.
+    """Queue of lines before their upload, in chunks of at most ``max_bytes`` in total.
 
-    The oldest lines are dropped first, and counted. One consumer takes a chunk, sends it, and acknowledges it; the
-    spool returns an unacknowledged chunk again.
+    A full spool drops the oldest lines and counts the dropped bytes. One consumer takes, sends and acknowledges chunks;
+    the spool returns an unacknowledged chunk again.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class LogSpool:
                 self._dropped_total_bytes += lost_bytes
 
     def next_chunk(self, flush: bool = False) -> SpooledChunk | None:
-        """Return the oldest full chunk, with ``flush`` also an unfull one; None without one.
+        """Return the oldest full chunk (with ``flush`` also a partial chunk), or None.
 
         Returns the same chunk until ``ack``.
         """
@@ -110,7 +110,7 @@ class LogSpool:
             return self._in_flight
 
     def ack(self, sequence: int) -> None:
-        """Forget the chunk with this number, which is stored. Raises ValueError for any other number."""
+        """Remove the stored chunk `sequence`. Raises ValueError for any other number."""
         with self._lock:
             if self._in_flight is None or self._in_flight.sequence != sequence:
                 raise ValueError(f"log chunk {sequence} is not the one in flight")
@@ -123,7 +123,7 @@ class LogSpool:
 
 
 class _Parcel(NamedTuple):
-    """Content of one call. `sequence`: number of the lines' chunk; None without lines."""
+    """Content of one call. `sequence`: number of the chunk; None without lines."""
 
     sequence: int | None
     lines: list[str]
@@ -134,9 +134,9 @@ class _Parcel(NamedTuple):
 class LogShipper:
     """A thread that sends the spooled lines, every few seconds and later less often, until closed.
 
-    One chunk of the spool is one call, which also carries the waiting points. Points make a call of their own only
-    where no line waits and an unfull chunk would be sent: a training that prints pays nothing for its reports. A job
-    takes no lines after its attempt has ended: call `flush` just before the report of the end.
+    Each call carries one chunk and the waiting points, so that the reports of a printing training cost no calls. Points
+    without lines cause a call only when a partial chunk would be due. A job takes no lines after its attempt has ended,
+    therefore call `flush` just before the final report.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class LogShipper:
         self._ship(max_calls=MAX_FAREWELL_CALLS, unfull=True, farewell=True)
 
     def close(self) -> None:
-        """End the thread; only a later `flush` sends the remaining lines."""
+        """End the thread. A later `flush` still sends the remaining lines."""
         self._closing.set()
         self._thread.join()
 
@@ -184,10 +184,10 @@ class LogShipper:
                 logger.exception("log lines could not be sent")
 
     def _ship(self, *, max_calls: int, unfull: bool, farewell: bool = False) -> None:
-        """Send full chunks, with `unfull` also the open one, or points alone.
+        """Send full chunks (with `unfull` also the partial chunk), or points alone.
 
-        Stops at the first failure, after `max_calls`, or without more chunks; a failed chunk is sent again later.
-        Points that arrive while lines are being sent wait for the next round, unless there is none.
+        Stops at the first failure, after `max_calls`, or without more chunks; a later round sends a failed chunk again.
+        Points that arrive during a round wait for the next round; `farewell` marks the last round.
         """
         with self._shipping:
             until = self._clock() + MAX_SHIP_S
@@ -209,9 +209,9 @@ class LogShipper:
                     self._spool.ack(parcel.sequence)
 
     def _next_parcel(self, unfull: bool, *, alone: bool) -> _Parcel | None:
-        """Return the content of the next call; `alone`: points even without lines.
+        """Return the content of the next call. `alone`: return points even without lines.
 
-        Returns the same parcel until its delivery, because a call may succeed and only its answer be lost.
+        Returns the same parcel until its delivery, so that a retry after a lost answer is idempotent.
         """
         if self._in_flight is None:
             chunk = self._spool.next_chunk(flush=unfull)
@@ -225,9 +225,7 @@ class LogShipper:
         return self._in_flight
 
     def _deliver(self, parcel: _Parcel) -> None:
-        """Send a parcel; drop refused content.
-
-        The control plane would refuse the content, and all later content, forever.
+        """Send a parcel; drop refused content, which would otherwise block all later content forever.
         """
         fields: dict[str, Any] = {
             "first_line": self._next_line,

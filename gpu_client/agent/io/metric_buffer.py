@@ -1,4 +1,4 @@
-"""Buffer the values that the training reports until a log chunk carries them. Bounded: fast reports are thinned."""
+"""Buffer the training's reported values for the next log chunk. The bounded buffer thins fast reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from baton.contract.worker.output import MAX_POINTS, ReportedPoint
 
 MAX_POINTS_BYTES = 128 * 1024
-"""JSON bytes of all waiting points: one chunk's, beside its lines. API Gateway bills each 512 KB of a request."""
+"""Limit of the waiting points in JSON bytes: points and lines share a call, and API Gateway bills each 512 KB."""
 _MAX_SPECIAL_SHARE = 0.75
 
 Readings = Mapping[str, float | str]
@@ -20,15 +20,15 @@ class _BufferedPoint:
     number: int
     size_bytes: int
     special: bool
-    """True if the metrics differ from those of the point before, such as an evaluation's or the first NaN."""
+    """True if the metric names differ from the last point's: an evaluation, the first NaN."""
     point: ReportedPoint
 
 
 class MetricBuffer:
-    """Holds the points for one chunk.
+    """Buffer of the points for one chunk.
 
     A full buffer drops every second point, then keeps every fourth, and so on: evenly over the time since the last
-    chunk. The newest point always stays; points with other metrics than the point before go last.
+    chunk. The buffer always keeps the newest point, and drops special points last.
 
     `now`: seconds since 1970, by the control plane's clock.
     """
@@ -42,7 +42,7 @@ class MetricBuffer:
         self._lock = threading.Lock()
         self._kept: list[_BufferedPoint] = []
         self._newest: _BufferedPoint | None = None
-        """The newest point, if thinning would drop it."""
+        """The newest point, if the thinning would drop the point."""
         self._every = 1
         self._size_bytes = 0  # Bytes of the kept points.
         self._number = 0
@@ -50,7 +50,7 @@ class MetricBuffer:
         self._shape: frozenset[tuple[str, bool]] = frozenset()
 
     def append(self, step: int, metrics: Readings) -> None:
-        """Add reported values; a repetition of the last report is ignored. Never waits for the consumer."""
+        """Add reported values; ignore a repetition of the last report. Never waits for the consumer."""
         found = dict(metrics)
         with self._lock:
             if self._last == (step, found):

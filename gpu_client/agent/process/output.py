@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from baton.contract.rules.document.rule import Signal
 from baton.contract.rules.metrics import name_in_rules
-from baton.contract.worker.steering import RulesInForce
+from baton.contract.worker.control import RulesInForce
 from gpu_client.agent.io.log_shipper import LogSpool
 from gpu_client.agent.io.metric_buffer import MetricBuffer
 from gpu_client.checkpoints.local.sanitizer import MAX_METRICS

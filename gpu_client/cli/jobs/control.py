@@ -9,7 +9,7 @@ import typer
 from pydantic import ValidationError
 
 from baton.contract.worker.calls import TransitionAnswer
-from baton.contract.worker.steering import Command, CommandKind, CommandRequest
+from baton.contract.worker.control import Command, CommandKind, CommandRequest
 from gpu_client.cli.core.errors import CliError
 from gpu_client.cli.core.formats import moment
 from gpu_client.cli.core.output import FOLDED, TableColumn

@@ -20,10 +20,10 @@ import typer
 import yaml
 from pydantic import ValidationError
 
-from baton.contract.documents import load_values
 from baton.contract.jobs.job import JobSubmit
 from baton.contract.rules.document.loader import load
-from baton.contract.worker.steering import MAX_RULES_BYTES
+from baton.contract.worker.control import MAX_RULES_BYTES
+from baton.contract.yaml_documents import load_values
 from gpu_client.cli.core.documents import format_fault, read_text, require_no_faults
 from gpu_client.cli.core.errors import CliError, ExitCode
 from gpu_client.cli.core.formats import parse_duration

@@ -9,7 +9,7 @@ from typing import Any
 from baton.contract.jobs.goodput import Goodput
 from baton.contract.jobs.history import AttemptView
 from baton.contract.jobs.job import JobState, JobView
-from baton.contract.worker.lease_timing import LEASE_INTERVALS
+from baton.contract.worker.lease_grace import LEASE_INTERVALS
 from gpu_client.cli.core.formats import count, duration, number
 from gpu_client.cli.jobs.goodput import percent, share_of
 

@@ -17,7 +17,7 @@ from baton.contract.rules.document.loader import load
 from baton.contract.rules.document.rule import RuleSet
 from baton.contract.rules.metrics import name_in_rules
 from baton.contract.rules.numbers import encode
-from baton.contract.worker.steering import MAX_RULES_BYTES
+from baton.contract.worker.control import MAX_RULES_BYTES
 from gpu_client.cli.core.documents import format_fault, read_text, require_no_faults
 from gpu_client.cli.core.errors import CliError
 from gpu_client.cli.core.formats import count, duration, number, plain, require_finite

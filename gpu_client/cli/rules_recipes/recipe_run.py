@@ -16,7 +16,8 @@ from typing import NoReturn
 from pydantic import ValidationError
 
 from baton.contract.errors import Fault
-from baton.contract.jobs.job import InputRef, JobState, JobSubmit, JobView, Policy, Requirements
+from baton.contract.jobs.job import InputRef, JobState, JobSubmit, JobView
+from baton.contract.jobs.policy import Policy, Requirements
 from baton.contract.names import DATA_BUCKET
 from baton.contract.recipes.model import Recipe
 from baton.contract.recipes.rendering import parameter_faults, plan_of

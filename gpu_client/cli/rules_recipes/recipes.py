@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from baton.contract.documents import MAX_DOCUMENT_BYTES
 from baton.contract.recipes.calls import RecipeSummary
 from baton.contract.recipes.lint import Linted, lint
 from baton.contract.recipes.model import Output, Parameter, Program, Recipe, RecipeStep
+from baton.contract.yaml_documents import MAX_DOCUMENT_BYTES
 from gpu_client.cli.admin.local import read_built_in_recipe
 from gpu_client.cli.core.documents import format_fault, raise_faults, read_text
 from gpu_client.cli.core.errors import CliError, ExitCode

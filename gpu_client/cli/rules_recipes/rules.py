@@ -11,7 +11,7 @@ from baton.contract.jobs.rule_calls import ControlPlaneRules, RulesRevision, Rul
 from baton.contract.rules.document import presets
 from baton.contract.rules.document.loader import Loaded, load
 from baton.contract.rules.metrics import BUILT_IN, SIGNALS
-from baton.contract.worker.steering import MAX_RULES_BYTES, RuleStatus
+from baton.contract.worker.control import MAX_RULES_BYTES, RuleStatus
 from gpu_client.cli.core.documents import format_fault, read_text, require_no_faults
 from gpu_client.cli.core.errors import CliError, ExitCode
 from gpu_client.cli.core.formats import count, moment

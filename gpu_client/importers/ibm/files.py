@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from baton.contract.documents import Document, Location
 from baton.contract.rules.language.faults import Code, suggest_name
 from baton.contract.rules.limits import LIMITS
+from baton.contract.yaml_documents import Document, Location
 from gpu_client.importers.ibm.metrics import CLASSES, MetricSource
 
 EVENTS: Mapping[str, str] = {

@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from baton.contract.documents import Document, Location, read_document, write_document
 from baton.contract.errors import Fault
 from baton.contract.rules.document.loader import load
 from baton.contract.rules.document.rule import RuleSet
 from baton.contract.rules.language.faults import Code, ExpressionError
+from baton.contract.yaml_documents import Document, Location, read_document, write_document
 from gpu_client.importers.ibm.expressions import translate_expression
 from gpu_client.importers.ibm.files import ACTIONS, EVENTS, LEVELS, Controller, FileReader, LogFormat
 from gpu_client.importers.ibm.log_formats import FormatNames, translate_format

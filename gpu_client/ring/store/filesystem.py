@@ -151,7 +151,9 @@ class DirectoryStore:
     def create(self, key: str, pieces: Sequence[memoryview]) -> bool:
         """Implement the protocol."""
         path = self._path + key
-        if not isinstance(pieces, EncodedObject) and not any(pieces):
+        if isinstance(pieces, EncodedObject):
+            return self._create_object(path, pieces)
+        if not any(pieces):
             # An empty file needs no temporary file.
             with self._full:
                 made = self._make_once(path, lambda: self._make_empty(path))
@@ -259,6 +261,31 @@ class DirectoryStore:
 
     def close(self) -> None:
         """Do nothing."""
+
+    def _create_object(self, path: str, pieces: EncodedObject) -> bool:
+        """Write an object of samples under its own name: an object without a claim is garbage, complete or not."""
+        fd = -1
+
+        def open_new() -> None:
+            nonlocal fd
+            fd = os.open(path, _NEW, 0o666)
+
+        with self._full:
+            if not self._make_once(path, open_new):
+                return False
+            try:
+                try:
+                    _write_object(fd, pieces)
+                    if self._syncs:
+                        os.fsync(fd)
+                finally:
+                    os.close(fd)
+                self._sync_name(path)
+            except BaseException:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)  # noqa: PTH108 - see `_path`
+                raise
+        return True
 
     @contextlib.contextmanager
     def _temporary_file(self, pieces: Sequence[memoryview]) -> Iterator[str]:

@@ -33,7 +33,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from gpu_client.controller.learning_rate import LearningRate
 from gpu_client.training.checkpoint import checkpoint_directory
 from gpu_client.training.checkpoint.state_files import is_same_state
-from gpu_client.training.integrations.batch_sampler import ResumableLoader
+from gpu_client.training.resumable_loader import ResumableLoader
 from gpu_client.training.session.data_sources import has_source
 from gpu_client.training.session.session import Session
 

@@ -45,7 +45,7 @@ def read_params(environment: Mapping[str, str], given: Mapping[str, Any] | None)
 
 
 def read_control(environment: Mapping[str, str], rules: str | Path | None) -> dict[str, Any]:
-    """Read BATON_CONTROL: rules, commands, rollbacks (baton.contract.worker.steering.Control); else the script's rules.
+    """Read BATON_CONTROL: rules, commands, rollbacks (baton.contract.worker.control.Control); else the script's rules.
 
     Raises SessionError for an unreadable file or faulty rules.
     """

@@ -24,8 +24,8 @@ from baton.contract.jobs.rule_calls import RulesHistory, RulesRequest, RulesView
 from baton.contract.objects.artifacts import StoredArtifactsPage
 from baton.contract.recipes.calls import RecipePage, RecipePush, RecipeView
 from baton.contract.worker.calls import TransitionAnswer
+from baton.contract.worker.control import Command, CommandList, CommandRequest
 from baton.contract.worker.output import LogPage, MetricPage, MetricPoint
-from baton.contract.worker.steering import Command, CommandList, CommandRequest
 from gpu_client.transport.api.calls import ApiCalls, job_path, segment
 from gpu_client.transport.errors import ApiError
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 from gpu_client.transport.errors import ChecksumMismatch, FalseDigest
 from gpu_client.transport.limits.bandwidth import Traffic
-from gpu_client.transport.limits.channel import Meter, TransferChannel
 from gpu_client.transport.limits.stats import TransferStats
+from gpu_client.transport.limits.transfer_channel import Meter, TransferChannel
 from gpu_client.transport.net.buffers import BufferPool
 from gpu_client.transport.net.cancellation import Flight, stop_if_set
 from gpu_client.transport.net.connections import BrokenConnection, Connections
 from gpu_client.transport.net.digests import Digester, FileDigest
 from gpu_client.transport.net.files import CHUNK_BYTES, StagedFile, safe_destination
 from gpu_client.transport.net.s3_responses import begins_at, pieces, range_headers, require_end, require_success, skip
-from gpu_client.transport.transfer.file_parts import FilePart, PartedFile
+from gpu_client.transport.transfer.download_parts import FilePart, PartedFile
 from gpu_client.transport.transfer.retry import TransferRetry
 from gpu_client.transport.transfer.transfer_requests import Download, RangeDownload
 

@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 
 from gpu_client.transport.errors import UrlExpired
-from gpu_client.transport.limits.channel import Meter, Pause, Progress, TransferChannel
 from gpu_client.transport.limits.stats import TransferStats
 from gpu_client.transport.limits.thread_batch import run_batch
+from gpu_client.transport.limits.transfer_channel import Meter, Pause, Progress, TransferChannel
 from gpu_client.transport.net.buffers import BufferPool
 from gpu_client.transport.net.cancellation import CancelEvent, Flight, stop_if_set
 from gpu_client.transport.net.connections import Connections
@@ -26,7 +26,7 @@ from gpu_client.transport.net.files import safe_destination
 from gpu_client.transport.net.s3_responses import url_life_s
 from gpu_client.transport.retry import RetryPolicy
 from gpu_client.transport.transfer.download import Downloads
-from gpu_client.transport.transfer.file_parts import PARTS_FROM_BYTES, PartedFile
+from gpu_client.transport.transfer.download_parts import PARTS_FROM_BYTES, PartedFile
 from gpu_client.transport.transfer.retry import TransferRetry
 from gpu_client.transport.transfer.transfer_requests import Download, RangeDownload, Segment, Upload
 from gpu_client.transport.transfer.upload import Uploads

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from gpu_client.transport.errors import ChecksumMismatch, FalseDigest, Unreachable
-from gpu_client.transport.limits.channel import Pause, TransferChannel
 from gpu_client.transport.limits.stats import TransferStats
+from gpu_client.transport.limits.transfer_channel import Pause, TransferChannel
 from gpu_client.transport.net.cancellation import Flight, stop_if_set
 from gpu_client.transport.retry import GaveUp, RetryLater, RetryPolicy, call_with_retry
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from gpu_client.transport.errors import FileChanged, UrlExpired
-from gpu_client.transport.limits.channel import Flow, Meter, TransferChannel
 from gpu_client.transport.limits.stats import TransferStats
+from gpu_client.transport.limits.transfer_channel import Flow, Meter, TransferChannel
 from gpu_client.transport.net.cancellation import Flight
 from gpu_client.transport.net.connections import Connections
 from gpu_client.transport.net.files import CHUNK_BYTES, local_errors

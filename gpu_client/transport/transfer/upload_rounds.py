@@ -17,7 +17,7 @@ from pathlib import Path
 from baton.contract.objects.parts import part_range
 from gpu_client.transport.errors import TransferError, UnexpectedAnswer, UrlExpired
 from gpu_client.transport.limits.bandwidth import Traffic
-from gpu_client.transport.limits.channel import Progress
+from gpu_client.transport.limits.transfer_channel import Progress
 from gpu_client.transport.net.cancellation import CancelEvent
 from gpu_client.transport.net.digests import FileDigest
 from gpu_client.transport.transfer.manager import Transfer

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
-from baton.contract.worker.lease_timing import LEASE_INTERVALS
-from baton.contract.worker.steering import MAX_COMMANDS
+from baton.contract.worker.control import MAX_COMMANDS
+from baton.contract.worker.lease_grace import LEASE_INTERVALS
 from tests.kits.api.harness import NOW, Answer, Api, Held
 
 

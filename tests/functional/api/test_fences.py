@@ -8,7 +8,7 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from baton.contract.worker.calls import Directive
-from functions.domain.jobs.leases import REPROOF_WINDOW_S
+from functions.domain.jobs.lease_fence import REPROOF_WINDOW_S
 from tests.kits.api.harness import NOW, Answer, Api, Held
 from tests.kits.files.declared_files import described
 

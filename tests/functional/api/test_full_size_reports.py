@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
-from baton.contract.worker.steering import MAX_DECISIONS, MAX_OPERAND_CHARS, MAX_STATUS_CHARS, MAX_STATUSES
+from baton.contract.worker.control import MAX_DECISIONS, MAX_OPERAND_CHARS, MAX_STATUS_CHARS, MAX_STATUSES
 from tests.kits.api.harness import Api
 
 

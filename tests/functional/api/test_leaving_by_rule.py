@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
-from baton.contract.worker.steering import MAX_ROLLBACKS
+from baton.contract.worker.control import MAX_ROLLBACKS
 from tests.kits.api.harness import NOW, Answer, Api, Held
 
 BY = {"rule": "spike", "revision": 2, "step": 250, "message": "zscore(loss, 100) = 7.1"}

@@ -11,7 +11,7 @@ from blake3 import blake3
 from baton.contract.errors import ErrorCode
 from baton.contract.jobs.job import JobState
 from baton.contract.names import CHECKPOINTS_BUCKET
-from baton.contract.worker.lease_timing import revocation_grace_s
+from baton.contract.worker.lease_grace import revocation_grace_s
 from functions.domain.checkpoints.packs import DEAD_AFTER_S
 from functions.domain.errors import Refusal, StorageUnavailable, WriteConflict
 from functions.domain.jobs.transaction import Transaction

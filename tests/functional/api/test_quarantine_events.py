@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
-from baton.contract.worker.steering import MAX_PLACE_CHARS
+from baton.contract.worker.control import MAX_PLACE_CHARS
 from tests.kits.api.harness import NOW, Api
 
 KEY = "samples/w/00000001-0000000001"

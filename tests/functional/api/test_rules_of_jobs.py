@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
-from baton.contract.worker.steering import MAX_RULES_BYTES
+from baton.contract.worker.control import MAX_RULES_BYTES
 from functions.api.rules.rule_calls import MAX_BATCH_RULES_BYTES
 from tests.kits.api.harness import NOW, Api, Held
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from baton.contract.worker.calls import HeartbeatRequest
+from baton.contract.worker.control import ControlReport, Decision
 from baton.contract.worker.output import LogChunk, ReportedPoint
-from baton.contract.worker.steering import ControlReport, Decision
 from tests.functional.cli.people import Baton, Labour, submit
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]

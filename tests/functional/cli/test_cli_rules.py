@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from baton.contract.worker.calls import HeartbeatRequest
-from baton.contract.worker.steering import CommandResult, ControlReport, Decision, RuleStatus
+from baton.contract.worker.control import CommandResult, ControlReport, Decision, RuleStatus
 from tests.functional.cli.people import Baton, Labour, submit
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]

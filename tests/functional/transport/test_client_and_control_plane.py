@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from baton.contract.admin.keys import KeyCreate
-from baton.contract.jobs.job import FailureClass, InputRef, JobState, JobSubmit, Policy
+from baton.contract.jobs.job import FailureClass, InputRef, JobState, JobSubmit
+from baton.contract.jobs.policy import Policy
 from baton.contract.names import Scope
 from baton.contract.worker.calls import (
     CompleteRequest,

@@ -14,7 +14,7 @@ from functions.storage.clients import s3_client
 from functions.storage.s3.objects import S3ObjectStore
 from gpu_client.transport.errors import ChecksumMismatch, FileChanged, ObjectMissing, UrlExpired
 from gpu_client.transport.net.digests import FileDigest, digest_bytes
-from gpu_client.transport.transfer.file_parts import PARTS_FROM_BYTES
+from gpu_client.transport.transfer.download_parts import PARTS_FROM_BYTES
 from gpu_client.transport.transfer.manager import Download, RangeDownload, Segment, Transfer, Upload
 from tests.kits.clouds.emulator import unique
 

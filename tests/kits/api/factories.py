@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.contract.checkpoints.manifest import Chunk, ChunkedFile, Manifest, Pack
-from baton.contract.jobs.job import JobState, Policy
+from baton.contract.jobs.job import JobState
+from baton.contract.jobs.policy import Policy
 from baton.contract.worker.calls import WorkQuery
 from functions.domain.access.api_keys import token_digest
 from functions.domain.jobs import transitions as rules
-from functions.domain.jobs.leases import Fence
+from functions.domain.jobs.lease_fence import Fence
 from functions.domain.jobs.transaction import CloseLease, OpenLease, Transaction
 from functions.domain.records import Attempt, CheckpointRecord, Claimant, Job, Lease, Spec
 

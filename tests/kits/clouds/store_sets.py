@@ -12,7 +12,6 @@ from typing import Any
 from moto import mock_aws
 
 from baton.contract.names import BUCKETS
-from functions.domain.keys import job_id_of
 from functions.domain.ports import (
     JobStore,
     LeaseStore,
@@ -24,6 +23,7 @@ from functions.domain.ports import (
     TokenStore,
     WebhookStore,
 )
+from functions.domain.table_keys import job_id_of
 from functions.local.emulator import Emulator
 from functions.storage.clients import dynamodb_client, s3_client
 from functions.storage.dynamodb.jobs import DynamoJobStore

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.contract.rules.engine.compiler import Compiler
+from baton.contract.rules.engine.expression_compiler import Compiler
 from baton.contract.rules.language.checker import check, check_condition
 from baton.contract.rules.language.faults import ExpressionError
 from baton.contract.rules.limits import LIMITS, Limits

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from baton.contract.rules.document.loader import load
 from baton.contract.rules.document.rule import RuleSet
-from baton.contract.rules.engine.evaluator import Evaluator
+from baton.contract.rules.engine.rule_evaluator import Evaluator
 from baton.contract.rules.engine.verdicts import Verdict
 
 COUNT = 10_000

@@ -8,7 +8,8 @@ from typing import Any
 
 from baton.contract.checkpoints.manifest import Manifest, parse_manifest
 from baton.contract.jobs.history import AttemptView, EventView
-from baton.contract.jobs.job import InputRef, JobState, JobSubmit, JobView, Policy
+from baton.contract.jobs.job import InputRef, JobState, JobSubmit, JobView
+from baton.contract.jobs.policy import Policy
 from gpu_client.checkpoints.format.codecs import decode
 from gpu_client.transport.api.client import BatonClient
 from tests.kits.waiting import PATIENCE_S, until

@@ -19,7 +19,7 @@ from gpu_client.agent.app.shutdown import ShutdownRequest
 from gpu_client.agent.attempt import job_run, required_outputs, trainer_run
 from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome
 from gpu_client.agent.attempt.job_run import JobRun
-from gpu_client.agent.attempt.leased_calls import LeasedCalls
+from gpu_client.agent.attempt.outage_tolerance import LeasedCalls
 from gpu_client.agent.io import checkpoint_collector
 from gpu_client.agent.process.failures import ExitStatus
 from gpu_client.agent.process.output import TrainerOutput

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from baton.contract.worker.steering import MAX_RULES_BYTES
+from baton.contract.worker.control import MAX_RULES_BYTES
 from gpu_client.agent.control.channel_server import MAX_WAITING_STEERING, ChannelServer
 from gpu_client.training.channel import AgentChannel
 from tests.kits.clock import Clock

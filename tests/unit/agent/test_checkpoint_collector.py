@@ -21,8 +21,8 @@ from gpu_client.agent.io.committer import Committer as RealCommitter
 from gpu_client.agent.io.committer import StagedCheckpoint
 from gpu_client.agent.workspace.slots import JobDirectories
 from gpu_client.checkpoints.local.chunk_cache import LocalChunkCache
+from gpu_client.checkpoints.local.foreign_checkpoint_watcher import CheckpointWatcher
 from gpu_client.checkpoints.local.staging import ReadyCheckpoint, stage
-from gpu_client.checkpoints.local.watcher import CheckpointWatcher
 from gpu_client.transport.errors import ChecksumMismatch, FileChanged, Unreachable
 from gpu_client.transport.transfer.manager import Transfer
 from tests.kits.clock import Clock

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.contract.worker.calls import HeartbeatRequest
-from baton.contract.worker.steering import MAX_DECISIONS, MAX_RESULTS, MAX_STATUSES, Control, ControlReport
+from baton.contract.worker.control import MAX_DECISIONS, MAX_RESULTS, MAX_STATUSES, Control, ControlReport
 from gpu_client.agent.control import control_relay
 from gpu_client.agent.control.channel_messages import TrainingProgress
 from gpu_client.agent.control.control_relay import UNSTEERED, UNSTEERED_AFTER_S, ControlRelay, encode_rule_exit

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.contract.worker.steering import MAX_PLACE_CHARS, Decision
+from baton.contract.worker.control import MAX_PLACE_CHARS, Decision
 from gpu_client.agent.control import control_relay
 from gpu_client.agent.control.control_relay import MAX_QUARANTINED_REPORTED, ControlRelay
 from tests.unit.agent.agent_kit import make_answer

@@ -130,7 +130,7 @@ def test_two_sources_are_numbered_without_a_gap_whatever_becomes_of_heartbeats()
 
 @pytest.mark.parametrize(("text", "deaf"), [("presets: off\nrules: []", False), ("# not read here", True)])
 def test_a_document_without_rules_needs_nobody_who_goes_by_them(text: str, deaf: bool) -> None:
-    from baton.contract.worker.steering import Control
+    from baton.contract.worker.control import Control
 
     clock = Clock()
     relay, channel = ControlRelay(Control(rules={"revision": 1, "text": text}), clock=clock), Quiet()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from baton.contract.worker.calls import Directive, HeartbeatRequest
-from baton.contract.worker.lease_timing import RETRY_PAUSES
+from baton.contract.worker.lease_grace import RETRY_PAUSES
 from gpu_client.agent.attempt import lease as lease_module
 from gpu_client.agent.attempt.lease import PROVEN_SHARE, RETRY_MIN_S, LeaseKeeper, LeaseLoss
 from gpu_client.transport.errors import UnexpectedAnswer, Unreachable

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from baton.contract.jobs.job import FailureClass
-from baton.contract.worker.steering import RulesInForce
+from baton.contract.worker.control import RulesInForce
 from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome
 from gpu_client.agent.control.channel_messages import TrainingProgress
 from gpu_client.agent.process.output import LogSignals, TrainerOutput

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from baton.contract.rules.document.loader import load_values
 from baton.contract.rules.document.rule import Rule, RuleSet
-from baton.contract.rules.engine.evaluator import Evaluator
+from baton.contract.rules.engine.rule_evaluator import Evaluator
 from baton.contract.rules.engine.verdicts import Verdict
 from gpu_client.backtest import replay as replaying
 from gpu_client.backtest.history import Builder, History

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_client.checkpoints.local import watcher
+from gpu_client.checkpoints.local import foreign_checkpoint_watcher
 from gpu_client.checkpoints.local.staging import ReadyCheckpoint, StagingError, require_unchanged, stage
 from gpu_client.transport.errors import FileChanged
 from tests.unit.checkpoints.watcher_kit import Scene
@@ -33,7 +33,7 @@ def test_staged_files_survive_rotation(scene: Scene, tmp_path: Path) -> None:
     shutil.rmtree(found.path)
     assert (staged / "model").read_text() == "weights"
     assert (staged / "unet" / "w").read_text() == "deep"
-    assert [file.path for file in watcher.list_files(staged)] == [file.path for file in found.files]
+    assert [file.path for file in foreign_checkpoint_watcher.list_files(staged)] == [file.path for file in found.files]
     assert list((tmp_path / "staging").iterdir()) == [staged]
 
 

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
+from gpu_client.checkpoints.local.foreign_checkpoint_watcher import CheckpointWatcher
 from gpu_client.checkpoints.local.staging import ReadyCheckpoint
-from gpu_client.checkpoints.local.watcher import CheckpointWatcher
 
 STABLE_S = 5.0
 

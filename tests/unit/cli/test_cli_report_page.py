@@ -14,9 +14,10 @@ import pytest
 
 from baton.contract.jobs.goodput import Goodput
 from baton.contract.jobs.history import AttemptView, EventView
-from baton.contract.jobs.job import JobCounters, JobView, Policy, Progress, Reason, Requirements
+from baton.contract.jobs.job import JobCounters, JobView, Progress, Reason
+from baton.contract.jobs.policy import Policy, Requirements
+from baton.contract.worker.control import EndedBy
 from baton.contract.worker.output import MetricPoint
-from baton.contract.worker.steering import EndedBy
 from gpu_client.cli.insight.charts import Curve, Frame, Mark, draw_chart, round_ticks, thin_points
 from gpu_client.cli.insight.metric_history import join_attempts
 from gpu_client.cli.insight.report import ReportInput, render_report

@@ -29,18 +29,8 @@ from baton.contract.checkpoints.manifest import (
     Pack,
 )
 from baton.contract.jobs.dreambooth import DreamboothSubmit
-from baton.contract.jobs.job import (
-    FailureClass,
-    InputRef,
-    JobState,
-    JobSubmit,
-    Policy,
-    ReasonCode,
-    Requirements,
-    Retention,
-    RetryRequest,
-    StopRequest,
-)
+from baton.contract.jobs.job import FailureClass, InputRef, JobState, JobSubmit, ReasonCode, RetryRequest, StopRequest
+from baton.contract.jobs.policy import Policy, Requirements, Retention
 from baton.contract.objects.transfers import MultipartComplete, ObjectQuery, TokenQuery, UploadFile
 from baton.contract.worker.calls import (
     MAX_ARTIFACT_PATHS_BYTES,
@@ -56,7 +46,16 @@ from baton.contract.worker.output import LogChunk
 from functions.api.http.route import all_routes
 from tests.kits.api.factories import CRC64, JOB_ID, digest
 
-REQUEST_MODULES = ("checkpoints", "jobs", "keys", "recipes.calls", "recipes.model", "transfers", "work")
+REQUEST_MODULES = (
+    "admin.keys",
+    "checkpoints.calls",
+    "jobs.job",
+    "jobs.policy",
+    "objects.transfers",
+    "recipes.calls",
+    "recipes.model",
+    "worker.calls",
+)
 EXEMPT = {
     # As a whole, by size and depth: see the tests below.
     ("JobSubmit", "parameters"),

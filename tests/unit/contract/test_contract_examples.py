@@ -16,20 +16,21 @@ from baton.contract.base import AnswerModel, WireModel
 from baton.contract.worker.calls import HeartbeatAnswer
 
 MODULES = (
-    "artifacts",
-    "checkpoints",
+    "admin.keys",
+    "admin.webhooks",
+    "checkpoints.calls",
+    "checkpoints.manifest",
     "errors",
-    "events",
-    "history",
-    "jobs",
-    "keys",
-    "manifest",
+    "jobs.events",
+    "jobs.history",
+    "jobs.job",
+    "jobs.policy",
+    "objects.artifacts",
+    "objects.transfers",
     "recipes.calls",
     "recipes.model",
     "recipes.plan",
-    "transfers",
-    "webhooks",
-    "work",
+    "worker.calls",
 )
 JOB_ID = "146683a1-cb76-4702-9fef-fcccd32594f1"
 

@@ -10,9 +10,9 @@ import pytest
 from yaml.composer import Composer
 from yaml.scanner import Scanner
 
-from baton.contract.documents import MAX_DEPTH, MAX_DOCUMENT_BYTES, MAX_NODES, read_document
 from baton.contract.rules.document.loader import load
 from baton.contract.rules.language.faults import Code
+from baton.contract.yaml_documents import MAX_DEPTH, MAX_DOCUMENT_BYTES, MAX_NODES, read_document
 
 # Flow sequences fetch tokens up to 1,024 characters ahead, since a `:` may still make a key of what was read.
 TOKENS_AHEAD = 1_100

@@ -11,11 +11,11 @@ import yaml
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from baton.contract.documents import MAX_DOCUMENT_BYTES, read_document
 from baton.contract.errors import Fault
 from baton.contract.recipes.lint import lint
 from baton.contract.recipes.model import Recipe
 from baton.contract.recipes.reading import dump
+from baton.contract.yaml_documents import MAX_DOCUMENT_BYTES, read_document
 from functions.recipes import built_in_document, built_in_ids, built_in_recipe
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="{\x00"), max_size=30)

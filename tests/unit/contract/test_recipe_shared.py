@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from baton.contract.documents import read_document
 from baton.contract.names import SHARED_DIR
 from baton.contract.recipes.lint import lint
 from baton.contract.recipes.model import Recipe
 from baton.contract.recipes.rendering import plan_of
+from baton.contract.yaml_documents import read_document
 from functions.recipes import built_in_recipe
 
 DOCUMENT = """\

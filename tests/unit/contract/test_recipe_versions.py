@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 
-from baton.contract.documents import read_document
+from baton.contract.yaml_documents import read_document
 from functions.recipes import built_in_document, built_in_ids
 
 DIGESTS = {

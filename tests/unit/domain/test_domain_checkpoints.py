@@ -10,7 +10,8 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from baton.contract.jobs.history import EventType
-from baton.contract.jobs.job import JobState, Reason, Retention
+from baton.contract.jobs.job import JobState, Reason
+from baton.contract.jobs.policy import Retention
 from baton.contract.worker.calls import WorkQuery
 from functions.domain.checkpoints import commit as rules
 from functions.domain.checkpoints import object_keys

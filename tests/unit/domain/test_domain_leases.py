@@ -10,7 +10,7 @@ from baton.contract.errors import ErrorCode
 from baton.contract.worker.calls import Directive
 from functions.domain.access.api_keys import token_digest
 from functions.domain.jobs.lease_expiry import ReclaimWatermark, is_reclaimable, update_watermark
-from functions.domain.jobs.leases import REPROOF_WINDOW_S, Fence, directive_for
+from functions.domain.jobs.lease_fence import REPROOF_WINDOW_S, Fence, directive_for
 from functions.domain.records import Lease
 from tests.kits.api.factories import CLAIMANT, JOB_ID, NOW, TENANT, TOKEN, make_fence, make_held, make_job, make_lease
 

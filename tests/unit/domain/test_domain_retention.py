@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from baton.contract.jobs.job import FailureClass, JobState, Policy, Reason
+from baton.contract.jobs.job import FailureClass, JobState, Reason
+from baton.contract.jobs.policy import Policy
 from baton.contract.worker.calls import AGENT_CRASHED, FailRequest
 from functions.domain.checkpoints.packs import (
     DEAD_AFTER_S,

@@ -8,7 +8,8 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from baton.contract.jobs.history import EventType
-from baton.contract.jobs.job import AttemptEnd, FailureClass, JobCounters, JobState, Policy, Progress, Reason
+from baton.contract.jobs.job import AttemptEnd, FailureClass, JobCounters, JobState, Progress, Reason
+from baton.contract.jobs.policy import Policy
 from baton.contract.worker.calls import FailRequest
 from functions.domain.checkpoints.commit import commit
 from functions.domain.errors import Refusal

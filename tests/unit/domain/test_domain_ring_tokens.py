@@ -11,7 +11,7 @@ from functions.domain.access.api_keys import token_digest
 from functions.domain.access.ring_tokens import RING_TOKEN_GRACE_S, authenticate_ring_token, is_ring_token, parse_job_id
 from functions.domain.jobs import transitions as rules
 from functions.domain.jobs.job_selection import with_rings
-from functions.domain.jobs.leases import REPROOF_WINDOW_S
+from functions.domain.jobs.lease_fence import REPROOF_WINDOW_S
 from functions.domain.jobs.transaction import OpenLease, Transaction
 from functions.domain.records import Lease, Spec
 

@@ -17,7 +17,7 @@ from baton import SessionError
 from gpu_client.training import dreambooth_lora
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.errors import ConfigError, DataError, ModelError
-from gpu_client.training.dreambooth.model.machine import check_machine
+from gpu_client.training.dreambooth.model.device import check_machine
 from gpu_client.training.protocol import BAD_INPUT_EXIT_CODE
 
 

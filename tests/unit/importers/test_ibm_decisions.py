@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from baton.contract.rules.document.actions import NAMES, Log
-from baton.contract.rules.engine.evaluator import Evaluator
+from baton.contract.rules.engine.rule_evaluator import Evaluator
 from baton.contract.rules.engine.verdicts import State
 from baton.contract.rules.language.faults import Code
 from gpu_client.importers.ibm.trainer_controller import _LINE, import_ibm

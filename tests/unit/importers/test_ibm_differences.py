@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from baton.contract.rules.engine.evaluator import Evaluator
+from baton.contract.rules.engine.rule_evaluator import Evaluator
 from baton.contract.rules.metrics import name_in_rules
 from gpu_client.importers.ibm.trainer_controller import import_ibm
 from tests.kits.ibm.cases import line_of

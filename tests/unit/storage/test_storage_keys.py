@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from functions.domain import keys
+from functions.domain import table_keys
 from functions.domain.record_base import TableRecord
 from functions.domain.records import Attempt, CheckpointRecord, Event
 
@@ -14,7 +14,7 @@ def test_numbers_in_sort_keys_sort_as_numbers() -> None:
     for kind, numbers in ((CheckpointRecord, steps), (Attempt, [1, 2, 10, 10**9]), (Event, [1, 2, 10, 10**9])):
         found = [kind.key("j", number) for number in numbers]
         assert sorted(found) == found
-    created = [keys.created_sk(created_at, "j") for created_at in (9, 10, 10**10)]
+    created = [table_keys.created_sk(created_at, "j") for created_at in (9, 10, 10**10)]
     assert sorted(created) == created
 
 
@@ -28,9 +28,9 @@ def test_kinds_below_a_job_do_not_overlap() -> None:
 
 def test_a_due_bucket_is_never_late_and_seldom_new() -> None:
     for job_id in ("a", "b", "0f3c"):
-        buckets = [keys.due_bucket(job_id, now) for now in range(10_000, 46_000, 12)]
+        buckets = [table_keys.due_bucket(job_id, now) for now in range(10_000, 46_000, 12)]
         assert all(
-            now - keys.DUE_BUCKET_S < bucket <= now
+            now - table_keys.DUE_BUCKET_S < bucket <= now
             for now, bucket in zip(range(10_000, 46_000, 12), buckets, strict=True)
         )
         assert buckets == sorted(buckets)
@@ -38,5 +38,5 @@ def test_a_due_bucket_is_never_late_and_seldom_new() -> None:
 
 
 def test_the_buckets_of_different_jobs_begin_at_different_seconds() -> None:
-    starts = {keys.due_bucket(f"job-{n}", 10**9) % keys.DUE_BUCKET_S for n in range(300)}
+    starts = {table_keys.due_bucket(f"job-{n}", 10**9) % table_keys.DUE_BUCKET_S for n in range(300)}
     assert len(starts) > 150

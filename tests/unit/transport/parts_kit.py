@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_client.transport.net.digests import digest_bytes
-from gpu_client.transport.transfer import file_parts as module
+from gpu_client.transport.transfer import download_parts as module
 from gpu_client.transport.transfer import manager as transfer_module
 from gpu_client.transport.transfer.manager import Download
 from tests.unit.transport.scripted_server import (

@@ -15,7 +15,8 @@ from baton.contract.admin.keys import KeyCreate
 from baton.contract.admin.webhooks import WebhookCreate
 from baton.contract.base import MAX_STEP
 from baton.contract.checkpoints.manifest import ChunkedFile, Manifest
-from baton.contract.jobs.job import JobState, JobSubmit, Policy
+from baton.contract.jobs.job import JobState, JobSubmit
+from baton.contract.jobs.policy import Policy
 from baton.contract.names import Scope
 from baton.contract.worker.calls import (
     CompleteRequest,

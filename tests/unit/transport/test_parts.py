@@ -13,7 +13,7 @@ from gpu_client.transport.errors import (
 )
 from gpu_client.transport.net.connections import Connections
 from gpu_client.transport.net.digests import digest_bytes
-from gpu_client.transport.transfer.file_parts import PARTS_FROM_BYTES, parts_of
+from gpu_client.transport.transfer.download_parts import PARTS_FROM_BYTES, parts_of
 from gpu_client.transport.transfer.manager import Download, Transfer
 from tests.unit.transport.parts_kit import ALL, DATA, MIB, OTHER, download, left_in, make_parts_small, ranges
 from tests.unit.transport.scripted_server import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_client.transport.limits.channel import HALF_LIFE_S, LEAST_BYTES, SpeedMeter
+from gpu_client.transport.limits.transfer_channel import HALF_LIFE_S, LEAST_BYTES, SpeedMeter
 from tests.kits.clock import Clock
 
 

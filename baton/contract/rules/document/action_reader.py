@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any, NamedTuple
 
-from baton.contract.documents import Document, Location
 from baton.contract.rules.document.actions import ACTIONS, Action
 from baton.contract.rules.language.faults import Code, suggest_name
 from baton.contract.rules.language.messages import Message, MessageError, parse_message
 from baton.contract.rules.metrics import MetricCatalog
+from baton.contract.yaml_documents import Document, Location
 
 _TAG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,255}")

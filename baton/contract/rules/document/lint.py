@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Set
 from typing import NamedTuple
 
-from baton.contract.documents import Document, Location
 from baton.contract.rules.document.durations import Period
 from baton.contract.rules.document.rule import Rule
 from baton.contract.rules.language.faults import Code
 from baton.contract.rules.language.typed_ast import Aggregate, Chain, Constant, Operation, Reading, Typed
 from baton.contract.rules.metrics import BUILT_IN, Metric, MetricCatalog
+from baton.contract.yaml_documents import Document, Location
 
 _MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 _SILENCE = "heartbeat.age"

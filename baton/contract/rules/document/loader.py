@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable, Mapping, Set
 from typing import Any, NamedTuple
 
-from baton.contract.documents import Document, Location, read_document
 from baton.contract.errors import Fault
 from baton.contract.rules.document.action_reader import read_action
 from baton.contract.rules.document.durations import (
@@ -29,6 +28,7 @@ from baton.contract.rules.language.faults import Code, suggest_name
 from baton.contract.rules.language.typed_ast import Aggregate, Typed, walk
 from baton.contract.rules.limits import LIMITS, Limits
 from baton.contract.rules.metrics import BUILT_IN, REDUCES, SIGNALS, Kind, Metric, MetricCatalog, explain_doubt, is_name
+from baton.contract.yaml_documents import Document, Location, read_document
 
 MAX_ACTIONS = 16
 MAX_FIRES = 10**9

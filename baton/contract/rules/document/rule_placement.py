@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from baton.contract.documents import Document, Location
 from baton.contract.rules.document.actions import (
     NAMES,
     HookAction,
@@ -23,6 +22,7 @@ from baton.contract.rules.engine.group_statistics import GroupValue
 from baton.contract.rules.language.faults import Code
 from baton.contract.rules.language.typed_ast import Aggregate, Grouped, Typed, walk
 from baton.contract.rules.metrics import MetricCatalog
+from baton.contract.yaml_documents import Document, Location
 
 TRAINING_ONLY = (RollbackAction, SkipBatch, ProfileAction, HookAction)
 """Actions that only the training can execute, between two steps."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from functions.domain import keys
+from functions.domain import table_keys
 from functions.domain.jobs.transaction import Delete, Put
-from functions.domain.keys import Key
 from functions.domain.record_base import TableRecord
 from functions.domain.records import MemberRecord
+from functions.domain.table_keys import Key
 from functions.storage.dynamodb.items.attribute_values import Item, attribute, number, value_of
 from functions.storage.dynamodb.items.documents import dump, load
 
@@ -66,7 +66,7 @@ def delete(write: Delete, table: str) -> Item:
 def member(tenant: str, group: str, job_id: str, record: MemberRecord) -> Item:
     """Return the item of a job of a group, which TTL deletes some time after the job's end."""
     return {
-        **key_item(Key(keys.group_pk(tenant, group), job_id)),
+        **key_item(Key(table_keys.group_pk(tenant, group), job_id)),
         "doc": {"S": dump(record)},
         "ttl": number(record.expires_at),
     }

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from baton.contract.jobs.job import Progress
 from baton.contract.worker.calls import Directive
-from functions.domain import keys
-from functions.domain.jobs.leases import LEASE_KEPT_S, REPROOF_WINDOW_S, REVOKED, Fence
+from functions.domain import table_keys
+from functions.domain.jobs.lease_fence import LEASE_KEPT_S, REPROOF_WINDOW_S, REVOKED, Fence
 from functions.domain.jobs.transaction import CloseLease, LeaseGuard, LeaseWrite, OpenLease, ReopenLease
 from functions.domain.records import Claimant, Lease
 from functions.storage.dynamodb.items.attribute_values import Item, attribute, number
@@ -30,8 +30,8 @@ def to_item(lease: Lease) -> Item:
         "heartbeat_interval_s": number(lease.heartbeat_interval_s),
         "directive": {"S": lease.directive.value},
         "directive_reason": {"S": lease.directive_reason},
-        "due_pk": {"S": keys.DUE},
-        "due_at": number(keys.due_bucket(lease.job_id, opened_at) + lease.duration_s),
+        "due_pk": {"S": table_keys.DUE},
+        "due_at": number(table_keys.due_bucket(lease.job_id, opened_at) + lease.duration_s),
     }
     for name in _TEXTS:
         if (value := getattr(lease, name)) is not None:
@@ -205,8 +205,8 @@ def action(write: LeaseWrite, table: str) -> Item:
         case ReopenLease(fence=fence):
             sets += ["due_pk = :due", "due_at = :due_at"]
             removes = ["closed", "#ttl"]
-            due_at = keys.due_bucket(write.job_id, fence.now) + write.duration_s
-            values |= {":due": {"S": keys.DUE}, ":due_at": number(due_at)}
+            due_at = table_keys.due_bucket(write.job_id, fence.now) + write.duration_s
+            values |= {":due": {"S": table_keys.DUE}, ":due_at": number(due_at)}
     request["ExpressionAttributeValues"] = values
     if not sets:
         return {"ConditionCheck": request}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton.contract.checkpoints.manifest import Pack
-from functions.domain import keys
+from functions.domain import table_keys
 from functions.domain.checkpoints.packs import CONDEMNED_KEPT_S, CondemnPack, PackSnapshot, PackWrite
 from functions.domain.records import PackRecord
 from functions.storage.dynamodb.items.attribute_values import Item, number
@@ -14,7 +14,7 @@ _NAMES = {"#ttl": "ttl", "#version": "version"}
 
 def key(tenant: str, blake3: str) -> Item:
     """Return the key of a pack's item."""
-    return {"pk": {"S": keys.pack_pk(tenant, blake3)}, "sk": {"S": keys.PACK}}
+    return {"pk": {"S": table_keys.pack_pk(tenant, blake3)}, "sk": {"S": table_keys.PACK}}
 
 
 def from_item(item: Item) -> PackRecord:

@@ -16,7 +16,7 @@ import torch
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.data.pictures import Picture, Placement, Size
 from gpu_client.training.errors import CheckpointMismatchError
-from gpu_client.training.integrations.batch_sampler import derive_seed
+from gpu_client.training.resumable_loader import derive_seed
 
 _WIDEST_RATIO = 2.0
 

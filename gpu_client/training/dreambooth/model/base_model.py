@@ -28,7 +28,7 @@ from gpu_client.training.checkpoint.checkpoint_directory import hash_file
 from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.data.pictures import Picture, Placement
 from gpu_client.training.dreambooth.errors import HubError, ModelError
-from gpu_client.training.dreambooth.model.machine import WEIGHT_DTYPES
+from gpu_client.training.dreambooth.model.device import WEIGHT_DTYPES
 
 PIPELINES = {"sd": StableDiffusionPipeline, "sdxl": StableDiffusionXLPipeline}
 _KINDS = {"StableDiffusionPipeline": "sd", "StableDiffusionXLPipeline": "sdxl"}

@@ -36,7 +36,7 @@ from gpu_client.training.dreambooth.sampling.shared_images import (
     write_shared,
 )
 from gpu_client.training.errors import CheckpointMismatchError
-from gpu_client.training.integrations.batch_sampler import derive_seed
+from gpu_client.training.resumable_loader import derive_seed
 from gpu_client.training.session.session import Session
 
 OUTPUT_DIR = "class_images"

@@ -20,7 +20,7 @@ from gpu_client.training.dreambooth.model.encoding import Encoder
 from gpu_client.training.dreambooth.model.lora import Lora
 from gpu_client.training.dreambooth.model.optimization import Optimization
 from gpu_client.training.dreambooth.sampling.sampler import sample
-from gpu_client.training.integrations.batch_sampler import derive_seed
+from gpu_client.training.resumable_loader import derive_seed
 from gpu_client.training.session.session import Session
 
 OUTPUT_DIR = "validation"

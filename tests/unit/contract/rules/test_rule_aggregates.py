@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.contract.rules.engine.compiler import Compiler
+from baton.contract.rules.engine.expression_compiler import Compiler
 from baton.contract.rules.language.checker import check
 from baton.contract.rules.limits import LIMITS
 from baton.contract.rules.metrics import Metric, MetricCatalog

@@ -11,8 +11,8 @@ import pytest
 
 from baton.contract.rules.document.loader import load_values
 from baton.contract.rules.document.rule_placement import collect_group_values
-from baton.contract.rules.engine.evaluator import Evaluator
 from baton.contract.rules.engine.group_statistics import GroupValue, compute_group_statistic
+from baton.contract.rules.engine.rule_evaluator import Evaluator
 from baton.contract.rules.engine.verdicts import State
 from baton.contract.rules.language.checker import check_condition
 from baton.contract.rules.language.faults import Code

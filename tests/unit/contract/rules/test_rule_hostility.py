@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from baton.contract.rules.document.loader import load_values
-from baton.contract.rules.engine.evaluator import Evaluator
+from baton.contract.rules.engine.rule_evaluator import Evaluator
 from baton.contract.rules.language.checker import check_condition
 from baton.contract.rules.language.faults import Code
 from baton.contract.rules.language.messages import MessageError, parse_message

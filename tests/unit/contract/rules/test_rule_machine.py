@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from baton.contract.rules.document.actions import Save, Stop
 from baton.contract.rules.document.loader import load_values
 from baton.contract.rules.document.rule import Rule
-from baton.contract.rules.engine.evaluator import Evaluator
+from baton.contract.rules.engine.rule_evaluator import Evaluator
 from baton.contract.rules.engine.verdicts import Operand, State, Verdict
 from tests.kits.rules.naive_evaluator import NaiveRule, World
 from tests.properties.profiles import machine_settings

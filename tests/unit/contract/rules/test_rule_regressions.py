@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.contract.rules.document.loader import load_values
-from baton.contract.rules.engine.evaluator import Evaluator
+from baton.contract.rules.engine.rule_evaluator import Evaluator
 from baton.contract.rules.engine.verdicts import State
 from baton.contract.rules.language.checker import check_condition
 from baton.contract.rules.language.faults import Code

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from baton.contract.rules.document.loader import load_values
 from baton.contract.rules.document.rule import RuleSet
-from baton.contract.rules.engine.evaluator import Evaluator, RestoredRule, StateError
+from baton.contract.rules.engine.rule_evaluator import Evaluator, RestoredRule, StateError
 from tests.properties.profiles import machine_settings
 
 NAN, INF = math.nan, math.inf

@@ -1,7 +1,7 @@
 """Call the control plane for one attempt: only on a proven lease, and repeatedly during an outage.
 
-The methods have the client's names (see `InputsApi`, `RestoreApi`, `ArtifactsApi`), so that a phase survives an outage
-instead of failing the job.
+The methods have the client's names (see `InputsApi`, `RestoreApi`, `ArtifactsApi`), therefore a phase that takes a
+client survives an outage without code of its own.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TypeVar
 from baton.contract.checkpoints.calls import BlobUrls
 from baton.contract.worker.calls import ArtifactsAnswer, DeclaredArtifact, InputPage
 from gpu_client.agent.attempt.lease import LeaseKeeper
-from gpu_client.agent.outage_backoff import backoff_s, may_pass
 from gpu_client.agent.polled_event import PolledEvent
+from gpu_client.agent.retry_pauses import backoff_s, may_pass
 from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import ApiError, LeaseExpired, TransferCanceled, UnexpectedAnswer, Unreachable
 
@@ -23,24 +23,24 @@ logger = logging.getLogger("baton.job")
 T = TypeVar("T")
 
 CALL_BUDGET_S = 35.0
-"""Seconds for one call with the client's own retries; then the lease is checked again."""
+"""Seconds for one call with the client's own retries; afterwards the lease is checked again."""
 
 HURRIED_BUDGET_S = 2.0
-"""Seconds for the last call once no time is left."""
+"""Seconds for the last call after the attempt's time has run out."""
 
 RETRY_S = 2.0
 MAX_UNEXPECTED = 5
-"""Unknown answers before the call fails."""
+"""Unknown answers after which a call fails."""
 
 MAX_FOREIGN = 20
-"""Refusals by a proxy or gateway before the call fails: eight minutes, enough for a deployment."""
+"""Refusals by a proxy or gateway after which a call fails: eight minutes, enough for a deployment."""
 
 
 class LeasedCalls:
-    """Makes calls that must arrive.
+    """Control-plane calls of one attempt, repeated until the control plane answers.
 
     All methods raise ApiError (refused), UnexpectedAnswer, and TransferCanceled once the lease is lost or `given_up`
-    returns True; each call is tried at least once on a lease that holds.
+    returns True. While the lease holds, each call is tried at least once.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class LeasedCalls:
                     return call(self._hurried if self._given_up() else self._client)
                 trouble = "the control plane does not confirm the lease"
             except LeaseExpired as error:
-                # The proof is older than the agent assumed, or the control plane's clock jumped: prove the lease before
-                # the next try.
+                # The proof was older than the agent assumed, or the control plane's clock jumped, therefore the agent
+                # proves the lease before the next try.
                 self._keeper.beat()
                 trouble = str(error)
             except Unreachable as error:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from gpu_client.checkpoints.local import watcher
+from gpu_client.checkpoints.local import foreign_checkpoint_watcher
+from gpu_client.checkpoints.local.foreign_checkpoint_watcher import CheckpointWatcher
 from gpu_client.checkpoints.local.staging import stage
-from gpu_client.checkpoints.local.watcher import CheckpointWatcher
 from tests.unit.checkpoints.watcher_kit import STABLE_S, Scene
 
 
@@ -40,14 +40,14 @@ def test_a_marker_that_appears_while_the_files_are_listed_is_taken_with_the_next
     # Regression: the marker of a Trainer's directory is added in place. Staging the files that were listed before it
     # came failed, and the checkpoint was never told again.
     directory = scene.write("checkpoint-20")
-    real_list = watcher.list_files
+    real_list = foreign_checkpoint_watcher.list_files
 
-    def list_then_mark(path: Path) -> tuple[watcher.FileState, ...]:
+    def list_then_mark(path: Path) -> tuple[foreign_checkpoint_watcher.FileState, ...]:
         files = real_list(path)
         scene.session("checkpoint-20", step=20)
         return files
 
-    monkeypatch.setattr(watcher, "list_files", list_then_mark)
+    monkeypatch.setattr(foreign_checkpoint_watcher, "list_files", list_then_mark)
     assert scene.ready() == []
     monkeypatch.undo()
     (found,) = scene.ready()
@@ -242,7 +242,7 @@ def test_one_that_lacks_what_the_last_one_had_gets_more_time(scene: Scene) -> No
     assert scene.poll(STABLE_S) == [20]
     scene.write("checkpoint-30", **{"model-3.bin": "x"})  # It does not come at all: no endless wait.
     scene.poll()
-    assert scene.poll(STABLE_S * watcher.INCOMPLETE_PATIENCE) == [30]
+    assert scene.poll(STABLE_S * foreign_checkpoint_watcher.INCOMPLETE_PATIENCE) == [30]
 
 
 @pytest.mark.parametrize(
@@ -336,21 +336,21 @@ def test_a_truncated_tensor_file_is_never_taken_and_the_job_is_told(scene: Scene
     path = scene.write("checkpoint-20") / name
     path.write_bytes(content[:-1])
     scene.poll()
-    assert scene.poll(STABLE_S * watcher.INCOMPLETE_PATIENCE * 10) == []
+    assert scene.poll(STABLE_S * foreign_checkpoint_watcher.INCOMPLETE_PATIENCE * 10) == []
     assert scene.watcher.final_poll(clean_exit=True) == []
     (told,) = scene.said
     assert f"checkpoint-20 in the output directory is not whole: {name} is truncated: " in told
     assert told.endswith("Baton does not take it over unless the file becomes whole; is the disk full?")
     path.write_bytes(content)
     scene.poll()
-    assert scene.poll(STABLE_S * watcher.INCOMPLETE_PATIENCE) == [20]
+    assert scene.poll(STABLE_S * foreign_checkpoint_watcher.INCOMPLETE_PATIENCE) == [20]
 
 
 def test_a_file_that_is_never_closed_is_told(scene: Scene) -> None:
     """A log that the script writes into its checkpoint's directory, for instance."""
     scene.open = {scene.write("checkpoint-20") / "log"}
     scene.poll()
-    assert scene.poll(STABLE_S * watcher.INCOMPLETE_PATIENCE - 1) == []
+    assert scene.poll(STABLE_S * foreign_checkpoint_watcher.INCOMPLETE_PATIENCE - 1) == []
     assert scene.said == []
     assert scene.poll(1) == []
     assert scene.said == [

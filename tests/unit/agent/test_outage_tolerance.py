@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from gpu_client.agent.attempt.lease import LeaseKeeper
-from gpu_client.agent.attempt.leased_calls import (
+from gpu_client.agent.attempt.outage_tolerance import (
     CALL_BUDGET_S,
     HURRIED_BUDGET_S,
     MAX_FOREIGN,
     MAX_UNEXPECTED,
     LeasedCalls,
 )
-from gpu_client.agent.outage_backoff import MAX_PAUSE_S, backoff_s
+from gpu_client.agent.retry_pauses import MAX_PAUSE_S, backoff_s
 from gpu_client.transport.errors import ApiError, LeaseLost, TransferCanceled, UnexpectedAnswer, Unreachable
 from tests.kits.clock import Clock
 from tests.unit.agent.agent_kit import Heart, foreign, make_item, refusal

@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from gpu_client.checkpoints.local import file_completeness
-from gpu_client.checkpoints.local.file_completeness import find_missing_part
-from gpu_client.checkpoints.local.watcher import INCOMPLETE_PATIENCE
+from gpu_client.checkpoints.local import truncated_files
+from gpu_client.checkpoints.local.foreign_checkpoint_watcher import INCOMPLETE_PATIENCE
+from gpu_client.checkpoints.local.truncated_files import find_missing_part
 from tests.unit.checkpoints.watcher_kit import STABLE_S, Scene
 
 
@@ -83,7 +83,7 @@ def test_a_json_file_that_is_too_long_to_be_read_is_whole(
 ) -> None:
     """It was cut off at the bound, and what was left was no JSON."""
     (tmp_path / name).write_text('{"weight_map": {"a": "elsewhere"}, "log_history": []}')
-    monkeypatch.setattr(file_completeness, "MAX_JSON_BYTES", 20)
+    monkeypatch.setattr(truncated_files, "MAX_JSON_BYTES", 20)
     assert find_missing_part(tmp_path, [name]) is None
 
 

@@ -30,8 +30,8 @@ from baton.contract.base import MAX_STEP
 from baton.contract.checkpoints.marker import MARKER
 from gpu_client.checkpoints.local.directory_files import FileState, list_files, read_marker
 from gpu_client.checkpoints.local.expected_files import ExpectedFiles, strip_numbers
-from gpu_client.checkpoints.local.file_completeness import MissingPart, find_missing_part
 from gpu_client.checkpoints.local.staging import LinkedFiles, ReadyCheckpoint
+from gpu_client.checkpoints.local.truncated_files import MissingPart, find_missing_part
 
 _log = logging.getLogger(__name__)
 

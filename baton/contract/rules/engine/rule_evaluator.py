@@ -14,7 +14,7 @@ from baton.contract.rules.arithmetic import to_number
 from baton.contract.rules.document.actions import Action, Stop
 from baton.contract.rules.document.durations import Period
 from baton.contract.rules.document.rule import EVENTS, REPORT, RuleSet
-from baton.contract.rules.engine.compiler import Compiler
+from baton.contract.rules.engine.expression_compiler import Compiler
 from baton.contract.rules.engine.group_statistics import GroupValues
 from baton.contract.rules.engine.rule_state_machine import MAX_ERRORS, RuleStateMachine
 from baton.contract.rules.engine.verdicts import Operand, State, Verdict
