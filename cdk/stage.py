@@ -15,8 +15,8 @@ Target = Literal["lambda", "host"]
 
 DEFAULT_STORE_REGION = "auto"
 READY_SHARDS_TAG = "baton-ready-shards"
-"""Tag of the jobs table: number of partitions of waiting jobs; a missing tag means 1. The tag outlives the stack with the
-table, so that a later deployment with fewer partitions cannot strand jobs."""
+"""Tag of the jobs table: number of partitions of waiting jobs; a missing tag means 1. The tag outlives the stack with
+the table, so that a later deployment with fewer partitions cannot strand jobs."""
 
 
 class StageSettingsError(Exception):
@@ -44,7 +44,7 @@ class StageSettings:
     max_requests_per_s: int = 500
     """Request rate above which the API answers 429, to limit the bill."""
     ready_shards: int = 1
-    """Partitions of each queue's waiting jobs. On a live stage the number may only grow, since jobs stay in their partition."""
+    """Partitions of each queue's waiting jobs. On a live stage the number only grows: jobs stay in their partition."""
     target: Target = "lambda"
     s3_endpoint: str = ""
     """URL `https://host` of an S3-compatible store for data and checkpoints, instead of buckets in this account."""

@@ -30,7 +30,7 @@ class FunctionAccess:
     dead_letters: tuple[str, ...] = ()
     """SQS actions on the queue of unpublishable events."""
     delivery_queue: tuple[str, ...] = ()
-    """SQS actions on the queue of webhook deliveries; Lambda performs some of these actions with the function's permissions."""
+    """SQS actions on the queue of webhook deliveries; Lambda performs some actions with the function's permissions."""
 
 
 BUCKET_ACTIONS = ("ListBucket", "ListBucketMultipartUploads")

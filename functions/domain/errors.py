@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from baton.contract.errors import ErrorCode, Fault
 
 if TYPE_CHECKING:
-    # For annotations only: the authorizer starts without the records and what they are made of.
+    # For annotations only, because the authorizer starts without the records and without pydantic.
     from functions.domain.records import Lease
 
 
 class NotDoneError(Exception):
-    """An action of a rule cannot be executed here, with the reason as text."""
+    """An action of a rule cannot be executed; the message is the reason."""
 
 
 class Refusal(Exception):  # noqa: N818 - a refusal is a normal outcome, not a fault
@@ -22,7 +22,7 @@ class Refusal(Exception):  # noqa: N818 - a refusal is a normal outcome, not a f
     def __init__(
         self, code: ErrorCode, detail: str = "", *, field: str | None = None, problems: Sequence[Fault] = ()
     ) -> None:
-        """`problems`: all faults, where there may be more than the one in `detail`."""
+        """`problems`: all faults of a request that can have several; `detail` describes the first."""
         self.problems = tuple(problems)
         self.code = code
         self.detail = detail
@@ -41,7 +41,7 @@ class WriteConflict(Exception):  # noqa: N818 - a normal outcome of optimistic c
 
 
 class FenceBroken(Exception):  # noqa: N818 - a normal outcome: the attempt lost its right to write
-    """The lease does not satisfy the fence. `lease` is the stored lease, None for none."""
+    """The lease does not satisfy the fence. `lease`: the stored lease; None for a missing lease."""
 
     def __init__(self, lease: Lease | None = None) -> None:
         self.lease = lease

@@ -30,14 +30,14 @@ from functions.domain.records import (
 from functions.domain.webhooks import Delivery, Webhook
 
 if TYPE_CHECKING:
-    # Only the function that serves rings loads their records.
+    # Only the function `rings` loads the records of rings.
     from functions.domain.access.rings import RingRecord, StoredRing
 
 T = TypeVar("T")
 R = TypeVar("R", bound=TableRecord)
 
 MAX_MEMBERS = 1000
-"""Jobs of a group whose values are compared."""
+"""Maximum number of jobs of a group whose values rules compare."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class JobStore(Protocol):
         """Return the existing jobs in the requested order, each once."""
 
     def apply(self, transaction: Transaction) -> None:
-        """Do all writes of the transaction or none.
+        """Apply all writes of the transaction or none.
 
-        Raises WriteConflict if a record is not the one that its write requires (above all the job's `rev`),
+        Raises WriteConflict if a stored record does not satisfy the condition of its write (above all the job's `rev`),
         FenceBroken if the lease does not satisfy the guard of its write.
         """
 
@@ -71,9 +71,9 @@ class JobStore(Protocol):
         """Return claimable jobs of the index in rank order; the index may be out of date."""
 
     def longest_waiting(self, *, limit: int) -> int | None:
-        """Return since when the longest waiting job can be claimed, of up to `limit` claimable jobs of all queues.
+        """Return the instant since which the longest waiting job can be claimed, of up to `limit` jobs of all queues.
 
-        None if no job waits. May be out of date, as `ready` may. Raises ValueError or KeyError for a damaged item.
+        None if no job waits. The index may be out of date. Raises ValueError or KeyError for a damaged item.
         """
 
     def list_jobs(
@@ -105,13 +105,13 @@ class JobStore(Protocol):
         """Return a page of the job's records of one kind, in the kind's order. `up_to`: the highest number."""
 
     def commands(self, job_id: str, *, after: int = 0) -> list[CommandRecord]:
-        """Return the commands that are kept of a job, beyond seq `after`, oldest first."""
+        """Return the stored commands of a job after seq `after`, oldest first."""
 
     def scaling(self, tenant: str, group: str) -> ScalingRecord | None:
         """Return the scaling record of a group."""
 
     def put(self, write: Put) -> None:
-        """Store one record alone. Raises WriteConflict if its condition is not met."""
+        """Store one record. Raises WriteConflict if the stored record does not satisfy the condition."""
 
     def members(self, tenant: str, group: str) -> dict[str, MemberRecord]:
         """Return the member records of the first MAX_MEMBERS jobs of a group, by job id."""
@@ -136,7 +136,7 @@ class PackStore(Protocol):
         """
 
     def mark_suspect(self, tenant: str, job_id: str, digests: Iterable[str]) -> None:
-        """Mark packs of the job so that the next commit verifies the objects; packs without its reference stay."""
+        """Mark packs that the job references, so that the next commit verifies the objects; skip other packs."""
 
     def remove_references(self, tenant: str, job_id: str, writes: Sequence[PackWrite]) -> set[str]:
         """Condemn and release packs, one write each. Return the refused digests (`packs.may_release`)."""
@@ -167,9 +167,9 @@ class LeaseStore(Protocol):
         """Return existing leases, eventually consistent: the caller reads a lease again before acting on the lease."""
 
     def due_pages(self, now: int, *, size: int) -> Iterator[list[str]]:
-        """Yield the ids of jobs whose open lease may have run out by `now`, `size` at a time, none of them empty.
+        """Yield non-empty pages of up to `size` ids of jobs whose open lease may have expired by `now`.
 
-        The pages are a superset: look at the lease. Each page is read when the caller asks for it.
+        The pages are a superset, therefore the caller checks each lease. The store reads a page on demand.
         """
 
     def reclaim_watermark(self) -> ReclaimWatermark | None:
@@ -190,7 +190,7 @@ class TokenStore(Protocol):
     def list_keys(self, tenant: str, *, limit: int, cursor: str | None = None) -> ResultPage[ApiKey]: ...
 
     def replace_key(self, key: ApiKey) -> None:
-        """Overwrite an existing key. Raises WriteConflict if it is gone, or if this would undo its revocation."""
+        """Overwrite a key. Raises WriteConflict for a missing key, or if the write would undo a revocation."""
 
     def put_grant(self, grant: TransferGrant) -> None: ...
 
@@ -211,7 +211,7 @@ class WebhookStore(Protocol):
         """Return all webhooks of a tenant, by id."""
 
     def delete(self, tenant: str, webhook_id: str) -> bool:
-        """Delete a webhook; False if it does not exist. Its delivery records expire."""
+        """Delete a webhook; False for a missing webhook. Its delivery records expire."""
 
     def record(self, delivery: Delivery) -> None:
         """Store the state of a delivery in place of the state before."""
@@ -250,7 +250,7 @@ class RingStore(Protocol):
     def write(self, ring: StoredRing, key: str, data: bytes, *, version: str, seen: str | None) -> bool:
         """Write a record if its version is `seen` (None: no record); False otherwise.
 
-        True also if the record has `version` already, because then this write was done before.
+        True also if the record has `version` already, so that a repeated write is idempotent.
         """
 
     def read(self, ring: StoredRing, keys: Sequence[str]) -> dict[str, RingRecord]:
@@ -288,7 +288,7 @@ class StoredObject:
 
 @dataclass(frozen=True)
 class StoredPart:
-    """Part of an incomplete upload. `crc64nvme`: if the part was uploaded with a checksum."""
+    """Part of an incomplete upload. `crc64nvme`: None for a part that was uploaded without a checksum."""
 
     number: int
     size_bytes: int
@@ -305,7 +305,7 @@ class Presigned:
 
 
 class ObjectStore(Protocol):
-    """One bucket namespace of S3, seen by a tenant: keys are without the tenant's prefix.
+    """Objects of a tenant in the buckets: keys are without the tenant's prefix.
 
     `bucket` is the API's name, `training-data` or `training-checkpoints`.
     """
@@ -323,7 +323,7 @@ class ObjectStore(Protocol):
         """Return the bytes of a small object."""
 
     def create(self, tenant: str, bucket: str, key: str, data: bytes) -> bool:
-        """Store a small object unless the key exists; False if it does."""
+        """Store a small object; False, and nothing written, if the key exists."""
 
     def delete_many(self, tenant: str, bucket: str, keys: Sequence[str]) -> None: ...
 
@@ -392,7 +392,7 @@ class ObjectStore(Protocol):
         """Complete an upload whose checksum the store verifies, and return the ETag.
 
         None if the upload or a part does not exist any more, or if a write of the key broke the condition. Raises
-        Refusal (`digest_mismatch`) if the parts are another object.
+        Refusal (`digest_mismatch`) if the parts have another checksum.
         """
 
     def abort_multipart(self, tenant: str, bucket: str, key: str, upload_id: str) -> bool: ...

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from functions.domain.table_keys import Key
 
 Attribute = str | int | bool
-"""A value that is stored beside a document, where conditions and indexes can read it."""
+"""Value stored beside a document, for conditions and indexes."""
 
 
 class Record(BaseModel):
@@ -30,7 +30,7 @@ class TableRecord(Record):
 
     PARTITION: ClassVar[str] = "JOB#"
     KIND: ClassVar[str]
-    """The sort key, or its beginning where NUMBER follows."""
+    """Sort key, or its prefix if NUMBER follows."""
     NUMBER: ClassVar[str | None] = None
     """Field that distinguishes the records of one kind and partition; None for a single record."""
     DIGITS: ClassVar[int] = 10
@@ -42,9 +42,9 @@ class TableRecord(Record):
 
     @classmethod
     def key(cls, owner: str, number: int = 0) -> Key:
-        """Return the key of a record. `owner`: the job's id, or whatever the partition is named after."""
+        """Return the key of a record. `owner`: name of the partition, the job's id for nearly all kinds."""
         return Key(f"{cls.PARTITION}{owner}", f"{cls.KIND}{number:0{cls.DIGITS}d}" if cls.NUMBER else cls.KIND)
 
     def attributes(self) -> Mapping[str, Attribute]:
-        """Return what conditions and indexes read of this record, besides its VERSION."""
+        """Return the attributes, besides VERSION, that conditions and indexes read."""
         return {}

@@ -41,11 +41,11 @@ class Spec(Record):
     policy: Policy = Policy()
     tags: dict[str, str] = {}
     webhook: str | None = None
-    """Webhook that receives the job's events even if it does not receive those of every job."""
+    """Webhook that receives the job's events, also without a subscription to the events of every job."""
     rings: list[str] = []
     """Rings that the job's processes may use."""
     dreambooth: dict[str, Any] | None = None
-    """The original orchestrator's columns, when the job was submitted in its form."""
+    """Columns of the original orchestrator; None for a job that was not submitted in the original form."""
 
 
 class Branch(Record):
@@ -58,7 +58,7 @@ class Branch(Record):
 
 
 class Job(TableRecord):
-    """A job. `rev` rises with every write and is the condition of the next one."""
+    """Job. `rev` rises with every write and is the condition of the next write."""
 
     KIND: ClassVar[str] = "META"
     VERSION: ClassVar[str | None] = "rev"
@@ -81,11 +81,11 @@ class Job(TableRecord):
     """True after a lost machine or a release: the job is claimed before jobs without sunk work."""
     pause_requested: bool = False
     avoid: dict[str, int] = {}
-    """Machine id -> instant until which it is not given this job."""
+    """Machine id -> instant until which the machine may not claim the job."""
     checkpoint_step: int | None = None
     checkpoint_epoch: int | None = None
     first_step: int | None = None
-    """Step of the first checkpoint of the job's history, kept or not; None if none was committed."""
+    """Step of the first checkpoint of the job's history, kept or not; None before the first commit."""
     lapsed_step: int | None = None
     """Highest step of the present attempt whose checkpoint turned out damaged; None for none."""
     branches: list[Branch] = []
@@ -106,7 +106,7 @@ class Job(TableRecord):
     watched: bool = False
     """True if the control plane evaluates some of the newest rules."""
     waiting_since: int | None = None
-    """Instant since which the job can be claimed, or could be claimed last; only of watched jobs."""
+    """Instant since which the job can be claimed, or could be claimed last; set for watched jobs only."""
     cost_usd: float = 0.0
     """Cost of ended attempts whose price is known."""
     priced_s: int = 0
@@ -130,7 +130,7 @@ class Job(TableRecord):
     failed_at: int | None = None
     canceled_at: int | None = None
     retention_at: int | None = None
-    """When the sweeper runs retention for an ended job; None if its worker's call has done so."""
+    """Instant at which the sweeper runs retention for an ended job; None if a call of the worker ran retention."""
 
     def attributes(self) -> Mapping[str, Attribute]:
         """Return the keys of indexes: `ready` only while claimable, `timers` only while something will be due."""
@@ -154,14 +154,14 @@ class Job(TableRecord):
 
     @property
     def attempt_step(self) -> int | None:
-        """Newest step that the present attempt has committed; None if it has committed none.
+        """Newest step that the present attempt has committed; None before its first commit.
 
-        The attempt's own item is written at its end, so that a commit need not write the item.
+        A commit does not write the attempt's item, which is written at the end of the attempt.
         """
         return self.checkpoint_step if self.checkpoint_epoch == self.epoch else self.lapsed_step
 
     def in_history(self, record: CheckpointRecord) -> bool:
-        """True if the next attempt continues this checkpoint, directly or through later ones.
+        """True if the next attempt continues this checkpoint, directly or through later checkpoints.
 
         False for checkpoints that a retry from an older checkpoint left behind.
         """
@@ -177,7 +177,7 @@ class Job(TableRecord):
     def branches_from(self, chosen: CheckpointRecord | None) -> list[Branch]:
         """Return the branches after a retry from `chosen`, or from nothing: the branches of `chosen` and a new one.
 
-        A checkpoint that a retry left behind has branches that the job has not any more. A checkpoint without branches
+        A checkpoint that a retry left behind has branches that the job no longer has. A checkpoint without branches
         was committed before the first branch; then the job's own branches apply.
         """
         before = self.epoch + 1
@@ -269,7 +269,7 @@ class CheckpointRecord(TableRecord):
     pinned: bool = False
     damaged: bool = False
     protected_until: int = 0
-    """Instant until which signed URLs may read the checkpoint; retention keeps it until then."""
+    """Instant until which signed URLs may read the checkpoint; retention keeps the checkpoint until then."""
     tag: str = ""
     """Tag with which a rule or command keeps the checkpoint."""
 
@@ -288,7 +288,7 @@ class CheckpointRecord(TableRecord):
 
 
 class RulesRecord(TableRecord):
-    """One revision of a job's rules: written once."""
+    """Revision of a job's rules, immutable."""
 
     KIND: ClassVar[str] = "RULES#"
     NUMBER: ClassVar[str | None] = "revision"
@@ -342,7 +342,7 @@ class MemberValue(Record):
 
     metric: str
     step: int | None = None
-    """At the first report at or after that step; None: the newest."""
+    """The value is from the first report at or after this step; None: from the newest report."""
     value: float | str | None = None
 
 
@@ -383,8 +383,8 @@ def _uuid(name: str) -> str:
 class RuleStateRecord(TableRecord):
     """State of the rules that the control plane evaluates for a job.
 
-    `version` rises by one with every write and is the condition of the next write: of two concurrent evaluations one is
-    written, and the other evaluates again.
+    `version` rises by one with every write, and each write is a compare-and-swap: of two concurrent evaluations the
+    store accepts one, and the other evaluates again.
     """
 
     KIND: ClassVar[str] = "STANDING"
@@ -394,17 +394,17 @@ class RuleStateRecord(TableRecord):
     revision: int = 0
     """Revision of the rules of `state`; 0: never evaluated."""
     state: str | None = None
-    """Evaluator state of `rule_evaluation.pack_state`, compressed, because two rules would take two write units."""
+    """Evaluator state of `rule_evaluation.pack_state`, compressed: uncompressed two rules take two write units."""
     at: int | None = None
     """Instant of the last evaluation."""
     next_at: int | None = None
-    """When the sweeper evaluates the rules; None for never."""
+    """Instant of the next evaluation by the sweeper; None for never."""
     epoch: int = 0
     """Attempt of the newest evaluated progress."""
     step: int = 0
     """Step of the newest evaluated progress."""
     seen_at: int = 0
-    """When the newest evaluated progress was reported."""
+    """Instant of the report of the newest evaluated progress."""
     errors: int = 0
     """Failed evaluations of this revision."""
     member: MemberRecord = MemberRecord()
@@ -420,7 +420,7 @@ class RuleStateRecord(TableRecord):
 class ScalingRecord(TableRecord):
     """Decisions of rules on a group, so that concurrent decisions count each other's jobs.
 
-    `version` rises by one with every write and is the condition of the next write.
+    `version` rises by one with every write, and each write is a compare-and-swap.
     """
 
     PARTITION: ClassVar[str] = "SCALING#"
@@ -478,11 +478,11 @@ class Claimant(Record):
     key_id: str
     source_address: str
     progress_by: int
-    """Heartbeats are refused from this instant on, unless `/progress` puts it off."""
+    """Instant from which heartbeats are refused; `/progress` postpones the instant."""
 
 
 class Lease(Record):
-    """Right of an attempt to write; the row of the heartbeats table."""
+    """Right of an attempt to write, stored in the heartbeats table."""
 
     job_id: str
     tenant: str
@@ -490,7 +490,7 @@ class Lease(Record):
     token_sha256: str | None = None
     """None for an original client, which has no lease token."""
     ring_token_sha256: str | None = None
-    """None where the job names no rings."""
+    """None for a job without rings."""
     rings: list[str] = []
     machine_id: str | None = None
     claimant: Claimant | None = None
@@ -498,15 +498,15 @@ class Lease(Record):
     duration_s: int
     heartbeat_interval_s: int
     stop_at: int | None = None
-    """When runtime or deadline is used up."""
+    """Instant at which runtime or deadline is used up."""
     directive: Directive = Directive.CONTINUE
     directive_reason: str = ""
     progress: Progress | None = None
     phase: str | None = None
     rules_revision: int = 0
-    """The newest one; 0 for none."""
+    """Newest revision of the rules; 0 for none."""
     commands_seq: int = 0
-    """Of the newest command."""
+    """Seq of the newest command; 0 for none."""
     rules_in_force: int = 0
     """Stored revision that the worker has reported in force."""
     rules_rejected: int = 0
@@ -528,7 +528,7 @@ class TransferGrant(Record):
 
 
 class RecipeEntry(Record):
-    """One version of a tenant's recipe, without its document. Never changes."""
+    """Version of a tenant's recipe, without its document; immutable."""
 
     tenant: str
     name: str

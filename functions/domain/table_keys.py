@@ -6,7 +6,7 @@ import zlib
 from typing import NamedTuple
 
 TABLE_PREFIX = "baton-"
-"""Default beginning of the tables' names. The authorizer reads this default without the settings, because the
+"""Default prefix of table names. The authorizer reads this default without the settings, because the
 settings load pydantic."""
 
 PACK = "PACK"
@@ -23,8 +23,9 @@ WATCH = "WATCH"
 """Key of the reclaim watermark in the heartbeats table."""
 
 DUE_BUCKET_S = 3600
-"""A lease moves in the index `due` at most once in this many seconds, however often the lease is renewed. A move is two
-writes; a sweep reads half a unit for nearly each live lease, for any value beyond a few leases' duration."""
+"""Minimum interval between two moves of a lease in the index `due`, however often the lease is renewed. A move costs
+two write units. Because the interval exceeds the duration of a lease, a sweep reads nearly every live lease, for half a
+read unit each."""
 
 
 class Key(NamedTuple):
@@ -115,7 +116,7 @@ def rings_pk(tenant: str) -> str:
 
 
 def ring_pk(tenant: str, name: str, ring_id: str) -> str:
-    """Return the partition of a ring's records, which no other ring ever has."""
+    """Return the partition of a ring's records, unique to the ring."""
     return f"RING#{tenant}#{name}#{ring_id}"
 
 

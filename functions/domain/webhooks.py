@@ -59,7 +59,7 @@ _REFUSED = tuple((ipaddress.ip_network(network), kind) for network, kind in _NET
 """IANA's special-purpose registries, written out: `ipaddress.is_global` has other entries in each version of Python.
 
 The guard also refuses the globally reachable assignments within 192.0.0.0/24 and 2001::/23. The anycast addresses among
-them lead to the nearest translator, which is the network's own; none of them is a web server's.
+these assignments lead to a translator of the function's own network; no web server has such an address.
 """
 
 _UNICAST = ipaddress.ip_network("2000::/3")
@@ -128,7 +128,7 @@ class WebhookTarget:
 def parse_target(url: str, test_origin: str | None = None) -> WebhookTarget:
     """Parse the address of a webhook.
 
-    Raises Refusal(INVALID_VALUE) unless it is https, without user and fragment, and names no host that is refused.
+    Raises Refusal(INVALID_VALUE) unless the address is https without user and fragment and its host is permitted.
     """
     try:
         parts = urlsplit(url)

@@ -1,4 +1,4 @@
-"""Derive a job's ring token from its lease, and verify a token. Without pydantic: the authorizer loads this."""
+"""Derive a job's ring token from its lease, and verify a token. The authorizer loads no pydantic."""
 
 from __future__ import annotations
 

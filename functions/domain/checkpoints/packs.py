@@ -28,7 +28,7 @@ CONDEMNED_KEPT_S = 86_400
 
 @dataclass(frozen=True)
 class PackSnapshot:
-    """A pack as a manifest declares the pack, and the pack's item as it was read; None for no item."""
+    """Pack as declared in a manifest, and the pack's item as read; None for a missing item."""
 
     pack: Pack
     record: PackRecord | None
@@ -40,7 +40,7 @@ class PackSnapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class CondemnPack:
-    """Condemn a pack: no commit may rely on the pack, and the object will be deleted. Requires the item `seen`."""
+    """Write that condemns a pack: no commit may rely on the pack. Requires the item to be `seen`."""
 
     pack: Pack
     seen: PackRecord | None
@@ -49,7 +49,7 @@ class CondemnPack:
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasePack:
-    """Remove the job's reference to a pack that other jobs reference. Requires the item to be `seen`."""
+    """Write that removes the job's reference to a pack with other references. Requires the item to be `seen`."""
 
     pack: Pack
     seen: PackRecord
@@ -61,8 +61,8 @@ PackWrite = CondemnPack | ReleasePack
 def needs_verification(job_id: str, sighting: PackSnapshot, now: int) -> bool:
     """Return True if the object store must be asked for the pack; False if the job has a reference to the pack.
 
-    Refuses a pack that is being deleted, a condition that passes, and a pack that was verified with another size or
-    checksum than the manifest declares.
+    Refuses a pack that is being deleted, until the deletion is complete, and a pack that was verified with another size
+    or checksum than the manifest declares.
     """
     pack, record = sighting.pack, sighting.record
     if record is None:

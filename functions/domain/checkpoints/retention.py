@@ -20,7 +20,7 @@ def next_try_at(job: Job, now: int) -> int:
 
 
 def schedule_retention(job: Job, at: int | None) -> Transaction:
-    """Schedule the sweeper's retention of an ended job at `at`; None for never again."""
+    """Schedule the sweeper's retention of an ended job at `at`; None ends the retries."""
     return write_job(job.model_copy(update={"rev": job.rev + 1, "retention_at": at}))
 
 
@@ -34,8 +34,8 @@ def surplus(
     """Return the records that the policy does not keep.
 
     Kept are the current checkpoint, the last N up to the current one, every K-th step, the best by metric, the newest
-    of each tag (of the MAX_TAGS newest tags), and pinned checkpoints. Of checkpoints that a retry left behind
-    (`in_history`: Job.in_history) only pinned ones are kept.
+    of each tag (of the MAX_TAGS newest tags), and pinned checkpoints. Checkpoints that a retry left behind
+    (`in_history`: Job.in_history) are surplus unless pinned.
     """
     sound = sorted(
         (r for r in records if not r.damaged and (in_history is None or in_history(r))),

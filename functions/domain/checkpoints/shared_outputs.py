@@ -34,7 +34,7 @@ class SharedPart:
 
 
 def shared_records(job: Job, now: int) -> list[SharedRecord]:
-    """Return the outputs that a complete job shares: those that its last attempt has stored."""
+    """Return the shared outputs that the last attempt of a complete job has stored; empty for any other job."""
     if job.state is not JobState.COMPLETE or job.spec.plan is None:
         return []
     artifacts = {artifact.key: artifact for artifact in job.artifacts if artifact.bucket == CHECKPOINTS_BUCKET}

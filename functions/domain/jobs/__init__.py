@@ -1,1 +1,1 @@
-"""Decide the transitions of jobs and attempts, and who may write."""
+"""Decide the transitions of jobs and attempts, and check the fences of writes."""

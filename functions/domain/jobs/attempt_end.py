@@ -56,7 +56,7 @@ def _ran_s(attempt: Attempt, now: int, seen_until: int | None) -> int:
 
 
 def _spent(job: Job, attempt: Attempt, ran_s: int) -> dict[str, Any]:
-    """Return the job's cost including the attempt, where the price is known."""
+    """Return the updates that add the attempt to the job's cost; empty for an unknown price."""
     if attempt.price_usd_per_hour is None:
         return {}
     return {
@@ -162,7 +162,7 @@ def requeue(
 ) -> Transaction:
     """End the attempt and make the job ready, waiting, paused, or failed for good.
 
-    `told`: more data of the event.
+    `told`: additional data of the event.
     """
     exhausted = retry_policy.cap_reached(
         job.model_copy(update={"counters": add_counts(counters, runtime_s=_ran_s(attempt, now, seen_until))})
@@ -175,7 +175,7 @@ def requeue(
         # The call that reports a failure also runs retention.
         updates.update(retention_at=None if end is AttemptEnd.FAILED else late_retention_at(job, now))
     elif job.pause_requested:
-        # Since the request the job has the reason of the user.
+        # The request for the pause has stored the user's reason in the job.
         state, job_reason, not_before = JobState.PAUSED, job.reason or Reason(code=ReasonCode.PAUSED_BY_USER), None
         updates.update(pause_requested=False, stale=False)
     change = end_attempt(
@@ -247,7 +247,7 @@ def fail_permanently(
     progress: Progress | None,
     ended_by: EndedBy | None,
 ) -> Transaction:
-    """Fail the attempt and the job at once, whatever budget is left."""
+    """Fail the attempt and the job at once, regardless of the remaining budget."""
     change = end_attempt(
         job,
         attempt,

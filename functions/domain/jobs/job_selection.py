@@ -18,7 +18,7 @@ SMALLEST_WINDOW = 10
 LARGEST_WINDOW = 160
 GROWTH = 4
 DECAY = 32
-"""Divisor of the window that a claim without conflict takes off."""
+"""Inverse of the fraction by which a claim without conflict shrinks the window."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ def with_claimant(change: Transaction, claimant: Claimant | None) -> Transaction
     opening = change.lease
     if claimant is None or not isinstance(opening, OpenLease):
         return change
-    # An empty machine id comes from a variable without a value, on every such machine alike.
+    # Every machine whose variable is unset sends the same empty id, which therefore identifies no machine.
     updates = {"claimant": claimant, "machine_id": opening.lease.machine_id or None}
     return change.replacing(opening, OpenLease(lease=opening.lease.model_copy(update=updates)))
 
@@ -92,7 +92,7 @@ def mismatch(job: Job, worker: WorkQuery, now: int) -> str | None:
 
 
 def _same_image(wanted: str, image: str) -> bool:
-    """Return True if the image is the wanted one; a name without tag or digest matches every version."""
+    """Return True if `image` satisfies `wanted`, which matches every version unless it has a tag or digest."""
     if wanted == image:
         return True
     name = re.split(r"@|:(?!.*/)", image, maxsplit=1)[0]

@@ -18,7 +18,7 @@ REPROOF_WINDOW_S = 3600
 """Time after the end of an unrevoked lease in which a heartbeat may prove the lease again."""
 
 REVOKED = "interrupted"
-"""`closed` of a lease that the sweeper revoked, or whose agent reported a crash."""
+"""Value of `closed` of a lease that the sweeper revoked or whose agent reported a crash."""
 
 FIRST_PROGRESS_FACTOR = 2
 """The first checkpoint of an original client may take this many times as long as the later ones, because the client
@@ -32,8 +32,8 @@ LEASE_KEPT_S = 7 * 86_400
 class Fence:
     """Proof that a worker presents with a write at `now`.
 
-    `token_sha256` is None for an original client. Where the lease names a machine, such a client must name the same
-    one; otherwise its API key and source address must be those of the claim, and a write must name the attempt.
+    `token_sha256` is None for an original client. If the lease names a machine, an original client must name the same
+    machine. Otherwise API key and source address must equal those of the claim, and a write must name the attempt.
     """
 
     job_id: str
@@ -45,10 +45,10 @@ class Fence:
     key_id: str | None = None
     source_address: str | None = None
     heartbeat: bool = False
-    """Heartbeats of original clients may lack the machine id and name no attempt, but need progress now and then."""
+    """True for a heartbeat. An original client's heartbeat may omit machine id and attempt, but requires progress."""
 
     def admits(self, lease: Lease | None, *, reproof_window_s: int = 0) -> bool:
-        """Return True if `lease` permits the bearer to write. The stores express the same as a condition."""
+        """Return True if `lease` permits the bearer to write. The stores express this check as a condition."""
         return (
             lease is not None
             and lease.tenant == self.tenant
@@ -59,7 +59,7 @@ class Fence:
         )
 
     def recovers(self, lease: Lease | None) -> bool:
-        """Return True if the bearer may take a revoked lease back. The stores express the same as a condition.
+        """Return True if the bearer may take back a revoked lease. The stores express this check as a condition.
 
         An original client must name the machine of its claim: without the name, a zombie of an earlier attempt behind
         the same address would take the lease.
@@ -78,7 +78,7 @@ class Fence:
         if lease.token_sha256 is not None:
             return self.token_sha256 is not None and hmac.compare_digest(lease.token_sha256, self.token_sha256)
         if self.token_sha256 is not None:
-            # A lease-aware worker of an earlier attempt, while an original client holds the job.
+            # The bearer is a lease-aware worker of an earlier attempt, and an original client holds the job.
             return False
         if lease.machine_id is not None and (self.machine_id is not None or not self.heartbeat):
             return lease.machine_id == self.machine_id

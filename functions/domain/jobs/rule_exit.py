@@ -19,7 +19,7 @@ from functions.domain.jobs.transitions import require_running
 from functions.domain.records import Attempt, CheckpointRecord, Job
 
 BEST_BY = ("eval.loss", "eval_loss", "loss")
-"""Metrics for `best` where retention names none: the first that any checkpoint has, lowest value first."""
+"""Metrics for `best` in order of preference, after the metric of retention; the lowest value is best."""
 
 _REASONS = {
     "rollback": ReasonCode.ROLLED_BACK_BY_RULE,

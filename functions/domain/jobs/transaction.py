@@ -1,7 +1,7 @@
-"""The transaction that a decision returns: a store applies all of its writes or none.
+"""Transaction of a decision: a store applies all of its writes or none.
 
-A write names a key, what to store there, and the condition under which it may be stored. The class of a record gives
-all three (`TableRecord`), the class of a lease write gives values and guard: stores need no edit for a new class.
+A write consists of a key, the new values, and a condition on the stored values. The class of a record defines all three
+(`TableRecord`), the class of a lease write defines values and guard. Therefore stores need no edit for a new class.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ R = TypeVar("R", bound=TableRecord)
 
 @dataclass(frozen=True, kw_only=True)
 class Put:
-    """Store a record in place of the version before; a record without VERSION in place of any."""
+    """Write of a record that replaces the version before; a record without VERSION replaces any version."""
 
     owner: str
-    """What the record's partition is named after: the job's id for nearly all kinds."""
+    """Name of the record's partition: the job's id for nearly all kinds."""
     record: TableRecord
     beside: Mapping[str, Attribute] = field(default_factory=dict)
-    """Attributes that the record does not know itself."""
+    """Attributes in addition to the record's own."""
 
     @property
     def key(self) -> Key:
-        """Where the record is stored."""
+        """Key of the record."""
         name = self.record.NUMBER
         return self.record.key(self.owner, getattr(self.record, name) if name else 0)
 
     @property
     def attributes(self) -> dict[str, Attribute]:
-        """Everything that is stored beside the document."""
+        """All attributes beside the document."""
         name = self.record.VERSION
         version = {name: getattr(self.record, name)} if name else {}
         return {**self.record.attributes(), **version, **self.beside}
 
     @property
     def seen(self) -> Mapping[str, Attribute] | None:
-        """Attributes that the stored record must have; empty if there must be none; None for no condition."""
+        """Attributes that the stored record must have; empty: no record may be stored; None: no condition."""
         name = self.record.VERSION
         if name is None:
             return None
@@ -55,9 +55,9 @@ class Put:
 
 @dataclass(frozen=True, kw_only=True)
 class Delete:
-    """Delete a record. With `seen` only if it still has these attributes and `protected_until` is not after `now`.
+    """Deletion of a record; the deletion of a missing record is no conflict.
 
-    A record that is gone already is no conflict.
+    `seen`: attributes that the stored record must have. With `seen`, its `protected_until` must not be after `now`.
     """
 
     key: Key
@@ -66,25 +66,25 @@ class Delete:
 
 
 def delete_checkpoint(job_id: str, record: CheckpointRecord, now: int) -> Delete:
-    """Return the deletion of a checkpoint's record: of this very one, and only if nobody reads it at `now`."""
+    """Return the deletion of a checkpoint, refused if a newer commit replaced the record or URLs may still read it."""
     return Delete(key=record.key(job_id, record.step), seen=record.identity(), now=now)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseGuard:
-    """Condition on a lease for a write. The stores express `admits` as a DynamoDB condition."""
+    """Condition of a write on the stored lease. The stores express `admits` as a DynamoDB condition."""
 
     fence: Fence | None = None
     recovers: bool = False
-    """The bearer of the fence takes a revoked lease back, instead of proving a live one."""
+    """True: the bearer of the fence takes back a revoked lease. False: the bearer proves a live lease."""
     epoch: int | None = None
     live: bool = False
     expired_at: int | None = None
-    """The lease must have run out by then."""
+    """Instant by which the lease must have expired."""
     or_absent: bool = False
 
     def admits(self, lease: Lease | None) -> bool:
-        """Return True if the write may be done to `lease`."""
+        """Return True if `lease` satisfies the condition."""
         if lease is None:
             return self.or_absent
         fence = self.fence
@@ -98,21 +98,21 @@ class LeaseGuard:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenLease:
-    """Put a new lease row in place of an earlier attempt's."""
+    """Write of a new lease, which replaces the lease of an earlier attempt."""
 
     lease: Lease
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateLease(ABC):
-    """Base of the writes that set some values of a lease, if its guard admits that."""
+    """Base of the writes that set fields of a lease if `guard` admits the lease."""
 
     job_id: str
     epoch: int
 
     @property
     def guard(self) -> LeaseGuard:
-        """The lease of attempt `epoch`, which must be live."""
+        """Condition: the lease is live and belongs to attempt `epoch`."""
         return LeaseGuard(epoch=self.epoch, live=True)
 
     @property
@@ -123,12 +123,12 @@ class UpdateLease(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class DirectLease(UpdateLease):
-    """Leave a directive for attempt `epoch`: its next heartbeat reads it."""
+    """Write of a directive for attempt `epoch`, which its next heartbeat returns."""
 
     directive: str
     reason: str
     commands_seq: int | None = None
-    """Seq of the newest command, if there is a new one too."""
+    """Seq of a new command; None for a directive without a command."""
 
     @property
     def values(self) -> Mapping[str, Attribute]:
@@ -138,7 +138,7 @@ class DirectLease(UpdateLease):
 
 @dataclass(frozen=True, kw_only=True)
 class SteerLease(UpdateLease):
-    """Name the newest rules and commands to attempt `epoch`: its next heartbeat asks for those that it lacks."""
+    """Write of the newest rules revision and command seq, so that attempt `epoch` requests rules and commands."""
 
     rules_revision: int
     commands_seq: int
@@ -151,10 +151,10 @@ class SteerLease(UpdateLease):
 
 @dataclass(frozen=True, kw_only=True)
 class CloseLease(UpdateLease):
-    """End the lease of attempt `epoch` at `now`.
+    """End of the lease of attempt `epoch` at `now`.
 
-    With `fence` the worker ends the lease and must prove it. With `expired_at` the sweeper does, and the lease must
-    have run out by then. With neither a user's command does, whatever the worker is doing and even if the row is lost.
+    With `fence` a worker ends the lease, which the fence must admit. With `expired_at` the sweeper revokes a lease that
+    has expired by this instant. Without both the control plane ends the lease, live or not, even if its row is missing.
     """
 
     tenant: str
@@ -180,18 +180,18 @@ class CloseLease(UpdateLease):
 
 @dataclass(frozen=True, kw_only=True)
 class FencedUpdate(ABC):
-    """Base of the writes that set some values of the lease that `fence` proves."""
+    """Base of the writes that set fields of a lease if `fence` admits the lease."""
 
     fence: Fence
 
     @property
     def job_id(self) -> str:
-        """The job whose lease is written."""
+        """Job of the lease."""
         return self.fence.job_id
 
     @property
     def guard(self) -> LeaseGuard:
-        """The fence must admit its bearer."""
+        """Condition: the fence admits the lease."""
         return LeaseGuard(fence=self.fence)
 
     @property
@@ -202,10 +202,10 @@ class FencedUpdate(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckLease(FencedUpdate):
-    """Refuse the whole transaction unless the lease satisfies the fence; write nothing but `progress_by`."""
+    """Condition on a transaction: the fence admits the lease. Sets no field but `progress_by`."""
 
     progress_by: int | None = None
-    """When an original client must show progress next; None leaves the lease as it is."""
+    """Instant by which an original client must show progress; None leaves the stored instant."""
 
     @property
     def values(self) -> Mapping[str, Attribute]:
@@ -214,7 +214,7 @@ class CheckLease(FencedUpdate):
 
 @dataclass(frozen=True, kw_only=True)
 class NoteLease(FencedUpdate):
-    """Note which revisions of the rules the worker has reported in force, and rejected."""
+    """Write of the rules revisions that the worker has reported in force and rejected."""
 
     rules_in_force: int
     rules_rejected: int
@@ -226,10 +226,11 @@ class NoteLease(FencedUpdate):
 
 @dataclass(frozen=True, kw_only=True)
 class ReopenLease(FencedUpdate):
-    """Give a revoked lease back to the bearer of `fence`, for `duration_s` from `fence.now` on.
+    """Return of a revoked lease to the bearer of `fence`, for `duration_s` from `fence.now`.
 
-    Refused unless the sweeper has revoked this very lease, not longer than the reproof window after its end, and no
-    later attempt holds the row. The lease names the newest rules and commands: a user may have changed both meanwhile.
+    The guard requires that the sweeper revoked the lease of this attempt, that no later attempt replaced the lease, and
+    that the lease ended within the reproof window. The write repeats the newest rules revision and command seq, because
+    a user may have changed both since the revocation.
     """
 
     duration_s: int
@@ -258,40 +259,40 @@ Write = Put | Delete | LeaseWrite
 
 @dataclass(frozen=True)
 class Transaction:
-    """The writes of one decision. The first one is the job's, which must not have changed since the job was read.
+    """Writes of one decision. The first write is the job's; its condition is the `rev` that the decision read.
 
-    What a worker reports of its rules is written without the job.
+    A transaction that only stores a worker's report about its rules contains no job.
     """
 
     writes: tuple[Write, ...]
 
     @property
     def job(self) -> Job:
-        """The job as the transaction leaves it."""
+        """Job after the transaction."""
         return self.records(Job)[0]
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """The new lines of history, in order."""
+        """New events of the job, by seq."""
         return tuple(sorted(self.records(Event), key=lambda event: event.seq))
 
     @property
     def deletes(self) -> tuple[Delete, ...]:
-        """The records that are deleted."""
+        """Deletions of records."""
         return tuple(one for one in self.writes if isinstance(one, Delete))
 
     @property
     def attempt(self) -> Attempt | None:
-        """The attempt that is written, if one is."""
+        """Attempt after the transaction; None if the transaction writes no attempt."""
         return next(iter(self.records(Attempt)), None)
 
     @property
     def lease(self) -> LeaseWrite | None:
-        """The write of the lease, if there is one."""
+        """Write of the lease; None for a transaction without a lease."""
         return next((one for one in self.writes if not isinstance(one, Put | Delete)), None)
 
     def records(self, kind: type[R]) -> tuple[R, ...]:
-        """Return the records of one kind that are stored."""
+        """Return the records of one kind that the transaction stores."""
         return tuple(one.record for one in self.writes if isinstance(one, Put) and isinstance(one.record, kind))
 
     def also(self, *writes: Write) -> Transaction:
@@ -301,7 +302,7 @@ class Transaction:
     def put(self, *records: TableRecord) -> Transaction:
         """Return the transaction with more records of the job."""
         job = self.job
-        # Readers of the table's stream find tenant and webhook in each event.
+        # The DynamoDB stream consumer sees events without their job, therefore each event names tenant and webhook.
         webhook = {"webhook": job.spec.webhook} if job.spec.webhook else {}
         return self.also(
             *(
@@ -318,7 +319,7 @@ class Transaction:
         return Transaction((Put(owner=job.id, record=job), *self.writes[1:]))
 
     def with_event(self, type_: EventType, now: int, **data: Any) -> Transaction:
-        """Return the transaction with one more line of history, numbered after the job's last one."""
+        """Return the transaction with one more event, numbered after the job's last event."""
         event = Event(seq=self.job.event_seq + 1, type=type_, at=now, epoch=self.job.epoch, data=data)
         return self.with_job(event_seq=event.seq).put(event)
 
@@ -341,7 +342,7 @@ def evaluate_soon(rule_state: RuleStateRecord | None, now: int) -> RuleStateReco
 
 
 def write_job(job: Job) -> Transaction:
-    """Return the write of a job whose `rev` is one more than that of the job that was read."""
+    """Return the write of a job, whose `rev` must be the `rev` that was read plus 1."""
     return Transaction((Put(owner=job.id, record=job),))
 
 

@@ -56,7 +56,8 @@ from functions.domain.jobs.transaction import (
 from functions.domain.records import Attempt, CheckpointRecord, Job, Lease, RulesRecord, RuleStateRecord, Spec
 
 MAX_SPEC_BYTES = 100_000
-"""The job's item grows while it runs (machines to avoid, progress, artifacts) and must fit into 400 KB at its end."""
+"""Limit of a spec. The job's item grows during the run (machines to avoid, progress, artifacts), and the limit of
+DynamoDB for an item is 400 KB."""
 
 
 def submit(
@@ -72,7 +73,7 @@ def submit(
     rules: RulesRecord | None = None,
     watched: bool = False,
 ) -> Transaction:
-    """Create a job that is ready to be claimed. `watched`: the control plane evaluates some of its rules."""
+    """Create a claimable job. `watched`: the control plane evaluates some of the job's rules."""
     spec_bytes = len(spec.model_dump_json().encode())
     if spec_bytes > MAX_SPEC_BYTES:
         raise Refusal(
@@ -170,7 +171,7 @@ def complete(
     now: int,
     ended_by: EndedBy | None = None,
 ) -> Transaction:
-    """The declared artifacts are stored: the job is done."""
+    """Complete a job whose declared artifacts are stored."""
     require_running(job)
     change = end_attempt(
         job,
@@ -206,7 +207,7 @@ def fail(
         }
     )
     if report.failure_class is FailureClass.STOPPED_BY_RULE:
-        # A rule wants this end, therefore no failure is counted and no attempt follows.
+        # A rule has ordered the end, therefore no failure is counted and no attempt follows.
         return fail_permanently(job, attempt, reason, now, fence=fence, progress=progress, ended_by=report.ended_by)
     now_avoided = retry_policy.avoided(job.avoid, attempt.machine_id, job.spec.policy, now)
     node_fault = report.failure_class.node_fault
@@ -234,7 +235,7 @@ def release(
 ) -> Transaction:
     """Return the job to the queue at once, or pause the job if a user has asked for a pause.
 
-    The release of an agent that crashed counts as an interruption, because the job may be what crashes its agents.
+    The release of an agent that crashed counts as an interruption, because the job may be the cause of the crash.
     """
     require_running(job)
     if reason.code == AGENT_CRASHED:
@@ -371,8 +372,8 @@ def retry(
 def readopt(job: Job, attempt: Attempt, lease: Lease, fence: Fence, *, now: int) -> Transaction:
     """Undo the revocation of `lease`: the attempt goes on under its epoch, and no interruption is counted.
 
-    Refuses unless the job still waits, for no other reason than the revocation: a user may have retried or resumed the
-    job since, and a retry chooses the checkpoint to go on from.
+    Refuses unless the job still waits because of the revocation. A user may have retried or resumed the job since, and
+    a retry chooses the checkpoint to resume from.
     """
     revoked = attempt.reason is not None and attempt.reason.code == ReasonCode.LEASE_EXPIRED
     untouched = job.state is JobState.PENDING and job.epoch == lease.epoch and job.reason == attempt.reason
@@ -410,7 +411,7 @@ def readopt(job: Job, attempt: Attempt, lease: Lease, fence: Fence, *, now: int)
 
 
 def timer(job: Job, attempt: Attempt | None, *, now: int) -> Transaction | None:
-    """Return the transition that is due at `now`, the end of a backoff or the deadline; None for none."""
+    """Return the transition that is due at `now`, the end of a backoff or the deadline; None if nothing is due."""
     deadline_at = job.spec.policy.deadline_at
     if not job.state.terminal and deadline_at is not None and deadline_at <= now:
         return out_of_time(job, attempt, now=now)
@@ -445,7 +446,7 @@ def require_running(job: Job) -> None:
     if job.state.terminal:
         raise Refusal(ErrorCode.JOB_FINISHED, f"Job {job.id} is {job.state}.")
     if job.state is JobState.PENDING:
-        # The sweeper may have revoked a live worker's lease: a heartbeat finds out, and recovers the attempt.
+        # The sweeper may have revoked the lease of a live worker, whose next heartbeat then recovers the attempt.
         raise Refusal(ErrorCode.LEASE_EXPIRED, f"Job {job.id} is {job.state}; no attempt holds it.")
     if job.state is not JobState.RUNNING:
         raise Refusal(ErrorCode.LEASE_LOST, f"Job {job.id} is {job.state}; no attempt holds it.")

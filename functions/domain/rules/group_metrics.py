@@ -16,7 +16,7 @@ from functions.domain.records import MemberRecord, MemberValue
 KEPT_S = 30 * 86_400
 """Time that a job counts after its last evaluation."""
 MAX_VALUES = 64
-"""Values kept of one job. Values that its newest rules request stay; the others are dropped by age."""
+"""Maximum number of values of one job; the values that its newest rules request stay longest."""
 
 
 def update_member(
@@ -32,7 +32,7 @@ def update_member(
             known[one.metric, one.step] = encode(reported[one.metric])
     wanted = {(one.metric, one.step) for one in needed}
     order = {(one.metric, one.step): place for place, one in enumerate(before.values)}
-    # The values whose last request is oldest are dropped.
+    # Beyond MAX_VALUES the values with the oldest requests are dropped.
     names = sorted(known, key=lambda name: (name not in wanted, -order.get(name, len(order)), name[0], name[1] or -1))
     kept = [MemberValue(metric=name[0], step=name[1], value=known[name]) for name in names[:MAX_VALUES][::-1]]
     if not kept:

@@ -50,8 +50,8 @@ MAX_OPERANDS = 32
 MAX_COMMANDS_AT_ONCE = 10
 """Commands of one evaluation, which are written in one transaction."""
 ALIVE_INTERVALS = 2
-"""Heartbeat intervals within which a worker counts as alive: a live worker is asked to release the job, from a silent
-worker the job is taken."""
+"""Heartbeat intervals within which a worker counts as live. A live worker receives a directive to release the job; a
+silent worker loses the job."""
 
 _EVENTS = {State.FIRED: "rule.fired", State.CLEARED: "rule.cleared", State.ERROR: "rule.error"}
 
@@ -61,7 +61,7 @@ def _no_groups(name: str) -> GroupJobs:
 
 
 class RuleActionExecutor:
-    """Collects the decisions of one evaluation of one job as a transaction."""
+    """Executor of rule actions: collects the decisions of one evaluation of one job in a transaction."""
 
     def __init__(
         self,
@@ -101,10 +101,10 @@ class RuleActionExecutor:
         self.orders: list[ScaleOrder] = list(pending)
         """All orders to execute."""
         self._end: Transaction | None = None
-        """The one transition of the job, if an action causes one."""
+        """Transition of the job; None unless an action causes a transition."""
 
     def add_event(self, type_: str, **more: Any) -> None:
-        """Add an event."""
+        """Add an event with the revision, the step and the time of the evaluation."""
         data = {"place": PLACE, "revision": self._job.rules_revision, "step": self._step, "at": self._now, **more}
         if self._end is not None:
             self._end = self._end.with_event(EventType(type_), self._now, **data)
@@ -155,7 +155,7 @@ class RuleActionExecutor:
             return None
         change = self._with_records(update_job(self._job, self._now))
         if not self._running:
-            # `updated_at` says since when a job waits, and this job has not been moved.
+            # `updated_at` is the instant since which a job waits; the waiting continues, so the instant stays.
             return change.with_job(updated_at=self._read.updated_at)
         return steering.notify_lease(change) if self._given else change
 
@@ -264,7 +264,7 @@ class RuleActionExecutor:
         return done
 
     def _fail(self, by: EndedBy) -> tuple[Transaction, str]:
-        """Fail the job whatever the worker does; the next heartbeat of the worker receives a directive."""
+        """Fail the job even while a worker runs the job; the worker's next heartbeat receives a directive."""
         reason = Reason(code=FailureClass.STOPPED_BY_RULE.value, message=describe_cause(by))
         updates: dict[str, Any] = {
             "state": JobState.FAILED,

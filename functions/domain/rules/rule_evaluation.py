@@ -106,10 +106,10 @@ def evaluate_rules(
     members: Mapping[str, MemberRecord] | None = None,
     groups: Callable[[str], GroupJobs] | None = None,
 ) -> EvaluationResult:
-    """Evaluate a job's rules at `now`. `event`: `heartbeat`, `timer` or `state`. `kept` reads the job's commands,
-    `groups` the jobs of a group that a rule scales.
+    """Evaluate a job's rules at `now`.
 
-    `members`: what is known of the job's group, where rules ask for it and it is in one.
+    `event`: `heartbeat`, `timer` or `state`. `kept` reads the job's commands, `groups` reads the jobs of a group that a
+    rule scales. `members`: values of the job's group; None for a job without a group or rules that read no group.
     """
     job, before = seen.job, seen.rule_state
     progress = _unseen(seen)
@@ -176,7 +176,7 @@ def record_failure(seen: JobSnapshot, error: str, *, now: int, severity: str = "
 
 
 def has_nothing_to_evaluate(job: Job, rule_state: RuleStateRecord | None) -> bool:
-    """Return True for a job without such rules, an ended job, and rules that are off after failures."""
+    """Return True for a job without rules of the control plane, an ended job, and rules off after failures."""
     if not job.watched or job.state.terminal:
         return True
     return rule_state is not None and rule_state.revision == job.rules_revision and rule_state.errors >= MAX_ERRORS

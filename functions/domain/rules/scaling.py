@@ -177,7 +177,7 @@ def remove_job(
     if is_removed(job, order, by_job):
         return None
     if not _goes_on(job):
-        # The job was paused after the decision; leave it paused.
+        # The job was paused after the decision; the job stays paused.
         raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"Job {job.id} has been paused meanwhile: it is left as it is.")
     message = f"rule {order.rule} of job {by_job} takes it out of group {order.group}"
     if job.state is not JobState.RUNNING:
@@ -194,18 +194,20 @@ def remove_job(
 
 
 def is_removed(job: Job, order: ScaleOrder, by_job: str) -> bool:
-    """Return True if nothing is left to do to remove the job."""
+    """Return True if the job has ended or the order has removed the job already."""
     return job.state.terminal or job.left_by == _name(order, by_job)
 
 
 def may_have_lost_stop(job: Job) -> bool:
-    """Return True if the attempt that received the stop is over, so that only the commands show if the job stops."""
+    """Return True if the attempt that received the stop is over: only the commands show whether the job stops."""
     return job.leaving and not (job.state is JobState.RUNNING and job.epoch == job.left_epoch)
 
 
 def recount_leaving(job: Job, kept: Sequence[CommandRecord], now: int) -> Job:
-    """A job that `may_have_lost_stop`, as its group is to count it: if the attempt that was told to stop was lost
-    behind its answer, nobody tells the next one. `kept`: its commands."""
+    """Return a job that `may_have_lost_stop` with `leaving` derived from its commands, `kept`.
+
+    If the attempt was lost after its answer to the stop, no later attempt receives the stop, and the job counts again.
+    """
     return job.model_copy(update={"leaving": steering.has_pending_stop(job, kept, now)})
 
 
