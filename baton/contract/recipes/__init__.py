@@ -1,1 +1,1 @@
-"""Recipes: the language in which training tools are described. See README.md."""
+"""Recipes: the language that describes training tools. See README.md."""

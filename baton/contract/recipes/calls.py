@@ -1,4 +1,4 @@
-"""The calls about recipes: register one, see those that can be used."""
+"""The calls that register, list and read recipes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class RecipeSummary(AnswerModel):
     """A recipe in a list. Example: `{"id": "digits@1", "description": "...", "built_in": true}`"""
 
     id: str
-    """`name@version`: what jobs name in `recipe`."""
+    """`name@version`, the value of `recipe` in a job."""
     description: str
     built_in: bool = False
     created_at: EpochSeconds | None = None
-    """None for built-in ones."""
+    """Time of registration; None for a built-in recipe."""
 
 
 class RecipeView(RecipeSummary):

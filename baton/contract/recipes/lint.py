@@ -1,4 +1,4 @@
-"""Every fault of a recipe's document, each with its place, the reason and what would be right."""
+"""Find every fault of a recipe document, with its place, reason and remedy."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _LONE_PARAMETER = re.compile(r"\s*parameters\.([A-Za-z_][A-Za-z0-9_]*)\s*")
 
 
 class Linted(NamedTuple):
-    """The recipe, if there are no faults."""
+    """Result of linting: `recipe` is None if there are faults."""
 
     recipe: Recipe | None
     faults: list[Fault]
 
 
 class _Text(NamedTuple):
-    """A template or an expression (`bare`) of a recipe, and where it is."""
+    """A template, or a bare expression, of a recipe with its location."""
 
     location: Location
     text: str
@@ -47,24 +47,25 @@ class _Text(NamedTuple):
 
 
 def lint(text: str) -> Linted:
-    """Read a document and say all that is wrong with it, in the order of its lines."""
+    """Read a recipe document and return all of its faults in the order of its lines."""
     document = read_document(text)
     if not isinstance(document.value, dict):
         if not document.faults:
-            document.fault((), "this is no recipe", "Write fields like 'name: digits', 'version: 1', 'steps: [...]'.")
+            remedy = "Write fields like 'name: digits', 'version: 1', 'steps: [...]'."
+            document.fault((), "the document is not a recipe", remedy)
         return Linted(None, document.faults)
     recipe = _validated(document)
-    # what is said below is looked at whether or not all the rest is right
-    _look_at_parameters(document)
-    _look_at_names(document, "rules", "fields")
-    _look_at_names(document, "shared", "key")
-    _look_for_repetitions(document)
-    for one in _texts(document.value):
-        _look_at_text(one, document)
+    # The next checks read the plain values, so that they find their faults even if the recipe has others.
+    _check_parameters(document)
+    _check_parameter_names(document, "rules", "fields")
+    _check_parameter_names(document, "shared", "key")
+    _check_repetitions(document)
+    for template in _texts(document.value):
+        _check_text(template, document)
     if recipe is not None and not document.faults:
-        _try(recipe, document)
+        _check_default_plan(recipe, document)
     if recipe is not None and not document.faults:
-        _try_types(recipe, document)
+        _check_types(recipe, document)
     return Linted(None if document.faults else recipe, _ordered(document.faults))
 
 
@@ -78,13 +79,16 @@ def _validated(document: Document) -> Recipe | None:
     except ValidationError as error:
         for problem in error.errors(include_url=False):
             location = _within(document.value, problem["loc"])
-            reason, remedy = _in_words(dict(problem), location)
+            reason, remedy = _reason_and_remedy(dict(problem), location)
             document.fault(location, reason, remedy)
         return None
 
 
 def _within(value: Any, loc: Location) -> Location:
-    """pydantic's place of an error, without the kinds of a union that it adds; what is missing lies in its parent."""
+    """Convert pydantic's location of an error into a location in the document.
+
+    pydantic adds the members of a union, which the document does not have. A missing field has its parent's place.
+    """
     found: list[str | int] = []
     for part in loc:
         if isinstance(value, dict) and (part in value or part == loc[-1]) and part != "[key]":
@@ -97,9 +101,9 @@ def _within(value: Any, loc: Location) -> Location:
     return tuple(found)
 
 
-def _in_words(problem: dict[str, Any], location: Location) -> tuple[str, str]:
-    """Reason and remedy."""
-    kind, said = problem["type"], str(problem["msg"]).removeprefix("Value error, ")
+def _reason_and_remedy(problem: dict[str, Any], location: Location) -> tuple[str, str]:
+    """Convert an error of pydantic into a reason and a remedy."""
+    kind, message = problem["type"], str(problem["msg"]).removeprefix("Value error, ")
     given = problem.get("input")
     if kind == "missing":
         return "is missing", f"Add '{location[-1]}: ...' here."
@@ -112,10 +116,10 @@ def _in_words(problem: dict[str, Any], location: Location) -> tuple[str, str]:
         remedy = "Put it into quotes." if isinstance(given, (int, float, bool)) else "Write text."
         return f"must be text, not {_kind_of(given)}", remedy
     if kind.endswith(("_type", "_parsing")):
-        return f"{said[0].lower()}{said[1:]}, not {_kind_of(given)}", "Write a value of that kind."
+        return f"{message[0].lower()}{message[1:]}, not {_kind_of(given)}", "Write a value of that type."
     if kind == "string_pattern_mismatch" and location and location[-1] == "name":
         return "cannot be a name", "Use up to 63 lower-case letters, digits and hyphens, a letter or digit first."
-    return f"{said[0].lower()}{said[1:]}", "Change it so."
+    return f"{message[0].lower()}{message[1:]}", "Change the value accordingly."
 
 
 def _kind_of(value: Any) -> str:
@@ -124,57 +128,60 @@ def _kind_of(value: Any) -> str:
 
 
 def _fields_at(location: Location) -> list[str]:
-    """The fields of the model that lies there."""
+    """Return the field names of the model at `location`."""
     schema = Recipe.model_json_schema()
     found: Any = schema
     for part in location:
         found = found["items"] if isinstance(part, int) else found.get("properties", {}).get(part) or _members(found)
-        found = next((one for one in found.get("anyOf", ()) if one.get("type") != "null"), found)
+        found = next((member for member in found.get("anyOf", ()) if member.get("type") != "null"), found)
         if "$ref" in found:
             found = schema["$defs"][found["$ref"].rpartition("/")[2]]
     return sorted(found.get("properties", ()))
 
 
 def _members(schema: dict[str, Any]) -> dict[str, Any]:
-    """What a mapping's values are."""
+    """Return the JSON schema of a mapping's values."""
     found: Any = schema.get("additionalProperties") or next(iter(schema.get("patternProperties", {}).values()), {})
     return found if isinstance(found, dict) else {}
 
 
-def _try(recipe: Recipe, document: Document) -> None:
-    """With its defaults it has to give a plan, if it has them all."""
+def _check_default_plan(recipe: Recipe, document: Document) -> None:
+    """Render the recipe with its defaults and record the faults, unless a parameter is required."""
     if any(spec.required for spec in recipe.parameters.values()):
         return
-    for fault in plan_of(recipe, {}, [one.into for one in recipe.inputs])[1]:
+    for fault in plan_of(recipe, {}, [folder.into for folder in recipe.inputs])[1]:
         location = tuple(int(part) if part.isdigit() else part for part in fault.field.split("."))
         document.fault(location, f"with the defaults: {fault.reason}", fault.remedy)
 
 
-def _try_types(recipe: Recipe, document: Document) -> None:
-    """What has values of the wrong kind with all samples of parameters for which it is rendered has so with any."""
+def _check_types(recipe: Recipe, document: Document) -> None:
+    """Record each text that fails with a type error for every sample of parameters.
+
+    The samples cover each type that a parameter can have, so such a text fails for every job.
+    """
     rules = [rule.require for rule in recipe.rules]
-    left: dict[_Text, str] = dict.fromkeys(_texts(document.value), "")
+    unproved: dict[_Text, str] = dict.fromkeys(_texts(document.value), "")
     for sample in samples_of(recipe):
         variables = variables_of(recipe, sample.given, sample.inputs)
-        # What breaks a rule is refused before anything else is rendered.
+        # Parameters that break a rule are refused before any other text is rendered.
         allowed = all(_holds(rule, variables) for rule in rules)
         runs = [allowed and (step.when is None or _holds(step.when, variables)) for step in recipe.steps]
-        for one in list(left):
-            section, number = one.location[0], one.location[1]
+        for text in list(unproved):
+            section, number = text.location[0], text.location[1]
             is_rendered = allowed or section == "rules"
-            if section == "steps" and one.location[2] != "when":
+            if section == "steps" and text.location[2] != "when":
                 is_rendered = isinstance(number, int) and runs[number]
             if not is_rendered:
                 continue
-            reason = _wrong_type(one, variables)
+            reason = _type_error(text, variables)
             if reason is None:
-                del left[one]
+                del unproved[text]
             else:
-                left[one] = reason
-    for one, reason in left.items():
+                unproved[text] = reason
+    for text, reason in unproved.items():
         if reason:
-            remedy = "Make them fit; docs/recipes.md says what expressions can do."
-            document.fault(one.location, f"with parameters of these types: {reason}", remedy)
+            remedy = "Correct the expression; docs/recipes.md lists the operators and filters of expressions."
+            document.fault(text.location, f"with parameters of these types: {reason}", remedy)
 
 
 def _holds(condition: str, variables: Mapping[str, Any]) -> bool:
@@ -184,15 +191,15 @@ def _holds(condition: str, variables: Mapping[str, Any]) -> bool:
         return False
 
 
-def _wrong_type(one: _Text, variables: Mapping[str, Any]) -> str | None:
-    """Why it cannot be rendered whatever the values are; None if it can be, or others might do."""
+def _type_error(template: _Text, variables: Mapping[str, Any]) -> str | None:
+    """Return the type error of rendering the text; None for success and for errors that depend on the values."""
     try:
-        if one.bare:
-            is_true(one.text, variables)
-        elif "environment" in one.location:
-            render(one.text, variables)
+        if template.bare:
+            is_true(template.text, variables)
+        elif "environment" in template.location:
+            render(template.text, variables)
         else:
-            arguments(one.text, variables)
+            arguments(template.text, variables)
     except TemplateTypeError as error:
         return str(error)
     except TemplateError:
@@ -201,53 +208,53 @@ def _wrong_type(one: _Text, variables: Mapping[str, Any]) -> str | None:
 
 
 def _members_of(value: Any, name: str) -> dict[str, Any]:
-    """The mapping of that name in what should be a mapping."""
+    """Return the member `name` of a mapping if the member is a mapping; otherwise an empty one."""
     found = value.get(name) if isinstance(value, dict) else None
     return found if isinstance(found, dict) else {}
 
 
 def _items_of(value: Any, name: str) -> list[Any]:
-    """The list of that name in what should be a mapping."""
+    """Return the member `name` of a mapping if the member is a list; otherwise an empty one."""
     found = value.get(name) if isinstance(value, dict) else None
     return found if isinstance(found, list) else []
 
 
-def _look_at_parameters(document: Document) -> None:
+def _check_parameters(document: Document) -> None:
     for name, raw in _members_of(document.value, "parameters").items():
         try:
             spec = Parameter.model_validate(raw, strict=True)
         except ValidationError:
-            continue  # was told already
+            continue  # _validated has recorded the fault
         location: Location = ("parameters", name)
         if spec.required and spec.default is not None:
             document.fault((*location, "default"), "a required parameter has no default", "Leave out one of the two.")
         problem = None if spec.default is None else spec.problem(spec.default)
         if problem:
             document.fault((*location, "default"), f"the default {problem}", f"Give {spec.expected()}.")
-        _look_at_bounds(spec, location, document)
+        _check_bounds(spec, location, document)
         numeric = spec.type in ("integer", "number")
         for bound in ("minimum", "exclusive_minimum", "maximum", "exclusive_maximum", "multiple_of"):
             if getattr(spec, bound) is not None and not numeric:
-                document.fault((*location, bound), f"means nothing for a {spec.type}", "Leave it out.")
+                document.fault((*location, bound), f"has no effect on type {spec.type}", "Leave it out.")
         if spec.choices and spec.type not in ("string", "strings"):
-            document.fault((*location, "choices"), f"means nothing for a {spec.type}", "Leave it out.")
+            document.fault((*location, "choices"), f"has no effect on type {spec.type}", "Leave it out.")
 
 
-def _look_at_bounds(spec: Parameter, location: Location, document: Document) -> None:
-    """Between the lower and the upper ones there has to be something."""
+def _check_bounds(spec: Parameter, location: Location, document: Document) -> None:
+    """Record each upper bound that leaves no value above a lower bound."""
     for upper in ("maximum", "exclusive_maximum"):
         for lower in ("minimum", "exclusive_minimum"):
             least, most = getattr(spec, lower), getattr(spec, upper)
             if least is None or most is None:
                 continue
             if least > most:
-                document.fault((*location, upper), f"is less than the {lower}", "Exchange them.")
+                document.fault((*location, upper), f"is less than {lower}", "Exchange the two bounds.")
             elif least == most and (lower, upper) != ("minimum", "maximum"):
-                document.fault((*location, upper), f"leaves nothing beside the {lower}", "Move one of them.")
+                document.fault((*location, upper), f"leaves no value, with the {lower}", "Change one of the bounds.")
 
 
-def _look_at_names(document: Document, section: str, field: str) -> None:
-    """What a section names as parameters has to be some."""
+def _check_parameter_names(document: Document, section: str, field: str) -> None:
+    """Record each unknown parameter that a section names in `field`."""
     known = _members_of(document.value, "parameters")
     for number, item in enumerate(_items_of(document.value, section)):
         for index, name in enumerate(_items_of(item, field)):
@@ -256,7 +263,7 @@ def _look_at_names(document: Document, section: str, field: str) -> None:
                 document.fault(location, f"there is no parameter {name!r}", _did_you_mean(name, known))
 
 
-def _look_for_repetitions(document: Document) -> None:
+def _check_repetitions(document: Document) -> None:
     value = document.value
     steps = _items_of(value, "steps")
     outputs: list[tuple[Location, list[Any]]] = [(("outputs",), _items_of(value, "outputs"))]
@@ -270,18 +277,17 @@ def _look_for_repetitions(document: Document) -> None:
         for number, item in enumerate(items):
             found = item.get(field, "" if field == "into" else None) if isinstance(item, dict) else None
             if found is not None and found in seen:
-                remedy = "Choose another one, or leave one out."
-                document.fault((*location, number, field), f"{str(found)[:80]!r} is there already", remedy)
+                remedy = f"Choose another {field}, or leave one of the two out."
+                document.fault((*location, number, field), f"{str(found)[:80]!r} occurs twice", remedy)
             seen.append(found)
             if isinstance(item, dict) and item.get("format") and item.get("min_files"):
-                remedy = "Leave out 'format', or 'min_files' if it is a file."
-                document.fault(
-                    (*location, number, "format"), "is looked at in a file, 'min_files' in a directory", remedy
-                )
+                remedy = "Leave out 'min_files' for a file, 'format' for a directory."
+                reason = "applies to files, but 'min_files' to directories"
+                document.fault((*location, number, "format"), reason, remedy)
 
 
 def _texts(value: Any) -> Iterator[_Text]:
-    """All templates and expressions that are texts, whatever else is wrong."""
+    """Yield all templates and expressions of a document, which may have faults."""
     for number, rule in enumerate(_items_of(value, "rules")):
         yield from _condition(rule, ("rules", number), "require")
     for number, step in enumerate(_items_of(value, "steps")):
@@ -315,27 +321,29 @@ def _texts_of(command: Any, location: Location) -> Iterator[_Text]:
             yield _Text((*location, "environment", name), text, bare=False)
 
 
-def _look_at_text(one: _Text, document: Document) -> None:
-    kind = "expression" if one.bare else "template"
-    escape = None if one.bare else escape_of(_DIRECTORY.sub(lambda found: DIRECTORIES[found[1]], one.text))
+def _check_text(template: _Text, document: Document) -> None:
+    kind = "expression" if template.bare else "template"
+    escape = None if template.bare else escape_of(_DIRECTORY.sub(lambda found: DIRECTORIES[found[1]], template.text))
     if escape:
-        document.fault(one.location, f"{escape[:80]!r} leads out of the job's directory", "Leave out '..'.")
+        document.fault(template.location, f"{escape[:80]!r} leads out of the job's directory", "Leave out '..'.")
     try:
-        found = references(one.text, bare=one.bare)
-        check(one.text, bare=one.bare)
+        found = references(template.text, bare=template.bare)
+        check(template.text, bare=template.bare)
     except TemplateError as error:
-        document.fault(one.location, f"no {kind}: {error}", "docs/recipes.md says what expressions can do.")
+        remedy = "docs/recipes.md lists the operators and filters of expressions."
+        document.fault(template.location, f"invalid {kind}: {error}", remedy)
         return
     members = {**_MEMBERS, "parameters": _members_of(document.value, "parameters")}
     for name, member in found:
         if name not in NAMES:
-            document.fault(one.location, f"there is no variable {name!r}", f"There are {', '.join(NAMES)}.")
+            document.fault(template.location, f"there is no variable {name!r}", f"There are {', '.join(NAMES)}.")
         elif member is not None and name in members and member not in members[name]:
-            document.fault(one.location, f"there is no {name}.{member}", _did_you_mean(member, members[name]))
-    alone = _LONE_PARAMETER.fullmatch(one.text) if one.bare else None
+            document.fault(template.location, f"there is no {name}.{member}", _did_you_mean(member, members[name]))
+    alone = _LONE_PARAMETER.fullmatch(template.text) if template.bare else None
     spec = _members_of(members["parameters"], alone[1]) if alone else {}
     if spec.get("type", "boolean") != "boolean":
-        document.fault(one.location, "is neither true nor false", "Compare with something.")
+        remedy = f"Write a comparison, such as {template.text.strip()} > 0."
+        document.fault(template.location, "is neither true nor false", remedy)
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:

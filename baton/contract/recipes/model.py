@@ -30,7 +30,7 @@ _Choice = Annotated[str, Field(max_length=256)]
 
 
 class Parameter(WireModel):
-    """One parameter: its type, default, bounds, and what it is for.
+    """A parameter with its type, default, bounds and description.
 
     Example: `{"type": "integer", "default": 600, "minimum": 1, "description": "Optimizer steps."}`
     """
@@ -46,12 +46,12 @@ class Parameter(WireModel):
     choices: Annotated[list[_Choice], Field(min_length=1, max_length=256)] | None = None
     min_length: Annotated[int, Field(ge=0, le=MAX_PARAMETERS_BYTES)] = 0
     max_length: Annotated[int, Field(ge=1, le=MAX_PARAMETERS_BYTES)] = 4096
-    """Characters of a string, or of each of several."""
+    """Largest number of characters of a string, or of each string of a list."""
     max_items: Annotated[int, Field(ge=1, le=256)] = 256
     description: Prose = ""
 
     def problem(self, value: object) -> str | None:
-        """Why `value` is not allowed; None if it is."""
+        """Return the reason for which `value` is not allowed; None if `value` is allowed."""
         if value is None:
             return "must not be null" if self.required else None
         if self.type == "boolean":
@@ -63,7 +63,7 @@ class Parameter(WireModel):
         return self._problem_of_number(value)
 
     def expected(self) -> str:
-        """What is allowed, in words: `a whole number, at least 1, at most 100`."""
+        """Describe the allowed values: `a whole number, at least 1, at most 100`."""
         kinds = {
             "integer": "a whole number",
             "number": "a number",
@@ -71,16 +71,16 @@ class Parameter(WireModel):
             "boolean": "true or false",
             "strings": f"a list of at most {self.max_items} texts",
         }
-        said = [kinds[self.type], *self._bounds()]
+        phrases = [kinds[self.type], *self._bounds()]
         if self.choices:
-            said = [f"one of {', '.join(self.choices)}"]
+            phrases = [f"one of {', '.join(self.choices)}"]
         elif self.type in ("string", "strings"):
             least = f"{self.min_length} to " if self.min_length else "at most "
-            said.append(f"{least}{self.max_length} characters")
-        return ", ".join(said)
+            phrases.append(f"{least}{self.max_length} characters")
+        return ", ".join(phrases)
 
     def _bounds(self) -> Iterator[str]:
-        # 15 digits: a bound must not be rounded to a number that the value satisfies.
+        # With fewer than 15 digits, the text could show a rounded bound that the refused value satisfies.
         if self.minimum is not None:
             yield f"at least {self.minimum:.15g}"
         if self.exclusive_minimum is not None:
@@ -139,7 +139,7 @@ class Parameter(WireModel):
 
 
 class ParameterRule(WireModel):
-    """What must hold between parameters. `require` is an expression; `message` says what is wrong when it is false.
+    """Condition on several parameters. If the expression `require` is false, `message` describes the fault.
 
     Example: `{"require": "parameters.a < parameters.b", "fields": ["a", "b"], "message": "must be less than b",
     "remedy": "Make a smaller."}`
@@ -152,7 +152,7 @@ class ParameterRule(WireModel):
 
 
 class Input(WireModel):
-    """A folder of files that a job brings: it has to have an input whose `into` is this one's.
+    """A folder of files that a job must provide, as the job's input with the same `into`.
 
     Example: `{"into": "instance", "description": "Pictures of the subject."}`
     """
@@ -169,11 +169,11 @@ class Input(WireModel):
 
 
 class Output(WireModel):
-    """A file or directory below the output directory that must be there, and what is looked at.
+    """A file or directory that must exist below the output directory, with the checks of its content.
 
-    One that is not `required` may be missing: it is looked at and uploaded where it is there. `format` is looked at in
-    a file: `json` parses; `safetensors` has a header that fits the file's size; `png` and `jpeg` begin as such files
-    do. A directory is as large as its files together.
+    An output that is not `required` may be missing; if it exists, the worker checks and uploads it. `format` checks a
+    file: `json` parses; `safetensors` has a header that fits the file's size; `png` and `jpeg` begin with the signature
+    of the format. `min_bytes` of a directory counts all of its files.
     Example: `{"path": "model.safetensors", "min_bytes": 1024, "format": "safetensors"}`
     """
 
@@ -187,12 +187,11 @@ class Output(WireModel):
 
 
 class Shared(WireModel):
-    """A file below the output directory that a job may leave for later ones, because it is dear to make.
+    """A file below the output directory that a job shares with later jobs, because the file is expensive to make.
 
-    What a complete job has left there is given to each later job of its tenant whose parameters in `key` are the same,
-    below `dirs.shared`, until one of these leaves a file of its own: because it had to add something, or could not use
-    it. It need not be there, neither at the beginning of a job nor at its end. What an attempt shows below
-    `<path>.parts/` while it makes the file is given to later attempts at the job until there is a checkpoint.
+    Each later job of the tenant with equal parameters in `key` receives the file of a complete job below `dirs.shared`,
+    until a later job publishes its own file. The file is optional at the beginning and at the end of a job. Later
+    attempts at a job receive the parts that an attempt left below `<path>.parts/`, until the job has a checkpoint.
     Example: `{"path": "words.bin", "key": ["language"], "description": "The dictionary."}`
     """
 
@@ -203,24 +202,25 @@ class Shared(WireModel):
 
 
 class Program(WireModel):
-    """One program with its arguments. No shell is involved: an argument stays one, whatever is in it.
+    """A program with its arguments. No shell is involved, so an argument with spaces stays one argument.
 
     Example: `{"run": ["nvidia-smi", "--list-gpus"], "timeout_s": 20}`
     """
 
     run: Annotated[list[Template], Field(min_length=1, max_length=256)]
-    """An argument that is one expression and nothing else may give a list, which becomes several arguments, or none."""
+    """Arguments. An argument that consists of one expression may give a list, which becomes zero or more arguments."""
     environment: Annotated[dict[EnvironmentName, Template], Field(max_length=64)] = {}
     timeout_s: Seconds | None = None
 
 
 class RecipeStep(Program):
-    """One part of the work: a program that runs until it ends.
+    """A step of the job: a program that runs until it ends.
 
-    `when` false leaves the step out. `retries`: how often it is run again after it failed, in one attempt at the job.
-    `timeout_s` is of one run. `outputs` must be there when it ends. `keeps`: what later steps need of the output
-    directory; unset means all of it. `checkpoints`: `directories` are `checkpoint-<step>` in the output directory,
-    `session` means our session writes them, `none` that the step begins anew when it was interrupted.
+    A false `when` leaves the step out. `retries` bounds the reruns after failures in one attempt at the job, and
+    `timeout_s` the time of one run. `outputs` must exist when the program ends. `keeps` lists the paths of the output
+    directory that later steps need; unset means all paths. `checkpoints`: `directories` are the script's
+    `checkpoint-<step>` in the output directory, `session` means that a Baton session writes the checkpoints, and `none`
+    that an interrupted step begins anew.
     Example: `{"name": "train", "run": ["python", "train.py"], "timeout_s": 86400}`
     """
 
@@ -235,10 +235,10 @@ class RecipeStep(Program):
 
 
 class Health(WireModel):
-    """Whether the machine is fit and the training alive.
+    """Checks of the machine and of the training's progress.
 
-    `check` runs before the steps of every attempt; where it fails the machine is at fault, and another one gets the
-    job. `no_progress_timeout_s` is the job's, unless the job says its own.
+    `check` runs before the steps of every attempt. If `check` fails, the attempt ends as a node fault, and another
+    machine takes the job. `no_progress_timeout_s` is the default for jobs that do not set their own.
     Example: `{"check": {"run": ["nvidia-smi"], "timeout_s": 30}, "no_progress_timeout_s": 1800}`
     """
 
@@ -249,7 +249,7 @@ class Health(WireModel):
 class Recipe(WireModel):
     """A training tool. A version never changes; jobs name `name@version`.
 
-    Steps are told the parameters by templates, and by `BATON_PARAMS`, the path of a JSON file of all of them.
+    Steps receive the parameters by templates, and by `BATON_PARAMS`, the path of a JSON file with all parameters.
     Example: `{"name": "digits", "version": 1, "description": "...", "steps": [{"name": "train", "run":
     ["python", "-m", "gpu_client.training.digits"]}], "outputs": [{"path": "model.safetensors"}]}`
     """
@@ -265,18 +265,18 @@ class Recipe(WireModel):
     outputs: Annotated[list[Output], Field(max_length=64)] = []
     shared: Annotated[list[Shared], Field(max_length=8)] = []
     rings: Annotated[list[Template], Field(max_length=8)] = []
-    """Places of rings that the programs use: those of them that are `baton:NAME` are opened to the job."""
+    """Places of the rings that the programs use. The job's ring token opens the rings of the form `baton:NAME`."""
     health: Health = Health()
     cleanup: Annotated[list[Program], Field(max_length=8)] = []
-    """Run in order when the steps are over, however they ended, unless the job was lost to another machine."""
+    """Programs that run in order after the steps, also after a failure, unless the attempt has lost its lease."""
 
     @property
     def id(self) -> str:
-        """`name@version`."""
+        """Return `name@version`."""
         return f"{self.name}@{self.version}"
 
     def filled(self, given: JsonObject) -> JsonObject:
-        """The given parameters with defaults for the others; null asks for the default too."""
+        """Return the given parameters and the defaults of the others; a null selects the default."""
         defaults: dict[str, Any] = {name: spec.default for name, spec in self.parameters.items()}
         chosen = {name: value for name, value in given.items() if value is not None}
         return {name: value for name, value in {**defaults, **chosen}.items() if value is not None}

@@ -1,4 +1,4 @@
-"""What a recipe has become for one job: programs with their arguments, in order. Workers need no recipe to run it."""
+"""The plan of a job: the rendered recipe, as programs with arguments in order. Workers run plans without recipes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class OutputCheck(AnswerModel):
     min_bytes: int = 0
     min_files: int = 0
     format: str | None = None
-    """See recipes' `Output`; a worker passes over a format that it does not know."""
+    """Format of a recipe's `Output`; a worker does not check an unknown format."""
 
 
 class SharedFile(AnswerModel):
@@ -43,7 +43,7 @@ class StepOrder(CommandOrder):
     retry_wait_s: int = 10
     outputs: list[OutputCheck] = []
     optional_outputs: list[OutputCheck] = []
-    """Looked at where they are there. A list of its own: workers that do not know it need not find them."""
+    """Outputs that the worker checks only if they exist. Workers that do not know this field ignore them."""
     keeps: list[str] | None = None
     checkpoints: Literal["directories", "session", "none"] = "directories"
 
@@ -54,15 +54,15 @@ class RunPlan(AnswerModel):
     steps: list[StepOrder]
     outputs: list[OutputCheck] = []
     optional_outputs: list[OutputCheck] = []
-    """Uploaded where they are there; see StepOrder."""
+    """Outputs that the worker checks and uploads only if they exist."""
     check: CommandOrder | None = None
     cleanup: list[CommandOrder] = []
     shared: list[SharedFile] = []
-    """To be uploaded too, where they are there."""
+    """Shared files, which the worker uploads if they exist."""
 
     @property
     def needs_plan(self) -> bool:
-        """True if a worker that runs nothing but the job's command would do something else."""
+        """Return True if the job's `command` alone does not describe the whole plan."""
         environments = [value for step in self.steps for value in step.environment.values()]
         return (
             len(self.steps) > 1

@@ -1,4 +1,4 @@
-"""A recipe as a document."""
+"""Write a recipe as a document."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from baton.contract.yaml_documents import write_document
 
 
 def dump(recipe: Recipe) -> str:
-    """The recipe as a document: what is not said is left out."""
+    """Write a recipe as YAML, without the fields that have their default."""
     return write_document(recipe.model_dump(mode="json", exclude_defaults=True))

@@ -1,4 +1,4 @@
-"""From a recipe and a job's parameters to a plan. Every fault is found, not the first alone."""
+"""Render a recipe and a job's parameters into a plan, and report every fault, not only the first."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ DIRECTORIES = {
     "parameters": "${BATON_PARAMS}",
     "shared": f"${{BATON_DATA_DIR}}/{SHARED_DIR}",
 }
-"""`dirs` in templates: where the worker puts things. It fills in the paths."""
+"""`dirs` in templates: the directories of a job. The worker substitutes the paths."""
 MAX_NAMED = 20
-"""So many names are read on one line; more are looked for in the recipe."""
+"""Largest number of parameter names that a remedy lists; beyond it the remedy names the command that lists them."""
 NAMES = ("parameters", "given", "inputs", "dirs", "job")
-"""What expressions can read."""
+"""Variables of expressions."""
 
 _BELOW = re.compile(r"\$(?:\{(BATON_[A-Z_]+)\}|(BATON_[A-Z_]+))((?:/[^\s:;,=]*)?)")
 _BETWEEN_PATHS = re.compile(r"[=:]")
 _NO_PATH = re.compile(r"\s|\{\{")
-"""Prose, or what is not rendered yet."""
+"""Prose, or an expression that is not rendered yet."""
 _NEXT = re.compile(r"[${]")
-"""Another variable, or an expression that is not rendered yet and may become several folders."""
+"""Start of another variable, or of an expression that is not rendered yet and may become several folders."""
 T = TypeVar("T")
 
 
 def parameter_faults(recipe: Recipe, given: JsonObject) -> list[Fault]:
-    """What is wrong with the given parameters one by one, and, as far as they are sound, with them together."""
+    """Return the faults of single parameters, and the broken rules among parameters without such faults."""
     found = [
         Fault(f"parameters.{name}", f"is not a parameter of {recipe.id}", _did_you_mean(name, recipe))
         for name in given
@@ -54,14 +54,14 @@ def parameter_faults(recipe: Recipe, given: JsonObject) -> list[Fault]:
         problem = spec.problem(given[name]) if name in given else "is required" if spec.required else None
         if problem:
             unsound.add(name)
-            # the remedy names the choices: they need not be told twice
+            # The remedy lists the choices, so the reason does not repeat them.
             reason = problem.replace(f"must be one of {', '.join(spec.choices or ())}", "is none of its choices")
             found.append(Fault(f"parameters.{name}", reason, f"Give {spec.expected()}."))
     return found + _broken_rules(recipe, given, unsound)
 
 
 def input_faults(recipe: Recipe, inputs: Mapping[str, str]) -> list[Fault]:
-    """What is wrong with a job's inputs: prefixes by the folder (`into`) that they go to."""
+    """Return the faults of a job's inputs, given as prefixes by their folder (`into`)."""
     found = []
     for wanted in recipe.inputs:
         named = f"the input for {wanted.into!r}" if wanted.into else "the input"
@@ -75,7 +75,7 @@ def input_faults(recipe: Recipe, inputs: Mapping[str, str]) -> list[Fault]:
 
 
 def plan_of(recipe: Recipe, given: JsonObject, inputs: Collection[str] = ()) -> tuple[RunPlan | None, list[Fault]]:
-    """The plan for parameters without faults; None with the reasons if there can be none."""
+    """Render the plan for parameters without faults. Returns None and the faults if rendering fails."""
     variables = variables_of(recipe, given, inputs)
     renderer = _Renderer(variables)
     steps = [
@@ -89,11 +89,11 @@ def plan_of(recipe: Recipe, given: JsonObject, inputs: Collection[str] = ()) -> 
         outputs=renderer.outputs(recipe.outputs, "outputs", required=True),
         optional_outputs=renderer.outputs(recipe.outputs, "outputs", required=False),
         check=renderer.command(check, "health.check") if check else None,
-        cleanup=[renderer.command(one, f"cleanup.{number}") for number, one in enumerate(recipe.cleanup)],
+        cleanup=[renderer.command(program, f"cleanup.{number}") for number, program in enumerate(recipe.cleanup)],
         shared=[
-            SharedFile(path=one.path, key=shared_key(recipe, one, given))
-            for number, one in enumerate(recipe.shared)
-            if renderer.wanted(one.when, f"shared.{number}.when")
+            SharedFile(path=shared.path, key=shared_key(recipe, shared, given))
+            for number, shared in enumerate(recipe.shared)
+            if renderer.wanted(shared.when, f"shared.{number}.when")
         ],
     )
     faults = renderer.faults
@@ -106,7 +106,7 @@ def plan_of(recipe: Recipe, given: JsonObject, inputs: Collection[str] = ()) -> 
 
 
 def rings_of(recipe: Recipe, given: JsonObject, inputs: Collection[str] = ()) -> tuple[list[str], list[Fault]]:
-    """The names of the control plane's rings that its programs use; rings that lie elsewhere need no leave."""
+    """Return the names of the control plane's rings that the programs use. Rings in other places need no permission."""
     renderer = _Renderer(variables_of(recipe, given, inputs))
     places = [place for number, text in enumerate(recipe.rings) for place in renderer.places(text, f"rings.{number}")]
     names = [place.removeprefix(RING_PLACE) for place in places if place.startswith(RING_PLACE)]
@@ -120,7 +120,7 @@ def rings_of(recipe: Recipe, given: JsonObject, inputs: Collection[str] = ()) ->
 
 
 def variables_of(recipe: Recipe, given: JsonObject, inputs: Collection[str]) -> dict[str, Any]:
-    """What expressions read; a parameter that is not set is null."""
+    """Return the variables of expressions; a parameter that is not set is null."""
     return {
         "parameters": {**dict.fromkeys(recipe.parameters), **recipe.filled(given)},
         "given": [name for name, value in given.items() if value is not None],
@@ -131,24 +131,24 @@ def variables_of(recipe: Recipe, given: JsonObject, inputs: Collection[str]) -> 
 
 
 def shared_key(recipe: Recipe, shared: Shared, given: JsonObject) -> str:
-    """Tells apart what jobs share: SHA-256 of the recipe's name, whatever its version, the path, and the parameters."""
+    """Return the key of a shared file: SHA-256 of recipe name (without version), path and `key` parameters."""
     filled = recipe.filled(given)
     facts = [recipe.name, shared.path, {name: filled.get(name) for name in shared.key}]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def escape_of(text: str) -> str | None:
-    """The part of an argument that leads out of a directory of the job by `..`; None if nothing does."""
+    """Return the part of an argument that leads out of a directory of the job by `..`; None if there is none."""
     for found in _BELOW.finditer(text):
         if _leads_out(found[3]):
             return found[0]
-        # An argument or an option's value that begins so is one path, whatever characters its folders have.
+        # An argument or an option's value that begins with a directory is one path, even with spaces or colons.
         whole = _NEXT.split(text[found.start(3) :], maxsplit=1)[0]
         if text[: found.start()][-1:] in ("", "=") and whole.startswith("/") and _leads_out(whole):
             return text[found.start() : found.start(3)] + whole
     if ".." not in text or _NO_PATH.search(text):
         return None
-    # Programs start in the job's directory. Where others begin is not known.
+    # Relative paths start in the job's directory, where programs start. The start of other paths is not known.
     relative = (path for path in _BETWEEN_PATHS.split(text) if not path.startswith(("/", "~")) and "$" not in path)
     return next((path for path in relative if _leads_out(path)), None)
 
@@ -163,7 +163,7 @@ def _leads_out(path: str) -> bool:
 
 
 class _Renderer:
-    """Renders on after a fault, so that all are told."""
+    """Renders the parts of a plan and collects the faults; a fault does not stop the rendering."""
 
     def __init__(self, variables: Mapping[str, Any]) -> None:
         self._variables = variables
@@ -209,9 +209,9 @@ class _Renderer:
 
     def outputs(self, outputs: Iterable[Output], field: str, *, required: bool) -> list[OutputCheck]:
         return [
-            OutputCheck(path=one.path, min_bytes=one.min_bytes, min_files=one.min_files, format=one.format)
-            for number, one in enumerate(outputs)
-            if one.required is required and self.wanted(one.when, f"{field}.{number}.when")
+            OutputCheck(path=output.path, min_bytes=output.min_bytes, min_files=output.min_files, format=output.format)
+            for number, output in enumerate(outputs)
+            if output.required is required and self.wanted(output.when, f"{field}.{number}.when")
         ]
 
     def _arguments(self, text: str, field: str) -> list[str]:
@@ -241,7 +241,7 @@ class _Renderer:
 
 
 def _broken_rules(recipe: Recipe, given: JsonObject, unsound: Collection[str]) -> list[Fault]:
-    """What does not hold, of the rules that read none of the unsound parameters."""
+    """Return the faults of the broken rules that read no unsound parameter."""
     variables = variables_of(recipe, given, ())
     found = []
     for number, rule in enumerate(recipe.rules):
@@ -256,17 +256,17 @@ def _broken_rules(recipe: Recipe, given: JsonObject, unsound: Collection[str]) -
 
 
 def _reads(expression: str, names: Collection[str]) -> bool:
-    """True if it may read one of these parameters."""
-    read = [one.member for one in references(expression, bare=True) if one.name == "parameters"]
+    """Return True if an expression may read one of the parameters."""
+    read = [reference.member for reference in references(expression, bare=True) if reference.name == "parameters"]
     return any(member is None or member in names for member in read)
 
 
 def _did_you_mean(name: str, recipe: Recipe) -> str:
-    """For a name that is unknown: the one that is like it, or all if a person can take them in."""
+    """Return the remedy for an unknown parameter: the most similar name, or else the list of names."""
     names = sorted(recipe.parameters)
     close = get_close_matches(name, names, n=1)
     if close:
         return f"Did you mean {close[0]!r}?"
     if len(names) > MAX_NAMED:
-        return f"For its {len(names)}: baton recipes docs {recipe.id}"
-    return f"There are {', '.join(names)}." if names else "It takes none."
+        return f"`baton recipes docs {recipe.id}` lists its {len(names)} parameters."
+    return f"There are {', '.join(names)}." if names else "The recipe has no parameters."

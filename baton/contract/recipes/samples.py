@@ -1,4 +1,4 @@
-"""Parameters that a recipe would take, made from its schema: what fails with all of them fails with any."""
+"""Generate sample parameters from a recipe's schema: a text that fails with every sample fails for every job."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ _CHOICES = 32
 
 
 class Sample(NamedTuple):
-    """Of a job: its parameters, and where its inputs go."""
+    """Parameters of a sample job, and the folders of its inputs."""
 
     given: JsonObject
     inputs: list[str]
 
 
 def samples_of(recipe: Recipe) -> Iterator[Sample]:
-    """Everything set, what is required alone, then one value after another; none if no value of one can be guessed."""
+    """Yield samples: all parameters set, only the required ones, then each value of each parameter.
+
+    Yields nothing if some parameter has no guessable value.
+    """
     values = {name: values_of(spec) for name, spec in recipe.parameters.items()}
     if not all(values.values()):
         return iter(())
@@ -30,7 +33,7 @@ def samples_of(recipe: Recipe) -> Iterator[Sample]:
 
 
 def values_of(spec: Parameter) -> list[Any]:
-    """Some that the parameter may have: its default, choices, bounds, short texts."""
+    """Return some allowed values of a parameter: default, choices, bounds, short texts."""
     found: list[Any] = []
     for value in (spec.default, *_guesses(spec)):
         known = any(type(value) is type(other) and value == other for other in found)
@@ -40,19 +43,19 @@ def values_of(spec: Parameter) -> list[Any]:
 
 
 def _samples(recipe: Recipe, values: dict[str, list[Any]]) -> Iterator[Sample]:
-    everywhere = [one.into for one in recipe.inputs]
-    needed = [one.into for one in recipe.inputs if one.required]
-    full = {name: some[0] for name, some in values.items()}
-    least = {name: some[0] for name, some in values.items() if recipe.parameters[name].required}
-    yield Sample(full, everywhere)
-    yield Sample(least, needed)
+    all_inputs = [folder.into for folder in recipe.inputs]
+    required_inputs = [folder.into for folder in recipe.inputs if folder.required]
+    full = {name: guesses[0] for name, guesses in values.items()}
+    least = {name: guesses[0] for name, guesses in values.items() if recipe.parameters[name].required}
+    yield Sample(full, all_inputs)
+    yield Sample(least, required_inputs)
     for number in range(1, _ROUNDS):
-        yield Sample({name: some[number % len(some)] for name, some in values.items()}, everywhere)
-    for name, some in values.items():
-        for value in some[1:]:
-            yield Sample({**full, name: value}, everywhere)
-        for value in some:
-            yield Sample({**least, name: value}, needed)
+        yield Sample({name: guesses[number % len(guesses)] for name, guesses in values.items()}, all_inputs)
+    for name, guesses in values.items():
+        for value in guesses[1:]:
+            yield Sample({**full, name: value}, all_inputs)
+        for value in guesses:
+            yield Sample({**least, name: value}, required_inputs)
 
 
 def _guesses(spec: Parameter) -> Iterator[Any]:
@@ -68,10 +71,10 @@ def _guesses(spec: Parameter) -> Iterator[Any]:
 
 
 def _numbers(spec: Parameter) -> Iterator[int | float]:
-    """Bounds, what lies between them, and what lies beside each."""
-    bounds = [spec.minimum, spec.exclusive_minimum, spec.maximum, spec.exclusive_maximum]
-    said = [bound for bound in bounds if bound is not None]
-    near = [*said, *([sum(said) / len(said)] if said else []), 1.0, 0.0]
+    """Yield the bounds, their mean, and the neighbors of each."""
+    all_bounds = [spec.minimum, spec.exclusive_minimum, spec.maximum, spec.exclusive_maximum]
+    bounds = [bound for bound in all_bounds if bound is not None]
+    near = [*bounds, *([sum(bounds) / len(bounds)] if bounds else []), 1.0, 0.0]
     step = spec.multiple_of or 1
     for number in near:
         whole = int(number // step) * step

@@ -1,8 +1,8 @@
-"""Expressions in recipes: Jinja2's sandbox, and little of it.
+"""Evaluate the expressions of recipes in a small part of Jinja2's sandbox.
 
-There are operators, conditions, lists, a few filters and tests. There are no statements, no calls, no attributes of
-Python objects, no powers: nothing whose cost or size grows beyond that of its text and of the parameters. An unknown
-name is an error. Jinja2 is loaded when the first expression is read, for most calls of the API read none.
+Expressions have operators, conditions, lists, and a few filters and tests. Statements, calls, attributes of Python
+objects and powers are refused, so that cost and size stay in proportion to the text and the parameters. An unknown name
+is an error. The module imports Jinja2 when it reads the first expression, because most API calls read none.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NODES = frozenset(
         *("Neg", "Pos", "Concat"),
     )
 )
-_SAID = {
+_SYNTAX_NAMES = {
     "Call": "a call",
     "Pow": "a power",
     "Slice": "a slice",
@@ -39,11 +39,11 @@ _SAID = {
 
 
 class TemplateError(Exception):
-    """The text is no template, or cannot be rendered with these parameters. The message says why."""
+    """The text is not a valid template, or rendering fails with these parameters."""
 
 
 class TemplateTypeError(TemplateError):
-    """A value is of a kind that cannot be used so, whichever of that kind it is."""
+    """An operation does not accept values of this type; rendering fails for every value of the type."""
 
 
 class Reference(NamedTuple):
@@ -54,7 +54,7 @@ class Reference(NamedTuple):
 
 
 def render(text: str, variables: Mapping[str, Any]) -> str:
-    """The template with its expressions replaced. Raises TemplateError."""
+    """Return the template with its expressions replaced. Raises TemplateError."""
     if not _is_template(text):
         return text
     template = _template(text)
@@ -62,7 +62,7 @@ def render(text: str, variables: Mapping[str, Any]) -> str:
 
 
 def arguments(text: str, variables: Mapping[str, Any]) -> list[str]:
-    """What an item of a command becomes. An expression alone may give a list, or null for no argument at all."""
+    """Render an item of a command into arguments. A single expression may give a list, or null for no argument."""
     alone = _alone(text)
     if alone is None:
         return [render(text, variables)]
@@ -70,29 +70,29 @@ def arguments(text: str, variables: Mapping[str, Any]) -> list[str]:
     if value is None:
         return []
     if isinstance(value, list):
-        return [_bounded(_said(item)) for item in value]
-    return [_bounded(_said(value))]
+        return [_bounded(_to_text(item)) for item in value]
+    return [_bounded(_to_text(value))]
 
 
 def evaluate(expression: str, variables: Mapping[str, Any]) -> Any:
-    """The value of an expression without braces: null, true or false, a number, text, a list. Raises TemplateError."""
+    """Evaluate an expression without braces to null, a boolean, number, text or list. Raises TemplateError."""
     compiled = _expression(expression)
     value = _evaluated(lambda: compiled(variables))
     if not isinstance(value, (str, int, float, list, type(None))):
-        raise TemplateError(f"its value is of no kind that can be used ({type(value).__name__})")
+        raise TemplateError(f"a value of type {type(value).__name__} cannot be used")
     return value
 
 
 def is_true(expression: str, variables: Mapping[str, Any]) -> bool:
-    """Whether the condition holds. Raises TemplateError, also if its value is neither true nor false."""
+    """Evaluate a condition. Raises TemplateError, also for a value that is neither true nor false."""
     value = evaluate(expression, variables)
     if not isinstance(value, bool):
-        raise TemplateTypeError("it is neither true nor false: compare with something")
+        raise TemplateTypeError("the condition is neither true nor false; write a comparison")
     return value
 
 
 def references(text: str, *, bare: bool) -> list[Reference]:
-    """The names that are read in a template, or in an expression (`bare`). Raises TemplateError if it is none."""
+    """Return the names that a template, or a `bare` expression, reads. Raises TemplateError for an invalid text."""
     if not bare and not _is_template(text):
         return []
     found = []
@@ -110,7 +110,7 @@ def references(text: str, *, bare: bool) -> list[Reference]:
 
 
 def check(text: str, *, bare: bool) -> None:
-    """Raises TemplateError if the text is no template, or no expression (`bare`), that may be used."""
+    """Raise TemplateError unless the text is a valid template or `bare` expression."""
     if bare:
         _expression(text)
     elif _is_template(text):
@@ -122,14 +122,14 @@ def _is_template(text: str) -> bool:
 
 
 def _alone(text: str) -> str | None:
-    """The expression in a text that is one expression and nothing else."""
+    """Return the expression of a text that consists of one expression; None for another text."""
     if not (text.startswith("{{") and text.endswith("}}")):
         return None
     body = getattr(_parsed(text, bare=False), "body", [])
     outputs = [node for part in body for node in getattr(part, "nodes", [])]
     if len(outputs) != 1 or type(outputs[0]).__name__ == "TemplateData":
         return None
-    # `{{-` and `-}}` eat the space around them, of which there is none
+    # `{{-` and `-}}` remove the space around them; here there is none.
     return text[2:-2].removeprefix("+" if text[2:3] == "+" else "-").removesuffix("-")
 
 
@@ -147,14 +147,14 @@ def _expression(text: str) -> Callable[[Mapping[str, Any]], Any]:
     def evaluated(variables: Mapping[str, Any]) -> Any:
         value = compiled(dict(variables))
         if _environment().undefined is type(value):
-            str(value)  # raises: it names what is not there
+            str(value)  # raises an error that names the missing variable
         return value
 
     return evaluated
 
 
 def _parsed(text: str, *, bare: bool) -> Node:
-    """The tree of a template of which everything may be used. Raises TemplateError."""
+    """Parse a template and check that each node is allowed. Raises TemplateError."""
     if bare and ("}}" in text or "{{" in text or "%}" in text):
         raise TemplateError("an expression is written without braces here")
     tree: Node = _evaluated(lambda: _environment().parse("{{ " + text + " }}" if bare else text))
@@ -162,13 +162,13 @@ def _parsed(text: str, *, bare: bool) -> Node:
     for node in _walk(tree):
         kind = type(node).__name__
         if kind not in _NODES:
-            raise TemplateError(f"{_SAID.get(kind, f'a statement ({kind})')} is not possible in a recipe")
+            raise TemplateError(f"{_SYNTAX_NAMES.get(kind, f'a statement ({kind})')} is not possible in a recipe")
         if kind == "Name" and getattr(node, "ctx", "load") != "load":
             raise TemplateError("nothing can be assigned in a recipe")
         if kind in ("Filter", "Test"):
             _require_known(kind, str(getattr(node, "name", "")))
         if kind in ("Filter", "Test") and (getattr(node, "dyn_args", None) or getattr(node, "dyn_kwargs", None)):
-            raise TemplateError("arguments of a filter are written out")
+            raise TemplateError("arguments of a filter cannot be unpacked with '*'; write each argument")
     return tree
 
 
@@ -178,7 +178,7 @@ def _require_small(tree: Node) -> None:
     while level:
         count, depth = count + len(level), depth + 1
         if count > MAX_NODES or depth > MAX_DEPTH:
-            raise TemplateError("it is too large; compute in the program instead")
+            raise TemplateError("the expression is too large; compute in the program instead")
         level = [child for node in level for child in node.iter_child_nodes()]
 
 
@@ -195,7 +195,7 @@ def _require_known(kind: str, name: str) -> None:
 
 
 def _evaluated(work: Callable[[], Any]) -> Any:
-    """Whatever can go wrong in a text from outside is an error of that text."""
+    """Call `work` and convert every error that a user's text can cause into a TemplateError."""
     from jinja2 import TemplateError as JinjaError
 
     try:
@@ -205,7 +205,7 @@ def _evaluated(work: Callable[[], Any]) -> Any:
     except JinjaError as error:
         raise TemplateError(str(error).rstrip(".") or type(error).__name__) from None
     except RecursionError:
-        raise TemplateError("it is nested too deeply") from None
+        raise TemplateError("the expression is nested too deeply") from None
     except TypeError as error:
         raise TemplateTypeError(str(error).rstrip(".") or type(error).__name__) from None
     except (ValueError, ArithmeticError, LookupError, SyntaxError, MemoryError) as error:
@@ -214,40 +214,40 @@ def _evaluated(work: Callable[[], Any]) -> Any:
 
 def _bounded(text: str) -> str:
     if len(text) > MAX_RESULT_CHARS:
-        raise TemplateError(f"it becomes {len(text)} characters; at most {MAX_RESULT_CHARS} are allowed")
+        raise TemplateError(f"the result has {len(text)} characters; at most {MAX_RESULT_CHARS} are allowed")
     return text
 
 
-def _said(value: Any) -> str:
-    """A value as an argument: what is true is `true`."""
+def _to_text(value: Any) -> str:
+    """Format a value as text; booleans become `true` and `false`."""
     if value is None:
-        raise TemplateError("a value in it is not set; test it with 'is none' first")
+        raise TemplateError("a value is not set; test the value with 'is none' first")
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (str, int, float)):
         return str(value)
     if type(value) is _environment().undefined:
-        str(value)  # raises: it names what is not there
-    raise TemplateTypeError("a list cannot be part of a text; join it, or let it stand alone")
+        str(value)  # raises an error that names the missing variable
+    raise TemplateTypeError("a list cannot be part of a text; use 'join', or make the expression the whole argument")
 
 
-def _of_wrong_type(value: Any, reason: str) -> TemplateError:
-    """The error to raise. Of what is not there, an item of a short list say, the type is not known."""
+def _type_error(value: Any, reason: str) -> TemplateError:
+    """Return a TemplateTypeError, or a TemplateError for an undefined value, whose type is not known."""
     return TemplateError(reason) if type(value) is _environment().undefined else TemplateTypeError(reason)
 
 
 def _number(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise _of_wrong_type(value, "only numbers, and none beyond 2**63, can be calculated with")
+        raise _type_error(value, "arithmetic takes numbers up to 2**63 only")
     if not -MAX_NUMBER <= value <= MAX_NUMBER:
-        raise TemplateError("only numbers, and none beyond 2**63, can be calculated with")
+        raise TemplateError("arithmetic takes numbers up to 2**63 only")
     return value
 
 
 def _joined(value: Any, separator: str = "") -> str:
     if not isinstance(value, list) or not isinstance(separator, str):
-        raise _of_wrong_type(value, "'join' takes a list and the text between its items")
-    items = [_said(item) for item in value]
+        raise _type_error(value, "'join' takes a list and the text between its items")
+    items = [_to_text(item) for item in value]
     if sum(map(len, items)) + len(separator) * len(items) > MAX_RESULT_CHARS:
         raise TemplateError("the joined text is too long")
     return separator.join(items)
@@ -255,7 +255,7 @@ def _joined(value: Any, separator: str = "") -> str:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise _of_wrong_type(value, "this filter takes text")
+        raise _type_error(value, "this filter takes text")
     return value
 
 
@@ -268,7 +268,7 @@ def _rounded(value: Any, digits: int = 0) -> Any:
 
 def _length(value: Any) -> int:
     if not isinstance(value, (str, list)):
-        raise _of_wrong_type(value, "'length' takes text or a list")
+        raise _type_error(value, "'length' takes text or a list")
     return len(value)
 
 
@@ -282,7 +282,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "length": _length,
     "lower": lambda value: _text(value).lower(),
     "round": _rounded,
-    "string": _said,
+    "string": _to_text,
     "trim": lambda value: _text(value).strip(),
     "upper": lambda value: _text(value).upper(),
 }
@@ -295,7 +295,7 @@ def _environment() -> Environment:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Expressions(ImmutableSandboxedEnvironment):
-        """The sandbox, without what is left in it of Python."""
+        """Jinja2's sandbox without Python attributes, and with bounds on arithmetic and concatenation."""
 
         intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%", "**"))
 
@@ -307,7 +307,7 @@ def _environment() -> Environment:
             return _number(super().call_binop(context, operator, _number(left), _number(right)))
 
         def getitem(self, obj: Any, argument: Any) -> Any:
-            """Members of mappings and items of lists. No attribute of any object is ever looked at."""
+            """Return a member of a mapping or an item of a list, never an attribute of a Python object."""
             if isinstance(obj, Mapping) and isinstance(argument, str) and argument in obj:
                 return obj[argument]
             if isinstance(obj, list) and isinstance(argument, int) and -len(obj) <= argument < len(obj):
@@ -317,7 +317,7 @@ def _environment() -> Environment:
         def getattr(self, obj: Any, attribute: str) -> Any:
             return self.getitem(obj, attribute)
 
-    environment = Expressions(undefined=StrictUndefined, finalize=_said, keep_trailing_newline=True, cache_size=0)
+    environment = Expressions(undefined=StrictUndefined, finalize=_to_text, keep_trailing_newline=True, cache_size=0)
     environment.globals.clear()
     environment.filters = dict(_FILTERS)
     environment.tests = {name: environment.tests[name] for name in _TESTS}

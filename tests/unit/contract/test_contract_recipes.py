@@ -134,7 +134,11 @@ def test_what_may_be_chosen_is_told_once() -> None:
 
 @pytest.mark.parametrize(
     ("many", "remedy"),
-    [(0, "It takes none."), (3, "There are p00, p01, p02."), (21, "For its 21: baton recipes docs digits@1")],
+    [
+        (0, "The recipe has no parameters."),
+        (3, "There are p00, p01, p02."),
+        (21, "`baton recipes docs digits@1` lists its 21 parameters."),
+    ],
 )
 def test_of_an_unknown_parameter_the_known_ones_are_told_if_they_are_few(many: int, remedy: str) -> None:
     known = {f"p{number:02}": {"type": "integer"} for number in range(many)}

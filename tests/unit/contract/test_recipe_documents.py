@@ -287,7 +287,9 @@ def test_the_example_of_the_documentation_has_no_faults() -> None:
 def test_faults_come_in_the_order_of_lines() -> None:
     text = GOOD.replace("version: 3", "version: 0").replace("min_bytes: 1}", "min_bytes: -1}")
     assert [fault.line for fault in lint(text).faults] == [2, 23]
-    assert lint(text).faults[0] == Fault("version", "input should be greater than or equal to 1", "Change it so.", 2, 1)
+    assert lint(text).faults[0] == Fault(
+        "version", "input should be greater than or equal to 1", "Change the value accordingly.", 2, 1
+    )
 
 
 @pytest.mark.parametrize("recipe_id", built_in_ids())

@@ -80,7 +80,7 @@ def test_the_key_is_of_the_recipe_whatever_its_version(old: str, new: str, same:
         ("when: parameters.dictionary", "when: parameters.no", "shared.0.when", "there is no parameters.no"),
         ("path: words.bin", "path: ../words.bin", "shared.0.path", "has an empty, '.' or '..' part"),
         ("key: [language, size], ", "", "shared.0.key", "is missing"),
-        ("shared:\n", "shared:\n  - {path: words.bin, key: [size]}\n", "shared.1.path", "'words.bin' is there already"),
+        ("shared:\n", "shared:\n  - {path: words.bin, key: [size]}\n", "shared.1.path", "'words.bin' occurs twice"),
     ],
 )
 def test_what_cannot_be_shared_is_told_with_its_place(old: str, new: str, place: str, reason: str) -> None:
