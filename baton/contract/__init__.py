@@ -1,4 +1,4 @@
-"""What both sides agree on: wire models, error codes, the checkpoint manifest, the recipe schema.
+"""Wire models, error codes, checkpoint manifest and recipe schema, shared by the control plane and its clients.
 
-Imports pydantic and the standard library only.
+The package imports pydantic and the standard library only.
 """

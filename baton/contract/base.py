@@ -1,6 +1,6 @@
 """Building blocks of the wire models: the strict base class and the bounded types.
 
-Models are built when they are first used (`defer_build`): a function that starts cold needs few of them.
+Pydantic builds a model at its first use (`defer_build`), because a function that starts cold needs few models.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 MAX_KEY_BYTES = 900
-"""Object keys, as users see them: S3 allows 1,024 bytes, the rest is for our own prefixes."""
+"""Longest object key that a user may choose. S3 allows 1,024 bytes; our own prefixes take the rest."""
 
 MAX_PATH_BYTES = 800
-"""Paths below a directory: an output's key is its path behind the job's prefix."""
+"""Longest path below a directory. The key of an output is the job's prefix and this path."""
 
 MAX_STEP = 10**12
 MAX_OBJECT_BYTES = 5 * 1024**3
@@ -22,23 +22,23 @@ MAX_OBJECT_BYTES = 5 * 1024**3
 
 MAX_PARAMETERS_BYTES = 32 * 1024
 MAX_PARAMETERS_DEPTH = 32
-"""Lists and objects within each other. JSON readers give up at some depth, ours at 200 for the whole stored job."""
+"""Deepest nesting of lists and objects. Our JSON reader fails at a depth of 200, counted over the whole stored job."""
 
 
 class WireModel(BaseModel):
-    """Base of every request: unknown fields are refused, values are immutable."""
+    """Base of every request. Refuses unknown fields; its values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 class AnswerModel(BaseModel):
-    """Base of every answer: clients ignore fields they do not know, so that the API can grow."""
+    """Base of every answer. Clients ignore unknown fields, so that the API can grow."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
 
 def path_problem(path: str, *, max_bytes: int = MAX_KEY_BYTES) -> str | None:
-    """Why `path` cannot be an object key or a path inside a checkpoint; None if it can."""
+    """Return the reason why `path` is not a valid object key or path inside a checkpoint; None if `path` is valid."""
     try:
         size_bytes = len(path.encode("utf-8"))
     except UnicodeEncodeError:
@@ -55,7 +55,7 @@ def path_problem(path: str, *, max_bytes: int = MAX_KEY_BYTES) -> str | None:
 
 
 def checked_path(path: str, *, max_bytes: int = MAX_KEY_BYTES) -> str:
-    """`path` if it can be an object key; a validation error of type `invalid_key` if not."""
+    """Return a valid `path` unchanged. Raises a validation error of type `invalid_key` for an invalid one."""
     problem = path_problem(path, max_bytes=max_bytes)
     if problem:
         raise PydanticCustomError("invalid_key", "{path} {problem}", {"path": ascii(path[:80]), "problem": problem})
@@ -109,16 +109,20 @@ Metrics = Annotated[
     dict[MetricName, MetricValue], Field(max_length=64, description="Named numbers reported by the training")
 ]
 NonFinite = Literal["nan", "inf", "-inf"]
-"""A number that JSON does not have, in a word."""
+"""Name of a float that JSON cannot represent."""
 JsonObject = dict[str, Any]
 
 
 def depth_of(value: object) -> int:
-    """How many lists and objects lie within each other; 0 for a plain value."""
+    """Return the depth of nested lists and objects; 0 for a plain value."""
     depth, level = 0, [value]
     while containers := [item for item in level if isinstance(item, (dict, list))]:
         depth += 1
-        level = [item for one in containers for item in (one.values() if isinstance(one, dict) else one)]
+        level = [
+            item
+            for container in containers
+            for item in (container.values() if isinstance(container, dict) else container)
+        ]
     return depth
 
 

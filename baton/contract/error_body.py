@@ -1,8 +1,9 @@
-"""The body of a refusal.
+"""The body of an error answer.
 
 {"error": {"code": "lease_lost", "message": "...", "field": "x-lease-token", "request_id": "..."}}
 
-A client of the original orchestrator, which expects text there, receives the message as `error` and the rest beside it.
+Clients of the original orchestrator expect a text in `error`: for them `error` is the message, and the other fields
+are its siblings.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Every error the API can answer with: a stable code, its HTTP status, what it means and what to do.
+"""Every error of the API: a stable code with its HTTP status, meaning and remedy.
 
-Imports nothing but the standard library: the authorizer, which every cold call waits for, answers with these codes.
-The body that carries them is in error_body.py.
+The module imports the standard library only, because every cold call waits for the authorizer, which answers with these
+codes. error_body.py defines the body that carries a code.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class ErrorInfo(NamedTuple):
-    """What a code means. `remedy` is written for the person or program that reads the answer."""
+    """Status, meaning and remedy of a code. `remedy` addresses the reader of the answer."""
 
     status: int
     meaning: str
@@ -19,17 +19,17 @@ class ErrorInfo(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """One thing that is wrong in a request or document that may have several."""
+    """Fault of a request or document. A request or document may have several faults."""
 
     field: str
     """Dotted path, as in `parameters.steps`."""
     reason: str
     remedy: str = ""
     line: int | None = None
-    """From 1, in a document."""
+    """Line in a document, from 1."""
     column: int | None = None
     code: str = ""
-    """Stable name of the kind of fault, where the document's language has such."""
+    """Stable name of the kind of fault; empty if the document's language has no such names."""
 
 
 class ErrorCode(StrEnum):
@@ -47,7 +47,7 @@ class ErrorCode(StrEnum):
     INVALID_RECIPE = "invalid_recipe"
     INVALID_RULES = "invalid_rules"
     IDEMPOTENCY_MISMATCH = "idempotency_mismatch"
-    # Who is asking
+    # Authentication and scopes
     UNAUTHORIZED = "unauthorized"
     KEY_UNKNOWN = "key_unknown"
     KEY_REVOKED = "key_revoked"
@@ -55,7 +55,7 @@ class ErrorCode(StrEnum):
     WRONG_SCOPE = "wrong_scope"
     TOKEN_INVALID = "token_invalid"
     TOKEN_WRONG_KEY = "token_wrong_key"
-    # What is asked for
+    # The requested thing
     NOT_FOUND = "not_found"
     JOB_NOT_FOUND = "job_not_found"
     CHECKPOINT_NOT_FOUND = "checkpoint_not_found"
@@ -90,17 +90,17 @@ class ErrorCode(StrEnum):
 
     @property
     def status(self) -> int:
-        """HTTP status this code is answered with."""
+        """Return the HTTP status of answers with this code."""
         return ERRORS[self].status
 
     @property
     def meaning(self) -> str:
-        """One sentence: what was wrong."""
+        """Return the error in one sentence."""
         return ERRORS[self].meaning
 
     @property
     def remedy(self) -> str:
-        """One sentence: what would be right."""
+        """Return the correction in one sentence."""
         return ERRORS[self].remedy
 
 

@@ -1,4 +1,4 @@
-"""Names that both sides know. Imports nothing but the standard library, as errors.py does."""
+"""Names that the control plane and its clients share. Like errors.py, the module imports the standard library only."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from enum import StrEnum
 DATA_BUCKET = "training-data"
 CHECKPOINTS_BUCKET = "training-checkpoints"
 BUCKETS = (DATA_BUCKET, CHECKPOINTS_BUCKET)
-"""As the API names them; what they are called where they are stored is up to a deployment."""
+"""Bucket names in the API. A deployment chooses the names of the S3 buckets."""
 
 SHARED_DIR = ".baton/shared"
-"""Below the data directory: what earlier jobs have shared with this one. Hidden, so that nobody takes it for data."""
+"""Directory, below the data directory, of the outputs that earlier jobs shared. Hidden, so that no program reads it as
+training data."""
 
 SHARED_PARTS = ".parts"
-"""Added to the path of a shared file: the directory of its parts. What an attempt shows there while it makes the file,
-a later attempt at the job finds below SHARED_DIR in `<path>.parts/<attempt>/`."""
+"""Suffix of the directory that holds the parts of a shared file. The parts that an attempt leaves there while it makes
+the file are placed for later attempts below SHARED_DIR in `<path>.parts/<attempt>/`."""
 
 KEY_PREFIX = "baton"
 KEY_ID_PATTERN = r"^[a-z0-9]{8,32}$"
@@ -26,31 +27,31 @@ KEY_ID_PATTERN = r"^[a-z0-9]{8,32}$"
 RING_TOKEN_PREFIX = "batonring"
 """A token for rings (`ring_token`) is `<prefix>_<job>_<secret>`."""
 RING_TOKEN_VARIABLE = "BATON_RING_TOKEN"
-"""Where a job's processes find theirs."""
+"""Environment variable with the ring token of a job's processes."""
 RING_NAME_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
 MAX_RINGS = 16
-"""Of one job."""
+"""Largest number of rings of one job."""
 RING_PLACE = "baton:"
-"""Begins the place of a ring that lies with the control plane."""
+"""Prefix of the place of a ring in the control plane."""
 RINGS_PREFIX = "rings/"
-"""Below it lie the objects of rings in the data bucket: the calls for rings alone write and remove them."""
+"""Key prefix of ring objects in the data bucket. Only the ring calls write and remove these objects."""
 _RING_OBJECT = re.compile(rf"{RINGS_PREFIX}[a-z0-9][a-z0-9-]{{0,62}}/[0-9a-f]{{16,32}}/")
 RING_SETTINGS = "ring.json"
-"""The record that a ring begins with: its version is the ring's id."""
+"""First record of a ring; the record's version is the ring's id."""
 
 
 def in_a_ring(key: str) -> bool:
-    """Whether an object of the data bucket lies in a ring. Who may use the ring may read it."""
+    """Return True if a key of the data bucket belongs to a ring. Access to the ring includes access to the object."""
     return _RING_OBJECT.match(key) is not None
 
 
 def ring_secret(lease_token: str) -> str:
-    """What a job's processes prove to use its rings. It leads to nothing else, and not back to the lease token."""
+    """Derive the secret of a ring token from a lease token. The secret permits ring calls only; the HMAC is one-way."""
     return hmac.new(lease_token.encode(), b"rings", hashlib.sha256).hexdigest()
 
 
 def ring_token(job_id: str, lease_token: str) -> str:
-    """That secret as it is sent, in place of an API key."""
+    """Return the ring token that the job's processes send in place of an API key."""
     return f"{RING_TOKEN_PREFIX}_{job_id}_{ring_secret(lease_token)}"
 
 
@@ -61,4 +62,4 @@ class Scope(StrEnum):
     WORKER = "worker"
     ADMIN = "admin"
     RING = "ring"
-    """Samples of rings, and nothing else."""
+    """Ring calls only."""

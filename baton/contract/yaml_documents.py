@@ -1,7 +1,7 @@
-"""Documents that people write: from YAML to plain values, with the place of each; and back.
+"""Read YAML documents into plain values with their line and column, and write plain values as YAML.
 
-The YAML is that of JSON: no aliases, no tags, no duplicate keys; `no` is text and `2e-6` a number, as in YAML 1.2.
-YAML's library is loaded when the first text is read, nowhere before.
+The accepted subset has the data model of JSON: no aliases, tags or duplicate keys. As in YAML 1.2, `no` is text and
+`2e-6` a number. The module imports PyYAML when it reads the first text, so that other calls start without PyYAML.
 """
 
 from __future__ import annotations
@@ -26,47 +26,50 @@ Location = tuple[str | int, ...]
 
 @dataclass
 class Document:
-    """Plain values, and where each lies: line and column from 1, of a mapping's member those of its key."""
+    """Plain values with their places: line and column from 1. A member of a mapping has the place of its key."""
 
     value: Any = None
     places: dict[Location, tuple[int, int]] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     texts: dict[Location, _TextPlace] = field(default_factory=dict)
     too_large: bool = False
-    """A limit on bytes, nodes or depth refused the text, whatever language it is written in."""
+    """True if the text exceeded a limit on bytes, nodes or depth. The limits hold for every document language."""
 
     def place(self, location: Location) -> tuple[int, int]:
-        """Of a value; of what it lies in, if it is not there itself."""
+        """Return line and column of the value at `location`, or of its innermost container that exists."""
         while location not in self.places and location:
             location = location[:-1]
         return self.places.get(location, (1, 1))
 
     def text_place(self, location: Location, offset: int) -> tuple[int, int]:
-        """Of a character inside a text, counted from 0; of the text's begin where folding or escapes hide it."""
+        """Return line and column of the character at `offset` (from 0) in the text at `location`.
+
+        Folding and escapes hide the places of characters; then the result is the start of the text.
+        """
         known = self.texts.get(location)
         return known.place(offset) if known else self.place(location)
 
     def fault(self, location: Location, reason: str, remedy: str = "", *, code: str = "") -> None:
-        """Note one."""
+        """Record a fault of the value at `location`."""
         line, column = self.place(location)
         self.faults.append(Fault(".".join(map(str, location)), reason, remedy, line, column, code))
 
     def text_fault(self, location: Location, offset: int, reason: str, remedy: str = "", *, code: str = "") -> None:
-        """Note one of a character inside a text."""
+        """Record a fault of the character at `offset` in the text at `location`."""
         line, column = self.text_place(location, offset)
         self.faults.append(Fault(".".join(map(str, location)), reason, remedy, line, column, code))
 
 
 @dataclass(frozen=True)
 class _TextPlace:
-    """Where a text begins, and how its lines lie in the document."""
+    """Place of a text's first character, and the mapping from its lines to lines of the document."""
 
     line: int
     column: int
     block: tuple[tuple[int, int], ...] = ()
-    """Of a literal block: offset in the text at which each line begins, and the column it has in the document."""
+    """For each line of a literal block: its offset in the text, and its column in the document."""
     straight: bool = True
-    """Each character of the text is one of the document."""
+    """True if each character of the text stands for one character of the document."""
 
     def place(self, offset: int) -> tuple[int, int]:
         if not self.straight:
@@ -79,7 +82,7 @@ class _TextPlace:
 
 
 def read_document(text: str, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Document:
-    """The values in a YAML text; without any, but with faults, if it is none."""
+    """Read a YAML text. A text that is not YAML gives a document without a value and with faults."""
     import yaml
 
     document = Document()
@@ -108,7 +111,7 @@ def read_document(text: str, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Document
 
 
 def load_values(text: str) -> Any:
-    """The values of a YAML text with the same scalars, and with anchors and merge keys.
+    """Load a YAML text with the scalars of `read_document`; anchors and merge keys are allowed.
 
     Raises yaml.YAMLError, RecursionError, and ValueError for a number that is too long.
     """
@@ -118,14 +121,14 @@ def load_values(text: str) -> Any:
 
 
 def write_document(value: Any) -> str:
-    """Plain values as a document that reads as the same values."""
+    """Write plain values as a YAML document. `read_document` returns the same values."""
     import yaml
 
     return str(yaml.dump(value, Dumper=_dumper(), sort_keys=False, allow_unicode=True, width=120))
 
 
 def _place_texts(node: Any, location: Location, document: Document, source: str) -> None:
-    """Note where every text begins, by walking the nodes once more: only what was read without fault is there."""
+    """Record the place of every text. Runs after the values are read, so that only nodes without faults are visited."""
     pending: list[tuple[Any, Location]] = [(node, location)]
     lines: list[str] | None = None
     while pending:
@@ -186,7 +189,7 @@ def _mapping(node: Any, location: Location, document: Document) -> dict[str, Any
             continue
         if name in found:
             line, _ = document.place((*location, name))
-            reason = f"{name!r} is said twice (first in line {line})"
+            reason = f"{name!r} occurs twice (first in line {line})"
             document.faults.append(Fault(".".join(map(str, (*location, name))), reason, "Keep one of them.", *place))
             continue
         document.places[*location, name] = place
@@ -217,7 +220,7 @@ _RESOLVERS: Mapping[str, tuple[str, str]] = {
     "int": (r"[-+]?[0-9]+", "-+0123456789"),
     "float": (r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", "-+.0123456789"),
 }
-"""YAML 1.2's core schema, without the numbers that JSON has not."""
+"""The core schema of YAML 1.2 without the numbers that JSON cannot represent."""
 
 
 def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
@@ -244,9 +247,9 @@ def _loader() -> type[SafeLoader]:
     import yaml
 
     class NodeLoader(yaml.SafeLoader):
-        """Composes nodes up to the limits; no alias gets through, so that no text grows beyond itself.
+        """Composes nodes up to the limits. Refuses aliases, so that no document expands beyond its own text.
 
-        libyaml's loader is faster, but its marks and messages differ, and not every installation has it.
+        The loader of libyaml is faster, but has other marks and messages and is missing in some installations.
         """
 
         yaml_implicit_resolvers = _resolvers()
@@ -275,11 +278,11 @@ def _values_loader() -> type[SafeLoader]:
     import yaml
 
     class ValuesLoader(yaml.SafeLoader):
-        """Makes values itself, where no places are wanted."""
+        """Constructs values without recording their places."""
 
         yaml_implicit_resolvers = _resolvers() | {"<": [(_PREFIX + "merge", re.compile("^<<$"))]}
 
-    # PyYAML's own takes 010 for 8.
+    # PyYAML's constructor reads 010 as octal 8; YAML 1.2 means 10.
     ValuesLoader.add_constructor(_PREFIX + "int", lambda _, node: int(node.value))
     return ValuesLoader
 
@@ -289,7 +292,7 @@ def _dumper() -> type[Dumper]:
     import yaml
 
     class Writer(yaml.SafeDumper):
-        """Writes no aliases, and quotes what the loader above would take for something else than text."""
+        """Writes no aliases, and quotes each text that the loaders above would resolve to another type."""
 
         yaml_implicit_resolvers = _resolvers()
 
@@ -297,7 +300,7 @@ def _dumper() -> type[Dumper]:
             return True
 
     def text(writer: Any, value: str) -> Any:
-        # PyYAML loses the next-line character where it does not quote twice
+        # PyYAML drops the next-line character from texts without double quotes.
         return writer.represent_scalar(_PREFIX + "str", value, style='"' if "\x85" in value else None)
 
     Writer.add_representer(str, text)

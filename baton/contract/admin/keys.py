@@ -1,4 +1,4 @@
-"""API keys: `<prefix>_<id>_<secret>`. Only a SHA-256 of the secret is kept."""
+"""API keys: `<prefix>_<id>_<secret>`. The control plane stores only a SHA-256 of the secret."""
 
 from __future__ import annotations
 

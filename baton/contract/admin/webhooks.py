@@ -1,4 +1,4 @@
-"""Webhooks: who is told of a tenant's events, and how each delivery went."""
+"""Webhooks: the URLs that receive a tenant's events, and the state of each delivery."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from baton.contract.base import AnswerModel, Cursor, EpochSeconds, JobId, PageLi
 from baton.contract.jobs.history import EventType
 
 MAX_WEBHOOKS = 20
-"""Of one tenant."""
+"""Largest number of webhooks of one tenant."""
 
 WebhookId = Annotated[
     str, Field(pattern=r"^[a-z0-9]{8,32}$", description="From `id` of a webhook", examples=["9f2c41d07be83a5610cd"])
@@ -69,10 +69,10 @@ class DeliveryState(StrEnum):
     """How a delivery stands."""
 
     WAITING = "waiting"
-    """It failed and is tried again."""
+    """The last attempt failed; another attempt follows."""
     DELIVERED = "delivered"
     FAILED = "failed"
-    """It is given up: for a day nobody took it, or nobody ever will."""
+    """No further attempt: all attempts failed for a day, or the last failure was permanent."""
 
 
 class DeliveryView(AnswerModel):

@@ -17,7 +17,7 @@ from baton.contract.base import Blake3, Crc64, Epoch, JobId, Metrics, RelativePa
 CheckpointTag = Annotated[str, Field(max_length=64)]
 """The name under which a checkpoint is kept; empty for most checkpoints."""
 MANIFEST_VERSION: Final = 2
-"""The one version that exists; every reader refuses another one."""
+"""The only version; readers refuse every other version."""
 MAX_MANIFEST_FILES = 10_000
 MAX_MANIFEST_CHUNKS = 30_000
 """Bound of one request to a Lambda function."""

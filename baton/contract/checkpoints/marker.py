@@ -13,7 +13,7 @@ from typing import Any
 
 MARKER = "baton.json"
 MARKER_FORMAT = 2
-"""The one format that exists; every reader refuses another one."""
+"""The only format; readers refuse every other format."""
 MARKER_MAX_BYTES = 256 * 1024
 
 

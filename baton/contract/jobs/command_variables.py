@@ -1,8 +1,8 @@
-"""The variables in a job's command: `$BATON_NAME`, `${BATON_NAME}`, and `${BATON_NAME:+WORD}`.
+"""Substitute the variables of a job's command: `$BATON_NAME`, `${BATON_NAME}` and `${BATON_NAME:+WORD}`.
 
-`WORD` may hold `$BATON_...` and `${BATON_...}`, and otherwise any text without `{`, `}`. It stands where the variable
-is set to something; where the variable is empty, nothing does. An argument that `:+` has left empty is no argument.
-Variables that the worker does not set, and all other text, stay as they are written. No shell is involved.
+`${BATON_NAME:+WORD}` becomes `WORD` if the variable has a value, and nothing if the variable is empty. `WORD` may
+contain `$BATON_...` and `${BATON_...}`, and otherwise any text without braces. The command omits an argument that
+becomes empty by `:+`. Variables that the worker does not set, and all other text, stay unchanged. No shell is involved.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ def substituted(text: str, variables: Mapping[str, str]) -> str:
 
 
 def substituted_arguments(command: Sequence[str], variables: Mapping[str, str]) -> list[str]:
-    """Return the command with its variables replaced, without the arguments that `:+` has left empty."""
+    """Return the command with its variables replaced, without the arguments that became empty by `:+`."""
     replaced = ((argument, substituted(argument, variables)) for argument in command)
     return [text for argument, text in replaced if text or not _WHEN_SET.search(argument)]
 
 
 def command_problem(command: Sequence[str]) -> str:
-    """Return why the command's `:+` forms cannot be what was meant; "" if they can.
+    """Return the first fault of the command's `:+` forms; "" if there is none.
 
-    Looked at are arguments that begin with such a form: elsewhere a brace may belong to a script for a shell.
+    The check reads only arguments that begin with such a form, because braces elsewhere may belong to a shell script.
     """
     for number, argument in enumerate(command):
         if not _BEGINNING.match(argument):

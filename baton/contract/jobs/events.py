@@ -1,4 +1,4 @@
-"""What is published when a job changes: the `detail` of an event on the bus."""
+"""The event that the control plane publishes when a job changes: the `detail` of an event on the bus."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from baton.contract.base import AnswerModel, Epoch, EpochSeconds, JobId, JsonObj
 from baton.contract.jobs.history import EventType
 
 EVENT_SOURCE = "baton"
-"""`source` of every event; rules match on it, and on the type as `detail-type`."""
+"""`source` of every event. EventBridge rules match `source`, and the event's type as `detail-type`."""
 
 
 class JobEvent(AnswerModel):
-    """One transition of a job, published once it is stored. docs/events.md says what `data` holds.
+    """A transition of a job, published after its commit. docs/events.md specifies `data`.
 
     Example: `{"schema_version": 1, "id": "146683a1-cb76-4702-9fef-fcccd32594f1#3", "type": "checkpoint.committed",
     "job_id": "146683a1-cb76-4702-9fef-fcccd32594f1", "tenant": "default", "seq": 3, "epoch": 1, "at": 1790000000,
@@ -22,7 +22,7 @@ class JobEvent(AnswerModel):
     """
 
     schema_version: Literal[1] = 1
-    """Rises when a field changes its meaning or goes. New fields, new types and new data come without notice."""
+    """Increases when a field changes its meaning or disappears. New fields, types and data do not increase it."""
     id: str = Field(description="`<job>#<seq>`: the same for every delivery of the same event")
     type: EventType
     job_id: JobId
@@ -37,5 +37,5 @@ class JobEvent(AnswerModel):
 
 
 def event_id(job_id: str, seq: int) -> str:
-    """The id of a job's event."""
+    """Return the id of the event `seq` of a job."""
     return f"{job_id}#{seq}"

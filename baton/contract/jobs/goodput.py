@@ -1,4 +1,4 @@
-"""Where the time of an attempt goes, and what its checkpoints weigh."""
+"""Goodput: the time of an attempt by purpose, and the sizes of its checkpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Goodput(WireModel):
     "uploaded_bytes": 610000000}`
     """
 
-    # A later worker may tell more: no heartbeat is refused for that.
+    # A newer worker may send more fields; its heartbeats must not fail for them.
     model_config = ConfigDict(extra="ignore")
 
     productive_s: Seconds = 0.0
@@ -28,18 +28,18 @@ class Goodput(WireModel):
     repeated_s: Seconds = 0.0
     """Training of steps that an earlier attempt had reached, behind its last checkpoint."""
     stalled_s: Seconds = 0.0
-    """The training stood still to take checkpoints."""
+    """Pauses of the training while it took checkpoints."""
     transferring_s: Seconds = 0.0
-    """The training waited for bytes: checkpoint, inputs, outputs."""
+    """Waiting for transfers of checkpoints, inputs and outputs."""
     idle_s: Seconds = 0.0
-    """The rest: the start of the training, the end."""
+    """The remaining time, such as the start and the end of the training."""
     checkpoints_committed: Count = 0
     checkpoints_skipped: Count = 0
     raw_bytes: Count = 0
-    """Of all committed checkpoints' files."""
+    """Bytes of the files of all committed checkpoints."""
     reused_bytes: Count = 0
-    """Of these, what is not stored anew: an earlier checkpoint has it, the same one has it twice, or it is zeros."""
+    """Part of `raw_bytes` that is not stored again: bytes of an earlier chunk, or zeros."""
     encoded_bytes: Count = 0
-    """What the rest has become."""
+    """Encoded size of the remaining bytes."""
     uploaded_bytes: Count = 0
-    """Of these, what was sent: the tenant's other jobs may have stored the same."""
+    """Part of `encoded_bytes` that was uploaded; other jobs of the tenant may have stored the rest."""

@@ -74,7 +74,7 @@ class AttemptView(AnswerModel):
     worker_id: str | None = None
     gpu_model: str | None = None
     price_usd_per_hour: float | None = None
-    """Of its machine; None: it did not say."""
+    """Price of the worker's machine; None if the worker did not report the price."""
     key_id: str | None = None
     started_at: EpochSeconds
     ended_at: EpochSeconds | None = None
@@ -86,9 +86,9 @@ class AttemptView(AnswerModel):
     log_tail: list[str] = []
     resumed_step: Step | None = None
     checkpoint_step: Step | None = None
-    """Newest step this attempt committed."""
+    """Newest step that this attempt committed."""
     progress: Progress | None = None
-    """The last progress it reported."""
+    """Last progress report of this attempt."""
 
 
 class AttemptPage(AnswerModel):

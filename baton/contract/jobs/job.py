@@ -48,7 +48,7 @@ class JobState(StrEnum):
 
     @property
     def terminal(self) -> bool:
-        """True when no worker will be given the job again."""
+        """Return True if the job has ended; no worker can claim it before a retry."""
         return self in (JobState.COMPLETE, JobState.FAILED, JobState.CANCELED)
 
 
@@ -82,12 +82,12 @@ class FailureClass(StrEnum):
 
     @property
     def node_fault(self) -> bool:
-        """True when the machine is to blame rather than the job."""
+        """Return True if the machine caused the failure, not the job."""
         return self in (FailureClass.DISK_FULL, FailureClass.NODE_FAULT, FailureClass.TRANSFER_FAILED)
 
 
 class ReasonCode(StrEnum):
-    """Why the control plane moved a job or ended an attempt."""
+    """Reason for which the control plane changed a job's state or ended an attempt."""
 
     LEASE_EXPIRED = "lease_expired"
     NOT_HANDED_OUT = "not_handed_out"
@@ -148,16 +148,16 @@ class JobSubmit(WireModel):
     environment: Annotated[dict[EnvironmentName, Annotated[str, Field(max_length=4096)]], Field(max_length=64)] = {}
     inputs: Annotated[list[InputRef], Field(max_length=32)] = []
     outputs: Annotated[list[RelativePath], Field(max_length=64)] | None = None
-    """Paths below the output directory that must exist at the end; with a recipe, the recipe's by default."""
+    """Paths below the output directory that must exist at the end. Default: the outputs of the recipe."""
     requirements: Requirements = Requirements()
     policy: Policy = Policy()
     tags: Tags = {}
     webhook: Annotated[str, Field(pattern=r"^[a-z0-9]{8,32}$")] | None = None
-    """Id of a webhook that is told of this job, besides those that are told of every job."""
+    """Id of a webhook that receives this job's events, besides the webhooks that receive the events of every job."""
     rings: Annotated[list[Annotated[str, Field(pattern=RING_NAME_PATTERN)]], Field(max_length=MAX_RINGS)] = []
-    """Rings of the control plane that the job's processes may use, without a key of their own."""
+    """Rings of the control plane that the job's processes may use without an API key."""
     rules: RulesText | None = None
-    """What watches and steers the training (docs/rules.md): the first revision of the job's rules."""
+    """First revision of the job's rules (docs/rules.md), which watch and steer the training."""
 
     @model_validator(mode="after")
     def _one_way_to_run(self) -> Self:
@@ -188,7 +188,7 @@ class JobSubmit(WireModel):
         if depth_of(parameters) > MAX_PARAMETERS_DEPTH:
             raise ValueError(f"are nested too deeply; at most {MAX_PARAMETERS_DEPTH} levels are allowed")
         try:
-            # Not escaped: a lone surrogate, which JSON can spell and UTF-8 cannot, is found here.
+            # Without ASCII escapes, encode() fails for a lone surrogate, which JSON can express and UTF-8 cannot.
             size_bytes = len(json.dumps(parameters, allow_nan=False, ensure_ascii=False).encode())
         except (TypeError, ValueError) as error:
             raise ValueError(f"must be plain JSON with finite numbers and valid Unicode ({error})") from error
@@ -222,7 +222,7 @@ class Progress(AnswerModel):
     total_steps: Step | None = None
     metrics: Metrics = {}
     nonfinite: dict[MetricName, NonFinite] = {}
-    """Metrics that were NaN or infinite then."""
+    """Metrics that were NaN or infinite at this step."""
     reported_at: EpochSeconds | None = None
     goodput: Goodput | None = None
 
@@ -275,7 +275,7 @@ class JobView(AnswerModel):
     recipe: str | None = None
     command: list[str]
     plan: RunPlan | None = None
-    """The steps that the recipe has become."""
+    """Steps rendered from the recipe."""
     parameters: JsonObject
     environment: dict[str, str]
     inputs: list[InputRef]
@@ -284,16 +284,16 @@ class JobView(AnswerModel):
     policy: Policy
     tags: dict[str, str]
     webhook: str | None = None
-    """Id of the webhook that the job names."""
+    """Id of the webhook that the job names in `webhook`."""
     rings: list[str] = []
     copy_of: JobId | None = None
-    """The job that a rule has copied to make this one; its event `job.submitted` says which rule."""
+    """Job of which a rule made this copy; the event `job.submitted` names the rule."""
     epoch: Epoch
     counters: JobCounters
     reason: Reason | None = None
-    """Why the job is where it is: paused, failed, waiting after a failure, ..."""
+    """Reason for the present state: for the pause, the failure, the wait after a failure, ..."""
     ended_by: EndedBy | None = None
-    """The rule or command that ended the training, or the last attempt at it while no other has begun."""
+    """Rule or command that ended the training, or ended the last attempt if no later attempt has begun."""
     not_before: EpochSeconds | None = None
     created_at: EpochSeconds
     started_at: EpochSeconds | None = None

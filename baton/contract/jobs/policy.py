@@ -21,7 +21,7 @@ class Requirements(WireModel):
     min_gpus: Annotated[int, Field(ge=0, le=64)] | None = None
     gpu_models: Annotated[list[Annotated[str, Field(min_length=1, max_length=64)]], Field(max_length=32)] = []
     image: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")] | None = None
-    """The container image that the worker must say it runs in; without a tag or digest, any of that name."""
+    """Container image that the worker must declare. Without tag or digest, every image of that name matches."""
 
 
 class Retention(WireModel):
@@ -45,29 +45,29 @@ class Policy(WireModel):
     max_failures: Annotated[int, Field(ge=1, le=1000)] = 3
     max_interruptions: Annotated[int, Field(ge=1, le=100_000)] = 100
     max_fruitless_interruptions: Annotated[int, Field(ge=1, le=100_000)] = 10
-    """Lost machines in a row without a new checkpoint: such a job probably kills its machines."""
+    """Lost machines in a row without a new checkpoint. A job that reaches the limit probably kills its machines."""
     max_node_faults: Annotated[int, Field(ge=1, le=1000)] = 10
     backoff_s: Annotated[int, Field(ge=0, le=86_400)] = 15
-    """Pause after the first failure; doubles with each one after it, up to an hour."""
+    """Pause after the first failure; doubles with each further failure, up to an hour."""
     avoid_machine_s: Annotated[int, Field(ge=0, le=30 * 86_400)] = 86_400
-    """How long a machine that failed the job is not given it again."""
+    """Time for which a machine that failed the job cannot claim the job again."""
     max_runtime_s: Annotated[int, Field(ge=1, le=365 * 86_400)] | None = None
-    """Time running, summed over all attempts; beyond it the job fails."""
+    """Running time, summed over all attempts, after which the job fails."""
     deadline_at: EpochSeconds | None = None
     heartbeat_interval_s: Annotated[int, Field(ge=1, le=600)] = 30
     """The lease lasts three intervals."""
     no_progress_timeout_s: Annotated[int, Field(ge=1, le=86_400)] | None = None
-    """The worker fails the attempt when neither the step has risen for this long, nor what the training says it makes
-    between steps."""
+    """The worker fails the attempt if neither the step nor the training's reported progress between steps has advanced
+    for this long."""
     stop_grace_s: Annotated[int, Field(ge=0, le=3600)] = 30
-    """Time the training gets between being asked to stop and SIGKILL."""
+    """Time between the request to stop and SIGKILL."""
     checkpoint_every: Literal["auto"] | Annotated[int, Field(ge=5, le=86_400)] | None = None
-    """Seconds after which the worker asks the training for a checkpoint; `auto`: as often as pays, by what checkpoints
-    and interruptions were measured to cost. Unset: the training decides alone."""
+    """Seconds after which the worker asks the training for a checkpoint. `auto` computes the interval from the measured
+    costs of checkpoints and interruptions. Unset: only the training decides."""
     retention: Retention = Retention()
 
     @property
     def max_silence_s(self) -> int:
-        """How old a heartbeat can become before the job is taken from its machine, if nothing else is amiss."""
+        """Return the age in seconds of the last heartbeat at which the sweeper takes the job from its machine."""
         lease_s = LEASE_INTERVALS * self.heartbeat_interval_s
         return lease_s + revocation_grace_s(self.heartbeat_interval_s) + SWEEP_INTERVAL_S

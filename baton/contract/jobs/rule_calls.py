@@ -1,4 +1,4 @@
-"""Rule documents in calls: given to a job, checked, shown with how they stand."""
+"""The calls that set, check and read the rule documents of a job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RulesRequest(WireModel):
 
     text: RulesText
     if_revision: Revision | None = None
-    """Only if this is the newest one; otherwise 409 `conflict`."""
+    """Revision that must be the newest one; otherwise the call fails with 409 `conflict`."""
 
 
 class DocumentFault(AnswerModel):
@@ -57,14 +57,14 @@ class Acknowledged(AnswerModel):
     """
 
     revision: Revision
-    """The newest that it has received."""
+    """Newest revision that the worker has received."""
     epoch: Epoch
     step: Step | None = None
-    """At which it came into force; None while it has not, or where it was rejected."""
+    """Step from which the revision is in force; None if it is not in force yet, or was rejected."""
     at: EpochSeconds
     rejected: Revision | None = None
     reason: str = ""
-    """Why that one was rejected."""
+    """Reason for the rejection."""
     statuses: list[RuleStatus] = []
 
 
@@ -75,11 +75,11 @@ class ControlPlaneRules(AnswerModel):
     """
 
     revision: Revision
-    """To which `statuses` belong."""
+    """Revision of `statuses`."""
     at: EpochSeconds | None = None
-    """When they were checked last; None: never yet."""
+    """Time of the last evaluation; None before the first one."""
     next_check_at: EpochSeconds | None = None
-    """At the latest, within a minute; None where the job has ended."""
+    """Latest time of the next evaluation, exact to a minute; None if the job has ended."""
     statuses: list[RuleStatus] = []
 
 
@@ -90,12 +90,12 @@ class RulesView(AnswerModel):
     """
 
     newest: RulesRevision | None = None
-    """None: the job has no rules."""
+    """Newest revision; None if the job has no rules."""
     warnings: list[DocumentFault] = []
     acknowledged: Acknowledged | None = None
-    """None until a worker has said anything."""
+    """Last report of the worker; None before the first report."""
     control_plane: ControlPlaneRules | None = None
-    """None: the control plane evaluates none of them."""
+    """Rules that the control plane evaluates; None if there are none."""
 
 
 class RulesHistory(AnswerModel):

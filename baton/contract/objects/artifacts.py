@@ -1,4 +1,4 @@
-"""What a job's attempts have stored so far, as users see it."""
+"""The calls that list the artifacts stored by a job's attempts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _STEP = re.compile(r"(?:^|[-_.])step[-_]?([0-9]{1,13})(?=[-_.]|$)")
 
 
 def step_of(path: str) -> int | None:
-    """The step that an output's name says: 500 for `validation/step-000500-0.png`; None if it says none."""
+    """Return the step in the name of an output: 500 for `validation/step-000500-0.png`; None if there is none."""
     found = _STEP.search(path.rpartition("/")[2])
     return int(found[1]) if found and int(found[1]) <= MAX_STEP else None
 
@@ -31,9 +31,9 @@ class StoredArtifact(AnswerModel):
 
     path: str
     epoch: Epoch
-    """The attempt that stored it. Of a path that several have stored, the last one's counts."""
+    """Attempt that stored the file; the last one if several attempts stored the path."""
     step: int | None = None
-    """What its name says: `step-<number>`."""
+    """Step in the file's name, from `step-<number>`."""
     size_bytes: int | None = None
     bucket: str
     key: str
@@ -53,5 +53,5 @@ class StoredArtifactsPage(AnswerModel):
     next_cursor: str | None = None
     expires_at: EpochSeconds
     expires_in_s: int
-    """The same for who does not know the server's clock."""
+    """Seconds until `expires_at`, for clients that do not know the server's clock."""
     final: bool

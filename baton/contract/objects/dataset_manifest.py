@@ -1,4 +1,4 @@
-"""What a pushed folder consists of: an object beside its files, which says too whether all of them are stored."""
+"""The manifest of a pushed folder: an object beside the files that lists them and records an unfinished push."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from pydantic import Field, model_validator
 from baton.contract.base import Blake3, RelativePath, SizeBytes, WireModel
 
 DATASET_MANIFEST = ".baton/dataset.json"
-"""Its path below the prefix that was pushed to. It is no input of a job."""
+"""Path of the manifest below the prefix of the push. The manifest is not an input of a job."""
 MAX_DATASET_FILES = 500_000
 MAX_DATASET_MANIFEST_BYTES = 256 * 1024 * 1024
 
 
 class DatasetFile(WireModel):
-    """One file.
+    """A file of a pushed folder.
 
     Example: `{"path": "dogs/1.jpg", "size_bytes": 1024,
     "blake3": "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"}`
     """
 
     path: RelativePath
-    """Below the prefix."""
+    """Path below the prefix."""
     size_bytes: SizeBytes
     blake3: Blake3
 
 
 class DatasetManifest(WireModel):
-    """All files that pushes to one prefix have stored.
+    """Files that pushes to one prefix have stored.
 
-    `unfinished`: a push has begun to change them, and these are the files of before; not written where it is false.
+    `unfinished` is True while a push changes the files; `files` then lists the files before this push. The stored
+    document omits a false `unfinished`.
     Example: `{"version": 1, "files": [{"path": "dogs/1.jpg", "size_bytes": 1024,
     "blake3": "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"}]}`
     """
@@ -47,5 +48,5 @@ class DatasetManifest(WireModel):
 
 
 def is_manifest(key: str) -> bool:
-    """True for the key of such an object, whatever its prefix."""
+    """Return True if the key is that of a dataset manifest below any prefix."""
     return key == DATASET_MANIFEST or key.endswith(f"/{DATASET_MANIFEST}")

@@ -1,4 +1,4 @@
-"""Rings that lie with the control plane: records in a table, samples and manifests as objects, by presigned URL."""
+"""The calls of rings in the control plane: records in a table; samples and manifests as objects, by presigned URL."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pydantic import Field
 from baton.contract.base import AnswerModel, Crc64, Cursor, EpochSeconds, PageLimit, SizeBytes, WireModel
 
 MAX_RECORD_BYTES = 390_000
-"""DynamoDB allows 400 KB an item; the keys need some of it."""
+"""Largest record. A DynamoDB item has at most 400 KB, including its keys."""
 MAX_READ = 10
-"""Records that one call reads: they fit into an answer, however large they are."""
+"""Records that one call reads; ten of the largest records fit into an answer."""
 MAX_URLS = 500
 MAX_DELETED = 1000
 
@@ -34,12 +34,12 @@ RingId = Annotated[Version, Field(description="The ring that is meant: another o
 
 
 def is_object(key: str) -> bool:
-    """Whether what lies under a key is an object, and not a record."""
+    """Return True for the key of an object, False for the key of a record."""
     return key.startswith(_OBJECTS)
 
 
 def is_sample(key: str) -> bool:
-    """Whether what lies under a key are samples."""
+    """Return True for the key of an object that holds samples."""
     return key.startswith(_SAMPLES)
 
 
@@ -175,7 +175,7 @@ class RingView(AnswerModel):
     id: str
     created_at: EpochSeconds
     removing: bool = False
-    """It is being removed: nobody can use it."""
+    """True while the ring is being removed; every use of the ring fails."""
 
 
 class RingsPage(AnswerModel):

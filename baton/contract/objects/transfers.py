@@ -79,7 +79,7 @@ class UploadFile(WireModel):
     size_bytes: LargeSizeBytes
     crc64nvme: Crc64
     parts: Parts | None = None
-    """Of a large file; without them it is one PUT."""
+    """Parts of a large file; None for a single PUT."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> UploadFile:
@@ -110,7 +110,7 @@ class UploadTarget(AnswerModel):
     url: str
     headers: dict[str, str]
     part: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """Number of the part, from 1; none for the whole file."""
+    """Number of the part, from 1; None for the whole file."""
 
 
 class UploadTargets(AnswerModel):
@@ -122,7 +122,7 @@ class UploadTargets(AnswerModel):
     uploads: list[UploadTarget]
     expires_at: EpochSeconds
     pending: list[str] = []
-    """Keys of files in parts that are not stored yet, with URLs among `uploads` or none so far: ask for them again."""
+    """Keys of files in parts that are not stored yet. `uploads` has URLs for some of them; request the rest again."""
 
 
 class ObjectQuery(WireModel):

@@ -67,11 +67,11 @@ class WorkQuery(SaladIdentity):
     gpus: Annotated[int, Field(ge=0, le=64)] | None = None
     gpu_model: Annotated[str, Field(max_length=64)] | None = None
     price_usd_per_hour: Annotated[float, Field(ge=0, le=10**6, allow_inf_nan=False)] | None = None
-    """Of this machine, for rules about cost; None: not known."""
+    """Price of this machine, for rules about cost; None if the price is unknown."""
     image: Annotated[str, Field(max_length=256, pattern=r"^[\x21-\x7e]*$")] | None = None
     """The container image that the worker runs in."""
     runs_plans: bool | None = None
-    """It runs the steps of a `plan`. Others are given only jobs whose `command` is all there is to them."""
+    """True if the worker runs the steps of a `plan`. Other workers receive only jobs that `command` describes fully."""
 
 
 class WorkItem(AnswerModel):
@@ -93,7 +93,7 @@ class WorkItem(AnswerModel):
     server_time: EpochSeconds
     recipe: str | None = None
     command: list[str]
-    """For workers that know no plans: the program of its only step."""
+    """Program of the only step, for workers that do not run plans."""
     plan: RunPlan | None = None
     """The steps to run in order; None for a bare command."""
     parameters: JsonObject
@@ -105,21 +105,21 @@ class WorkItem(AnswerModel):
     checkpoint_prefix: str
     resume: list[CheckpointRef]
     last_step: Step | None = None
-    """The last step that any attempt reported: what lies between it and the resumed step is repeated."""
+    """Last step that any attempt reported. The steps between the resumed step and this one are repeated."""
     no_progress_timeout_s: int | None = None
     stop_grace_s: int = 30
     checkpoint_every: Literal["auto"] | int | None = None
-    """Seconds; see Policy."""
+    """Interval in seconds; see Policy."""
     runtime_s: int = 0
-    """Of all earlier attempts."""
+    """Running time of all earlier attempts."""
     interruptions: int = 0
     control: Control | None = None
-    """None: nobody has given the job rules or commands yet."""
+    """Rules and commands of the job; None if the job has had neither."""
     rings: list[str] = []
-    """Of the control plane, which the job's processes may use: by the token that follows from the lease's."""
+    """Rings of the control plane that the job's processes may use, with the ring token derived from the lease token."""
     quarantines: bool = False
-    """Whether `ring.quarantined` may be among the decisions of a report: an older control plane refuses it, and with it
-    the heartbeat."""
+    """True if a report may contain decisions of type `ring.quarantined`; a control plane without this field refuses
+    them, and the heartbeat with them."""
 
 
 class HeartbeatRequest(SaladIdentity):
@@ -135,11 +135,11 @@ class HeartbeatRequest(SaladIdentity):
     metrics: Metrics | None = None
     phase: Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")] | None = None
     control: ControlReport | None = None
-    """From workers that know rules and commands."""
+    """Report of a worker that supports rules and commands."""
 
 
 def _or_continue(word: object) -> object:
-    """A directive that a later control plane has and this worker does not know must not end its heartbeats."""
+    """Replace an unknown directive by CONTINUE, so that a newer control plane does not end a worker's heartbeats."""
     return word if isinstance(word, str) and word in set(Directive) else Directive.CONTINUE
 
 
@@ -155,11 +155,12 @@ class HeartbeatAnswer(AnswerModel):
     heartbeat_interval_s: int
     server_time: EpochSeconds
     rules: RulesInForce | None = None
-    """Newer ones than those that the worker said it has."""
+    """Rules, if the control plane has a newer revision than the worker reported."""
     commands: list[Command] = []
-    """Those after the last one that it said it has received, and that can still be carried out."""
+    """Unexpired commands after the last command that the worker reported as received."""
     commands_seq: Sequence | None = None
-    """All commands up to this one are here, or will never be: what to say next. None: as the worker said."""
+    """Value of `commands_seq` for the next report: every command up to it is in `commands` or has expired. None if the
+    worker's value is unchanged."""
 
 
 class ProgressRequest(SaladIdentity):
@@ -189,7 +190,7 @@ class DeclaredArtifact(WireModel):
     crc64nvme: Crc64
     blake3: Blake3
     parts: Parts | None = None
-    """Of a large file that is to be uploaded; without them it is one PUT. `complete` does not need them."""
+    """Parts of a large file to be uploaded; None for a single PUT. `complete` does not need them."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> DeclaredArtifact:
@@ -199,7 +200,7 @@ class DeclaredArtifact(WireModel):
 
 MAX_ARTIFACTS = 500
 MAX_ARTIFACT_PATHS_BYTES = 32 * 1024
-"""All paths together: a finished job names its artifacts in one item of the jobs table."""
+"""Total length of all paths; a finished job stores the paths of its artifacts in one item of the jobs table."""
 
 
 def _storable(artifacts: list[DeclaredArtifact]) -> list[DeclaredArtifact]:
@@ -236,11 +237,11 @@ class PresignedPut(AnswerModel):
     """
 
     name: str
-    """The path of the artifact."""
+    """Path of the artifact."""
     url: str
     headers: dict[str, str]
     part: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """Number of the part, from 1; none for the whole file."""
+    """Number of the part, from 1; None for the whole file."""
 
 
 class ArtifactsAnswer(AnswerModel):
@@ -248,7 +249,7 @@ class ArtifactsAnswer(AnswerModel):
 
     missing: list[PresignedPut]
     pending: list[str] = []
-    """Artifacts in parts that are not stored yet, with URLs among `missing` or none so far: declare them again."""
+    """Artifacts in parts that are not stored yet. `missing` has URLs for some of them; declare the rest again."""
 
 
 class CompleteRequest(SaladIdentity):
@@ -268,7 +269,7 @@ class CompleteRequest(SaladIdentity):
     goodput: Goodput | None = None
     control: ControlReport | None = None
     ended_by: EndedBy | None = None
-    """The rule or command that ended the training before its last step."""
+    """Rule or command that ended the training before its last step."""
 
 
 class FailRequest(SaladIdentity):
@@ -292,7 +293,7 @@ class FailRequest(SaladIdentity):
 
 
 AGENT_CRASHED = "agent_crashed"
-"""Reason of a release by an agent that was started again after a crash: counted as an interruption."""
+"""Reason of a release by an agent that restarted after a crash; the release counts as an interruption."""
 
 
 class ReleaseRequest(SaladIdentity):
@@ -336,9 +337,9 @@ class InputObject(AnswerModel):
     etag: str
     url: str
     blake3: str | None = None
-    """Where the control plane knows it."""
+    """Digest, if the control plane knows it."""
     shared: bool = False
-    """True for what an earlier job, or attempt at this one, has left: to be done without if it cannot be fetched."""
+    """True for a file from an earlier job or attempt; the worker continues without it if the download fails."""
 
 
 class PushManifest(AnswerModel):
@@ -356,6 +357,6 @@ class InputPage(AnswerModel):
 
     inputs: list[InputObject]
     manifests: list[PushManifest] = []
-    """Of pushed folders of which an input is only a part; on its first page. Others are among the inputs."""
+    """On the first page: manifests of pushed folders of which an input is a part. `inputs` lists other manifests."""
     next_cursor: str | None = None
     expires_at: EpochSeconds

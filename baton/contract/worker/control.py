@@ -1,8 +1,8 @@
-"""What users tell a running training, by rules and commands, and what it answers.
+"""Rules and commands for a running training, and the worker's reports about them.
 
-Both travel with heartbeats: the reply has rules newer than those that the worker names and commands after the last one
-it has dealt with; the next request says what became of them, and what rules decided. Decisions are numbered within
-the attempt, so that one that is sent twice is written down once.
+Heartbeats carry both. The answer has the rules that are newer than the worker's revision, and the commands after the
+last one that the worker received. The next request reports the results of commands and the decisions of rules. A
+decision has a number within its attempt, so that the control plane records a repeated decision once.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from baton.contract.base import (
 )
 
 MAX_RULES_BYTES = 32 * 1024
-"""A rule document: it travels in one line of the channel, and is stored in one item."""
+"""Largest rule document. One line of the channel carries the document, and one item stores it."""
 MAX_COMMANDS = 100
-"""Of one job that are kept; the oldest that were dealt with go first."""
+"""Stored commands of one job; the oldest completed commands are removed first."""
 MAX_DECISIONS = 10
-"""In one heartbeat: they become events in one transaction."""
+"""Decisions in one heartbeat; one transaction writes their events."""
 MAX_RESULTS = 20
 MAX_STATUSES = 200
 MAX_STATUS_CHARS = 200
 MAX_OPERAND_CHARS = 2000
-"""Of an operand's text: as long as an expression may be."""
+"""Longest text of an operand: the longest expression."""
 MAX_OPERANDS_BYTES = 72_000
-"""Of one decision's operands together, as JSON: 32 of the longest that rules can have. Ten decisions are written in one
-transaction, which DynamoDB allows 4 MB."""
+"""JSON size of all operands of one decision: 32 of the longest operands. One transaction writes ten decisions; DynamoDB
+allows 4 MB for a transaction."""
 MAX_PLACE_CHARS = 512
-"""Of a ring's place, and of the key of an object in it."""
+"""Longest place of a ring, and longest key of an object in a ring."""
 MAX_REVISION = 10**6
 MAX_SEQUENCE = 10**6
 MAX_ROLLBACKS = 200
-"""Of one job, by all rules together: each is kept for whoever resumes."""
+"""Rollbacks of one job by all rules together. The job keeps each rollback, because each resumed attempt applies it."""
 
 
 def _small(text: str) -> str:
@@ -53,13 +53,13 @@ def _small(text: str) -> str:
 
 
 RulesText = Annotated[str, AfterValidator(_small), Field(max_length=MAX_RULES_BYTES)]
-"""YAML or JSON, as docs/rules.md has it. Empty: no rules."""
+"""Rule document in YAML or JSON (docs/rules.md); empty for no rules."""
 Revision = Annotated[int, Field(ge=0, le=MAX_REVISION)]
-"""Of a job's rules, from 1; 0 stands for none. A revision never changes."""
+"""Revision of a job's rules, from 1; 0 for no rules. A revision never changes."""
 Sequence = Annotated[int, Field(ge=0, le=MAX_SEQUENCE)]
-"""Of a job's commands, from 1; 0 stands for none."""
+"""Number of a job's command, from 1; 0 for no command."""
 RuleName = Annotated[str, Field(max_length=64, pattern=r"^[a-z0-9][a-z0-9_-]*$")]
-Said = Annotated[str, Field(max_length=1024)]
+MessageText = Annotated[str, Field(max_length=1024)]
 
 
 class RulesInForce(AnswerModel):
@@ -100,17 +100,17 @@ class CommandRequest(WireModel):
 
     kind: CommandKind
     outcome: Literal["complete", "failed"] | None = None
-    """Of `stop`: what the job is then; `complete` unless said."""
+    """For `stop`: the state of the job afterwards; `complete` by default."""
     save: bool | None = None
-    """Of `stop`: with a last checkpoint; yes unless said."""
+    """For `stop`: True to take a last checkpoint, which is the default."""
     tag: Annotated[str, Field(max_length=64)] | None = None
-    """Of `save`."""
+    """For `save`: the tag of the checkpoint."""
     knob: Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$")] | None = None
     value: float | None = None
     factor: Annotated[float, Field(gt=0)] | None = None
-    """Of `set`: to that value, or by that factor."""
+    """For `set`: the new `value`, or the `factor` that multiplies the present value."""
     expires_in_s: Annotated[int, Field(ge=1, le=7 * 86_400)] = 3600
-    """What was not carried out by then never will be."""
+    """Seconds after which the training no longer carries out the command."""
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> Self:
@@ -130,7 +130,7 @@ class CommandRequest(WireModel):
 
     @property
     def arguments(self) -> JsonObject:
-        """Those that were given."""
+        """Return the arguments that were given."""
         return self.model_dump(exclude={"kind", "expires_in_s"}, exclude_none=True)
 
 
@@ -140,7 +140,7 @@ class CommandResult(WireModel):
     seq: Annotated[int, Field(ge=1, le=10**6)]
     status: Literal["applied", "rejected", "expired"]
     step: Step | None = None
-    message: Said = ""
+    message: MessageText = ""
 
 
 class Command(AnswerModel):
@@ -159,7 +159,7 @@ class Command(AnswerModel):
     step: Step | None = None
     message: str = ""
     rule: str | None = None
-    """The rule of the control plane that gave it; None for a user's."""
+    """Rule of the control plane that issued the command; None for a user's command."""
 
 
 class CommandList(AnswerModel):
@@ -188,7 +188,7 @@ class Decision(WireModel):
     """
 
     number: Annotated[int, Field(ge=1, le=10**9)]
-    """Within the attempt, without a gap."""
+    """Number within the attempt, without a gap."""
     type: Literal[
         "rule.fired",
         "rule.cleared",
@@ -201,31 +201,31 @@ class Decision(WireModel):
         "ring.quarantined",
     ]
     rule: RuleName | None = None
-    """None where a command is meant, or neither."""
+    """Rule that decided; None for a command or a quarantined object."""
     command: Annotated[int, Field(ge=1)] | None = None
-    """Its seq."""
+    """`seq` of the command that decided."""
     revision: Revision = 0
     step: Step
     training_epoch: float | None = None
-    """Pass over the data; not the attempt's."""
+    """Pass over the data, not the epoch of the attempt."""
     rank: Annotated[int, Field(ge=0)] = 0
     at: EpochSeconds
     severity: Literal["info", "warning", "error"] = "warning"
     dry_run: bool = False
     operands: Annotated[dict[_OperandText, _OperandValue], AfterValidator(_fitting), Field(max_length=32)] = {}
-    """By their text; NaN and infinity as texts."""
+    """Values of the operands by their text; NaN and infinity as texts."""
     actions: Annotated[list[Identity], Field(max_length=16)] = []
     ring: Annotated[str, Field(min_length=1, max_length=MAX_PLACE_CHARS)] | None = None
-    """Of `ring.quarantined`: where it lies."""
+    """For `ring.quarantined`: the place of the ring."""
     object: Annotated[str, Field(min_length=1, max_length=MAX_PLACE_CHARS)] | None = None
-    """Of `ring.quarantined`: its key in the ring."""
+    """For `ring.quarantined`: the key of the object in the ring."""
     objects: Annotated[int, Field(ge=1, le=10**9)] | None = None
-    """Of `ring.quarantined`: how many there were in the attempt by then. After many not each is told."""
-    message: Said = ""
+    """For `ring.quarantined`: objects quarantined in the attempt so far. After many, not each object is reported."""
+    message: MessageText = ""
 
     @model_validator(mode="after")
     def _fits_its_type(self) -> Self:
-        given = sum(one is not None for one in (self.ring, self.object, self.objects))
+        given = sum(value is not None for value in (self.ring, self.object, self.objects))
         if given != (3 if self.type == "ring.quarantined" else 0):
             raise ValueError("'ring', 'object' and 'objects' are given with type 'ring.quarantined', and only then")
         return self
@@ -238,24 +238,24 @@ class ControlReport(WireModel):
     """
 
     rules_revision: Revision
-    """The newest that the worker has received."""
+    """Newest revision that the worker has received."""
     commands_seq: Sequence
-    """All up to this one have been received."""
+    """Last command such that the worker has received every command up to it."""
     step: Step | None = None
-    """At which that revision came into force; None while it has not, or was rejected."""
+    """Step from which `rules_revision` is in force; None if it is not in force yet, or was rejected."""
     rejected: Revision | None = None
-    """Newer than the one in force, and refused there: said again with every report, so that it is not sent again."""
-    reason: Said = ""
+    """Rejected revision. Every report repeats it, so that the control plane does not send the revision again."""
+    reason: MessageText = ""
     results: Annotated[list[CommandResult], Field(max_length=MAX_RESULTS)] = []
     decisions: Annotated[list[Decision], Field(max_length=MAX_DECISIONS)] = []
     statuses: Annotated[list[RuleStatus], Field(max_length=MAX_STATUSES)] | None = None
-    """None: as they were."""
+    """States of the rules; None if unchanged since the last report."""
     nonfinite: Annotated[dict[MetricName, NonFinite], Field(max_length=64)] | None = None
-    """Metrics of the heartbeat's step that are NaN or infinite: its `metrics` have none of them."""
+    """Metrics of the heartbeat's step that are NaN or infinite; `metrics` omits them."""
 
     @property
-    def tells(self) -> bool:
-        """Whether there is anything to write down, whatever revision is in force or was rejected."""
+    def has_records(self) -> bool:
+        """Return True if the control plane has to store results, decisions or statuses of this report."""
         return bool(self.results or self.decisions or self.statuses is not None)
 
 
@@ -269,7 +269,7 @@ class EndedBy(WireModel):
     command: Annotated[int, Field(ge=1)] | None = None
     revision: Revision = 0
     step: Step
-    message: Said = ""
+    message: MessageText = ""
 
 
 class Rollback(WireModel):
@@ -279,14 +279,14 @@ class Rollback(WireModel):
     """
 
     to: Literal["last", "best"] = "last"
-    """`best`: by the retention's metric, else by eval.loss, else by loss, lowest first."""
+    """`best`: the best checkpoint by the retention's metric, or else by the lowest `eval.loss`, or else `loss`."""
     before_step: Step
-    """Only to a checkpoint before this one: there the trouble began."""
+    """Step at which the trouble began; the checkpoint must be earlier."""
     skip: Annotated[int, Field(ge=0, le=10**6)] = 0
-    """Batches that the training passes over when it goes on."""
+    """Batches that the training skips after the restore."""
     lr_factor: Annotated[float, Field(gt=0, le=100)] = 1.0
     budget: Annotated[int, Field(ge=1, le=1000)] = 3
-    """How often that rule may do this in the job's life."""
+    """Largest number of rollbacks by this rule in the job's life."""
 
 
 class RolledBack(AnswerModel):
@@ -296,15 +296,15 @@ class RolledBack(AnswerModel):
     """
 
     number: Annotated[int, Field(ge=1)]
-    """In the job's life."""
+    """Number within the job's life."""
     rule: str
     step: Step
     to_step: Step
-    """0: the beginning."""
+    """Step of the restored checkpoint; 0 for the beginning."""
     skip: int = 0
     lr_factor: float = 1.0
     commands_seq: Sequence = 0
-    """Commands up to this one that were applied after `to_step` are undone by it: nobody does them again."""
+    """The rollback undid the commands up to this one that were applied after `to_step`; they are not repeated."""
 
 
 class Control(AnswerModel):
@@ -315,16 +315,17 @@ class Control(AnswerModel):
 
     rules: RulesInForce | None = None
     commands: list[Command] = []
-    """Those that wait; and, with status `applied`, every `set`, oldest first: a training that resumes before the step
-    of one does it again."""
+    """Waiting commands, and every applied `set`, oldest first. A training that resumes before the step of a `set`
+    applies the `set` again."""
     commands_seq: Sequence = 0
-    """All commands up to this one are here, or will never be: what the worker has received."""
+    """Last command that the worker has received by this answer: every earlier command is in `commands`, or cannot be
+    carried out any more."""
     rollbacks: list[RolledBack] = []
     ends: int = 0
-    """How often a rule or command has ended an attempt in the job's life: one that a checkpoint says was decided when
-    there had been as many, and that nobody carried out, is still to come."""
+    """Number of attempts that a rule or command has ended in the job's life. A checkpoint records this number with a
+    pending exit; if the number is unchanged, no attempt has carried out the exit yet."""
     ran_s: int = 0
-    """By all earlier attempts."""
+    """Running time of all earlier attempts."""
 
 
 class LeaveByRule(WireModel):
@@ -338,7 +339,7 @@ class LeaveByRule(WireModel):
     ended_by: EndedBy
     rollback: Rollback | None = None
     exclude_host: bool = False
-    """Of `requeue`."""
+    """For `requeue`: True to exclude the present machine."""
 
     @model_validator(mode="after")
     def _rollback_is_described(self) -> Self:

@@ -1,4 +1,4 @@
-"""What a training prints and reports: lines and points, as they travel in chunks and as they are read back."""
+"""Output lines and metric points of a training: the chunks that a worker sends, and the pages that a user reads."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 from baton.contract.base import AnswerModel, Epoch, EpochSeconds, MetricName, Step, WireModel
 
 MetricReading = Annotated[float, Field(allow_inf_nan=False)] | Literal["nan", "inf", "-inf"]
-"""A metric's value; JSON has no number for the last three."""
+"""Value of a metric; JSON has no number for NaN and the infinities."""
 MAX_POINTS = 1000
-"""In one chunk. What a training reports faster than chunks are sent is thinned."""
+"""Points of one chunk. The worker thins out points that a training reports faster than the worker sends chunks."""
 Readings = Annotated[dict[MetricName, MetricReading], Field(max_length=64)]
 PointAt = Annotated[float, Field(ge=0, le=10**11, allow_inf_nan=False, description="Seconds since 1970, server clock")]
 
@@ -50,7 +50,7 @@ class LogChunk(WireModel):
     points: Annotated[list[ReportedPoint], Field(max_length=MAX_POINTS)] = []
     lines: Annotated[list[Annotated[str, Field(max_length=4000)]], Field(max_length=500)]
     dropped_bytes: Annotated[int, Field(ge=0, le=10**15)] = 0
-    """Bytes that the worker had to drop before this chunk because they came faster than they could be sent."""
+    """Bytes that the worker dropped before this chunk because the training wrote faster than the worker could send."""
 
     @field_validator("lines")
     @classmethod
@@ -64,9 +64,9 @@ LONGEST_LOG_WAIT_S = 300.0
 
 
 def log_wait_s(age_s: float) -> float:
-    """How long the worker may hold back a chunk of output that is not full, in an attempt that is this old.
+    """Return the seconds for which the worker may delay a chunk that is not full, in an attempt of age `age_s`.
 
-    The beginning, which somebody may be watching, is sent at once; the hours behind it cost a few calls.
+    A user may be watching the beginning of an attempt, so its first output is sent at once; later hours need few calls.
     """
     return min(max(age_s, 0.0) / 20, LONGEST_LOG_WAIT_S)
 
@@ -102,7 +102,7 @@ class MetricPoint(AnswerModel):
     metrics: Readings
 
     def numbers(self) -> dict[str, float]:
-        """The metrics, NaN and infinity among them."""
+        """Return the metrics as floats, including NaN and infinity."""
         return {name: float(value) for name, value in self.metrics.items()}
 
 

@@ -258,7 +258,7 @@ def _control(epoch: int, report: ControlReport, before: ControlRecord | None, no
 def has_unsaved_report(lease: Lease, report: ControlReport) -> bool:
     """Return True if a report contains anything that is not stored; the lease stores the reported revisions."""
     noted = lease.rules_in_force, lease.rules_rejected
-    return report.tells or noted != (report.rules_revision, report.rejected or 0)
+    return report.has_records or noted != (report.rules_revision, report.rejected or 0)
 
 
 def note_revisions(fence: Fence, report: ControlReport) -> NoteLease:

@@ -206,7 +206,7 @@ RULE = "rules:\n  - name: a\n    when: loss > 1\n    do: stop\n"
         (RULE.replace("    do: stop\n", ""), Code.MISSING_KEY, 2, 5, "has no action"),
         (RULE + "    patiense: 3\n", Code.UNKNOWN_KEY, 5, 5, "There are"),
         (RULE + "    colldown: 3s\n", Code.UNKNOWN_KEY, 5, 5, "Did you mean cooldown?"),
-        (RULE + "    do: save\n", Code.UNREADABLE, 5, 5, "said twice"),
+        (RULE + "    do: save\n", Code.UNREADABLE, 5, 5, "occurs twice"),
         (RULE + "  - name: a\n    when: loss > 2\n    do: save\n", Code.DUPLICATE_NAME, 5, 5, "already (rule 1)"),
         (RULE + "    on: evalute\n", Code.UNKNOWN_EVENT, 5, 5, "Did you mean evaluate?"),
         (RULE + "    on: [log, 3]\n", Code.UNKNOWN_EVENT, 5, 15, "'3'"),
