@@ -1,4 +1,4 @@
-"""AWS clients as the stores need them: explicit time-outs, few retries, one pool of connections."""
+"""Create AWS clients for the stores, with explicit timeouts, few retries and one pool of connections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_CONNECTIONS = 32
 
 
 class StorageSettings(Protocol):
-    """Settings of the AWS clients. The endpoint `None` is AWS's own."""
+    """Settings of the AWS clients. An endpoint of None is AWS's endpoint."""
 
     @property
     def data_bucket(self) -> str: ...
@@ -36,19 +36,19 @@ class StorageSettings(Protocol):
 
     @property
     def s3_public_endpoint(self) -> str | None:
-        """The name by which workers reach S3, where it is not the one used here: URLs are signed for it."""
+        """Endpoint in presigned URLs, if workers reach S3 by another endpoint than the functions; else None."""
 
     @property
     def s3_region(self) -> str | None: ...
 
     @property
     def s3_secret(self) -> str | None:
-        """Where the credentials of a store that is not AWS's are kept, see store_secret.py."""
+        """Name of the secret with the credentials of a store outside AWS (store_secret.py); None for AWS."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clients:
-    """Thread-safe low-level clients, and the physical bucket by the API's name. `s3_public` only signs URLs."""
+    """Thread-safe low-level clients, and the physical buckets by API name. `s3_public` only signs URLs."""
 
     dynamodb: Any
     s3: Any
@@ -57,8 +57,9 @@ class Clients:
 
     @classmethod
     def from_settings(cls, settings: StorageSettings) -> Self:
-        """Return clients. botocore's defaults (`AWS_*`) supply the region, the credentials and the endpoint that the
-        settings leave open.
+        """Create the clients of a deployment.
+
+        botocore's defaults (`AWS_*`) supply region, credentials and endpoint where the settings name none.
         """
         region, secret = settings.s3_region, settings.s3_secret
         s3 = _WhenNeeded(partial(s3_client, settings.s3_endpoint, region=region, secret=secret))
@@ -77,10 +78,10 @@ class Clients:
 
 
 class _WhenNeeded:
-    """A client that is made when something is first asked of it.
+    """Proxy of a client that the first access to an attribute creates.
 
-    Making one takes as long as a tenth of a cold start, and heartbeats, most claims and two whole functions need no
-    object. Every function needs DynamoDB at once.
+    The creation of a client takes a tenth of a cold start; heartbeats, most claims and two functions never use S3. The
+    DynamoDB client needs no proxy, because every function uses DynamoDB at once.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -96,22 +97,22 @@ class _WhenNeeded:
 
 
 def dynamodb_client(endpoint_url: str | None = None, **credentials: str) -> Any:
-    """A thread-safe client for DynamoDB. `credentials`: as botocore's `create_client` takes them."""
+    """Create a thread-safe client for DynamoDB. `credentials`: keyword arguments of botocore's `create_client`."""
     return _client("dynamodb", endpoint_url, _config(DYNAMODB_READ_TIMEOUT_S), credentials)
 
 
 def s3_client(
     endpoint_url: str | None = None, *, region: str | None = None, secret: str | None = None, **credentials: str
 ) -> Any:
-    """A thread-safe client for S3: path-style where it has an endpoint of its own.
+    """Create a thread-safe client for S3; with an endpoint the client uses path-style URLs.
 
-    `secret`: name of the secret that holds its credentials; it is read when the client first signs something.
+    `secret`: name of the secret with the credentials, which the client reads before its first signature.
     """
     config = _config(S3_READ_TIMEOUT_S).merge(
         Config(
             signature_version="s3v4",
             s3={"addressing_style": "path" if endpoint_url else "auto"},
-            # Checksums are what we say they are: signed headers must be exactly those that are sent.
+            # Clients send exactly the signed headers, therefore botocore must add no checksum header of its own.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
         )
@@ -122,7 +123,7 @@ def s3_client(
 
 
 def plain_client(service: str) -> Any:
-    """A thread-safe client for a service that needs nothing particular: `events`, `sqs`."""
+    """Create a thread-safe client for a service without special settings: `events`, `sqs`."""
     return _client(service, None, _config(DYNAMODB_READ_TIMEOUT_S), {})
 
 
@@ -138,14 +139,14 @@ def _config(read_timeout_s: int) -> Config:
 
 @cache
 def _descriptions() -> Any:
-    """AWS's descriptions of its services, which all sessions may share: files read once, and never changed."""
+    """Return botocore's loader of service descriptions; all sessions share the loader, so each file is read once."""
     return botocore.loaders.create_loader()
 
 
 def _client(
     service: str, endpoint_url: str | None, config: Config, credentials: dict[str, str], secret: str | None = None
 ) -> Any:
-    # A session of its own, and botocore's rather than boto3's: thread-safe, and quicker to load in a cold Lambda.
+    # Each client has its own session, because sessions are not thread-safe. botocore loads faster than boto3.
     session = botocore.session.get_session()
     session.register_component("data_loader", _descriptions())
     if secret is not None:

@@ -1,4 +1,4 @@
-"""Opaque cursors: where a list goes on, and which list it is."""
+"""Encode and decode opaque cursors: the identity of a list, and the position of the next page."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from baton.contract.errors import ErrorCode
 from functions.domain.errors import Refusal
 
 MAX_TEXT_BYTES = 990
-"""S3 and DynamoDB allow keys of 1,024 bytes; ours begin with the tenant or with an instant."""
+"""Limit of a text in a cursor: S3 and DynamoDB allow keys of 1,024 bytes, of which prefixes take a part."""
 
 Position = Sequence[str | int]
-"""Where the page before ended: the same types in every cursor of a list."""
+"""Position of the last item of a page; all positions of a list have equal types."""
 
 
 def encode(list_id: Sequence[str], position: Position) -> str:
-    """A cursor for the list named by `list_id`, going on behind `position`."""
+    """Encode the cursor of the page after `position` in the list `list_id`."""
     text = json.dumps([list(list_id), list(position)], separators=(",", ":"), ensure_ascii=False)
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
 def decode(cursor: str, list_id: Sequence[str], shape: Sequence[type[str] | type[int]]) -> list[str | int]:
-    """The position in a cursor. `shape`: the types it must have; numbers are not negative.
+    """Decode the position in a cursor. `shape`: the types of the position; numbers must not be negative.
 
-    Raises Refusal(INVALID_CURSOR) for a damaged cursor and for one of another list.
+    Raises Refusal(INVALID_CURSOR) for a damaged cursor and for a cursor of another list.
     """
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
@@ -49,7 +49,7 @@ def _is_number(value: int) -> bool:
 
 
 def _is_text(value: str) -> bool:
-    """True for what can be part of a key: UTF-8, and short enough to stay one with what is put before it."""
+    """Return True if a key can contain the text: encodable as UTF-8, and within MAX_TEXT_BYTES."""
     try:
         return 1 <= len(value.encode()) <= MAX_TEXT_BYTES
     except UnicodeEncodeError:

@@ -27,24 +27,25 @@ RETRYABLE_CODES = frozenset(
         "TransactionInProgressException",
     )
 )
-"""Codes of answers, and of single reasons within a canceled transaction, that pass by themselves."""
+"""Codes of transient errors, in answers and in the reasons of a canceled transaction."""
 
 
 def error_code(error: ClientError) -> str:
-    """The service's code, `ConditionalCheckFailedException`, `NoSuchKey`, ...; for HEAD the HTTP status."""
+    """Return the service's code, `ConditionalCheckFailedException`, `NoSuchKey`, ...; for HEAD the HTTP status."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
 def http_status(error: ClientError) -> int:
-    """The HTTP status of the answer; 0 if unknown."""
+    """Return the HTTP status of the answer; 0 for an unknown status."""
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
 @contextmanager
 def failures_translated() -> Iterator[None]:
-    """Raise StorageUnavailable for what passes by itself: no connection, time-outs, throttling, 5xx.
+    """Raise StorageUnavailable instead of a transient error: no connection, timeout, throttling, 5xx.
 
-    Everything else (missing rights, unknown table, invalid request) is a fault of ours and goes through unchanged.
+    Other errors (missing permission, unknown table, invalid request) are faults of Baton or its deployment and pass
+    unchanged.
     """
     try:
         yield

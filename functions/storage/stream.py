@@ -1,4 +1,4 @@
-"""The jobs table's stream as Lambda hands it over: which of its records are a job's transitions."""
+"""Read the transitions of jobs from records of the jobs table's stream, in the form that Lambda passes."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ FILTER: Mapping[str, Any] = {
     "eventName": ["INSERT"],
     "dynamodb": {"Keys": {"sk": {"S": [{"prefix": Event.KIND}]}}},
 }
-"""The same as `is_transition`, for an event source mapping: Lambda invokes nobody for other records."""
+"""`is_transition` as the filter of an event source mapping: Lambda invokes the publisher for transitions only."""
 
 
 class UnreadableRecordError(Exception):
-    """A transition that is not stored as this version stores them. The message says what is wrong, never what is in
-    it."""
+    """A record is no transition of this version; the message names the fault without the record's contents."""
 
 
 @dataclass(frozen=True)
 class Transition:
-    """One event of a job, as the stream tells it."""
+    """Event of a job as read from the stream."""
 
     job_id: str
     tenant: str
     event: Event
     webhook: str | None = None
-    """The one that the job names."""
+    """Id of the webhook that the job names."""
 
 
 def is_transition(record: Mapping[str, Any]) -> bool:
-    """True for a new line of a job's history; false for jobs, attempts and checkpoints, and for removals."""
+    """Return True for a new event; False for other records of jobs, and for removals."""
     sort_key = record.get("dynamodb", {}).get("Keys", {}).get("sk", {}).get("S", "")
     return record.get("eventName") == "INSERT" and sort_key.startswith(Event.KIND)
 
@@ -50,6 +49,6 @@ def transition_of(record: Mapping[str, Any]) -> Transition:
     except KeyError as error:
         raise UnreadableRecordError(f"it has no {error}") from error
     except ValueError as error:
-        # Of a validation error only the count: its text repeats what was stored.
+        # The message names the type of the error only, because the text of a validation error quotes the record.
         raise UnreadableRecordError(f"its document is no event: {type(error).__name__}") from error
     return Transition(job_id, tenant, event, webhook)

@@ -1,4 +1,4 @@
-"""The six tables as data: used by the local stack, the tests and the deployed stack alike."""
+"""Definitions of the six DynamoDB tables, for the local stack, the tests and the deployed stack."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ STREAM = {"StreamEnabled": True, "StreamViewType": "NEW_IMAGE"}
 
 @dataclass(frozen=True, kw_only=True)
 class KeySchema:
-    """A partition key and perhaps a sort key: name and type (S text, N number)."""
+    """Partition key and optional sort key of a table or an index: name and type (S text, N number)."""
 
     partition: str
     sort: str | None = None
     sort_type: Literal["S", "N"] = "S"
 
     def attributes(self) -> dict[str, str]:
-        """Name to type."""
+        """Return the type of each key attribute, by name."""
         return {self.partition: "S"} | ({self.sort: self.sort_type} if self.sort else {})
 
     def elements(self) -> list[dict[str, str]]:
-        """In the form of CreateTable."""
+        """Return the `KeySchema` argument of CreateTable."""
         hash_key = [{"AttributeName": self.partition, "KeyType": "HASH"}]
         return hash_key + ([{"AttributeName": self.sort, "KeyType": "RANGE"}] if self.sort else [])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """A global secondary index. All are sparse: an item is in it while it has the key attributes."""
+    """Global secondary index, sparse: the index contains the items that have its key attributes."""
 
     name: str
     key: KeySchema
@@ -40,9 +40,10 @@ class Index:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """One table, on demand. `ttl_attribute`: epoch seconds after which the broom may take an item away.
+    """Table with on-demand capacity.
 
-    `stream`: each change is kept for a day, in order per partition, for whoever follows the table (new images).
+    `ttl_attribute`: attribute with the epoch second after which DynamoDB's TTL deletes the item. `stream`: True if
+    DynamoDB keeps the new image of each changed item for a day, in order per item, for the stream consumer.
     """
 
     suffix: str
@@ -52,11 +53,11 @@ class Table:
     stream: bool = False
 
     def name(self, prefix: str) -> str:
-        """The physical name in a deployment."""
+        """Return the physical name of the table in a deployment."""
         return f"{prefix}{self.suffix}"
 
     def definition(self, prefix: str) -> dict[str, Any]:
-        """The arguments of CreateTable."""
+        """Return the arguments of CreateTable."""
         attributes = self.key.attributes()
         for index in self.indexes:
             attributes |= index.key.attributes()
@@ -93,7 +94,7 @@ JOBS = Table(
             name="timers", key=KeySchema(partition="timer_pk", sort="timer_at", sort_type="N"), projection="KEYS_ONLY"
         ),
     ),
-    # Of packs that are gone and of jobs that their group has long forgotten, and of nothing else.
+    # Only condemned packs, members of groups and scaling records expire; no other item of the table has `ttl`.
     ttl_attribute="ttl",
     stream=True,
 )
@@ -118,7 +119,7 @@ TABLES = (JOBS, HEARTBEATS, TOKENS, WEBHOOKS, RECIPES, RINGS)
 
 
 def create_tables(client: Any, prefix: str) -> None:
-    """Create what is missing and wait until it is usable; what exists is left as it is, but gets its stream.
+    """Create missing tables, enable TTL and streams of all tables, and wait until the tables are usable.
 
     `client`: a low-level DynamoDB client. Raises StorageUnavailable, or botocore's errors for a wrong set-up.
     """

@@ -54,7 +54,7 @@ def _try_commit(context: Context, call: ApiCall, manifest: Manifest, *, alone: b
     data = manifest.canonical_bytes()
     digest = blake3(data).hexdigest()
     job = require_job(context, call, call.path["id"])
-    # No attempt has a checkpoint beyond the newest one.
+    # No attempt has a checkpoint beyond the newest checkpoint.
     behind = job.checkpoint_step is not None and manifest.step <= job.checkpoint_step
     existing = context.jobs.read(CheckpointRecord, job.id, manifest.step) if behind else None
     repeated = rules.is_committed(job, existing, manifest, digest)
@@ -98,7 +98,7 @@ def _try_commit(context: Context, call: ApiCall, manifest: Manifest, *, alone: b
         try:
             plan = retention.plan([record, *(one for one in records if one.step != record.step)])
         except (Refusal, StorageUnavailable):
-            alone = True  # The retention behind the commit tries again, and logs the failure.
+            alone = True  # The retention after the commit tries again, and logs the failure.
     unnamed = retention.find_unreferenced(status.referenced, records, job.checkpoint_step)
     if not context.packs.add_references(call.tenant, job.id, [*status.stored, *unnamed]):
         return None
@@ -168,7 +168,7 @@ def report_damaged(context: Context, call: ApiCall) -> StatusAnswer:
 
 
 def _mark_packs_suspect(context: Context, call: ApiCall, job: Job, record: CheckpointRecord) -> None:
-    """Mark the packs of a damaged checkpoint as suspect: the next commit that names one checks the stored bytes.
+    """Mark the packs of a damaged checkpoint as suspect: the next commit that names such a pack verifies it.
 
     Runs before the checkpoint is marked as damaged, because a repeated report ends at that mark.
     """
@@ -259,7 +259,7 @@ def read_pack_status(context: Context, call: ApiCall, job: Job, packs: Sequence[
     """Read the packs' items, then query the object store for the unknown packs and the manifest.
 
     The order matters: the item of a pack that is deleted after the read of its item shows the deletion
-    (`packs.may_hold`).
+    (`packs.may_reference`).
     """
     records = context.packs.get_many(call.tenant, [pack.blake3 for pack in packs])
     unknown: list[PackSnapshot] = []

@@ -57,7 +57,7 @@ DUE_JOBS_READ = 200
 def read_manifest(context: Context, job: Job, record: CheckpointRecord) -> Manifest:
     """Read and verify the manifest of a committed checkpoint; refuse a damaged manifest.
 
-    A manifest of another version is not damaged: after a damage report the job would resume from an older checkpoint.
+    A manifest of another version does not count as damaged, since a damage report would lose the checkpoint.
     """
     data = context.objects.read(job.tenant, CHECKPOINTS_BUCKET, record.manifest_key)
     if data is None or blake3(data).hexdigest() != record.manifest_blake3:
@@ -230,8 +230,11 @@ class RetentionRunner:
     def find_unreferenced(
         self, referenced: Sequence[PackSnapshot], records: Sequence[CheckpointRecord], newest_step: int | None
     ) -> list[PackSnapshot]:
-        """Return the referenced packs that no known manifest of the job names: retention may be about to remove their
-        references. Known are the manifests that a plan has read, and the newest manifest."""
+        """Return the referenced packs that no known manifest of the job names.
+
+        Retention may be about to remove the references to such packs. Known are the manifests that a plan has read, and
+        the newest manifest.
+        """
         left = {one.pack.blake3: one for one in referenced}
         for record in records:
             if left and (record.manifest_key in self._known or record.step == newest_step):
@@ -315,7 +318,7 @@ class RetentionRunner:
 
 
 def _find_release_time(records: Iterable[CheckpointRecord], now: int) -> int | None:
-    """Return the time at which the protection of all these checkpoints ends; None if none is protected."""
+    """Return the time at which the protection of all these checkpoints ends; None without a protected checkpoint."""
     return max((one.protected_until for one in records if one.protected_until > now), default=None)
 
 

@@ -304,7 +304,7 @@ def _compute_digest(asked: list[Any]) -> str:
 
 
 def _require_webhook(context: Context, call: ApiCall, webhook_id: str | None, known: set[str]) -> None:
-    """Refuse a job that names a webhook of no or another tenant. `known`: webhooks that this call has read."""
+    """Refuse a job that names an unknown webhook or another tenant's. `known`: webhooks that this call has read."""
     if webhook_id is None or webhook_id in known:
         return
     if context.webhooks.get(call.tenant, webhook_id) is None:

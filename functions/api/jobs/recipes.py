@@ -82,7 +82,7 @@ class RecipeResolver:
     def build_spec(self, body: JobSubmit, *, flat: bool = False) -> Spec:
         """Return the job with the steps, defaults and outputs of its recipe; refuse a faulty job with all problems.
 
-        `flat`: the parameters were fields of the body, as in the original, and problems name them so.
+        `flat`: the parameters were fields of the body, as in the original, and problems name these fields.
         """
         if body.recipe is None:
             return _build_spec(body, command=body.command or [], parameters=body.parameters, outputs=body.outputs or [])

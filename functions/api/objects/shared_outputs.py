@@ -51,8 +51,7 @@ def publish(context: Context, call: ApiCall, job: Job) -> None:
 
 
 def list_available_inputs(context: Context, call: ApiCall, job: Job) -> list[InputObject]:
-    """List with URLs the stored outputs that earlier jobs share with this job, then the parts that earlier attempts at
-    this job have stored."""
+    """List the shared outputs of earlier jobs, then the parts of earlier attempts at this job, with URLs."""
     wanted = {shared.key: shared.path for shared in job.spec.plan.shared} if job.spec.plan else {}
     if not wanted:
         return []

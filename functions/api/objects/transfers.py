@@ -255,8 +255,10 @@ def _authorize_upload(context: Context, call: ApiCall) -> tuple[str, str]:
 
 
 def _covers(grant: TransferGrant, tenant: str, bucket: str, key: str) -> bool:
-    """Return True if the token is for this object. API Gateway cuts a path at "?", even at an escaped one; the token
-    contains the whole key."""
+    """Return True if the token is for this object.
+
+    API Gateway cuts a path at "?", even at an escaped "?". The token contains the whole key.
+    """
     return (grant.tenant, grant.bucket) == (tenant, bucket) and key in (grant.key, grant.key.partition("?")[0])
 
 

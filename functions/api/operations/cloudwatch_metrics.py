@@ -34,7 +34,7 @@ expired lease that is not yet revoked expired.
 
 
 class CloudWatchMetrics:
-    """Writer of metrics to a stream that becomes the function's log. Without a stage nothing is written."""
+    """Writer of metrics to a stream that becomes the function's log; without a stage the metrics are discarded."""
 
     def __init__(self, stage: str | None, stream: TextIO, clock: Clock) -> None:
         self._stage = stage

@@ -40,8 +40,8 @@ TIMERS_PER_CLAIM = 25
 """Limit of the timers that a claim runs: a worker waits for the claim's answer."""
 
 WAITING_JOBS_READ = 200
-"""Waiting jobs read once a minute to measure the longest wait, at about 50 read units. Where more jobs wait, the next
-jobs of some queues are among these; without workers each of them is old."""
+"""Waiting jobs read once a minute to measure the longest wait, at about 50 read units. If more jobs wait, the read
+covers the first jobs of some queues, and in a queue without workers these jobs are old."""
 
 OPEN_LEASE_WITHIN_S = 86_400
 """The index shows every open lease as due within this time, which exceeds the longest lease."""
@@ -195,7 +195,7 @@ def run_due_timers(jobs: JobStore, *, tenant: str, queue: str, now: int) -> int:
 def record_watermark(
     leases: LeaseStore, clock: Clock, *, sweep_interval_s: float, api_answers: Callable[[], bool] = _assume_answering
 ) -> ReclaimWatermark:
-    """Record that the sweeper runs and whether the API answers; return since when both are true without a known gap.
+    """Record that the sweeper runs and whether the API answers; return the new watermark.
 
     Without an open lease the sweeper sends no probe, so an idle deployment pays for no request.
     """

@@ -43,7 +43,7 @@ class GroupReader:
         """`own`: the rules' job as read by this evaluation."""
         self._jobs, self._own, self._now = jobs, own, now
         self._by_group: dict[str, list[str]] | None = None
-        """Ids of the tenant's jobs that have not ended. The jobs could exceed the memory of a function."""
+        """Ids of the tenant's jobs that have not ended. The reader keeps no jobs, which could exceed the memory."""
         self._too_many = False
         self._asked: set[str] = set()
         self.cpu_s = 0.0

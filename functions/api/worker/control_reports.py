@@ -23,7 +23,7 @@ from functions.domain.rules.steering import ReportEffects
 
 
 def read_control(context: Context, job: Job, now: int) -> Control | None:
-    """Return the rules, commands and rollbacks for a new attempt; None, without a read, for a job without any."""
+    """Return rules, commands and rollbacks for a new attempt; None, without a read, if the job has none of these."""
     if not (job.rules_revision or job.commands_seq or job.rollbacks):
         return None
     commands = context.jobs.commands(job.id) if job.commands_seq else []

@@ -42,7 +42,7 @@ class _Search:
     original: bool
 
     def find_suitable(self, shard: int, first_page: int) -> list[Job]:
-        """Return the suitable jobs of the shard's first page that has any; an empty list if no page has."""
+        """Return the suitable jobs of the shard's first page with a suitable job; empty without such a page."""
         limit, cursor, seen = first_page, None, 0
         while seen < MAX_CANDIDATES:
             page = self.jobs.ready(self.tenant, self.worker.queue, shard, limit=limit, cursor=cursor)

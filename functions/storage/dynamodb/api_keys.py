@@ -1,4 +1,4 @@
-"""Read and write API keys, and read the lease that a ring token follows from: all items that the authorizer needs."""
+"""Read the items that the authorizer needs: API keys, and the leases from which ring tokens are derived."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DynamoKeyReader:
 
 @dataclass(frozen=True)
 class LeaseOfRings:
-    """A RingLease, as it is stored."""
+    """RingLease as stored."""
 
     tenant: str
     ring_token_sha256: str | None
@@ -60,11 +60,11 @@ class DynamoRingLeaseReader:
 
 
 def document(key: ApiKey) -> str:
-    """The key as the other records' documents are: JSON without what is None."""
+    """Encode a key as JSON without None, as documents.py encodes records."""
     return json.dumps({name: value for name, value in asdict(key).items() if value is not None}, separators=(",", ":"))
 
 
 def from_item(item: Item) -> ApiKey:
-    """The key in an item. Raises ValueError, KeyError or TypeError for one that is damaged."""
+    """Decode the key in an item. Raises ValueError, KeyError or TypeError for a damaged item."""
     found = json.loads(item["doc"]["S"])
     return ApiKey(**{**found, "scopes": tuple(Scope(scope) for scope in found["scopes"])})

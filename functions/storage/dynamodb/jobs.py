@@ -1,4 +1,4 @@
-"""Store jobs, everything below them, and groups in DynamoDB."""
+"""Store jobs, their records, and groups in DynamoDB."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class DynamoJobStore:
         actions = [self._action(write) for write in transaction.writes]
         try:
             with failures_translated():
-                # The token makes the SDK's own repeat of a request whose answer was lost harmless.
+                # The SDK repeats a request whose answer was lost; the token makes the repetition idempotent.
                 self._client.transact_write_items(TransactItems=actions, ClientRequestToken=str(uuid.uuid4()))
         except ClientError as error:
             if error_code(error) != "TransactionCanceledException":
@@ -88,8 +88,8 @@ class DynamoJobStore:
         return page(jobs, limit, listed, lambda job: (job.ready_rank, job.id))
 
     def longest_waiting(self, *, limit: int) -> int | None:
-        # A sort key with the instant would cost two more writes a claim, therefore a page of the index is scanned. The
-        # index holds claimable jobs only, and the last change of such a job made it claimable.
+        # A sort key with the instant would cost two more writes per claim, therefore `ready` is scanned for one page.
+        # The index contains claimable jobs only, and the last change of such a job made the job claimable.
         with failures_translated():
             answer = self._client.scan(
                 TableName=self._table, IndexName="ready", Limit=limit, ProjectionExpression="doc"
@@ -165,7 +165,7 @@ class DynamoJobStore:
         position = listed.position(cursor)
         lowest, highest = 0, 10**kind.DIGITS - 1 if up_to is None else up_to
         if position is not None:
-            # The range itself begins behind the cursor, so that no cursor can lie outside of it.
+            # The range begins after the cursor, because DynamoDB refuses a start key outside the range.
             before = int(position[0])
             lowest, highest = (0, min(before - 1, highest)) if kind.NEWEST_FIRST else (before + 1, highest)
         found = [] if lowest > highest else self._between(kind, job_id, lowest, highest, limit=limit + 1)
@@ -187,7 +187,7 @@ class DynamoJobStore:
             raise
 
     def members(self, tenant: str, group: str) -> dict[str, MemberRecord]:
-        # Eventually consistent at half the price: the next evaluation reads a member that is missing here.
+        # An eventually consistent read costs half; the next evaluation reads a member that this read misses.
         items = query(
             self._client,
             self._table,
@@ -254,7 +254,7 @@ def _raise_unless_condition_failed(error: ClientError) -> None:
 
 
 def _raise_canceled(error: ClientError, writes: Sequence[Write]) -> NoReturn:
-    """Raise why a transaction was canceled: a conflict on the job goes before the lease, the lease before the rest."""
+    """Raise the error of a canceled transaction: first a conflict on the job, then the lease, then other records."""
     reasons = error.response.get("CancellationReasons") or []
     codes = [str(reason.get("Code", "None")) for reason in reasons]
     if "TransactionConflict" in codes:

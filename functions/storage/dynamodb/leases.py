@@ -1,4 +1,4 @@
-"""Store lease rows in DynamoDB."""
+"""Store leases in DynamoDB."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from functions.storage.failures import error_code, failures_translated
 from functions.storage.tables import HEARTBEATS
 
 MAX_COLLISIONS = 5
-"""Tries of a heartbeat whose row is in a transaction; then the worker gets `unavailable` and retries."""
+"""Tries of a heartbeat that collides with transactions on its row; then the worker receives `unavailable`."""
 
 
 class DynamoLeaseStore:
@@ -86,7 +86,7 @@ class DynamoLeaseStore:
                 yield [item["pk"]["S"] for item in items]
             if len(items) < size:
                 return
-            # The index holds keys only, so its last item is the place to go on from.
+            # The index projects keys only, therefore its last item is the start key of the next page.
             last = items[-1]
 
     def reclaim_watermark(self) -> ReclaimWatermark | None:

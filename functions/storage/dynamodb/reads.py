@@ -1,4 +1,4 @@
-"""Reading from DynamoDB: one item, many items, a range of an index. Each raises StorageUnavailable."""
+"""Read from DynamoDB: one item, many items, a range of an index. Each function may raise StorageUnavailable."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from functions.storage.failures import failures_translated
 
 BATCH_KEYS = 100
 MAX_ROUNDS = 8
-"""DynamoDB may answer a batch in part; so many answers without a single item mean that it is throttling."""
+"""Answers in a row without a processed key, after which a batch counts as throttled."""
 
 
 def get_item(client: Any, table: str, key: Item) -> Item | None:
-    """The item, strongly consistent; None if there is none."""
+    """Read one item, strongly consistent; None for a missing item."""
     with failures_translated():
         answer = client.get_item(TableName=table, Key=key, ConsistentRead=True)
     item: Item | None = answer.get("Item")
@@ -23,11 +23,10 @@ def get_item(client: Any, table: str, key: Item) -> Item | None:
 
 
 def get_items(client: Any, table: str, wanted: Sequence[Item], *, consistent: bool = True) -> list[Item]:
-    """The items that exist among the different keys `wanted`, in no particular order.
+    """Read the existing items of the distinct keys `wanted`, in no particular order.
 
-    Strongly consistent unless said otherwise: then they may be as they were moments ago, at half the price.
-
-    Raises StorageUnavailable also if the service keeps leaving keys out.
+    `consistent` False reads items that may be moments old, at half the price. Raises StorageUnavailable also if
+    DynamoDB leaves keys unprocessed in MAX_ROUNDS answers in a row.
     """
     items: list[Item] = []
     pending = list(wanted)
@@ -46,7 +45,7 @@ def get_items(client: Any, table: str, wanted: Sequence[Item], *, consistent: bo
 
 
 def query(client: Any, table: str, limit: int, start: Item | None = None, **request: Any) -> list[Item]:
-    """Up to `limit` items behind `start`; asks again where the service cuts an answer at 1 MB.
+    """Read up to `limit` items after `start`, with several requests if an answer ends at DynamoDB's limit of 1 MB.
 
     `request`: the other arguments of Query.
     """

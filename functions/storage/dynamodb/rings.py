@@ -23,7 +23,7 @@ DELETES_PER_CALL = 25
 
 
 class DynamoRings:
-    """RingStore over a low-level DynamoDB client. Attributes: `data` (absent where empty) and `version`."""
+    """RingStore over a low-level DynamoDB client. Attributes: `data` (absent if empty) and `version`."""
 
     def __init__(self, client: Any, prefix: str) -> None:
         self._client = client
@@ -38,7 +38,7 @@ class DynamoRings:
         }
         if self._done(self._client.put_item, Item=item, ConditionExpression="attribute_not_exists(pk)"):
             return True
-        # A repeated call finds the ring that it made before, therefore the same id is a success.
+        # A repeated call finds the ring of the first call, therefore an equal id is a success (idempotent).
         there = self.get(ring.tenant, ring.name)
         return there is not None and there.id == ring.id
 

@@ -24,7 +24,7 @@ class DynamoSharedStore:
         self._table = JOBS.name(prefix)
 
     def get_many(self, tenant: str, shared_keys: Sequence[str]) -> dict[str, SharedRecord]:
-        # Nearly all calls name one key, therefore no batch is worth its code.
+        # Nearly all calls name one key, therefore a batch would add code without a benefit.
         items = {key: get_item(self._client, self._table, _key(tenant, key)) for key in dict.fromkeys(shared_keys)}
         return {key: load(SharedRecord, item["doc"]["S"]) for key, item in items.items() if item is not None}
 

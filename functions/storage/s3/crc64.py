@@ -1,4 +1,4 @@
-"""CRC-64/NVME in plain Python, for the in-memory twin and the store check: of small data, and of parts put together."""
+"""Compute CRC-64/NVME in plain Python, of small data and of joined parts, for the twin and the store check."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TABLE = _table()
 
 
 def crc64nvme(data: bytes) -> str:
-    """The checksum as S3 writes it: base64 of eight bytes, big-endian."""
+    """Return the checksum in the form of S3: base64 of eight bytes, big-endian."""
     crc = _ALL_ONES
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
@@ -31,7 +31,7 @@ def crc64nvme(data: bytes) -> str:
 
 
 def joined(parts: Iterable[tuple[str, int]]) -> str:
-    """The checksum of pieces of data one behind the other, from the checksum and the size in bytes of each."""
+    """Return the checksum of concatenated parts, from the checksum and the size in bytes of each part."""
     whole = 0
     for checksum, size_bytes in parts:
         whole = _times(whole, _shift(8 * size_bytes)) ^ int.from_bytes(base64.b64decode(checksum), "big")
@@ -39,7 +39,7 @@ def joined(parts: Iterable[tuple[str, int]]) -> str:
 
 
 def _shift(bits: int) -> int:
-    """x to the power of `bits`, modulo the polynomial; bits reversed, as the checksum has them."""
+    """Return x to the power of `bits` modulo the polynomial, with reversed bits like the checksum."""
     power, square = 1 << 63, 1 << 62
     while bits:
         if bits & 1:

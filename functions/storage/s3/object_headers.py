@@ -1,4 +1,4 @@
-"""Build the headers of presigned requests, and convert refusals of S3, for both object stores."""
+"""Build the headers of presigned requests and the refusals of the object store, for S3 and for its twin."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from functions.domain.errors import Refusal
 
 CHECKSUM_HEADER = "x-amz-checksum-crc64nvme"
 EXPIRING_TAG = ("baton-expiring", "ring-sample")
-"""Key and value of the tag that a bucket's lifecycle looks for."""
+"""Key and value of the tag that a bucket's lifecycle rule selects."""
 EXPIRING_TAGGING = "=".join(EXPIRING_TAG)
-"""As S3 wants it of who stores an object."""
+"""EXPIRING_TAG as the value of the header `x-amz-tagging`."""
 
 
 def put_headers(
     size_bytes: int | None, crc64nvme: str | None, create_only: bool, replace_etag: str | None, expiring: bool = False
 ) -> dict[str, str]:
-    """The headers that are part of a presigned PUT."""
+    """Return the headers that the signature of a presigned PUT covers."""
     headers = {}
     if size_bytes is not None:
         headers["content-length"] = str(size_bytes)
@@ -33,17 +33,17 @@ def put_headers(
 
 
 def quoted(etag: str) -> str:
-    """An ETag as the protocol writes it; the rest of the code has it without quotes."""
+    """Return an ETag with quotes, as HTTP requires; Baton keeps ETags without quotes."""
     return f'"{etag.strip(chr(34))}"'
 
 
 def unknown_bucket(bucket: str) -> Refusal:
-    """The refusal of a bucket that the API does not name."""
+    """Return the refusal of an unknown bucket name."""
     return Refusal(ErrorCode.UNKNOWN_BUCKET, f"There is no bucket {bucket[:64]!r}.", field="bucket")
 
 
 def check_parts(parts: Sequence[tuple[int, str]]) -> None:
-    """Raises Refusal for a list of parts that S3 would refuse before looking at them."""
+    """Refuse a list of parts that S3 would refuse without reading the parts."""
     numbers = [number for number, _ in parts]
     if not numbers:
         raise parts_refused("No part is stored.")
@@ -52,10 +52,10 @@ def check_parts(parts: Sequence[tuple[int, str]]) -> None:
 
 
 def other_bytes(key: str) -> Refusal:
-    """The refusal of parts that are not the object they were declared to be."""
+    """Return the refusal of parts whose checksum differs from the declared checksum."""
     return Refusal(ErrorCode.DIGEST_MISMATCH, f"The parts of {key} are not an object with the declared CRC-64/NVME.")
 
 
 def parts_refused(message: str) -> Refusal:
-    """The refusal of a list of parts."""
+    """Return the refusal of a list of parts."""
     return Refusal(ErrorCode.INVALID_VALUE, message, field="parts")

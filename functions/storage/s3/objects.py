@@ -1,4 +1,4 @@
-"""The object store in S3, or any store that speaks its protocol with conditional writes and CRC-64/NVME."""
+"""Store objects in S3, or in a store with S3's protocol, conditional writes and CRC-64/NVME."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ HEADS_IN_PARALLEL = 16
 MAX_COLLISIONS = 5
 PART_ERRORS = frozenset(("InvalidPart", "InvalidPartOrder", "EntityTooSmall", "MalformedXML"))
 NOT_AS_LISTED = frozenset(("InvalidPart", "InvalidPartOrder", "NoSuchKey", "NoSuchUpload"))
-"""Somebody has sent a part once more since the parts were listed, or has ended the upload, or deleted the object."""
+"""Codes after which the listed parts are obsolete: another client replaced a part, ended the upload or deleted the
+object."""
 
 
 class S3ObjectStore:
     """ObjectStore over a low-level S3 client.
 
-    `presigner`: a client whose endpoint is the one that workers reach S3 by; it only signs, and may be `client`.
+    `presigner`: a client with the endpoint by which workers reach S3; the client only signs, and may be `client`.
     `buckets`: physical name by the API's name. `client` must allow `HEADS_IN_PARALLEL` connections.
     """
 
@@ -109,7 +110,7 @@ class S3ObjectStore:
             except ClientError as error:
                 if http_status(error) == 412:
                     return False
-                # 409: another write of this key is under way; which of the two wins is not yet decided.
+                # 409: another write of the key is in progress and may still fail, therefore try again.
                 if http_status(error) != 409:
                     raise
             else:
@@ -209,7 +210,7 @@ class S3ObjectStore:
     def multiparts(self, tenant: str, bucket: str, key: str) -> Sequence[str]:
         place = self._place(tenant, bucket, key)
         with failures_translated():
-            # Listed by key: those of exactly this one come before those of longer ones.
+            # S3 sorts uploads by key, therefore the uploads of this key precede those of longer keys.
             answer = self._client.list_multipart_uploads(Bucket=place["Bucket"], Prefix=place["Key"])
         found = [
             (upload["Initiated"], str(upload["UploadId"]))
@@ -301,7 +302,7 @@ class S3ObjectStore:
         return {"Bucket": self._physical(bucket), "Key": object_key(tenant, key)}
 
     def _presigned(self, operation: str, request: dict[str, Any], expires_s: int) -> str:
-        # Signing asks nobody, but for the credentials, now and then.
+        # Presigning is local; only a refresh of the credentials uses the network.
         with failures_translated():
             url: str = self._presigner.generate_presigned_url(operation, Params=request, ExpiresIn=expires_s)
         return url
@@ -324,7 +325,7 @@ class S3ObjectStore:
 
 
 def _named(part: StoredPart) -> dict[str, Any]:
-    """A part as the request that completes an upload names it."""
+    """Return a part in the form of CompleteMultipartUpload."""
     named: dict[str, Any] = {"PartNumber": part.number, "ETag": quoted(part.etag)}
     return named if part.crc64nvme is None else named | {"ChecksumCRC64NVME": part.crc64nvme}
 

@@ -1,8 +1,8 @@
 """Test that an S3-compatible store verifies checksums and upload URLs, on which committed checkpoints depend.
 
-The control plane never sees the bytes of a checkpoint. It believes the size and the checksum that the store reports,
-and that an upload URL is good for exactly the bytes it was made for. Some stores accept any bytes and report the
-checksum that was claimed (rclone's `serve s3` does): there, damage would be committed as verified.
+The control plane never reads the bytes of a checkpoint. The control plane trusts the size and the checksum that the
+store reports, and relies on upload URLs that accept the declared bytes only. Some stores accept any bytes and report
+the claimed checksum (rclone's `serve s3` does); with such a store the control plane would commit damaged checkpoints.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from functions.domain.ports import ObjectStore
 from functions.storage.s3.crc64 import crc64nvme
 
 TENANT = ".store-check"
-"""No tenant can be called so. What is written for a moment lies below it."""
+"""Tenant of the test objects; no valid tenant name begins with a dot."""
 LIFE_S = 60
 TIMEOUT_S = 20
 _RIGHT, _WRONG = b"the right bytes", b"THE right bytes"
 
 Send = Callable[[str, str, Mapping[str, str], bytes], int]
-"""HTTP method, URL, headers and body to the status of the answer."""
+"""Function from HTTP method, URL, headers and body to the status of the answer."""
 
 
 def send(method: str, url: str, headers: Mapping[str, str], data: bytes) -> int:
-    """One request, as a worker sends it. Raises OSError if the store cannot be reached."""
-    # urllib would add a content type of its own; this one is harmless.
-    request = urllib.request.Request(  # noqa: S310 - the URL is one that we have just signed
+    """Send one request as a worker does; return the status. Raises OSError if the store cannot be reached."""
+    # Without a content type urllib would add the type of a form.
+    request = urllib.request.Request(  # noqa: S310 - this program has signed the URL
         url, data=data, headers={"content-type": "application/octet-stream", **headers}, method=method
     )
     try:
@@ -43,9 +43,9 @@ def send(method: str, url: str, headers: Mapping[str, str], data: bytes) -> int:
 
 
 def missing_promises(objects: ObjectStore, bucket: str, put: Send = send) -> list[str]:
-    """Return a sentence for each unmet requirement; none if the store may be used. Removes its test objects.
+    """Return a sentence for each unmet requirement; empty for a usable store. Removes its test objects.
 
-    Raises what the store raises if it cannot be used at all: StorageUnavailable, ClientError, OSError.
+    Raises StorageUnavailable, ClientError or OSError if the store refuses or does not answer.
     """
     key = secrets.token_hex(8)
     try:
@@ -93,9 +93,9 @@ def _missing(objects: ObjectStore, bucket: str, key: str, put: Send) -> list[str
 
 
 def missing_of_multipart(objects: ObjectStore, bucket: str, put: Send = send) -> list[str]:
-    """Return a sentence for each requirement of multipart uploads that the store does not meet.
+    """Return a sentence for each unmet requirement of multipart uploads. Removes its test objects.
 
-    Only for a store that keeps the other promises. Leaves nothing behind. Raises as `missing_promises` does.
+    The store must pass `missing_promises`. Raises the same errors as `missing_promises`.
     """
     key = secrets.token_hex(8)
     uploads: list[str] = []
@@ -110,7 +110,7 @@ def missing_of_multipart(objects: ObjectStore, bucket: str, put: Send = send) ->
 
 
 def _missing_of_multipart(objects: ObjectStore, bucket: str, key: str, uploads: list[str], put: Send) -> Iterator[str]:
-    """Try an upload of one small part: the last part of an upload may have any size."""
+    """Try an upload of one small part, since the last part of an upload may have any size."""
     if objects.multiparts(TENANT, bucket, key):
         yield "it lists uploads that are not under way"
     upload_id = objects.create_multipart(TENANT, bucket, key, checksummed=True)

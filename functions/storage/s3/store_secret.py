@@ -1,8 +1,8 @@
-"""Credentials of an object store that is not AWS's, from AWS Secrets Manager.
+"""Read the credentials of an object store outside AWS from AWS Secrets Manager.
 
-The secret is JSON, `{"access_key_id": "...", "secret_access_key": "..."}`. It is read when something is first signed,
-so a function that needs no object never reads it, and again before `LIFE` is over: after a rotation the old credentials
-must stay good that long. Until then credentials that the store refuses are only replaced at the next cold start.
+The secret is JSON, `{"access_key_id": "...", "secret_access_key": "..."}`. A function reads the secret before its first
+signature, and again before `LIFE` ends. Therefore the old credentials must stay valid for `LIFE` after a rotation; a
+function with refused credentials reads the new credentials at the end of `LIFE` or at its next cold start.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ MAX_ATTEMPTS = 3
 
 
 class StoreSecretError(Exception):
-    """The secret is there, but does not hold what is needed. The message names it and nothing that is in it."""
+    """The secret contains no credentials; the message names the secret and nothing of its contents."""
 
 
 def keep_credentials_in(secret: str, session: Any) -> None:
-    """Let all clients of a botocore session sign with what the secret says, and with nothing else."""
+    """Make the secret the only source of credentials for the clients of a botocore session."""
     session.register_component("credential_provider", CredentialResolver([_FromSecret(secret)]))
 
 
 def read_secret(secret: str, client: Any | None = None) -> tuple[str, str]:
-    """Access key id and secret access key. Raises StoreSecretError, and botocore's errors."""
+    """Return access key id and secret access key. Raises StoreSecretError, and botocore's errors."""
     text = (client or _secrets_client()).get_secret_value(SecretId=secret).get("SecretString", "")
     try:
         found = json.loads(text)
@@ -39,7 +39,7 @@ def read_secret(secret: str, client: Any | None = None) -> tuple[str, str]:
     except (ValueError, TypeError, KeyError):
         values = None, None
     if not all(isinstance(value, str) and value for value in values):
-        # Not as a cause either: what could not be parsed is the secret itself.
+        # The error has no cause, because the parser's error quotes the secret.
         raise StoreSecretError(
             f'secret {secret!r}: JSON with the texts "access_key_id" and "secret_access_key" is needed'
         ) from None
@@ -47,7 +47,7 @@ def read_secret(secret: str, client: Any | None = None) -> tuple[str, str]:
 
 
 class _FromSecret(CredentialProvider):  # type: ignore[misc]
-    """Provider of credentials for botocore, which asks again before the credentials expire."""
+    """Credential provider for botocore, which requests new credentials before the old credentials expire."""
 
     METHOD = CANONICAL_NAME = "store-secret"
 
@@ -56,7 +56,7 @@ class _FromSecret(CredentialProvider):  # type: ignore[misc]
         self._secret = secret
 
     def load(self) -> DeferredRefreshableCredentials:
-        """Nothing is read before the first signature."""
+        """Return credentials that read the secret at the first signature."""
         return DeferredRefreshableCredentials(refresh_using=self._read, method=self.METHOD)
 
     def _read(self) -> dict[str, str | None]:

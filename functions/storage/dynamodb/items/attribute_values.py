@@ -5,22 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 Item = dict[str, Any]
-"""Attributes by name, `{"pk": {"S": "JOB#..."}, "rev": {"N": "3"}}`; also a key, or a part of a request."""
+"""Attribute values by name, `{"pk": {"S": "JOB#..."}, "rev": {"N": "3"}}`; also a key, or a part of a request."""
 
 
 def number(value: int) -> Item:
-    """Return a number as DynamoDB writes it."""
+    """Encode a number as an attribute value."""
     return {"N": str(value)}
 
 
 def attribute(value: str | int | bool) -> Item:
-    """Return a value as DynamoDB writes it."""
+    """Encode a value as an attribute value."""
     if isinstance(value, bool):
         return {"BOOL": value}
     return number(value) if isinstance(value, int) else {"S": value}
 
 
 def value_of(found: Item) -> str | int | bool:
-    """Return the value in what DynamoDB wrote: the inverse of `attribute`."""
+    """Decode an attribute value; the inverse of `attribute`."""
     ((kind, value),) = found.items()
     return int(value) if kind == "N" else value

@@ -1,4 +1,4 @@
-"""Stored values as JSON text: floats, big numbers and nesting stay exact, on every store alike."""
+"""Encode stored values as JSON text, in which floats, large numbers and nesting stay exact on every store."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from functions.domain.errors import Refusal
 from functions.domain.record_base import Record
 
 MAX_DOCUMENT_BYTES = 350_000
-"""DynamoDB allows 400 KB an item; keys and index attributes need some of it."""
+"""Size limit of a document: DynamoDB allows 400 KB per item, including keys and index attributes."""
 
 R = TypeVar("R", bound=Record)
 
 
 def dump(record: Record) -> str:
-    """Return the record as JSON, without the fields that are stored beside it.
+    """Encode the record as JSON, without the fields that are stored beside the document.
 
-    Fields that have their default value are left out, which makes most items fit into one write unit. So a default that
-    changes would change what is stored: tests/unit/storage/test_storage_documents.py lists them.
+    The document omits fields with default values, so that most items fit into one write unit. Therefore a changed
+    default changes the meaning of stored documents: tests/unit/storage/test_storage_documents.py lists the defaults.
 
-    Raises Refusal(PAYLOAD_TOO_LARGE) if no item could hold it.
+    Raises Refusal(PAYLOAD_TOO_LARGE) if the document exceeds MAX_DOCUMENT_BYTES.
     """
     text = record.model_dump_json(exclude=set(record.BESIDE) or None, exclude_defaults=True)
     size_bytes = len(text.encode())
@@ -34,5 +34,5 @@ def dump(record: Record) -> str:
 
 
 def load(kind: type[R], text: str) -> R:
-    """Return the record in a document."""
+    """Decode the record in a document."""
     return kind.model_validate_json(text)

@@ -21,20 +21,20 @@ def key_item(key: Key) -> Item:
 
 
 def item_of(write: Put) -> Item:
-    """Return the item that a write stores: what conditions and indexes need as attributes, the rest in `doc`."""
+    """Return the item that a write stores: attributes for conditions and indexes, and the document `doc`."""
     beside = {name: attribute(value) for name, value in write.attributes.items()}
     return {**key_item(write.key), **beside, "doc": {"S": dump(write.record)}}
 
 
 def record_of(kind: type[R], item: Item) -> R:
-    """Return the record in an item."""
+    """Decode the record in an item."""
     record = load(kind, item["doc"]["S"])
     beside = {name: value_of(item[name]) for name in kind.BESIDE}
     return record.model_copy(update=beside) if beside else record
 
 
 def put(write: Put, table: str) -> Item:
-    """Return the arguments of a Put under the condition of its write."""
+    """Return the arguments of a Put with the condition of its write."""
     request: Item = {"TableName": table, "Item": item_of(write)}
     if write.seen is None:
         return request
@@ -48,7 +48,7 @@ def put(write: Put, table: str) -> Item:
 
 
 def delete(write: Delete, table: str) -> Item:
-    """Return the arguments of a Delete under the condition of its write."""
+    """Return the arguments of a Delete with the condition of its write."""
     request: Item = {"TableName": table, "Key": key_item(write.key)}
     if write.seen is None:
         return request
