@@ -32,8 +32,8 @@ class Refusal(Exception):  # noqa: N818 - a refusal is a normal outcome, not a f
     @property
     def message(self) -> str:
         """Return the error, then the remedy."""
-        said = self.detail or self.code.meaning
-        return f"{said} {self.code.remedy}"
+        error = self.detail or self.code.meaning
+        return f"{error} {self.code.remedy}"
 
 
 class WriteConflict(Exception):  # noqa: N818 - a normal outcome of optimistic concurrency

@@ -14,7 +14,7 @@ from baton.contract.worker.calls import Directive
 from functions.domain.errors import FenceBroken
 from functions.domain.jobs import transitions as rules
 from functions.domain.jobs.lease_expiry import ReclaimWatermark
-from functions.domain.jobs.lease_fence import LEASE_KEPT_S, REPROOF_WINDOW_S, REVOKED, Fence
+from functions.domain.jobs.lease_fence import LEASE_RETENTION_S, REPROOF_WINDOW_S, REVOKED, Fence
 from functions.domain.jobs.transaction import CheckLease, CloseLease, OpenLease, ReopenLease, Transaction, update_job
 from functions.domain.records import Claimant, Job, Lease
 from functions.domain.table_keys import DUE_BUCKET_S
@@ -288,7 +288,7 @@ def test_the_broom_is_told_only_of_leases_that_ended(ministack: Cloud) -> None:
     assert "ttl" not in ministack.raw("heartbeats", pk=held.job.id)
     ministack.jobs.apply(rules.cancel(held.job, held.attempt, message="", now=NOW + 5))
     row = ministack.raw("heartbeats", pk=held.job.id)
-    assert row["ttl"] == {"N": str(NOW + 5 + LEASE_KEPT_S)}
+    assert row["ttl"] == {"N": str(NOW + 5 + LEASE_RETENTION_S)}
     assert not {"due_pk", "due_at"} & set(row)
     canceled = ministack.jobs.get(held.job.id)
     assert canceled is not None

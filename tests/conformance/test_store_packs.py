@@ -135,7 +135,7 @@ def test_the_broom_is_told_of_condemned_packs_alone(ministack: Cloud) -> None:
     hold(ministack, "me", pack)
     assert "ttl" not in ministack.raw("jobs", **place)
     assert condemn(ministack, pack)
-    assert ministack.raw("jobs", **place)["ttl"] == {"N": str(NOW + rules.CONDEMNED_KEPT_S)}
+    assert ministack.raw("jobs", **place)["ttl"] == {"N": str(NOW + rules.CONDEMNED_RETENTION_S)}
     hold(ministack, "me", pack)
     assert "ttl" not in ministack.raw("jobs", **place)
 

@@ -11,7 +11,7 @@ from baton.contract.names import Scope
 from functions.domain.access.api_keys import ApiKey
 from functions.domain.errors import Refusal, WriteConflict
 from functions.domain.records import TransferGrant
-from functions.storage.dynamodb.tokens import GRANT_KEPT_S, KEY_KEPT_S
+from functions.storage.dynamodb.tokens import GRANT_RETENTION_S, KEY_RETENTION_S
 from tests.conformance.store_kit import NOW, TENANT
 from tests.kits.clouds.paging import all_pages
 from tests.kits.clouds.store_sets import Cloud
@@ -127,9 +127,9 @@ def test_the_broom_is_told(ministack: Cloud) -> None:
     ministack.tokens.put_grant(grant())
     ministack.tokens.put_key(key("lasting"))
     ministack.tokens.put_key(key("ending", expires_at=NOW))
-    assert ministack.raw("tokens", pk="GRANT#t1")["ttl"] == {"N": str(NOW + 60 + GRANT_KEPT_S)}
+    assert ministack.raw("tokens", pk="GRANT#t1")["ttl"] == {"N": str(NOW + 60 + GRANT_RETENTION_S)}
     assert "ttl" not in ministack.raw("tokens", pk="KEY#lasting")
-    assert ministack.raw("tokens", pk="KEY#ending")["ttl"] == {"N": str(NOW + KEY_KEPT_S)}
+    assert ministack.raw("tokens", pk="KEY#ending")["ttl"] == {"N": str(NOW + KEY_RETENTION_S)}
 
 
 def test_no_secret_is_stored(ministack: Cloud) -> None:

@@ -205,7 +205,7 @@ def _decide(jobs: JobStore, seen: JobSnapshot, occasion: Occasion, now: int) -> 
             rules,
             event=occasion,
             now=now,
-            kept=lambda: jobs.commands(job.id),
+            read_commands=lambda: jobs.commands(job.id),
             members=members,
             groups=groups,
         )

@@ -22,7 +22,7 @@ SWEEPER_TIMEOUT_S = 55
 DEAD_AFTER_S = 2 * FUNCTION_TIMEOUT_S
 """Age of a condemnation at which its function has deleted the pack or is dead. The second half allows for clocks that
 differ and for a request that the network delivers late."""
-CONDEMNED_KEPT_S = 86_400
+CONDEMNED_RETENTION_S = 86_400
 """TTL of the item of a condemned pack; exceeds the longest commit."""
 
 

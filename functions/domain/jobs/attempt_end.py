@@ -157,12 +157,12 @@ def requeue(
     expired_at: int | None = None,
     seen_until: int | None = None,
     wait_s: int = 0,
-    told: Mapping[str, Any] | None = None,
+    event_data: Mapping[str, Any] | None = None,
     **updates: Any,
 ) -> Transaction:
     """End the attempt and make the job ready, waiting, paused, or failed for good.
 
-    `told`: additional data of the event.
+    `event_data`: additional data of the event.
     """
     exhausted = retry_policy.cap_reached(
         job.model_copy(update={"counters": add_counts(counters, runtime_s=_ran_s(attempt, now, seen_until))})
@@ -194,7 +194,7 @@ def requeue(
         not_before=not_before,
         **updates,
     )
-    more = dict(told or {})
+    more = dict(event_data or {})
     change = change.with_job(reason=job_reason).with_event(
         _END_EVENTS[end], now, reason=reason.model_dump(), machine_id=attempt.machine_id, not_before=not_before, **more
     )
@@ -263,11 +263,11 @@ def fail_permanently(
         ended_by=ended_by,
         ends=job.ends + 1,
     )
-    said, by = reason.model_dump(), cause_data(ended_by)
+    reason_data, cause = reason.model_dump(), cause_data(ended_by)
     change = change.with_event(
-        EventType.ATTEMPT_FAILED, now, reason=said, machine_id=attempt.machine_id, not_before=None, **by
+        EventType.ATTEMPT_FAILED, now, reason=reason_data, machine_id=attempt.machine_id, not_before=None, **cause
     )
-    return change.with_event(EventType.FAILED, now, **said, **by)
+    return change.with_event(EventType.FAILED, now, **reason_data, **cause)
 
 
 def cause_data(ended_by: EndedBy | None) -> dict[str, Any]:

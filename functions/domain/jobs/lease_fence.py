@@ -24,7 +24,7 @@ FIRST_PROGRESS_FACTOR = 2
 """The first checkpoint of an original client may take this many times as long as the later ones, because the client
 loads models and generates class images first."""
 
-LEASE_KEPT_S = 7 * 86_400
+LEASE_RETENTION_S = 7 * 86_400
 """TTL of a lease row, counted from the end of the lease."""
 
 

@@ -33,10 +33,10 @@ def cap_reached(job: Job) -> Reason | None:
             "lost its machine in a row without committing a checkpoint",
         ),
     )
-    for code, used, allowed, what in budgets:
+    for code, used, allowed, failure in budgets:
         if used >= allowed:
             times = "1 time" if used == 1 else f"{used} times"
-            return Reason(code=code, message=f"{what} {times}; the policy allows {allowed}")
+            return Reason(code=code, message=f"{failure} {times}; the policy allows {allowed}")
     if policy.max_runtime_s is not None and counters.runtime_s >= policy.max_runtime_s:
         return Reason(
             code=ReasonCode.MAX_RUNTIME, message=f"ran for the {policy.max_runtime_s} s that the policy allows"
@@ -46,8 +46,8 @@ def cap_reached(job: Job) -> Reason | None:
 
 def avoided(avoid: dict[str, int], machine_id: str | None, policy: Policy, now: int) -> dict[str, int]:
     """Return the machines to avoid after `machine_id` failed the job, without expired entries."""
-    kept = {machine: until for machine, until in avoid.items() if until > now}
+    until_by_machine = {machine: until for machine, until in avoid.items() if until > now}
     if machine_id and policy.avoid_machine_s:
-        kept[machine_id] = now + policy.avoid_machine_s
-    newest = sorted(kept.items(), key=lambda entry: entry[1], reverse=True)[:MAX_AVOIDED_MACHINES]
+        until_by_machine[machine_id] = now + policy.avoid_machine_s
+    newest = sorted(until_by_machine.items(), key=lambda entry: entry[1], reverse=True)[:MAX_AVOIDED_MACHINES]
     return dict(newest)

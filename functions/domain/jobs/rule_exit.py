@@ -71,7 +71,7 @@ def end_attempt_by_rule(
         fence=fence,
         progress=progress,
         counters=add_counts(job.counters, releases=1),
-        told=cause_data(by),
+        event_data=cause_data(by),
         **{"stale": True, **updates},
     )
     return change if done is None else change.with_event(EventType.ROLLED_BACK, now, **done.model_dump())

@@ -224,7 +224,7 @@ def fail(
         counters=counters,
         # Another machine may try at once if the job avoids this machine.
         wait_s=0 if node_fault and attempt.machine_id in now_avoided else wait_s,
-        told=cause_data(report.ended_by),
+        event_data=cause_data(report.ended_by),
         avoid=now_avoided,
         ended_by=report.ended_by,
     )
@@ -335,15 +335,15 @@ def retry(
     counters = JobCounters(attempts=job.counters.attempts) if reset_counters else job.counters
     spent = {"cost_usd": 0.0, "priced_s": 0} if reset_counters else {}
     current = job.checkpoint_step, job.checkpoint_epoch
-    told = (chosen.step, chosen.epoch) if chosen else (None, None)
-    place = current if keep_checkpoint else told
+    chosen_place = (chosen.step, chosen.epoch) if chosen else (None, None)
+    resume_place = current if keep_checkpoint else chosen_place
     change = update_job(
         job,
         now,
         state=JobState.PENDING,
         counters=counters,
-        branches=job.branches if place == current else job.branches_from(chosen),
-        first_step=job.first_step if place == current or chosen is None else chosen.first_step,
+        branches=job.branches if resume_place == current else job.branches_from(chosen),
+        first_step=job.first_step if resume_place == current or chosen is None else chosen.first_step,
         fruitless_interruptions=0,
         reason=None,
         not_before=None,
@@ -357,8 +357,8 @@ def retry(
         leaving=False,
         commands_void=job.commands_seq,
         ended_by=None,
-        checkpoint_step=place[0],
-        checkpoint_epoch=place[1],
+        checkpoint_step=resume_place[0],
+        checkpoint_epoch=resume_place[1],
         **spent,
     )
     if job.watched:

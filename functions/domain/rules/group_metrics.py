@@ -13,7 +13,7 @@ from baton.contract.rules.metrics import name_in_rules
 from baton.contract.rules.numbers import decode, encode
 from functions.domain.records import MemberRecord, MemberValue
 
-KEPT_S = 30 * 86_400
+RETENTION_S = 30 * 86_400
 """Time that a job counts after its last evaluation."""
 MAX_VALUES = 64
 """Maximum number of values of one job; the values that its newest rules request stay longest."""
@@ -37,15 +37,15 @@ def update_member(
     kept = [MemberValue(metric=name[0], step=name[1], value=known[name]) for name in names[:MAX_VALUES][::-1]]
     if not kept:
         return before
-    if kept == before.values and before.expires_at > now + KEPT_S // 2:
+    if kept == before.values and before.expires_at > now + RETENTION_S // 2:
         return before
-    return MemberRecord(values=kept, expires_at=now + KEPT_S)
+    return MemberRecord(values=kept, expires_at=now + RETENTION_S)
 
 
 def reported_values(progress: Progress) -> dict[str, float | None]:
     """Return the reported metrics by their names in rules; NaN and infinity are values."""
-    said = {**progress.metrics, **{name: decode(word) for name, word in progress.nonfinite.items()}}
-    return {name_in_rules(name): value for name, value in said.items()}
+    reported = {**progress.metrics, **{name: decode(word) for name, word in progress.nonfinite.items()}}
+    return {name_in_rules(name): value for name, value in reported.items()}
 
 
 class GroupMembers:

@@ -71,14 +71,15 @@ class RuleActionExecutor:
         *,
         step: int,
         now: int,
-        kept: Callable[[], Sequence[CommandRecord]],
+        read_commands: Callable[[], Sequence[CommandRecord]],
         groups: Callable[[str], GroupJobs] = _no_groups,
-        look: int = 0,
+        evaluation: int = 0,
         pending: Sequence[ScaleOrder] = (),
     ) -> None:
-        """`attempt`, `lease`: those of the present attempt. `kept` reads the job's commands, `groups` reads a group.
+        """Create an executor for one evaluation, which has the unique number `evaluation`.
 
-        `look`: unique number of the evaluation. `pending`: orders that are not executed yet.
+        `attempt`, `lease`: those of the present attempt. `read_commands` reads the job's commands, `groups` reads a
+        group. `pending`: orders that are not executed yet.
         """
         self._read = job
         self._job = job
@@ -87,13 +88,13 @@ class RuleActionExecutor:
         self._attempt = attempt if self._running else None
         self._lease = lease if self._running and lease is not None and lease.epoch == job.epoch else None
         self._step, self._now = step, now
-        self._read_commands = kept
-        self._kept: list[CommandRecord] | None = None
+        self._read_commands = read_commands
+        self._commands: list[CommandRecord] | None = None
         self._records: list[Event | CommandRecord] = []
         self._dropped: list[Delete] = []
         self._given = 0
         """Number of new commands."""
-        self._read_group, self._look = groups, look
+        self._read_group, self._evaluation = groups, evaluation
         self._groups: dict[str, GroupJobs] = {}
         self._ordered: list[str] = []
         """Groups with a new order."""
@@ -121,8 +122,8 @@ class RuleActionExecutor:
         common = {"rule": verdict.rule, "severity": verdict.severity, "dry_run": dry_run}
         names = [NAMES[type(action)] for action in verdict.actions]
         would = [self._would(action, verdict) for action in verdict.actions if isinstance(action, Scale) and dry_run]
-        said = "; ".join(text for text in (verdict.reason, *would) if text)[:MAX_MESSAGE_CHARS]
-        self.add_event(_EVENTS[verdict.state], **common, operands=operands, actions=names, message=said)
+        message = "; ".join(text for text in (verdict.reason, *would) if text)[:MAX_MESSAGE_CHARS]
+        self.add_event(_EVENTS[verdict.state], **common, operands=operands, actions=names, message=message)
         if dry_run:
             return
         became: dict[str, list[tuple[str, str]]] = {"action.applied": [], "action.rejected": []}
@@ -137,20 +138,20 @@ class RuleActionExecutor:
                 became["action.applied"].append((name, done))
         for type_, actions in became.items():
             if actions:
-                said = "; ".join(text for _, text in actions)[:MAX_MESSAGE_CHARS]
-                self.add_event(type_, **common, actions=[name for name, _ in actions], message=said)
+                message = "; ".join(text for _, text in actions)[:MAX_MESSAGE_CHARS]
+                self.add_event(type_, **common, actions=[name for name, _ in actions], message=message)
 
     def change(self) -> Transaction | None:
         """Return the transaction of all decisions; None if there are none."""
         if self._end is None:
-            return self._told()
+            return self._records_change()
         change = self._with_records(self._end)
         direct = change.lease
         if isinstance(direct, DirectLease) and self._given:
             change = change.replacing(direct, replace(direct, commands_seq=change.job.commands_seq))
         return change
 
-    def _told(self) -> Transaction | None:
+    def _records_change(self) -> Transaction | None:
         if not self._records:
             return None
         change = self._with_records(update_job(self._job, self._now))
@@ -202,7 +203,7 @@ class RuleActionExecutor:
         if action.group not in self._groups:
             self._groups[action.group] = self._read_group(action.group)
         order = ScaleOrder(
-            number=f"{self._look}.{len(self.orders) - self._pending}",
+            number=f"{self._evaluation}.{len(self.orders) - self._pending}",
             rule=verdict.rule,
             revision=self._job.rules_revision,
             step=self._step,
@@ -226,8 +227,8 @@ class RuleActionExecutor:
             raise NotDoneError("its worker knows no commands")
         if self._given >= MAX_COMMANDS_AT_ONCE:
             raise NotDoneError(f"{MAX_COMMANDS_AT_ONCE} commands were given at this moment already")
-        if self._kept is None:
-            self._kept = list(self._read_commands())
+        if self._commands is None:
+            self._commands = list(self._read_commands())
         try:
             request = CommandRequest(**asked)
         except ValueError as error:
@@ -239,16 +240,16 @@ class RuleActionExecutor:
         }
         if ends:
             more["expires_at"] = self._now + STOP_COMMAND_LIFE_S
-        change = steering.add_command(self._job, self._kept, request, key_sha256=None, now=self._now, more=more)
+        change = steering.add_command(self._job, self._commands, request, key_sha256=None, now=self._now, more=more)
         (given,) = change.records(CommandRecord)
         gone = {one.key for one in change.deletes}
-        self._kept = [*(one for one in self._kept if one.key(self._job.id, one.seq) not in gone), given]
+        self._commands = [*(one for one in self._commands if one.key(self._job.id, one.seq) not in gone), given]
         self._records.append(given)
         self._given += 1
         self._dropped += change.deletes
         self._job = self._job.model_copy(update={"commands_seq": given.seq})
-        who = "the training is told" if self._running else "the next training will be told"
-        return f"{who}: command {given.seq}, {given.kind}"
+        recipient = "the training is told" if self._running else "the next training will be told"
+        return f"{recipient}: command {given.seq}, {given.kind}"
 
     def _require_going_on(self) -> None:
         if self._end is not None:
@@ -256,7 +257,7 @@ class RuleActionExecutor:
 
     def _move(self, decide_scaling: Callable[[EndedBy], tuple[Transaction, str]], verdict: Verdict) -> str:
         self._require_going_on()
-        why = verdict.reason or ", ".join(f"{one.text} = {_said(one.value)}" for one in verdict.operands)
+        why = verdict.reason or ", ".join(f"{one.text} = {_format_value(one.value)}" for one in verdict.operands)
         by = EndedBy(
             rule=verdict.rule, revision=self._job.rules_revision, step=self._step, message=why[:MAX_MESSAGE_CHARS]
         )
@@ -278,17 +279,17 @@ class RuleActionExecutor:
             attempt = attempt.model_copy(update={"failure_class": FailureClass.STOPPED_BY_RULE})
             updates |= self._of_attempt()
         change = end_job(self._job, attempt, AttemptEnd.FAILED, self._now, reason=reason, **updates)
-        said, who = reason.model_dump(), cause_data(by)
+        reason_data, cause = reason.model_dump(), cause_data(by)
         if attempt is not None:
             change = change.with_event(
                 EventType.ATTEMPT_FAILED,
                 self._now,
-                reason=said,
+                reason=reason_data,
                 machine_id=attempt.machine_id,
                 not_before=None,
-                **who,
+                **cause,
             )
-        return change.with_event(EventType.FAILED, self._now, **said, **who), "the job has failed"
+        return change.with_event(EventType.FAILED, self._now, **reason_data, **cause), "the job has failed"
 
     def _pause(self, by: EndedBy) -> tuple[Transaction, str]:
         change = transitions.pause(self._job, message=describe_cause(by), now=self._now, code=ReasonCode.PAUSED_BY_RULE)
@@ -319,7 +320,7 @@ class RuleActionExecutor:
             now,
             fence=None,
             counters=add_counts(job.counters, releases=1),
-            told=cause_data(by),
+            event_data=cause_data(by),
             stale=True,
             ended_by=by,
             avoid=avoid,
@@ -340,7 +341,7 @@ class RuleActionExecutor:
         }
 
 
-def _said(value: float | bool | None) -> str:
+def _format_value(value: float | bool | None) -> str:
     if value is None:
         return "unknown"
     return str(value).lower() if isinstance(value, bool) else format(value, ".6g")

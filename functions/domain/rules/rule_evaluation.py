@@ -102,14 +102,15 @@ def evaluate_rules(
     *,
     event: str,
     now: int,
-    kept: Callable[[], Sequence[CommandRecord]],
+    read_commands: Callable[[], Sequence[CommandRecord]],
     members: Mapping[str, MemberRecord] | None = None,
     groups: Callable[[str], GroupJobs] | None = None,
 ) -> EvaluationResult:
     """Evaluate a job's rules at `now`.
 
-    `event`: `heartbeat`, `timer` or `state`. `kept` reads the job's commands, `groups` reads the jobs of a group that a
-    rule scales. `members`: values of the job's group; None for a job without a group or rules that read no group.
+    `event`: `heartbeat`, `timer` or `state`. `read_commands` reads the job's commands, `groups` reads the jobs of a
+    group that a rule scales. `members`: values of the job's group; None for a job without a group or rules that read no
+    group.
     """
     job, before = seen.job, seen.rule_state
     progress = _unseen(seen)
@@ -124,11 +125,19 @@ def evaluate_rules(
     more: dict[str, Any] = {} if groups is None else {"groups": groups}
     pending = before.orders if before is not None else []
     executor = RuleActionExecutor(
-        seen.job, seen.attempt, seen.lease, step=step, now=now, kept=kept, look=version, pending=pending, **more
+        seen.job,
+        seen.attempt,
+        seen.lease,
+        step=step,
+        now=now,
+        read_commands=read_commands,
+        evaluation=version,
+        pending=pending,
+        **more,
     )
-    evaluator, told = _restored(rules, group, before, job.rules_revision)
-    if told:
-        executor.add_event("rule.updated", severity="info", message=told)
+    evaluator, message = _restored(rules, group, before, job.rules_revision)
+    if message:
+        executor.add_event("rule.updated", severity="info", message=message)
     observed = {**_of_another_machine(rules, seen), **_observed(evaluator, progress, before), **measure_job(seen, now)}
     values: Callable[[], Mapping[str, float | None]] = evaluator.values
     for verdict in evaluator.observe(observed, step=step, now=float(now), event=event):
@@ -145,7 +154,7 @@ def evaluate_rules(
         member=member,
         orders=executor.orders,
     )
-    return _looked(executor, after)
+    return _result(executor, after)
 
 
 def asks_for_group(rules: RuleSet) -> bool:
@@ -158,7 +167,7 @@ def record_failure(seen: JobSnapshot, error: str, *, now: int, severity: str = "
     before = seen.rule_state or RuleStateRecord(version=0)
     anew = before.revision != seen.job.rules_revision
     errors = (0 if anew else before.errors) + 1
-    executor = RuleActionExecutor(seen.job, seen.attempt, seen.lease, step=_step(seen), now=now, kept=list)
+    executor = RuleActionExecutor(seen.job, seen.attempt, seen.lease, step=_step(seen), now=now, read_commands=list)
     last = "; they are switched off until there is another revision" if errors == MAX_ERRORS else ""
     message = f"the rules cannot be checked in the control plane: {error[:MAX_ERROR_CHARS]}{last}"
     executor.add_event("rule.error", severity=severity, message=message)
@@ -172,7 +181,7 @@ def record_failure(seen: JobSnapshot, error: str, *, now: int, severity: str = "
             "next_at": None if errors >= MAX_ERRORS and not before.orders else _next_at(before, now),
         }
     )
-    return _looked(executor, after)
+    return _result(executor, after)
 
 
 def has_nothing_to_evaluate(job: Job, rule_state: RuleStateRecord | None) -> bool:
@@ -271,16 +280,16 @@ def _restored(
     """Return the evaluator in its stored state, and the text of an event about the restoration, or ""."""
     evaluator = Evaluator(rules, group)
     same = before is not None and before.revision == revision
-    told = "" if same else f"revision {revision} is in force in the control plane"
+    message = "" if same else f"revision {revision} is in force in the control plane"
     if before is None or before.state is None:
-        return evaluator, told
+        return evaluator, message
     try:
-        kept = evaluator.load_state_dict(unpack_state(before.state))
+        restored = evaluator.load_state_dict(unpack_state(before.state))
     except (StateError, ValueError, zlib.error) as error:
-        told = told or f"revision {revision} goes on in the control plane"
-        return Evaluator(rules, group), f"{told}; all counters begin anew: {error}"
-    anew = [f"{one.rule} ({one.reason})" for one in kept if not one.kept]
-    return evaluator, f"{told}; counters begin anew: {', '.join(anew)}" if told and anew else told
+        message = message or f"revision {revision} goes on in the control plane"
+        return Evaluator(rules, group), f"{message}; all counters begin anew: {error}"
+    anew = [f"{one.rule} ({one.reason})" for one in restored if not one.kept]
+    return evaluator, f"{message}; counters begin anew: {', '.join(anew)}" if message and anew else message
 
 
 def pack_state(state: Mapping[str, Any]) -> str:
@@ -300,7 +309,7 @@ def _next_at(before: RuleStateRecord | None, now: int) -> int:
     return now + EVALUATION_INTERVAL_S
 
 
-def _looked(executor: RuleActionExecutor, after: RuleStateRecord) -> EvaluationResult:
+def _result(executor: RuleActionExecutor, after: RuleStateRecord) -> EvaluationResult:
     change = executor.change()
     if change is None:
         return EvaluationResult(rule_state=after)

@@ -26,7 +26,7 @@ GROUP_TAG = "group"
 MAX_MESSAGE_CHARS = 1000
 MAX_ORDERS = 5
 """Pending orders of one job: the rule state is one item, and each order adds a write to its transaction."""
-KEPT_S = 30 * 86_400
+RETENTION_S = 30 * 86_400
 """Time that a group's record outlives its last decision."""
 STOP_COMMAND_LIFE_S = 366 * 86_400
 """Life of a stop command of a rule, which the rule does not repeat and without which the job never ends."""
@@ -94,7 +94,7 @@ def decide_scaling(group: GroupJobs, action: Scale, order: ScaleOrder, *, job_id
         update={
             "copies": [*group.record.copies, *born],
             "leaving": [*group.record.leaving, *leaving],
-            "expires_at": now + KEPT_S,
+            "expires_at": now + RETENTION_S,
         }
     )
     after = replace(group, record=record, uncreated=group.uncreated.union(born), leaving=group.leaving.union(leaving))
@@ -110,8 +110,8 @@ def _copied(group: GroupJobs, action: Scale, order: ScaleOrder) -> ScaleDecision
     number = min(action.delta, room)
     cut = f" of {action.delta}: the rule allows {action.most} jobs at most" if number < action.delta else ""
     copies = "1 copy" if number == 1 else f"{number} copies"
-    said = f"group {group.name!r} has {_jobs(group.count)}: {copies} of job {source.id}{cut}"
-    return ScaleDecision(order.model_copy(update={"source": source.id, "copies": number}), said, group)
+    message = f"group {group.name!r} has {_jobs(group.count)}: {copies} of job {source.id}{cut}"
+    return ScaleDecision(order.model_copy(update={"source": source.id, "copies": number}), message, group)
 
 
 def _taken_out(group: GroupJobs, action: Scale, order: ScaleOrder, job_id: str) -> ScaleDecision:
@@ -132,8 +132,8 @@ def _taken_out(group: GroupJobs, action: Scale, order: ScaleOrder, job_id: str) 
     bound = f": the rule wants {_jobs(action.least)} at least" if action.least else ""
     cut = f" of {-action.delta}{bound}" if len(chosen) < -action.delta else ""
     names = ", ".join(job.id for job in chosen)
-    said = f"group {group.name!r} has {_jobs(group.count)}: {len(chosen)} taken out{cut}: {names}"
-    return ScaleDecision(order.model_copy(update={"leaving": [job.id for job in chosen]}), said, group)
+    message = f"group {group.name!r} has {_jobs(group.count)}: {len(chosen)} taken out{cut}: {names}"
+    return ScaleDecision(order.model_copy(update={"leaving": [job.id for job in chosen]}), message, group)
 
 
 def _goes_on(job: Job) -> bool:
@@ -163,7 +163,7 @@ def copy_job(
         rules=first,
         watched=source.watched and first is not None,
     )
-    return change.with_job(copy_of=source.id).with_event_data(copy_of=source.id, **_whose(order, by_job))
+    return change.with_job(copy_of=source.id).with_event_data(copy_of=source.id, **_order_data(order, by_job))
 
 
 def remove_job(
@@ -187,9 +187,14 @@ def remove_job(
     more = {"rule": order.rule, "expires_at": now + STOP_COMMAND_LIFE_S}
     change = steering.add_command(job, kept, asked, key_sha256=None, now=now, more=more)
     change = change.with_job(leaving=True, left_epoch=job.epoch, **left)
-    said = f"{message}: command {change.job.commands_seq}, stop"
+    event_message = f"{message}: command {change.job.commands_seq}, stop"
     return change.with_event(
-        EventType.ACTION_APPLIED, now, **_place(job), actions=["scale"], message=said, **_whose(order, by_job)
+        EventType.ACTION_APPLIED,
+        now,
+        **_place(job),
+        actions=["scale"],
+        message=event_message,
+        **_order_data(order, by_job),
     )
 
 
@@ -220,14 +225,14 @@ def _canceled(job: Job, message: str, order: ScaleOrder, *, by_job: str, now: in
     reason = Reason(code=ReasonCode.CANCELED_BY_RULE, message=message)
     ended_by = EndedBy(rule=order.rule, step=_place(job)["step"], message=message)
     change = change.with_job(reason=reason, ended_by=ended_by, left_by=_name(order, by_job))
-    return change.with_event_data(**_whose(order, by_job))
+    return change.with_event_data(**_order_data(order, by_job))
 
 
 def _place(job: Job) -> dict[str, Any]:
     return {"place": "control_plane", "step": job.progress.step if job.progress is not None else 0}
 
 
-def _whose(order: ScaleOrder, by_job: str) -> dict[str, Any]:
+def _order_data(order: ScaleOrder, by_job: str) -> dict[str, Any]:
     return {"rule": order.rule, "by_job": by_job, "group": order.group}
 
 
@@ -246,7 +251,7 @@ def settle_orders(record: ScalingRecord, orders: Iterable[ScaleOrder], lost: Ite
 
 def add_failure_event(change: Transaction, order: ScaleOrder, why: str, *, now: int) -> Transaction:
     """Return the change of the rule's job with the event of an order that failed completely or in part."""
-    told = {"revision": order.revision, "at": now, "rule": order.rule, "severity": "error", "dry_run": False}
-    said = f"group {order.group!r}: {why}"[:MAX_MESSAGE_CHARS]
+    common = {"revision": order.revision, "at": now, "rule": order.rule, "severity": "error", "dry_run": False}
+    message = f"group {order.group!r}: {why}"[:MAX_MESSAGE_CHARS]
     place = {"place": "control_plane", "step": order.step}
-    return change.with_event(EventType.ACTION_FAILED, now, **place, **told, actions=["scale"], message=said)
+    return change.with_event(EventType.ACTION_FAILED, now, **place, **common, actions=["scale"], message=message)

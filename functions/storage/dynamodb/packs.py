@@ -38,7 +38,7 @@ class DynamoPackStore:
         return all(self._updated([pack_items.hold(tenant, job_id, one, _version()) for one in sightings]))
 
     def remove_references(self, tenant: str, job_id: str, writes: Sequence[PackWrite]) -> set[str]:
-        done = self._updated([pack_items.let_go(tenant, job_id, write, _version()) for write in writes])
+        done = self._updated([pack_items.remove_reference(tenant, job_id, write, _version()) for write in writes])
         return {write.pack.blake3 for write, well in zip(writes, done, strict=True) if not well}
 
     def mark_suspect(self, tenant: str, job_id: str, digests: Iterable[str]) -> None:

@@ -16,10 +16,10 @@ from functions.storage.dynamodb.reads import get_item, query
 from functions.storage.failures import error_code, failures_translated
 from functions.storage.paging import keys_list, page
 
-KEY_KEPT_S = 30 * 86_400
+KEY_RETENTION_S = 30 * 86_400
 """How long an API key that has expired is kept, so that its user is told so."""
 
-GRANT_KEPT_S = 86_400
+GRANT_RETENTION_S = 86_400
 
 
 class DynamoTokenStore(DynamoKeyReader):
@@ -60,7 +60,7 @@ class DynamoTokenStore(DynamoKeyReader):
             "pk": {"S": table_keys.grant_pk(grant.token_sha256)},
             "purpose": {"S": grant.purpose},
             "expires_at": number(grant.expires_at),
-            "ttl": number(grant.expires_at + GRANT_KEPT_S),
+            "ttl": number(grant.expires_at + GRANT_RETENTION_S),
             "doc": {"S": dump(grant)},
         }
         with failures_translated():
@@ -96,7 +96,7 @@ class DynamoTokenStore(DynamoKeyReader):
         if key.revoked_at is not None:
             item["revoked_at"] = number(key.revoked_at)
         if key.expires_at is not None:
-            item["ttl"] = number(key.expires_at + KEY_KEPT_S)
+            item["ttl"] = number(key.expires_at + KEY_RETENTION_S)
         try:
             with failures_translated():
                 self._client.put_item(TableName=self._table, Item=item, ConditionExpression=condition)

@@ -14,7 +14,7 @@ from functions.storage.failures import failures_translated
 from functions.storage.paging import deliveries_list, page
 from functions.storage.tables import WEBHOOKS
 
-DELIVERY_KEPT_S = 30 * 86_400
+DELIVERY_RETENTION_S = 30 * 86_400
 MAX_FOUND = 100
 """Webhooks of a tenant that one query reads: the API allows far fewer."""
 
@@ -56,7 +56,7 @@ class DynamoWebhookStore:
             {
                 "pk": {"S": table_keys.deliveries_pk(delivery.webhook_id)},
                 "sk": {"S": table_keys.delivery_sk(*delivery.place)},
-                "ttl": number(delivery.last_at + DELIVERY_KEPT_S),
+                "ttl": number(delivery.last_at + DELIVERY_RETENTION_S),
                 "doc": {"S": dump(delivery)},
             }
         )

@@ -42,7 +42,7 @@ def running(price: float | None = None, progress: Progress | None = None, **fiel
 def decided(
     seen: JobSnapshot, text: str, *, event: str = "timer", now: int = NOW, kept: Any = list
 ) -> EvaluationResult:
-    return evaluate_rules(seen, control_plane_rules(text), event=event, now=now, kept=kept)
+    return evaluate_rules(seen, control_plane_rules(text), event=event, now=now, read_commands=kept)
 
 
 def test_what_is_known_of_a_job_that_waits() -> None:
@@ -151,8 +151,8 @@ def test_commands_come_with_word_in_the_lease() -> None:
         for seq in range(1, 101)
     ]
     seen = running(counters=JobCounters(failures=1), commands_seq=100)
-    looked = decided(seen, HERE % "[save, {set: {knob: lr, value: 0.1, max: 1}}]", kept=lambda: kept)
-    change = looked.change
+    result = decided(seen, HERE % "[save, {set: {knob: lr, value: 0.1, max: 1}}]", kept=lambda: kept)
+    change = result.change
     assert change is not None
     assert [(one.seq, one.kind, one.rule, one.revision) for one in change.records(CommandRecord)] == [
         (101, "save", "here", 1),
@@ -205,7 +205,9 @@ def test_a_newer_look_s_report_is_not_replaced_by_an_older_one() -> None:
 def test_a_group_that_a_job_is_not_in_is_not_known() -> None:
     text = "rules: [{name: here, when: group_count(loss) >= 0, do: stop}]"
     seen = running(progress=Progress(step=1, metrics={"loss": 1.0}, reported_at=NOW))
-    alone = evaluate_rules(seen, control_plane_rules(text), event="heartbeat", now=NOW, kept=list, members=None)
+    alone = evaluate_rules(
+        seen, control_plane_rules(text), event="heartbeat", now=NOW, read_commands=list, members=None
+    )
     (status,) = describe_rules(control_plane_rules(text), alone.rule_state, seen.job.id, None)
     assert status.state == "unknown" and alone.rule_state.member == MemberRecord()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from baton.contract.jobs.job import Progress
 from baton.contract.worker.calls import Directive
 from functions.domain import table_keys
-from functions.domain.jobs.lease_fence import LEASE_KEPT_S, REPROOF_WINDOW_S, REVOKED, Fence
+from functions.domain.jobs.lease_fence import LEASE_RETENTION_S, REPROOF_WINDOW_S, REVOKED, Fence
 from functions.domain.jobs.transaction import CloseLease, LeaseGuard, LeaseWrite, OpenLease, ReopenLease
 from functions.domain.records import Claimant, Lease
 from functions.storage.dynamodb.items.attribute_values import Item, attribute, number
@@ -195,7 +195,7 @@ def action(write: LeaseWrite, table: str) -> Item:
         case CloseLease():
             sets += ["closed = :closed", "#ttl = :ttl"]
             removes = ["due_pk", "due_at"]
-            values |= {":closed": {"S": write.closed}, ":ttl": number(write.now + LEASE_KEPT_S)}
+            values |= {":closed": {"S": write.closed}, ":ttl": number(write.now + LEASE_RETENTION_S)}
             if write.guard.or_absent:
                 # A user's command goes through even if the row is lost: the row must be readable then.
                 sets += ["epoch = :of", "tenant = if_not_exists(tenant, :owner)"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baton.contract.checkpoints.manifest import Pack
 from functions.domain import table_keys
-from functions.domain.checkpoints.packs import CONDEMNED_KEPT_S, CondemnPack, PackSnapshot, PackWrite
+from functions.domain.checkpoints.packs import CONDEMNED_RETENTION_S, CondemnPack, PackSnapshot, PackWrite
 from functions.domain.records import PackRecord
 from functions.storage.dynamodb.items.attribute_values import Item, number
 
@@ -54,15 +54,15 @@ def hold(tenant: str, job_id: str, sighting: PackSnapshot, version: str) -> Item
     }
 
 
-def let_go(tenant: str, job_id: str, write: PackWrite, version: str) -> Item:
-    """Return the arguments of the UpdateItem that condemns or releases, `packs.may_let_go` its condition."""
+def remove_reference(tenant: str, job_id: str, write: PackWrite, version: str) -> Item:
+    """Return the arguments of the UpdateItem that condemns or releases, with the condition of `packs.may_release`."""
     values: Item = {":version": {"S": version}}
     condition = _as_seen(write.seen, values)
     names = {"#version": "version"}
     if isinstance(write, CondemnPack):
         names = _NAMES
         update = "SET condemned_at = :at, #ttl = :ttl, #version = :version REMOVE jobs, doubted"
-        values |= {":at": number(write.at), ":ttl": number(write.at + CONDEMNED_KEPT_S)}
+        values |= {":at": number(write.at), ":ttl": number(write.at + CONDEMNED_RETENTION_S)}
         if write.seen is None:
             update = update.replace("SET ", f"SET {_DECLARED}, ")
             values |= _declared(write.pack)
