@@ -154,7 +154,7 @@ def _evaluate_once(
 def _execute_scale_orders(
     jobs: JobStore, job: Job, rule_state: RuleStateRecord, *, occasion: Occasion, now: int
 ) -> RuleStateRecord:
-    """Execute scale orders; return the remaining state. A call that waits for an answer executes fewer of them."""
+    """Execute scale orders; return the remaining state. A call of a user or worker executes fewer orders."""
     from functions.api.rules.group_scaling import JOBS_PER_CALL, JOBS_PER_SWEEP, ScaleOrderExecutor
 
     try:
@@ -180,7 +180,7 @@ def _publish_member(jobs: JobStore, job: Job, member: MemberRecord) -> None:
 
 
 def read_members(jobs: JobStore, job: Job, rules: RuleSet, now: int) -> Members | None:
-    """Return the members of the job's group; None, without a read, if no rule uses the group or the job has none."""
+    """Return the members of the job's group; None, without a read, without a group or a rule that reads it."""
     from functions.domain.rules.rule_evaluation import asks_for_group
 
     group = job.spec.tags.get(GROUP_TAG)

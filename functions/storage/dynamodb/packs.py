@@ -1,4 +1,4 @@
-"""Store the holders of packs in DynamoDB, as items of the jobs table."""
+"""Store the references of jobs to packs in DynamoDB, as items of the jobs table."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class DynamoPackStore:
         return _in_parallel([partial(self._update, request) for request in requests])
 
     def _update(self, request: Item) -> bool:
-        """Send one UpdateItem; return False if its condition was not met."""
+        """Send one UpdateItem; return False if its condition failed."""
         try:
             with failures_translated():
                 self._client.update_item(TableName=self._table, **request)
@@ -65,12 +65,12 @@ class DynamoPackStore:
 
 
 def _version() -> str:
-    """Return a version that no write has had before."""
+    """Return a new, unique version."""
     return secrets.token_urlsafe(12)
 
 
 def _in_parallel(calls: Sequence[Callable[[], bool]]) -> list[bool]:
-    """Run all calls and return their answers; raise the error of one of them once all have ended."""
+    """Run all calls and return their answers; after the end of all calls raise the first error."""
     if len(calls) < 2:
         return [call() for call in calls]
     with ThreadPoolExecutor(min(len(calls), WRITES_IN_PARALLEL)) as pool:

@@ -1,4 +1,4 @@
-"""API keys and transfer tokens in DynamoDB. Both are kept as digests only."""
+"""Store API keys and transfer tokens in DynamoDB, as digests only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from functions.storage.failures import error_code, failures_translated
 from functions.storage.paging import keys_list, page
 
 KEY_RETENTION_S = 30 * 86_400
-"""How long an API key that has expired is kept, so that its user is told so."""
+"""TTL of an API key after its expiry, so that the API can answer "expired" instead of "unknown"."""
 
 GRANT_RETENTION_S = 86_400
 

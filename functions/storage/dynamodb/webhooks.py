@@ -16,7 +16,7 @@ from functions.storage.tables import WEBHOOKS
 
 DELIVERY_RETENTION_S = 30 * 86_400
 MAX_FOUND = 100
-"""Webhooks of a tenant that one query reads: the API allows far fewer."""
+"""Webhooks of a tenant that one query reads, far more than the API allows."""
 
 
 class DynamoWebhookStore:

@@ -1,6 +1,6 @@
 """Convert leases to DynamoDB items and back, and fences and guards to conditions.
 
-Absent attributes stand for None and, for `closed`, for an attempt that lives.
+An absent attribute means None; an absent `closed` means a live attempt.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from functions.storage.dynamodb.items.attribute_values import Item, attribute, n
 
 _TEXTS = ("token_sha256", "ring_token_sha256", "machine_id", "phase")
 _COUNTS = ("rules_revision", "commands_seq", "rules_in_force", "rules_rejected")
-"""Absent while 0."""
+"""Number attributes that a row omits while they are 0."""
 
 
 def to_item(lease: Lease) -> Item:
-    """Return the row of a lease that is opened: `due_at` puts it into the index of leases that may run out."""
+    """Return the row of a new lease. `due_pk` and `due_at` add the row to the index `due` of open leases."""
     opened_at = lease.expires_at - lease.duration_s
     item: Item = {
         "pk": {"S": lease.job_id},
@@ -55,7 +55,7 @@ def to_item(lease: Lease) -> Item:
 
 
 def from_item(item: Item) -> Lease:
-    """Return the lease in a row."""
+    """Decode the lease in a row."""
     progress = _text(item, "progress")
     return Lease.model_validate(
         {
@@ -170,7 +170,7 @@ def _recovery_condition(fence: Fence) -> tuple[str, Item]:
 
 
 def action(write: LeaseWrite, table: str) -> Item:
-    """Return a lease write as an action of a transaction. A failed condition answers with the row that was found."""
+    """Return a lease write as an action of a transaction. A failed condition returns the stored row."""
     if isinstance(write, OpenLease):
         return {
             "Put": {
@@ -197,7 +197,7 @@ def action(write: LeaseWrite, table: str) -> Item:
             removes = ["due_pk", "due_at"]
             values |= {":closed": {"S": write.closed}, ":ttl": number(write.now + LEASE_RETENTION_S)}
             if write.guard.or_absent:
-                # A user's command goes through even if the row is lost: the row must be readable then.
+                # The write succeeds without a row, therefore it sets every attribute that `from_item` requires.
                 sets += ["epoch = :of", "tenant = if_not_exists(tenant, :owner)"]
                 sets += [f"{name} = if_not_exists({name}, :zero)" for name in ("duration_s", "heartbeat_interval_s")]
                 sets.append("expires_at = if_not_exists(expires_at, :now)")

@@ -1,4 +1,4 @@
-"""Encode packs as DynamoDB items, and the conditions of functions/domain/checkpoints/packs.py. Absent means None."""
+"""Convert packs to DynamoDB items and back, and the decisions of domain/checkpoints/packs.py to conditions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def key(tenant: str, blake3: str) -> Item:
 
 
 def from_item(item: Item) -> PackRecord:
-    """Return the record in an item."""
+    """Decode the record in an item."""
     _, _, name = item["pk"]["S"].partition("#")
     tenant, _, blake3 = name.rpartition("#")
     return PackRecord(
@@ -34,7 +34,7 @@ def from_item(item: Item) -> PackRecord:
 
 
 def hold(tenant: str, job_id: str, sighting: PackSnapshot, version: str) -> Item:
-    """Return the arguments of the UpdateItem that adds a holder, `packs.may_hold` its condition."""
+    """Return the UpdateItem that adds a job's reference; its condition expresses `packs.may_reference`."""
     pack, seen = sighting.pack, sighting.record
     values: Item = {":job": {"SS": [job_id]}, ":version": {"S": version}, **_declared(pack)}
     if seen is None or seen.condemned_at is not None:
@@ -79,7 +79,7 @@ def remove_reference(tenant: str, job_id: str, write: PackWrite, version: str) -
 
 
 def _as_seen(seen: PackRecord | None, values: Item) -> str:
-    """Return the condition that the item is as it was read; None stands for no item."""
+    """Return the condition that the item is unchanged since the read. `seen` None: no item existed."""
     if seen is None:
         return "attribute_not_exists(pk)"
     if seen.version is None:
