@@ -38,7 +38,7 @@ class StageSettings:
     alarm_email: str = ""
     """E-mail address for alarms; AWS asks the address for confirmation. Empty: no mail."""
     ring_sample_days: int = 0
-    """Age in days at which S3 deletes ring samples, including listed ones; 0 disables the deletion."""
+    """Age in days at which S3 deletes ring samples, including listed samples; 0 disables the deletion."""
     original_progress_s: int = 6 * 3600
     """Seconds that a client of the original keeps its job without `/progress`; twice as long before its first call."""
     max_requests_per_s: int = 500

@@ -43,8 +43,8 @@ class ControlPlaneSettings(BaseModel):
     Unset: the credentials of the function's role.
     """
     multipart: bool = True
-    """Multipart uploads; false for a store without the required ones (store_conformance.py), where each large file is
-    one PUT."""
+    """True if files are uploaded in parts; false for a store without the required multipart uploads
+    (store_conformance.py), where each large file is one PUT."""
     samples_expire: bool = False
     """Expiry of ring samples by the bucket's lifecycle: if true, the uploads carry the tag that the lifecycle rule
     selects."""
@@ -63,7 +63,7 @@ class ControlPlaneSettings(BaseModel):
     sweep_interval_s: Annotated[float, Field(gt=0, le=3600)] = SWEEP_INTERVAL_S
     """Seconds between two runs of the sweeper."""
     probe_url: str | None = None
-    """Address to which the sweeper sends a heartbeat with an unknown key before it revokes leases: a refusal of the key
+    """Address to which the sweeper sends a heartbeat with an unknown key before revoking leases: a refusal of the key
     proves that gateway, authorizer, and the function of heartbeats answer. Unset: only gaps between the sweeper's runs
     reveal outages."""
     url_life_s: Annotated[int, Field(ge=60, le=LONGEST_URL_LIFE_S)] = 900

@@ -91,7 +91,7 @@ def _grant(role: iam.Role, access: FunctionAccess, tables: Tables, buckets: Buck
 
 
 def _own_store(stage: StageSettings) -> dict[str, str]:
-    """Return the settings of the stage's own object store; empty without one."""
+    """Return the settings of the stage's own object store; empty if the stage uses buckets of AWS."""
     if not stage.has_own_store:
         return {}
     return {

@@ -75,7 +75,7 @@ class Buckets(Construct):
             enforce_ssl=True,
             minimum_tls_version=1.2,
             object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
-            # A failed first deployment deletes its buckets: without a physical name the next could not adopt them.
+            # A failed first deployment deletes its buckets, because the next deployment cannot adopt unnamed buckets.
             removal_policy=RemovalPolicy.DESTROY if stage.disposable else RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE,
             lifecycle_rules=[
                 s3.LifecycleRule(

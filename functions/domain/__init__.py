@@ -1,1 +1,1 @@
-"""Decide, without I/O, what a job may do next. Callers hand in clock, randomness and records."""
+"""Decide the next state of jobs, without I/O. Callers pass clock, randomness and records."""

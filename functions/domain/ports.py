@@ -156,7 +156,7 @@ class LeaseStore(Protocol):
     """Leases of attempts."""
 
     def heartbeat(self, fence: Fence, progress: Progress | None, phase: str | None) -> Lease:
-        """Renew the lease with one conditional write. None leaves `progress` and `phase` as they are.
+        """Renew the lease with one conditional write. None keeps the stored `progress` or `phase`.
 
         Raises FenceBroken with the stored lease.
         """

@@ -98,7 +98,7 @@ class Job(TableRecord):
     commands_seq: int = 0
     """Seq of the newest command; 0 for none."""
     commands_void: int = 0
-    """Waiting commands up to this seq are void, because they were meant for the time before a retry."""
+    """Seq up to which waiting commands are void, because a retry followed their submission."""
     decided: int = 0
     """Number of the last decision of the present attempt that is among the events."""
     rollbacks: list[RolledBack] = []
@@ -203,7 +203,7 @@ class Job(TableRecord):
 
 
 class Attempt(TableRecord):
-    """One worker holding the job."""
+    """Attempt: one worker holding one job."""
 
     KIND: ClassVar[str] = "ATTEMPT#"
     NUMBER: ClassVar[str | None] = "epoch"
@@ -263,7 +263,7 @@ class CheckpointRecord(TableRecord):
     manifest_blake3: str | None = None
     legacy_key: str | None = None
     branches: list[Branch] = []
-    """Branches of the job at the commit; with step and epoch they define the checkpoint's history."""
+    """Branches of the job at the commit. Step, epoch and branches define the checkpoint's history."""
     first_step: int | None = None
     """`Job.first_step` at the commit."""
     pinned: bool = False

@@ -1,4 +1,4 @@
-"""Every key of the six tables, in one place. functions/storage/README.md lists the access patterns."""
+"""Define the keys of the six tables. functions/storage/README.md lists the access patterns."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def group_pk(tenant: str, group: str) -> str:
 
 
 def pack_pk(tenant: str, blake3: str) -> str:
-    """Return the partition of a pack; its one sort key is `PACK`."""
+    """Return the partition of a pack; the only sort key is `PACK`."""
     return f"PACK#{tenant}#{blake3}"
 
 

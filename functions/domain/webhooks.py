@@ -20,7 +20,7 @@ BACKOFF_S = (5, 15, 60, 300, 900, 1800, 3600)
 """Retry delays after the first, second, ... failed attempt; the last delay repeats."""
 
 METADATA = frozenset(map(ipaddress.ip_address, ("169.254.169.254", "168.63.129.16", "100.100.100.200")))
-"""Metadata addresses of clouds, public ones included."""
+"""Metadata addresses of clouds, including public addresses."""
 
 _NETWORKS = (
     ("0.0.0.0/32", "an unspecified address"),

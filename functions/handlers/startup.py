@@ -19,7 +19,7 @@ class ServerClock:
 
 
 def start_logging() -> None:
-    """Log everything under `baton` as JSON on standard error."""
+    """Log the loggers under `baton` as JSON on standard error."""
     # Lambda keeps both streams; a local program that runs the handlers needs standard output for its own output.
     powertools = Logger(service="baton", stream=sys.stderr)
     root = logging.getLogger("baton")

@@ -85,7 +85,7 @@ def build_context(environment: Mapping[str, str] = os.environ) -> Context:
 
 
 def build_rings(environment: Mapping[str, str] = os.environ) -> RingStore:
-    """Build the ring store; only the function `rings` loads it."""
+    """Build the ring store, which only the function `rings` loads."""
     from functions.storage.dynamodb.rings import DynamoRings
 
     settings = ControlPlaneSettings.from_environment(environment)

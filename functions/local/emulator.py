@@ -36,7 +36,7 @@ class EmulatorError(Exception):
 
 
 class Emulator(Lifecycle):
-    """One ministack process, which can start again after a stop.
+    """Process of ministack, which can start again after a stop.
 
     `state_dir`: directory of the durable state (README.md lists what survives); None keeps the state in memory.
     `port`: 0 selects a free port. `start_timeout_s`, `stop_timeout_s`: limits in seconds of the start and of the save

@@ -73,7 +73,7 @@ class BackgroundLoop(Lifecycle):
 
 
 class PollingLoop(BackgroundLoop):
-    """Poll every `interval_s` seconds, and repeat without a pause while there is input."""
+    """Loop that polls every `interval_s` seconds, and without a pause while input is available."""
 
     def __init__(self, name: str, stopper: StopSignal | None, interval_s: float) -> None:
         super().__init__(name, stopper)

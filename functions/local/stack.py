@@ -34,7 +34,7 @@ _KEYS: tuple[tuple[str, tuple[Scope, ...]], ...] = (
 
 
 class LocalStack(Lifecycle):
-    """Run the control plane; one per process, since the handlers read their settings at import.
+    """Control plane on this machine; one per process, since the handlers read their settings at import.
 
     `state_dir` keeps the state across restarts, keys included; None keeps the state in memory.
     """

@@ -17,7 +17,7 @@ TIME_BYTES = 14
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One event for the bus. `place`: index of the transition in the batch, from 0."""
+    """Event for the bus. `place`: index of the transition in the batch, from 0."""
 
     place: int
     job_id: str

@@ -17,7 +17,7 @@ from functions.storage.stream import UnreadableRecordError, is_transition, trans
 logger = logging.getLogger("baton.publishing")
 
 Record = Mapping[str, Any]
-"""One record of the stream, in the form that Lambda passes to the handler."""
+"""Record of the stream, in the form that Lambda passes to the handler."""
 
 WAITS_S = (0.2, 0.8)
 """Seconds before the second and third try; later tries are left to Lambda, which waits longer."""
@@ -27,14 +27,14 @@ PERMANENT_REFUSALS = frozenset(("InvalidArgument", "MalformedDetail", "Redaction
 
 
 class EventBus(Protocol):
-    """Accept at most MAX_ENTRIES events of MAX_REQUEST_BYTES together."""
+    """Event bus, which accepts at most MAX_ENTRIES events of MAX_REQUEST_BYTES together."""
 
     def put(self, entries: Sequence[Entry]) -> list[str | None]:
         """Return None for each accepted entry, the code of the refusal for each other. Raises StorageUnavailable."""
 
 
 class DeadLetters(Protocol):
-    """Keep records that cannot be published, for a person to inspect."""
+    """Store of unpublishable records, which a person inspects."""
 
     def put(self, keys: Mapping[str, str], why: str) -> None:
         """Store the keys of an item, which stays in the jobs table, and the reason. Raises StorageUnavailable."""

@@ -35,7 +35,7 @@ def consume_batch(
                 wait_s = attempt(record)
             except StorageUnavailable:
                 logger.exception("a delivery failed: the store is unavailable")
-                # A message that is received too often goes to the dead letters. The backoff keeps an outage of the
+                # A message with too many receives becomes a dead letter. The backoff keeps an outage of the
                 # store from using up the receives.
                 wait_s = backoff_s(numeric_attribute(record, "ApproximateReceiveCount"))
         if wait_s is None:

@@ -28,7 +28,7 @@ GONE = 410
 
 
 class Post(Protocol):
-    """Send one body to a webhook."""
+    """Function that sends one body to a webhook."""
 
     def __call__(self, target: WebhookTarget, headers: Mapping[str, str], body: bytes) -> PostOutcome: ...
 

@@ -74,7 +74,7 @@ class SqsDeliveryQueue:
 
 
 class Subscribers:
-    """Queue published events for the webhooks that want them. `monotonic`: clock in seconds, for the cache."""
+    """Webhooks that receive published events, by the queue. `monotonic`: clock in seconds, for the cache."""
 
     def __init__(self, webhooks: WebhookStore, queue: DeliveryQueue, monotonic: Callable[[], float]) -> None:
         self._webhooks = webhooks

@@ -1,4 +1,4 @@
-"""One POST to a URL of a tenant: to public addresses only, without redirects and repeats."""
+"""Deliver one POST to a URL of a tenant, to public addresses only, without redirects and repeats."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def resolve_host(host: str, port: int) -> Sequence[str]:
 class WebhookSender:
     """HTTP client for webhooks.
 
-    The sender resolves the host once and connects to the address that it has checked: a second resolution could return
+    The sender resolves the host once and connects to the checked address, because a second resolution could return
     an address that is not public (DNS rebinding).
     """
 

@@ -64,7 +64,7 @@ def _try_commit(context: Context, call: ApiCall, manifest: Manifest, *, alone: b
     key = manifest_key(job, manifest.step, digest)
     status = read_pack_status(context, call, job, manifest.packs, key)
     if not status.manifest_stored:
-        # The manifest is stored before any upload: if the attempt ends, retention reads in the manifest what to delete.
+        # The manifest is stored before any upload: if the attempt ends, retention finds the packs in the manifest.
         context.objects.create(call.tenant, CHECKPOINTS_BUCKET, key, data)
     if status.missing:
         return CommitAnswer(

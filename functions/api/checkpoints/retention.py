@@ -2,7 +2,7 @@
 
 The sweeper runs the retention of jobs that ended without a last call of their worker: stopped, timed out, or failed.
 That retention runs an hour after the end (`retention.LATE_AFTER_S`). By then no call and no upload of the last attempt
-is in progress, and a user who stopped the job to change it has retried the job.
+is in progress, and a user who stopped the job for a change has retried the job.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class RetentionRunner:
         """Time at which checkpoints that the last plan had to keep can be deleted; None: nothing is pending."""
 
     def run(self, *, left_behind: bool = False) -> None:
-        """Run retention after a commit. A failure is logged, and a later run repairs it; the commit remains valid.
+        """Run retention after a commit. After a logged failure a later run continues; the commit remains valid.
 
         `left_behind`: delete also manifests and zips that never became a checkpoint or whose retention was interrupted,
         and zips that a later attempt has stored again.
@@ -132,8 +132,8 @@ class RetentionRunner:
     def run_at_job_end(self) -> bool:
         """Run retention for an ended job, including `left_behind`. Returns False after a failure.
 
-        The sweeper deletes later what a client still reads or what a failure left: `retention_at` of the job is the
-        time of that run. A job without `retention_at` and without a pending deletion is not written.
+        The sweeper later deletes objects that a client still reads or that a failure left: `retention_at` of the job is
+        the time of that run. A job without `retention_at` and without a pending deletion is not written.
         """
         again_at: int | None = next_try_at(self._job, self._now)
         done = False
@@ -246,7 +246,7 @@ class RetentionRunner:
         return list(left.values())
 
     def _execute(self, plan: DeletionPlan) -> bool:
-        """Execute the plan; return False if packs have changed since they were read, which needs another plan."""
+        """Execute the plan; return False if packs have changed since the read, so that the job needs another plan."""
         self._orphans |= plan.packs_by_manifest.keys()
         refused = self._context.packs.remove_references(self._job.tenant, self._job.id, plan.packs)
         condemned = {one.pack.blake3 for one in plan.packs if isinstance(one, CondemnPack)} - refused

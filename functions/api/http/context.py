@@ -74,7 +74,7 @@ def is_original(scopes: frozenset[str], headers: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class ApiCall:
-    """One validated request; `body` and `query` are instances of the route's models."""
+    """Validated request; `body` and `query` are instances of the route's models."""
 
     principal: Principal
     path: Mapping[str, str]

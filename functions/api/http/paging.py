@@ -14,7 +14,7 @@ T = TypeVar("T")
 V = TypeVar("V", bound=BaseModel)
 
 MAX_ANSWER_BYTES = 4_000_000
-"""Limit in bytes as Lambda sends them: Lambda escapes quotes, backslashes, and perhaps all non-ASCII characters."""
+"""Limit in bytes after Lambda's escaping of quotes, backslashes, and perhaps all non-ASCII characters."""
 
 
 def iterate_items(read: Callable[[str | None], ResultPage[T]]) -> Iterator[T]:

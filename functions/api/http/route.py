@@ -15,7 +15,7 @@ from baton.contract.names import Scope
 from functions.api.http.context import ApiCall, Context
 
 Function = Literal["submitter", "worker", "transfer", "admin", "rings"]
-"""The privilege groups: each is one Lambda function with one role."""
+"""Privilege group: a Lambda function with its own role."""
 
 SUBMIT = frozenset({Scope.SUBMIT})
 WORKER = frozenset({Scope.WORKER})
@@ -27,7 +27,7 @@ NOBODY: frozenset[Scope] = frozenset()
 
 @dataclass(frozen=True)
 class Route:
-    """One API call. With several body models the required fields in the body select the model."""
+    """Route of an API call. With several body models the required fields in the body select the model."""
 
     method: Literal["GET", "POST", "PUT", "DELETE"]
     path: str

@@ -105,7 +105,7 @@ def submit_batch(context: Context, call: ApiCall) -> list[JobView]:
             f"The jobs take {size_bytes} bytes to show; at most {MAX_ANSWER_BYTES} are allowed in one batch.",
             field="jobs",
         )
-    # Writing a batch takes long, therefore a repeat reads the stored jobs instead of writing them again.
+    # Writing a batch takes long, therefore a repeat reads the stored jobs instead of writing the jobs again.
     repeated = key is not None and context.jobs.get(changes[0].job.id) is not None
     there = {job.id: job for job in context.jobs.get_many([c.job.id for c in changes])} if repeated else {}
     return [view_job(_store(context, call, change, there.get(change.job.id))) for change in changes]
@@ -248,7 +248,7 @@ def retry(context: Context, call: ApiCall) -> TransitionAnswer:
 def _choose_checkpoint(context: Context, call: ApiCall, job: Job, step: int) -> CheckpointRecord:
     record = context.jobs.read(CheckpointRecord, job.id, step)
     if record is not None and not record.damaged and job.state.terminal:
-        # The retention of the last commit may still delete the checkpoint, therefore protect it first.
+        # The retention of the last commit may still delete the checkpoint, therefore the read protects the checkpoint.
         record = context.jobs.protect_checkpoint(job.id, step, call.now + _RETENTION_ENDS_WITHIN_S)
     if record is None or record.damaged:
         raise Refusal(ErrorCode.CHECKPOINT_NOT_FOUND, f"No sound checkpoint at step {step}.", field="from_step")

@@ -125,8 +125,8 @@ def format_timestamp(instant: int | None) -> str | None:
 
 
 MAX_KEYS_BYTES = 5_000_000
-"""Limit of all names as Lambda sends them: an answer ends at 6 MB, and the job's other columns take less than the
-rest."""
+"""Limit of all names in bytes after Lambda's escaping: an answer ends at 6 MB, and the job's other columns take less
+than the rest."""
 
 
 class InputListTooLarge(Exception):  # noqa: N818 - a property of the job, not an error of the control plane

@@ -67,7 +67,7 @@ def list_inputs(context: Context, call: ApiCall) -> InputPage:
 
 
 def _find_outer_manifests(context: Context, call: ApiCall, prefix: str) -> list[PushManifest]:
-    """Return the manifests of pushed folders above the prefix, outermost first; no listing of the prefix has them."""
+    """Return the manifests of pushed folders above the prefix, which a listing omits, outermost first."""
     folders = (prefix[: at + 1] for at, character in enumerate(prefix) if character == "/")
     keys = [folder + DATASET_MANIFEST for folder in folders if folder != prefix]
     stored = context.objects.head_many(call.tenant, DATA_BUCKET, keys) if keys else {}

@@ -52,7 +52,7 @@ class MultipartUploads:
         self._checks_left = MAX_CHECKS
 
     def accepts(self, parts: Parts | None) -> TypeGuard[Parts]:
-        """Return True if a file is uploaded in parts: the client declared parts, and the store supports them."""
+        """Return True if the client declared parts and the store supports multipart uploads."""
         return parts is not None and self._context.settings.multipart
 
     def require_one_put(self, size_bytes: int, field: str) -> None:

@@ -174,7 +174,7 @@ def upload_batch(context: Context, call: ApiCall) -> UploadTargets:
     for index, file in enumerate(body.files):
         create_only = _match_job_key(body.bucket, file.key) is not None
         there = found.get(file.key)
-        # An object that must not be overwritten cannot be completed either; the PUT of one URL fails at once.
+        # A completion cannot overwrite a create-only object either; a single PUT fails at once.
         if in_parts.accepts(file.parts) and not (create_only and there is not None):
             whole = MultipartObject(
                 key=file.key,

@@ -56,7 +56,7 @@ class SweepResult:
     reclaimed: int
     timers: int
     left: int
-    """Due jobs that another writer changed at that moment, that are within their grace, or whose item is damaged."""
+    """Due jobs that another writer changed concurrently, that are within their grace, or whose item is damaged."""
     more: bool
     watched: int = 0
     """Jobs whose rules the sweep has evaluated."""
@@ -158,7 +158,7 @@ def _end_leases(
             lag_s = max(lag_s, now - expired[0].expires_at)
             report({"HeartbeatLag": lag_s})
         # The index shows a lease until its revocation. Where many leases are within their grace, a read of each lease
-        # would take the time for the leases behind them.
+        # would take the time for later leases.
         lost = [lease for lease in expired if may_end(lease)]
         seen += len(expired) - len(lost)
         for lease in lost:
@@ -186,7 +186,7 @@ def _run_timers(jobs: JobStore, now: int, *, page: int, time_left_s: Callable[[]
 
 
 def run_due_timers(jobs: JobStore, *, tenant: str, queue: str, now: int) -> int:
-    """Run due timers of one queue, among the few that are due longest; return the number of changed jobs."""
+    """Run the timers of one queue among the first TIMERS_PER_CLAIM due timers; return the number of changed jobs."""
     timed = _read_jobs(jobs, jobs.due_timers(now, limit=TIMERS_PER_CLAIM))
     waiting = [job for job in timed if (job.tenant, job.queue) == (tenant, queue)]
     return sum(run_isolated(job.id, run_timer, jobs, job.id, now) for job in waiting)
@@ -208,7 +208,7 @@ def record_watermark(
     seen = leases.reclaim_watermark()
     watch = update_watermark(seen, now, sweep_interval_s=sweep_interval_s, served=served)
     if watch != seen and not leases.save_reclaim_watermark(watch, seen=seen):
-        # Another sweep recorded its watermark at the same moment, and found the same gap.
+        # A concurrent sweep recorded its watermark and found the same gap.
         return update_watermark(leases.reclaim_watermark(), now, sweep_interval_s=sweep_interval_s, served=served)
     return watch
 
@@ -303,7 +303,7 @@ def _read_jobs(jobs: JobStore, job_ids: Sequence[str]) -> Sequence[Job]:
 def _read_readable(
     job_ids: Sequence[str], many: Callable[[Sequence[str]], Sequence[T]], one: Callable[[str], T | None]
 ) -> Sequence[T]:
-    """Read all items at once; if an item is damaged, read them one by one and skip the damaged item."""
+    """Read all items at once; if an item is damaged, read each item alone and skip damaged items."""
     try:
         return many(job_ids)
     except (ValueError, KeyError):

@@ -24,7 +24,7 @@ Members = Mapping[str, MemberRecord]
 
 
 class GroupCache:
-    """Cache of one process; safe for several threads."""
+    """Cache of groups in one process; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -53,6 +53,6 @@ class GroupCache:
         name = (jobs, tenant, group)
         with self._lock:
             if name in self._large:
-                # A new mapping, because another thread may be reading the old one.
+                # Another thread may read the old mapping, therefore a new mapping replaces the old mapping.
                 read_at, members = self._large[name]
                 self._large[name] = read_at, {**members, job_id: member}

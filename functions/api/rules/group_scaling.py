@@ -2,7 +2,7 @@
 
 The job of the rule stores an order until the order is executed completely. After an interruption the next evaluation
 of the job executes the order again. The repetition is idempotent: the ids of the copies follow from the order, and a
-job that is already being taken out stays as it is.
+job with a pending removal stays unchanged.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class GroupReader:
         """CPU seconds of this reader, which depend on the number of the tenant's jobs, not on the rules."""
 
     def __call__(self, name: str) -> rules.GroupJobs:
-        """Return a group as it is now.
+        """Read the present state of a group.
 
         Raises NotDoneError for too many groups, and for a tenant with so many jobs that the search takes too long.
         """
@@ -188,7 +188,7 @@ class ScaleOrderExecutor:
         after = rule_state.model_copy(
             update={"version": rule_state.version + 1, "orders": [one for one in rule_state.orders if one not in done]}
         )
-        # The group's record lists the copies until they end, because the index may not show them yet.
+        # The group's record lists copies until their end, because the index may not show new copies yet.
         names = dict.fromkeys(one.group for one in done if one.leaving or refused[one.number])
         if not names:
             self.jobs.put(Put(owner=self.job.id, record=after))

@@ -128,7 +128,7 @@ def list_commands(context: Context, call: ApiCall) -> CommandList:
 
 
 def require_sound_rules(text: str, field: str) -> str:
-    """Return the rule text, "" for a blank one; refuse a faulty text with all faults."""
+    """Return the rule text, "" for a blank text; refuse a faulty text with all faults."""
     if not text.strip():
         return ""
     faults, _ = _check_text(text)
@@ -188,7 +188,7 @@ def _apply(context: Context, call: ApiCall, decide: Callable[[Job], tuple[Transa
         try:
             context.jobs.apply(change)
         except (WriteConflict, FenceBroken):
-            # Another call changed the job, or the attempt ended: the decision is for the job as it is now.
+            # Another call changed the job, or the attempt ended, therefore decide again on the present job.
             continue
         return decided
     raise Refusal(ErrorCode.CONFLICT, f"Other calls changed the job during all {WRITE_TRIES} tries.")

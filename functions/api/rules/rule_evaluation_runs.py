@@ -164,7 +164,7 @@ def _execute_scale_orders(
     except WriteConflict:
         raise
     except Exception:  # the boundary between one rule's effect on other jobs and all rules of the job
-        # The state keeps the orders; the next evaluation, at the latest the sweeper's, executes them.
+        # The state keeps the orders for the next evaluation, at the latest the sweeper's.
         logger.exception("a group is not scaled yet", extra={"job_id": job.id})
         return rule_state
 
@@ -180,7 +180,7 @@ def _publish_member(jobs: JobStore, job: Job, member: MemberRecord) -> None:
 
 
 def read_members(jobs: JobStore, job: Job, rules: RuleSet, now: int) -> Members | None:
-    """Return the members of the job's group; None, without a read, without a group or a rule that reads it."""
+    """Return the members of the job's group; None, without a read, if the job has no group or no rule reads it."""
     from functions.domain.rules.rule_evaluation import asks_for_group
 
     group = job.spec.tags.get(GROUP_TAG)

@@ -15,7 +15,7 @@ from functions.domain.ports import JobStore, Randomness
 from functions.domain.records import Attempt, Claimant, Job, Lease
 
 MAX_CONFLICTS = 16
-"""Conflicts in one call after which the answer is an empty list; the worker asks again soon."""
+"""Conflicts in one call after which the answer is an empty list; the worker repeats the claim soon."""
 
 MAX_CANDIDATES = 5000
 """Limit of the jobs of a shard that a claim reads to find a job for the worker."""
@@ -80,7 +80,7 @@ def claim_next(
     random.
 
     A claim does not revoke expired leases: the index of leases shows nearly all live leases, and a claim has no time to
-    read all of them. The sweeper revokes expired leases.
+    read all leases. The sweeper revokes expired leases.
     """
     search = _Search(jobs=jobs, worker=worker, tenant=tenant, now=now, original=token_sha256 is None)
 

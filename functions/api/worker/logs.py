@@ -51,7 +51,7 @@ class LogsQuery(WireModel):
 
 
 class _StoredChunk(BaseModel):
-    """One stored chunk."""
+    """Chunk of output as stored."""
 
     epoch: int
     first_line: int

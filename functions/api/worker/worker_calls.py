@@ -52,7 +52,7 @@ from functions.domain.records import Claimant, Job, Lease
 logger = logging.getLogger("baton.work")
 
 RESUME_CHOICES = 10
-"""Committed checkpoints that a claim names: the newest, and older ones as fallbacks."""
+"""Committed checkpoints in the answer to a claim: the newest, and older checkpoints as fallbacks."""
 
 
 def get_work(context: Context, call: ApiCall) -> list[WorkItem] | list[dict[str, Any]]:

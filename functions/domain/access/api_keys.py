@@ -30,7 +30,7 @@ class ApiKey:
 
 
 class KeyReader(Protocol):
-    """Reader of API keys. May raise StorageUnavailable."""
+    """Reader of API keys; may raise StorageUnavailable."""
 
     def get_key(self, key_id: str) -> ApiKey | None: ...
 

@@ -1,4 +1,4 @@
-"""Commit checkpoints, mark damaged ones, and list the checkpoints to resume from."""
+"""Commit checkpoints, mark damaged checkpoints, and list the checkpoints to resume from."""
 
 from __future__ import annotations
 

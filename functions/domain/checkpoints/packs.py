@@ -59,7 +59,7 @@ PackWrite = CondemnPack | ReleasePack
 
 
 def needs_verification(job_id: str, sighting: PackSnapshot, now: int) -> bool:
-    """Return True if the object store must be asked for the pack; False if the job has a reference to the pack.
+    """Return True if the object must be verified; False if the job has a reference to the verified pack.
 
     Refuses a pack that is being deleted, until the deletion is complete, and a pack that was verified with another size
     or checksum than the manifest declares.
@@ -86,7 +86,7 @@ def needs_verification(job_id: str, sighting: PackSnapshot, now: int) -> bool:
 
 
 def may_reference(sighting: PackSnapshot, current: PackRecord | None) -> bool:
-    """Return True if the pack cannot have been deleted since the object store was asked."""
+    """Return True if the pack cannot have been deleted since its verification."""
     pack, seen = sighting.pack, sighting.record
     if seen is None or current is None:
         return seen is current

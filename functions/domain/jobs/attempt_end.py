@@ -23,7 +23,7 @@ MAX_LOG_TAIL_BYTES = 32 * 1024
 
 
 def late_retention_at(job: Job, now: int) -> int | None:
-    """Return when the sweeper runs retention for a job that ends without its worker's call; None if it never ran."""
+    """Return the time of the sweeper's retention for a job that ends without its worker's call; None if never run."""
     return now + LATE_AFTER_S if job.epoch > 0 else None
 
 

@@ -25,7 +25,7 @@ DECAY = 32
 class ClaimWindow:
     """Number of jobs to choose from, which one process keeps over its claims.
 
-    Threads may share it: a lost update only makes the window a little larger or smaller.
+    Threads may share a window: a lost update only makes the window a little larger or smaller.
     """
 
     size: int = SMALLEST_WINDOW
@@ -92,7 +92,7 @@ def mismatch(job: Job, worker: WorkQuery, now: int) -> str | None:
 
 
 def _same_image(wanted: str, image: str) -> bool:
-    """Return True if `image` satisfies `wanted`, which matches every version unless it has a tag or digest."""
+    """Return True if `image` satisfies `wanted`, where a name without tag or digest matches every version."""
     if wanted == image:
         return True
     name = re.split(r"@|:(?!.*/)", image, maxsplit=1)[0]

@@ -14,10 +14,10 @@ from functions.domain.records import Lease
 
 
 class ReclaimWatermark(Record):
-    """Availability of the API as the sweeper has observed it.
+    """Availability of the API in the observation of the sweeper.
 
     `seen_at`: the last sweep, 0 if the API did not answer then. `since`: the end of the last noticed outage, 0 if the
-    sweeper has never noticed one.
+    sweeper has noticed no outage.
     """
 
     seen_at: int

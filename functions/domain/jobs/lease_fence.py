@@ -1,7 +1,7 @@
 """Check the fence of a write, and choose the directive of a heartbeat.
 
 Protocol after dstack's pipelines (a lock token guards the final apply) and the DynamoDB lock client
-(only one clock decides: here the server's).
+(one clock decides, here the clock of the server).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REVOKED = "interrupted"
 """Value of `closed` of a lease that the sweeper revoked or whose agent reported a crash."""
 
 FIRST_PROGRESS_FACTOR = 2
-"""The first checkpoint of an original client may take this many times as long as the later ones, because the client
+"""The first checkpoint of an original client may take this many times as long as later checkpoints, because the client
 loads models and generates class images first."""
 
 LEASE_RETENTION_S = 7 * 86_400

@@ -370,7 +370,7 @@ def retry(
 
 
 def readopt(job: Job, attempt: Attempt, lease: Lease, fence: Fence, *, now: int) -> Transaction:
-    """Undo the revocation of `lease`: the attempt goes on under its epoch, and no interruption is counted.
+    """Undo the revocation of `lease`: the attempt continues under its epoch, and no interruption is counted.
 
     Refuses unless the job still waits because of the revocation. A user may have retried or resumed the job since, and
     a retry chooses the checkpoint to resume from.

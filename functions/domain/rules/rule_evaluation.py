@@ -241,7 +241,7 @@ def _progress(seen: JobSnapshot) -> Progress | None:
 
 
 def _unseen(seen: JobSnapshot) -> Progress | None:
-    """Return the newest report, unless an evaluation has used a later one."""
+    """Return the newest report, unless an evaluation has used a later report."""
     progress, before = _progress(seen), seen.rule_state
     if progress is None or before is None or before.epoch != seen.job.epoch:
         return progress

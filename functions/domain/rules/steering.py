@@ -108,7 +108,7 @@ def add_command(
 
 
 def _superfluous(job: Job, kept: Sequence[CommandRecord], surplus: int, now: int) -> list[CommandRecord]:
-    """Return the commands to delete: the oldest executed ones, and among them last those that a resume repeats."""
+    """Return the commands to delete: the oldest executed commands, last the commands that a resume repeats."""
     if surplus <= 0:
         return []
     waiting = {one.seq for one in kept if _waits(job, one, now)}
@@ -256,7 +256,7 @@ def _control(epoch: int, report: ControlReport, before: ControlRecord | None, no
 
 
 def has_unsaved_report(lease: Lease, report: ControlReport) -> bool:
-    """Return True if a report contains anything that is not stored; the lease stores the reported revisions."""
+    """Return True if a report contains unsaved values; the lease stores the reported revisions."""
     noted = lease.rules_in_force, lease.rules_rejected
     return report.has_records or noted != (report.rules_revision, report.rejected or 0)
 

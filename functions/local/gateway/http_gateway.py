@@ -201,7 +201,7 @@ class _Gateway:
 
 
 class GatewayServer(Lifecycle):
-    """Serve an application by uvicorn in a thread, on 127.0.0.1. `port` 0 selects a free port."""
+    """Server of an application: uvicorn in a thread, on 127.0.0.1. `port` 0 selects a free port."""
 
     def __init__(self, application: Starlette, *, port: int = 0) -> None:
         self._application = application

@@ -32,7 +32,7 @@ def scheduled_event(now_s: float) -> dict[str, Any]:
 
 
 class Schedule(BackgroundLoop):
-    """Call `handler` every `interval_s` seconds in a thread.
+    """Thread that calls `handler` every `interval_s` seconds.
 
     The first call follows after one interval. A failed call is logged and does not stop the schedule. A call longer
     than the interval delays the next call; calls never overlap.

@@ -16,7 +16,7 @@ POSTPONE_S = 5
 
 
 class SqsFeed(PollingLoop):
-    """Poll the queue `url` through `client` every `interval_s` seconds in a thread, one message at a time.
+    """Thread that polls the queue `url` through `client` every `interval_s` seconds, one message at a time.
 
     As with Lambda, a message that the handler does not report as failed is deleted. A failed message repeats once it is
     visible again; if the handler raises, after POSTPONE_S seconds.

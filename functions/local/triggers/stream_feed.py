@@ -19,7 +19,7 @@ BATCH_RECORDS = 100
 
 
 class StreamFeed(PollingLoop):
-    """Poll the stream `stream_arn` through `client` (`dynamodbstreams`) every `interval_s` seconds in a thread.
+    """Thread that polls the stream `stream_arn` through `client` (`dynamodbstreams`) every `interval_s` seconds.
 
     The emulated stream has one shard and starts empty with each run. As with Lambda, the records repeat from the record
     that the handler reports as failed, or from the start of the batch if the handler raises.
