@@ -161,7 +161,7 @@ class Job(TableRecord):
         return self.checkpoint_step if self.checkpoint_epoch == self.epoch else self.lapsed_step
 
     def in_history(self, record: CheckpointRecord) -> bool:
-        """True if the next attempt continues this checkpoint, directly or through later checkpoints.
+        """Return True if the next attempt continues this checkpoint, directly or through later checkpoints.
 
         False for checkpoints that a retry from an older checkpoint left behind.
         """
@@ -203,7 +203,7 @@ class Job(TableRecord):
 
 
 class Attempt(TableRecord):
-    """Attempt: one worker holding one job."""
+    """Attempt at a job: one worker holds the job from the claim to the end."""
 
     KIND: ClassVar[str] = "ATTEMPT#"
     NUMBER: ClassVar[str | None] = "epoch"
@@ -231,7 +231,7 @@ class Attempt(TableRecord):
 
 
 class Event(TableRecord):
-    """One line of history."""
+    """Event of a job's history."""
 
     KIND: ClassVar[str] = "EVENT#"
     NUMBER: ClassVar[str | None] = "seq"

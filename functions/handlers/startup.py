@@ -14,7 +14,7 @@ class ServerClock:
     """Clock of the machine, which AWS synchronizes."""
 
     def now(self) -> int:
-        """Whole seconds since 1970."""
+        """Return whole seconds since 1970."""
         return int(time.time())
 
 

@@ -37,5 +37,5 @@ def built_in_recipe(recipe_id: str) -> Recipe | None:
 
 
 def is_built_in_name(name: str) -> bool:
-    """True if any version of a built-in recipe has the name."""
+    """Return True if any version of a built-in recipe has the name."""
     return any(recipe_id.partition("@")[0] == name for recipe_id in built_in_ids())

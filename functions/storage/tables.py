@@ -40,7 +40,7 @@ class Index:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Table with on-demand capacity.
+    """DynamoDB table with on-demand capacity.
 
     `ttl_attribute`: attribute with the epoch second after which DynamoDB's TTL deletes the item. `stream`: True if
     DynamoDB keeps the new image of each changed item for a day, in order per item, for the stream consumer.

@@ -54,7 +54,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Principal:
-    """The caller, as the authorizer identified the caller."""
+    """Caller as identified by the authorizer."""
 
     tenant: str
     key_id: str

@@ -30,7 +30,7 @@ class StoredRing:
 
 @dataclass(frozen=True)
 class RingRecord:
-    """Content of a record, and a version that no other content of the record has."""
+    """Content of a ring's record, with a version unique to the content."""
 
     data: bytes
     version: str

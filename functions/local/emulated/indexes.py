@@ -55,7 +55,7 @@ class Partition:
 
 
 class OrderedIndexes:
-    """Patch of the dynamodb module; requires one request at a time (tables.py)."""
+    """Patch of the dynamodb module, which requires one request at a time (tables.py)."""
 
     def __init__(self, dynamodb: Any) -> None:
         self._dynamodb = dynamodb
