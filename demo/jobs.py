@@ -124,7 +124,7 @@ class JobWatch:
         self._client, self._job_id, self._worker, self._phase = client, job_id, worker, phase
         self._clock, self._sleep = clock, sleep
 
-    def until(self, condition: Callable[[JobStatus], bool], what: str, deadline_s: float) -> JobStatus:
+    def until(self, condition: Callable[[JobStatus], bool], event: str, deadline_s: float) -> JobStatus:
         """Poll until `condition` holds.
 
         Raises DemoError after `deadline_s`, or if the job ends or the worker leaves before.
@@ -140,12 +140,12 @@ class JobWatch:
                 return status
             reason = job.reason.message or job.reason.code if job.reason else "no reason given"
             if job.state.terminal:
-                raise DemoError(f"the job is {job.state}, before {what}: {reason}", self._worker.log)
+                raise DemoError(f"the job is {job.state}, before {event}: {reason}", self._worker.log)
             if exit_code is not None:
                 name, log = self._worker.name, self._worker.log
-                raise DemoError(f"{name} left with exit code {exit_code}, before {what}: {reason}", log)
+                raise DemoError(f"{name} left with exit code {exit_code}, before {event}: {reason}", log)
             if self._clock() > deadline:
-                raise DemoError(f"{what} took more than {deadline_s:.0f} s", self._worker.log)
+                raise DemoError(f"{event} took more than {deadline_s:.0f} s", self._worker.log)
             self._sleep(POLL_S)
 
     def until_end(self, expected: JobState, deadline_s: float) -> JobRecord:

@@ -94,12 +94,13 @@ class Demo(Generic[Results]):
         except (DemoError, OSError) as error:
             return _failed(console, error)
         except KeyboardInterrupt:
-            screen.say("\nInterrupted. Every process of the demo has ended.")
+            screen.print_line("\nInterrupted. Every process of the demo has ended.")
             return EXIT_INTERRUPTED
-        screen.say("\n[bold]What just happened[/]")
+        screen.print_line("\n[bold]What just happened[/]")
         for claim in claims:
-            screen.say_point(claim.sentence)
-        screen.say(f"\n{screen.elapsed_s:.0f} s in all. Look at {report}/{', '.join(self.charts)} and {SUMMARY}.")
+            screen.print_point(claim.sentence)
+        files = f"{report}/{', '.join(self.charts)}"
+        screen.print_line(f"\n{screen.elapsed_s:.0f} s in all. Look at {files} and {SUMMARY}.")
         return 0
 
     def perform(self, report: Path, screen: Screen, interrupts: Interrupts) -> Sequence[Claim]:
@@ -114,7 +115,7 @@ class Demo(Generic[Results]):
             _temporary_directory(SHARED_MEMORY) as memory,
             ManagedProcesses(report / "logs", Path(scratch), interrupts) as processes,
         ):
-            screen.say(f"[bold]Baton demo:[/] {self.title}\n")
+            screen.print_line(f"[bold]Baton demo:[/] {self.title}\n")
             try:
                 results = self.scenario(Stage(processes, screen, Path(scratch), Path(memory)))
             except BatonError as error:

@@ -94,11 +94,11 @@ class Screen:
         """Return the seconds since the demo began."""
         return self._clock() - self._started_at
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line, which may have rich's markup."""
         self._console.print(text, highlight=False, soft_wrap=True)
 
-    def say_point(self, text: str) -> None:
+    def print_point(self, text: str) -> None:
         """Print a bullet point of plain text, wrapped."""
         width = min(self._console.width, TEXT_WIDTH)
         wrapped = textwrap.fill(text, width, initial_indent=" • ", subsequent_indent="   ")

@@ -34,12 +34,12 @@ SETTINGS = {
     "AWS_SECRET_ACCESS_KEY": "test",
     "AWS_EC2_METADATA_DISABLED": "true",
 }
-_TELL = """
+_PRINT_CPU_TIME = """
 import os, time
 os.write(1, str(time.process_time()).encode())
 os._exit(0)
 """
-"""How much CPU the process had until here, and an end without tidying up: Lambda's processes do not end either."""
+"""Prints the CPU time of the process in seconds and ends it without cleanup, because processes of Lambda do not end."""
 
 _LINE = re.compile(r"import time:\s+(\d+) \|\s+(\d+) \| (\s*)(\S+)")
 
@@ -69,7 +69,7 @@ def cpu_seconds(programs: Mapping[str, str], rounds: int) -> dict[str, list[floa
     found: dict[str, list[float]] = {name: [] for name in programs}
     for turn in range(rounds + 1):
         for name, program in programs.items():
-            taken_s = float(_run([sys.executable, "-c", program + _TELL]).stdout)
+            taken_s = float(_run([sys.executable, "-c", program + _PRINT_CPU_TIME]).stdout)
             if turn:
                 found[name].append(taken_s)
     return found
@@ -77,14 +77,14 @@ def cpu_seconds(programs: Mapping[str, str], rounds: int) -> dict[str, list[floa
 
 def modules_of(handler: str) -> frozenset[str]:
     """List the modules that a handler loads."""
-    told = _run([sys.executable, "-c", f"{loading(handler)}import sys; print(*sys.modules)"]).stdout
-    return frozenset(told.split())
+    output = _run([sys.executable, "-c", f"{loading(handler)}import sys; print(*sys.modules)"]).stdout
+    return frozenset(output.split())
 
 
 def largest(handler: str) -> list[Loaded]:
     """List the modules with the longest time of their own, by `python -X importtime`."""
-    told = _run([sys.executable, "-X", "importtime", "-c", loading(handler)]).stderr
-    lines = [Loaded(found[4], int(found[1]) / 1000, int(found[2]) / 1000) for found in _LINE.finditer(told)]
+    output = _run([sys.executable, "-X", "importtime", "-c", loading(handler)]).stderr
+    lines = [Loaded(found[4], int(found[1]) / 1000, int(found[2]) / 1000) for found in _LINE.finditer(output)]
     return sorted(lines, key=lambda line: line.self_ms, reverse=True)[:LARGEST]
 
 

@@ -15,7 +15,7 @@ from gpu_client.checkpoints.save.checkpoint_commit import commit_checkpoint
 from gpu_client.transport.transfer.manager import Transfer
 
 FILES = ("model.safetensors", "state.pt", "baton.json")
-"""What the session writes into a checkpoint of the digits example."""
+"""Files of the session's checkpoint in the digits example."""
 
 
 @dataclass(frozen=True)

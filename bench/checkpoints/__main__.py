@@ -25,7 +25,7 @@ from bench.training import contenders, overhead
 
 MEMORY = Path("/dev/shm")
 SCRATCH_BYTES = 12e9
-"""What states, their copies, the server's objects and the processes take at most."""
+"""Maximum memory for states, their copies, the server's objects and the processes."""
 REPORT = Path("bench-report/bench-checkpoint.json")
 ROUNDS = 5
 DIGITS_EVERY = 20

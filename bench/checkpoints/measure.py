@@ -91,11 +91,11 @@ def slow_link(bench: Bench, rounds: int) -> list[Figure]:
     shares: list[float] = []
     for _ in range(rounds):
         worker = bench.ours(Transfer(workers=WORKERS, max_upload_bytes_per_s=SLOW_LINK_BYTES_PER_S))
-        with bench.folder() as kept:
+        with bench.folder() as cache_folder:
             # The agent's local store has the bytes that deltas are taken to.
-            store = LocalChunkCache(kept, worker.plane.item().id)
+            store = LocalChunkCache(cache_folder, worker.plane.item().id)
             worker.known = ChunkIndex(store)
-            first = kept / "first"
+            first = cache_folder / "first"
             shutil.copytree(one, first)
             committed = worker.save(first, 1, upload_bytes_per_s=SLOW_LINK_BYTES_PER_S)
             store.record_committed(committed.manifest, first)

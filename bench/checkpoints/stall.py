@@ -23,7 +23,7 @@ from gpu_client.agent.workspace.arena import find_checkpoint, release_checkpoint
 
 MEMORY_CHECKPOINTS = 8
 LAYERS = {"float32": 8, "bfloat16": 16}
-"""As many bytes in both."""
+"""Number of layers by data type; both models have the same size in bytes."""
 
 
 def main() -> None:

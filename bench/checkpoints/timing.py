@@ -29,5 +29,5 @@ def measured(action: Callable[[], T]) -> tuple[Cost, T]:
 
 def _cpu_s() -> float:
     """Read CPU seconds by the scheduler's account; `os.times` counts in hundredths of a second."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    used = [resource.getrusage(scope) for scope in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)

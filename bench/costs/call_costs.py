@@ -69,7 +69,7 @@ class _Recording:
         plane.fill(WAITING, queue="busy")
         claimed = self._billed(lambda: plane.claim(queue="busy"))
         item, ending = plane.claimed(), plane.claimed()
-        watched_heartbeat, watched_look = self._watched()
+        watched_heartbeat, watched_evaluation = self._watched()
         return {
             "authorizer": self._billed(self._authorizer(), api=0),
             "claim": claimed,
@@ -77,7 +77,7 @@ class _Recording:
             "heartbeat": self._billed(lambda: self._heartbeat(item)),
             "heartbeat in a new bucket": self._billed(lambda: self._heartbeat(item, later_s=DUE_BUCKET_S)),
             "watched heartbeat": watched_heartbeat,
-            "watched look": watched_look,
+            "watched look": watched_evaluation,
             "log chunk": self._billed(lambda: self._log(item)),
             "checkpoint": self._checkpoint(item),
             "pack": self._further_pack(),
@@ -129,8 +129,8 @@ class _Recording:
         heartbeat = self._billed(lambda: self._heartbeat(item))
         jobs, leases, later = plane.context.jobs, plane.context.leases, plane.context.clock.now() + 120
         before = self._billed(lambda: jobs.due_rules(0, limit=1), api=0)
-        look = self._billed(lambda: evaluate_due_jobs(jobs, leases, later), api=0)
-        beside = {unit: look[unit] - before.get(unit, 0) for unit in look if unit != "lambda"}
+        evaluation = self._billed(lambda: evaluate_due_jobs(jobs, leases, later), api=0)
+        beside = {unit: evaluation[unit] - before.get(unit, 0) for unit in evaluation if unit != "lambda"}
         self._release(item)
         return heartbeat, {unit: beside[unit] for unit in sorted(beside) if beside[unit]}
 

@@ -25,23 +25,23 @@ CHECKPOINT_BYTES = 10**9
 PACK_BYTES = PackCutter(CHECKPOINT_BYTES).min_bytes * 46 // 32
 """Mean bytes of a pack: a content-defined cut follows 32 MiB after about 14 MiB more (`format/packing.py`)."""
 ALL_NEW_PACKS = -(-CHECKPOINT_BYTES // PACK_BYTES)
-"""Of a checkpoint of which nothing was stored before, and which no codec makes smaller: the worst case."""
+"""Packs of a checkpoint in the worst case: no chunk is stored already, and no codec makes the checkpoint smaller."""
 ATTEMPT_H = 4
-"""How long a machine keeps a job: a claim and an end in that time."""
+"""Hours of one attempt; each attempt has one claim and one end."""
 FLEET = 100
 """GPUs that share a key and a sweeper."""
 POLL_S = 15
 """Mean of the agent's pause while there is no work, 0 to 30 s."""
 SWEPT_SHARE = 1 - 90 / DUE_BUCKET_S
-"""Of the live leases, how many the index `due` shows to a sweep, with leases of 90 s."""
+"""Share of the live leases that the index `due` returns to a sweep, for leases of 90 s."""
 SWEPT_READS = 0.5
-"""Of each: eventually consistent."""
+"""Read units for each of these leases, read with eventual consistency."""
 ALARMS = 49
-"""About: two for each function, table and index, and some more."""
+"""Approximate number of alarms: two for each function, table and index, and some more."""
 POLLS_AT_ONCE, POLL_LASTS_S = 5, 20
-"""How Lambda asks an empty queue, all the time. Assumed."""
-LOOKED_UP_S = 60
-"""How often the publisher asks again who wants to be told (functions/webhooks/event_queue.py)."""
+"""Assumption: concurrent polls of an empty queue by Lambda, and their duration in seconds."""
+LOOKUP_INTERVAL_S = 60
+"""Seconds between two reads of a tenant's webhooks by the publisher (functions/webhooks/event_queue.py)."""
 DURATION_MS = {
     "heartbeat": 10,
     "watched heartbeat": 25,
@@ -66,10 +66,10 @@ CHECKPOINTS, FURTHER_PACKS = "checkpoints, of one new pack", "their further pack
 SWEEPING = "sweeper, the fleet's share"
 PROBING = "its probe of the API, the fleet's share"
 QUEUE_REQUESTS = 3
-"""Of a message: sent, received, deleted."""
+"""Requests of one message: send, receive, delete."""
 
 PEER_PART_BYTES = 10 * 2**20
-"""Kelpie and the original upload in parts of 10 MiB, with two more requests an upload."""
+"""Part size of Kelpie and the original; an upload takes two requests besides its parts."""
 BOUND_CONTROL, BOUND_KELPIE, BOUND_ORIGINAL = 0.35, 0.35, 0.2
 
 
@@ -77,7 +77,7 @@ BOUND_CONTROL, BOUND_KELPIE, BOUND_ORIGINAL = 0.35, 0.35, 0.2
 class Row:
     """Line of a cost table: USD per hour of one GPU, by service."""
 
-    what: str
+    activity: str
     per_hour: float
     api: float = 0
     functions: float = 0
@@ -104,7 +104,7 @@ class Costs:
     billed: Mapping[str, Billed]
     fleet: int = FLEET
     new_packs: int = ALL_NEW_PACKS
-    """What each checkpoint brings."""
+    """New packs of each checkpoint."""
     rows: list[Row] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -122,7 +122,7 @@ class Costs:
             self._row(SWEEPING, "idle sweep", 60 / self.fleet),
             self._row(PROBING, "probe", 60 / self.fleet),
             Row(
-                what="sweeper, reading this lease",
+                activity="sweeper, reading this lease",
                 per_hour=60,
                 dynamodb=60 * SWEPT_SHARE * SWEPT_READS * prices.READ.usd,
             ),
@@ -142,7 +142,7 @@ class Costs:
     @property
     def control_besides_checkpoints(self) -> float:
         """Compute the same without checkpoints."""
-        return self.sum(lambda row: 0 if row.what in (CHECKPOINTS, FURTHER_PACKS) else row.control)
+        return self.sum(lambda row: 0 if row.activity in (CHECKPOINTS, FURTHER_PACKS) else row.control)
 
     @property
     def with_s3(self) -> float:
@@ -164,9 +164,9 @@ class Costs:
     @property
     def watching(self) -> float:
         """Compute extra USD per hour of rules on the control plane: larger heartbeats, one evaluation a minute."""
-        plain, watched, look = (self.billed[call] for call in ("heartbeat", "watched heartbeat", "watched look"))
+        plain, watched, evaluation = (self.billed[call] for call in ("heartbeat", "watched heartbeat", "watched look"))
         heartbeat = billed_usd(watched) - billed_usd(plain) + call_usd("watched heartbeat") - call_usd("heartbeat")
-        of_sweeper = billed_usd(look) + call_usd("watched look") - prices.LAMBDA_REQUEST.usd
+        of_sweeper = billed_usd(evaluation) + call_usd("watched look") - prices.LAMBDA_REQUEST.usd
         return HOUR_S / HEARTBEAT_S * heartbeat + 60 * of_sweeper
 
     @property
@@ -186,7 +186,7 @@ class Costs:
             "our own metrics: none is written while nothing happens": 0.0,
         }
 
-    def _row(self, what: str, call: str, per_hour: float) -> Row:
+    def _row(self, activity: str, call: str, per_hour: float) -> Row:
         billed = self.billed[call]
         function = {"heartbeat in a new bucket": "heartbeat", "idle sweep": "sweep"}.get(call, call)
         calls, api = billed.get("lambda", 0), billed.get("api", 0)
@@ -194,7 +194,7 @@ class Costs:
         if function not in ("heartbeat", "authorizer", "sweep", "probe"):
             log_bytes += calls * OWN_LOG_BYTES
         return Row(
-            what=what,
+            activity=activity,
             per_hour=per_hour,
             api=per_hour * api * prices.API.usd,
             functions=per_hour * calls * call_usd(function) if calls else 0,
@@ -205,10 +205,10 @@ class Costs:
 
     def _published(self, per_hour: float) -> Row:
         return Row(
-            what="events on the bus",
+            activity="events on the bus",
             per_hour=per_hour,
             functions=per_hour * call_usd("publish"),
-            dynamodb=min(per_hour, HOUR_S / LOOKED_UP_S / self.fleet) * prices.READ.usd,
+            dynamodb=min(per_hour, HOUR_S / LOOKUP_INTERVAL_S / self.fleet) * prices.READ.usd,
             events=per_hour * prices.EVENT.usd,
             logs=per_hour * PLATFORM_LOG_BYTES / 1e9 * prices.LOG_GB.usd,
         )

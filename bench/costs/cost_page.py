@@ -143,9 +143,9 @@ def _s3(costs: Costs) -> float:
     return costs.sum(lambda row: row.s3)
 
 
-def _difference(alone: Costs, fleet: Costs, what: str) -> float:
+def _difference(alone: Costs, fleet: Costs, activity: str) -> float:
     """Compute the surcharge that a single GPU pays."""
-    dearer, cheaper = (next(row for row in costs.rows if row.what == what) for costs in (alone, fleet))
+    dearer, cheaper = (next(row for row in costs.rows if row.activity == activity) for costs in (alone, fleet))
     return dearer.control - cheaper.control
 
 
@@ -164,7 +164,7 @@ def _table(costs: Costs) -> str:
         f"|---|---:|{'---:|' * len(columns)}",
     ]
     lines += [
-        f"| {row.what} | {row.per_hour:.4g} | {' | '.join(_amount(of(row) * K) for _, of in columns)} |"
+        f"| {row.activity} | {row.per_hour:.4g} | {' | '.join(_amount(of(row) * K) for _, of in columns)} |"
         for row in costs.rows
     ]
     lines.append(f"| **together** | | {' | '.join(f'**{costs.sum(of) * K:.3f}**' for _, of in columns)} |")
@@ -172,7 +172,7 @@ def _table(costs: Costs) -> str:
 
 
 def _lines(amounts: Mapping[str, float]) -> str:
-    return "\n".join(f"| {what} | {usd:.2f} |" for what, usd in amounts.items())
+    return "\n".join(f"| {activity} | {usd:.2f} |" for activity, usd in amounts.items())
 
 
 def _amount(usd: float) -> str:

@@ -10,11 +10,11 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One line of the report; smaller is better in all of them.
+    """Line of the report; smaller values are better in every figure.
 
-    `rounds`: one value per round, in `unit`. `baseline`: the same in the same rounds, for what is compared with;
-    its name in `baseline_name`. `at_most`: the target, for the median ratio where there is a baseline, else for the
-    median; None for a figure that is only told. A `counted` figure is exact: its worst round must meet the target.
+    `rounds`: one value per round, in `unit`. `baseline`: values of the contender `baseline_name` in the same rounds.
+    `at_most`: the target of the median ratio to the baseline, or of the median without a baseline; None for a figure
+    without a target. A `counted` figure is exact: its worst round must meet the target.
     """
 
     name: str
@@ -52,16 +52,16 @@ class Figure:
 
     def as_dict(self) -> dict[str, Any]:
         """Convert for the JSON report."""
-        told: dict[str, Any] = {"name": self.name, "unit": self.unit, **_summary(self.rounds)}
+        record: dict[str, Any] = {"name": self.name, "unit": self.unit, **_summary(self.rounds)}
         if self.baseline_name is not None:
-            told["baseline"] = {"name": self.baseline_name, **_summary(self.baseline)}
-            told["ratio"] = _summary(self.ratios)
+            record["baseline"] = {"name": self.baseline_name, **_summary(self.baseline)}
+            record["ratio"] = _summary(self.ratios)
         if self.at_most is not None:
             of = "ratio" if self.baseline else "value"
-            told["target"] = {"of": of, "statistic": "worst" if self.counted else "median", "at_most": self.at_most}
-        told["met"] = self.met
-        told["details"] = dict(self.details)
-        return told
+            record["target"] = {"of": of, "statistic": "worst" if self.counted else "median", "at_most": self.at_most}
+        record["met"] = self.met
+        record["details"] = dict(self.details)
+        return record
 
 
 def _summary(values: Sequence[float]) -> dict[str, Any]:

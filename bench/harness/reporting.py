@@ -64,10 +64,10 @@ class Report:
         if self.figures:
             print(table(self.figures))
         loads = [section["load_after"][0] for section in self.content["sections"].values()]
-        said = ", ".join(f"{load:g}" for load in loads)
+        averages = ", ".join(f"{load:g}" for load in loads)
         print(
             f"\n{where['usable_cores']} cores ({where['processor']}), Python {where['python']}; load during the "
-            f"sections: {said}. Medians; ratios within each round. Details: {output}"
+            f"sections: {averages}. Medians; ratios within each round. Details: {output}"
         )
         missed = [figure.name.strip() for figure in self.figures if figure.met is False]
         if missed:

@@ -12,9 +12,9 @@ from gpu_client.ring.core.ring import make_ring
 from gpu_client.ring.settings import RingSettings
 
 CAP = 50
-"""As in the measurements of Wirehead: a generation that is small makes waste weigh more."""
+"""Generation size of Wirehead's measurements; in a small generation the waste is a larger share."""
 SLEEP_S = 1.62
-"""What a sample took on one GPU in Wirehead's tutorial."""
+"""Time of one sample on one GPU in Wirehead's tutorial."""
 CROWDS = (1, 8, 64)
 TIMEOUT_S = 180.0
 

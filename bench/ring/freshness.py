@@ -30,17 +30,17 @@ IN_A_BUCKET_S = 2.0
 _CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
 SWAP_MS = 5.0
 OF_SMALL = 2.0
-"""What is 8,000 times as large may take no longer, but for noise."""
+"""Largest ratio to the time of a sample that is 8,000 times smaller; the times are equal apart from noise."""
 REQUESTS = 4
-_LOOK_S = 0.002
+_POLL_S = 0.002
 _PATIENCE_S = 60.0
-"""For each sample: then it is said that it cannot be read, instead of waiting for ever."""
+"""Seconds to wait for each sample before the measurement fails."""
 
 
 def put_to_readable(scratch: Path, *, rounds: int, samples: int) -> list[Figure]:
     """Measure the 95th percentile from the start of `put` to a manifest that lists the sample."""
     rings = [make_ring(str(scratch / f"readable-{number}"), RingSettings(cap=64)) for number in range(rounds)]
-    return [_freshness("directory", rings, samples, look_s=_LOOK_S, at_most=READABLE_S)]
+    return [_freshness("directory", rings, samples, poll_s=_POLL_S, at_most=READABLE_S)]
 
 
 def put_to_readable_in_a_bucket(*, rounds: int, samples: int) -> list[Figure]:
@@ -50,13 +50,13 @@ def put_to_readable_in_a_bucket(*, rounds: int, samples: int) -> list[Figure]:
         for _ in range(rounds):
             bucket = opened.enter_context(RingBucket.of(emulator))
             rings.append(Ring.make(bucket.opened(time.sleep), RingSettings(cap=64, publish_interval_s=1)))
-        return [_freshness("bucket of the emulated S3", rings, samples, look_s=0.05, at_most=IN_A_BUCKET_S)]
+        return [_freshness("bucket of the emulated S3", rings, samples, poll_s=0.05, at_most=IN_A_BUCKET_S)]
 
 
-def _freshness(where: str, rings: Sequence[Ring], samples: int, *, look_s: float, at_most: float) -> Figure:
+def _freshness(where: str, rings: Sequence[Ring], samples: int, *, poll_s: float, at_most: float) -> Figure:
     rows, medians = [], []
     for ring in rings:
-        cuts = quantiles(_waits_s(ring, samples, look_s), n=20)
+        cuts = quantiles(_waits_s(ring, samples, poll_s), n=20)
         rows.append(cuts[-1])
         medians.append(round(cuts[9], 4))
     interval_s = rings[0].settings.publish_interval_s
@@ -64,7 +64,7 @@ def _freshness(where: str, rings: Sequence[Ring], samples: int, *, look_s: float
     return Figure(name=f"put to readable, p95 ({where})", unit="s", rounds=rows, at_most=at_most, details=details)
 
 
-def _waits_s(ring: Ring, samples: int, look_s: float) -> list[float]:
+def _waits_s(ring: Ring, samples: int, poll_s: float) -> list[float]:
     begun: list[float] = []
     seen: dict[int, float] = {}
 
@@ -76,7 +76,7 @@ def _waits_s(ring: Ring, samples: int, look_s: float) -> list[float]:
                 time.sleep(0.03)
             # What is left is published by whoever leaves: that would be sooner.
             while len(seen) < samples and time.perf_counter() - begun[-1] < _PATIENCE_S:
-                time.sleep(look_s)
+                time.sleep(poll_s)
 
     writing = threading.Thread(target=put)
     writing.start()
@@ -86,7 +86,7 @@ def _waits_s(ring: Ring, samples: int, look_s: float) -> list[float]:
             seen[inserted] = time.perf_counter()
         if not writing.is_alive():
             raise TimeoutError(f"{len(seen)} of {samples} samples could be read")
-        time.sleep(look_s)
+        time.sleep(poll_s)
     writing.join()
     return [seen[number] - begun[number] for number in range(samples)]
 

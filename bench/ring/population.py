@@ -68,11 +68,11 @@ def ended_well(processes: Sequence[ForkServerProcess], timeout_s: float) -> None
             raise RuntimeError(f"a process of the bench ended with {process.exitcode} instead of 0")
 
 
-def wait_for(ready: Callable[[], bool], what: str, timeout_s: float) -> float:
+def wait_for(ready: Callable[[], bool], event: str, timeout_s: float) -> float:
     """Wait for a condition; returns the seconds. Raises TimeoutError."""
     began_at = time.monotonic()
     while not ready():
         if time.monotonic() - began_at > timeout_s:
-            raise TimeoutError(f"{what}: not after {timeout_s:g} s")
+            raise TimeoutError(f"{event}: not after {timeout_s:g} s")
         time.sleep(_POLL_S)
     return time.monotonic() - began_at

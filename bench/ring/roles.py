@@ -242,13 +242,13 @@ def produce(place: str, per_s: float, waited: Counters) -> None:
             time.sleep(max(due_at - time.monotonic(), 0.0))
 
 
-def train(place: str, group: str, told: Path, batches: int, killed_after: int) -> None:
+def train(place: str, group: str, trace: Path, batches: int, killed_after: int) -> None:
     """Read batches; write the samples and position of each to a file whose last line is a checkpoint.
 
     With `killed_after`, the process kills itself after so many.
     """
-    lines = told.read_text().splitlines() if told.exists() else []
-    with RingReader(open_ring(place)) as reader, told.open("a", buffering=1) as file:
+    lines = trace.read_text().splitlines() if trace.exists() else []
+    with RingReader(open_ring(place)) as reader, trace.open("a", buffering=1) as file:
         stream = BatchStream(reader, BatchShape(4, policy=3), group=group, forgets=False)
         if lines:
             stream.load_state_dict(json.loads(lines[-1])["state"])

@@ -66,7 +66,7 @@ def against_npy(scratch: Path, *, rounds: int, samples: int) -> list[Figure]:
     target holds for the way that docs/ring.md recommends at each size ("Packs").
     """
     found = []
-    for size_bytes, said, recommended in ((64 * 1024, "64 KiB", 16), (1024 * 1024, "1 MiB", 1)):
+    for size_bytes, label, recommended in ((64 * 1024, "64 KiB", 16), (1024 * 1024, "1 MiB", 1)):
         for pack in (1, 16):
             with StoreBenchmark(
                 str(scratch),
@@ -77,7 +77,7 @@ def against_npy(scratch: Path, *, rounds: int, samples: int) -> list[Figure]:
             ) as bench:
                 bench.run_round()
                 turns = [_warmed(bench, scratch).run_round() for _ in range(rounds)]
-            name = f"put, {said}" + (f" by packs of {pack}" if pack > 1 else "")
+            name = f"put, {label}" + (f" by packs of {pack}" if pack > 1 else "")
             at_most = 1 / OF_NPY if pack == recommended else None
             found.append(_figure(name, turns, "put_s", "raw_put_s", ".npy file", mean=pack > 1, at_most=at_most))
     return found
@@ -140,8 +140,8 @@ def limits(*, rounds: int, scale: int = 1) -> list[Figure]:
     found = [measure_machine(PAIR_BYTES // scale, tries=3) for _ in range(rounds)]
     names = {"copy": "copied in memory", "xxh3": "hashed (xxh3)", "loopback": "sent through loopback"}
     return [
-        Figure(name=f"raw: 32 MiB {said}", unit="ms", rounds=[1e3 * PAIR_BYTES / scale / one[name] for one in found])
-        for name, said in names.items()
+        Figure(name=f"raw: 32 MiB {label}", unit="ms", rounds=[1e3 * PAIR_BYTES / scale / one[name] for one in found])
+        for name, label in names.items()
     ]
 
 

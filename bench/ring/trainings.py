@@ -22,9 +22,9 @@ PER_INSERT = 4.0
 CONSUMED_PER_S = 400.0
 FLOW_BATCH = 8
 WARM_UP_READS = 160
-"""By then writers are as far ahead as they may be."""
+"""Reads after which the writers are as far ahead as the settings allow."""
 OFFERED = (0.1, 1.0, 10.0)
-"""What producers could make by what consumers could take, at the wanted ratio."""
+"""Ratios of the producers' rate to the rate that consumers can take at the wanted reuse."""
 STEP_S = 0.1
 BATCH, MAX_USES = 8, 4
 TIMEOUT_S = 120.0
@@ -35,18 +35,18 @@ def resumed(scratch: Path, *, batches: int) -> list[Figure]:
     place = str(scratch / "resumed")
     make_ring(place, RingSettings(cap=48, publish_interval_s=0.05, retain=2))
     counters = Counters(roles.WRITES, 2)
-    told = {name: scratch / f"{name}.jsonl" for name in ("whole", "killed")}
+    traces = {name: scratch / f"{name}.jsonl" for name in ("whole", "killed")}
     kills = 0
     with population(roles.write_for_ever, [(place, number, counters, 0.005) for number in range(2)]):
-        whole = begun(roles.train, place, "bench", told["whole"], batches, 0)
-        while len(_lines(told["killed"])) < batches:
-            process = begun(roles.train, place, "bench", told["killed"], batches, 1)
+        whole = begun(roles.train, place, "bench", traces["whole"], batches, 0)
+        while len(_lines(traces["killed"])) < batches:
+            process = begun(roles.train, place, "bench", traces["killed"], batches, 1)
             process.join(TIMEOUT_S)
             if process.exitcode is None or process.exitcode > 0:
                 raise RuntimeError(f"a training ended with {process.exitcode}")
             kills += process.exitcode != 0
         whole.join(TIMEOUT_S)
-    one, other = ([json.loads(line)["ids"] for line in _lines(path)] for path in told.values())
+    one, other = ([json.loads(line)["ids"] for line in _lines(path)] for path in traces.values())
     differ = sum(a != b for a, b in zip(one, other, strict=True))
     details = {"batches": batches, "kills": kills, "samples": len({id_ for ids in one for id_ in ids})}
     return [

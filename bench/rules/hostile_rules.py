@@ -22,7 +22,7 @@ FUZZED_RULES = 100_000
 FULL, SHORT = 100_100, 1_000
 """Steps after which the longest windows are full, and all others."""
 VALUES = (1e308, 5e-324, -1e308, 1.5)
-"""As far apart as floats can be."""
+"""Values with the largest differences in magnitude among floats."""
 
 
 def measure(*, rounds: int, fuzzed: int = FUZZED_RULES, full: int = FULL) -> list[Figure]:
@@ -63,13 +63,13 @@ def measure(*, rounds: int, fuzzed: int = FUZZED_RULES, full: int = FULL) -> lis
 
 def _fuzzed(rules: int) -> Figure:
     """Run random rules; the details name the seed, which changes each time."""
-    said = logging.getLogger("baton.rules")
-    before, said.disabled = said.disabled, True
+    rules_log = logging.getLogger("baton.rules")
+    before, rules_log.disabled = rules_log.disabled, True
     seed, began = time.time_ns() // 10**9, time.perf_counter()
     try:
         found = random_rules.run(seed, rules)
     finally:
-        said.disabled = before
+        rules_log.disabled = before
     return Figure(
         name=f"{found.rules:,} random rules and streams: crashes",
         unit="crashes",

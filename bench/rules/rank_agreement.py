@@ -24,9 +24,9 @@ from gpu_client.training.session.loop_requests import LoopRequests
 
 RANKS = 2
 STEPS = 400
-"""Of each kind in a round, taking turns."""
+"""Steps of each kind in a round; the kinds take turns."""
 WORK = 160
-"""Products of small matrices in each step, some milliseconds: what was sent after the step before arrives meanwhile."""
+"""Products of small matrices in each step: some milliseconds, in which the votes of the previous step arrive."""
 TARGET_US = 200.0
 """A thousandth of a step of 0.2 s, which is short where several GPUs train one model."""
 VALUES = {"loss": 1.0, "grad_norm": 1.0, "lr": 1e-4, "step.time": 0.1, "data.wait": 0.01}
@@ -47,11 +47,11 @@ def measure(*, rounds: int) -> list[Figure]:
         )
         for rank in range(RANKS)
     ]
-    told = [process.communicate(timeout=120)[0] for process in processes]
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
     for process in processes:
         if process.returncode:
             raise RuntimeError(f"a process of the vote ended with {process.returncode}")
-    ruled, alone, waiting, work = json.loads(told[0])
+    ruled, alone, waiting, work = json.loads(outputs[0])
     details = {"rules": len(CONDITIONS), "steps": STEPS, "work_us": round(median(work))}
     return [
         Figure(

@@ -33,24 +33,24 @@ T = TypeVar("T")
 def measure(stack: RunningStack, scratch: Path, *, rounds: int, edits: int = EDITS) -> list[Figure]:
     """Edit the rules of one training in each round, at random moments between two heartbeats."""
     chance = random.Random(1)
-    applied_s: list[list[float]] = []
-    told_s: list[list[float]] = []
+    applied_by_round: list[list[float]] = []
+    acknowledged_by_round: list[list[float]] = []
     with _agent(stack, scratch):
         for number in range(rounds):
-            applied, told = _edited(stack, scratch / f"trace-{number}.jsonl", edits, chance)
-            applied_s.append(applied)
-            told_s.append(told)
+            applied_s, acknowledged_s = _edited(stack, scratch / f"trace-{number}.jsonl", edits, chance)
+            applied_by_round.append(applied_s)
+            acknowledged_by_round.append(acknowledged_s)
     details = {
         "edits in a round": edits,
         "heartbeat_interval_s": HEARTBEAT_S,
         "step_s": STEP_S,
-        "all, s": [[round(one, 3) for one in each] for each in applied_s],
+        "all, s": [[round(one, 3) for one in each] for each in applied_by_round],
     }
     return [
         Figure(
             name="rules edited: in force in the training (p95)",
             unit="s",
-            rounds=[_p95(each) for each in applied_s],
+            rounds=[_p95(each) for each in applied_by_round],
             baseline_name="heartbeat + 2 steps",
             baseline=[HEARTBEAT_S + 2 * STEP_S] * rounds,
             at_most=1.0,
@@ -59,7 +59,7 @@ def measure(stack: RunningStack, scratch: Path, *, rounds: int, edits: int = EDI
         Figure(
             name="rules edited: acknowledged (p95)",
             unit="s",
-            rounds=[_p95(each) for each in told_s],
+            rounds=[_p95(each) for each in acknowledged_by_round],
             baseline_name="2 heartbeats + 2 steps",
             baseline=[2 * HEARTBEAT_S + 2 * STEP_S] * rounds,
         ),
@@ -80,7 +80,7 @@ def _edited(stack: RunningStack, trace: Path, edits: int, chance: random.Random)
         )
         job_id = client.submit(job).id
         _when(lambda: _in_force(trace).get(1), "the training with its first rules")
-        applied, told = [], []
+        applied_s, acknowledged_s = [], []
         for number in range(1, edits + 1):
             time.sleep(chance.uniform(0, HEARTBEAT_S))
             began = time.time()
@@ -90,14 +90,15 @@ def _edited(stack: RunningStack, trace: Path, edits: int, chance: random.Random)
             wanted = revision.revision
 
             def acknowledged(wanted: int = wanted) -> float | None:
-                said = client.rules(job_id).acknowledged
-                return time.time() if said is not None and said.revision == wanted and said.step is not None else None
+                rules = client.rules(job_id).acknowledged
+                done = rules is not None and rules.revision == wanted and rules.step is not None
+                return time.time() if done else None
 
-            applied.append(_when(lambda wanted=wanted: _in_force(trace).get(wanted), "the edit in force") - began)
-            told.append(_when(acknowledged, "the acknowledgement") - began)
+            applied_s.append(_when(lambda wanted=wanted: _in_force(trace).get(wanted), "the edit in force") - began)
+            acknowledged_s.append(_when(acknowledged, "the acknowledgement") - began)
         client.put_rules(job_id, '{"rules": [{"name": "end", "when": "step >= 1", "do": "stop"}]}')
         _when(lambda: client.get_job(job_id).state is JobState.COMPLETE or None, "the end of the training")
-    return applied, told
+    return applied_s, acknowledged_s
 
 
 def _rules(number: int) -> str:
@@ -109,14 +110,14 @@ def _in_force(trace: Path) -> dict[int, float]:
     if not trace.exists():
         return {}
     lines = [line for line in trace.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
-    return {told["revision"]: told["at"] for told in map(json.loads, lines)}
+    return {record["revision"]: record["at"] for record in map(json.loads, lines)}
 
 
-def _when(found: Callable[[], T | None], what: str) -> T:
+def _when(found: Callable[[], T | None], event: str) -> T:
     deadline = time.monotonic() + TIMEOUT_S
     while (it := found()) is None:
         if time.monotonic() > deadline:
-            raise RuntimeError(f"{what} did not come within {TIMEOUT_S:.0f} s")
+            raise RuntimeError(f"{event} did not come within {TIMEOUT_S:.0f} s")
         time.sleep(POLL_S)
     return it
 

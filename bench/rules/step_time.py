@@ -60,7 +60,7 @@ CONDITIONS = (
     "delta(loss, 10) > 1",
     "cost > 40 and since_best(loss) > 100",
 )
-"""What presets and users ask for; most in nothing but the metrics that come with every step."""
+"""Conditions of presets and users; most of them read only metrics that every step reports."""
 
 
 def document(*, mode: str = "enforce") -> str:
@@ -144,8 +144,8 @@ def measure(*, rounds: int, steps: int = 5_000, history: int = HISTORY) -> list[
 @contextmanager
 def training() -> Iterator[Session]:
     """Start a session of one process with these rules in force and its log disabled."""
-    said = logging.getLogger("baton.rules")
-    before, said.disabled = said.disabled, True
+    rules_log = logging.getLogger("baton.rules")
+    before, rules_log.disabled = rules_log.disabled, True
     try:
         with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder:
             rules = Path(folder, "rules.json")
@@ -153,7 +153,7 @@ def training() -> Iterator[Session]:
             with Session.start(output_dir=Path(folder, "output"), rules=rules, variables={}) as session:
                 yield session
     finally:
-        said.disabled = before
+        rules_log.disabled = before
 
 
 class Original:
@@ -164,7 +164,7 @@ class Original:
         self._simpleeval: Any = importlib.import_module("simpleeval")
         self._each = each
         self._windows: dict[str, object] = {}
-        """What windows sum up, for nothing: what the values are does not matter here."""
+        """Values of windows. The evaluator has no windows; the values do not affect its time."""
         self._rules: list[tuple[str, Any]] = []
         for rule in rules.rules:
             text = rule.when.text

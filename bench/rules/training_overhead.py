@@ -33,7 +33,7 @@ def measure(stack: RunningStack, scratch: Path, *, rounds: int, steps: int) -> l
     control = scratch / "control.json"
     control.write_text(json.dumps({"rules": {"revision": 1, "text": document(mode="dry_run")}}), encoding="utf-8")
     runs: dict[str, list[Run]] = {name: [] for name in VARIANTS}
-    with processors.kept_off():
+    with processors.excluded():
         bench = Bench(stack, scratch, processors, loop)
         for number in range(rounds):
             order = VARIANTS[number % 3 :] + VARIANTS[: number % 3]

@@ -81,7 +81,7 @@ class Answer:
     content: bytes = b""
     pieces: tuple[tuple[BinaryIO, int, int], ...] = ()
     length: int | None = None
-    """What a HEAD says, without having it."""
+    """Content length in the answer to a HEAD, which has no content."""
 
     @property
     def size_bytes(self) -> int:
@@ -160,8 +160,8 @@ class Objects:
                 return act()
         except Refused as refused:
             otherwise()
-            told = f"<Code>{refused.code}</Code><Message>{escape(str(refused))}</Message>"
-            return _xml(refused.status, f"<Error>{told}</Error>")
+            fields = f"<Code>{refused.code}</Code><Message>{escape(str(refused))}</Message>"
+            return _xml(refused.status, f"<Error>{fields}</Error>")
 
     def _bucket(self, request: Request) -> dict[str, Stored]:
         try:
@@ -205,8 +205,8 @@ class Objects:
         if "uploads" in request.query:
             upload_id = secrets.token_hex(16)
             self._uploads[upload_id] = _Upload(request.bucket, request.key)
-            told = f"{names}<UploadId>{upload_id}</UploadId>"
-            return _xml(200, f"<InitiateMultipartUploadResult {_NAMESPACE}>{told}</InitiateMultipartUploadResult>")
+            fields = f"{names}<UploadId>{upload_id}</UploadId>"
+            return _xml(200, f"<InitiateMultipartUploadResult {_NAMESPACE}>{fields}</InitiateMultipartUploadResult>")
         parts = self._upload(request).parts
         numbers = [int(number) for number in _PART.findall(content)]
         if not numbers or any(number not in parts for number in numbers) or numbers != sorted(set(numbers)):
@@ -217,8 +217,8 @@ class Objects:
         objects[request.key] = stored
         _remove(part for number, part in parts.items() if number not in numbers)
         del self._uploads[request.query["uploadId"]]
-        told = f"{names}<ETag>{escape(stored.etag)}</ETag>"
-        return _xml(200, f"<CompleteMultipartUploadResult {_NAMESPACE}>{told}</CompleteMultipartUploadResult>")
+        fields = f"{names}<ETag>{escape(stored.etag)}</ETag>"
+        return _xml(200, f"<CompleteMultipartUploadResult {_NAMESPACE}>{fields}</CompleteMultipartUploadResult>")
 
     def _delete(self, request: Request) -> Answer:
         objects = self._bucket(request)
@@ -292,20 +292,20 @@ def _listing(request: Request, objects: Mapping[str, Stored]) -> Answer:
     def name(key: str) -> str:
         return quote(key, safe="/") if query.get("encoding-type") == "url" else escape(key)
 
-    told = [f"<Name>{escape(request.bucket)}</Name><Prefix>{name(prefix)}</Prefix><MaxKeys>{most}</MaxKeys>"]
-    told.append(f"<KeyCount>{len(page)}</KeyCount><IsTruncated>{str(more).lower()}</IsTruncated>")
+    fields = [f"<Name>{escape(request.bucket)}</Name><Prefix>{name(prefix)}</Prefix><MaxKeys>{most}</MaxKeys>"]
+    fields.append(f"<KeyCount>{len(page)}</KeyCount><IsTruncated>{str(more).lower()}</IsTruncated>")
     if "encoding-type" in query:
-        told.append("<EncodingType>url</EncodingType>")
+        fields.append("<EncodingType>url</EncodingType>")
     if more and page:
-        told.append(f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>")
+        fields.append(f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>")
     for key in page:
         stored = objects[key]
         when = stored.modified_at.strftime("%Y-%m-%dT%H:%M:%S.000Z")
-        told.append(
+        fields.append(
             f"<Contents><Key>{name(key)}</Key><LastModified>{when}</LastModified><ETag>{escape(stored.etag)}</ETag>"
             f"<Size>{stored.size_bytes}</Size><StorageClass>STANDARD</StorageClass></Contents>"
         )
-    return _xml(200, f"<ListBucketResult {_NAMESPACE}>{''.join(told)}</ListBucketResult>")
+    return _xml(200, f"<ListBucketResult {_NAMESPACE}>{''.join(fields)}</ListBucketResult>")
 
 
 def _xml(status: int, content: str) -> Answer:

@@ -28,11 +28,11 @@ from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.api.objects import files_below
 
 HEARTBEAT_INTERVAL_S = 5
-"""Of wall time, of which the loop has a fifth: one heartbeat in a second of training."""
+"""Seconds of wall time. The loop has a fifth of the time, so each second of training has one heartbeat."""
 TIMEOUT_S = 300.0
 POLL_S = 0.05
 MODES = ("bare", "session", "control", "agent")
-"""`control` is a second bare loop: how far the two are apart is what cannot be told apart here."""
+"""`control` is a second bare loop: the difference between the two is the resolution of the measurement."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -41,7 +41,7 @@ class Loop:
     """Training module with a stopwatch (see stopwatch.py), its inputs, parameters and outputs."""
 
     name: str
-    """Of the queue and the inputs' prefix."""
+    """Name of the queue and of the inputs' prefix."""
     module: str
     data: Path
     params: Mapping[str, Any]
@@ -69,7 +69,7 @@ class Processors:
         return cls((usable[0],), tuple(usable[1:2])) if len(usable) > 1 else cls((), ())
 
     @contextmanager
-    def kept_off(self) -> Iterator[None]:
+    def excluded(self) -> Iterator[None]:
         """Keep this process off the trainer's processor meanwhile."""
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, self.rest or before)
@@ -81,11 +81,11 @@ class Processors:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the loop: its time, the time in `session.checkpoint`, and the CPU time of the process.
+    """Times of a run of the loop: wall time, time in `session.checkpoint`, CPU time of the process.
 
-    Only the run's own turns count. `waited_s`: how long the loop was ready while its processor was busy with others.
-    `peak_bytes`: the most memory that the process had resident while the loop ran. `agent_cpu_s`: of the agent and its
-    warden, over the job's whole life.
+    Only the run's own turns count. `waited_s`: time in which the loop was ready while other processes used its
+    processor. `peak_bytes`: largest resident memory of the process while the loop ran. `agent_cpu_s`: CPU time of the
+    agent and its warden over the job's whole life.
     """
 
     wall_s: float

@@ -22,7 +22,7 @@ RESOLUTION = 256
 CHECKPOINT_EVERY = 20
 CACHES = {"cache_latents": True, "cache_text_embeddings": True}
 FROZEN_ENDS = {"train_text_encoder": False, "center_crop": True}
-"""What both caches ask for."""
+"""Parameters that both caches require."""
 
 
 def measure(
@@ -31,7 +31,7 @@ def measure(
     """Run the loop in all modes each round, and then bare with and without its caches."""
     processors = Processors.split()
     loop = loop_of(scratch, steps, resolution)
-    with processors.kept_off():
+    with processors.excluded():
         bench = Bench(stack, scratch, processors, loop)
         runs = rounds_of(bench, rounds)
         cached = cache_rounds(bench, rounds)

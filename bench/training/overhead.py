@@ -41,7 +41,7 @@ def measure(
         params={"steps": steps, "checkpoint_every": checkpoint_every},
         outputs=["model.safetensors"],
     )
-    with processors.kept_off():
+    with processors.excluded():
         runs = rounds_of(Bench(stack, scratch, processors, loop), rounds)
     return figures(runs, processors, steps, checkpoint_every, at_most)
 

@@ -1,6 +1,6 @@
-"""One generator: `python -m demo.ring.generate PLACE NUMBER START FILE`. SIGTERM ends it after its current sample.
+"""Run a generator: `python -m demo.ring.generate PLACE NUMBER START FILE`. SIGTERM ends it after its current sample.
 
-A generator is no more than the loop in `main`. No seed is used twice, because each start of each generator has its own.
+The loop in `main` is the whole generator. Each start of each generator has its own seeds, so no seed is used twice.
 """
 
 from __future__ import annotations

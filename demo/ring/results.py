@@ -23,7 +23,7 @@ DEFINITIONS = {
 
 @dataclass(frozen=True)
 class Step:
-    """One training step. `at`: this machine's monotonic clock, in seconds."""
+    """Training step. `at`: this machine's monotonic clock, in seconds."""
 
     at: float
     wait_s: float

@@ -27,7 +27,7 @@ SETTINGS = RingSettings(cap=512, min_size=64, publish_interval_s=0.1, lease_s=3.
 HELD_OUT = 300
 HELD_OUT_SEED = 2000
 KILLS_AT_S = (4.0, 7.0, 10.0, 13.0)
-"""One generator is killed at each of these times."""
+"""Times at which the demo kills one generator."""
 BACK_AFTER_S = 1.0
 """Time after which a killed generator is started again."""
 ALL_DEAD_S = (16.0, 22.0)

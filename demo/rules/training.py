@@ -37,8 +37,8 @@ class Settings:
     evaluate_every: int = 25
     damaged_from: int = 0
     damaged_to: int = 0
-    """These batches, counted from 1, are damaged as by a broken file: values from 0 to 255 instead of 0 to 1, each
-    picture with the label of its neighbour."""
+    """Last damaged batch; `damaged_from` is the first, both counted from 1. The damage is that of a broken file: values
+    from 0 to 255 instead of 0 to 1, and each picture with the label of its neighbor."""
 
     def is_damaged(self, batch: int) -> bool:
         """Return whether the data of this batch are damaged."""

@@ -39,7 +39,7 @@ DEFINITIONS = {
 
 @dataclass(frozen=True)
 class Interruption:
-    """When and where the worker was killed, and when the job was back."""
+    """Step at which the worker was killed, and time after which the job continued."""
 
     killed_at_step: int
     resumed_from_step: int

@@ -63,16 +63,16 @@ class KelpieProcess:
         command = {"act": act, "directory": str(directory), "bucket": bucket, "prefix": prefix}
         self._process.stdin.write(f"{json.dumps(command)}\n")
         self._process.stdin.flush()
-        said = self._heard()
-        return Cost(said["wall_s"], said["cpu_s"])
+        answer = self._heard()
+        return Cost(answer["wall_s"], answer["cpu_s"])
 
     def _heard(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        said: dict[str, Any] = json.loads(line) if line else {"error": self._log.read_text(errors="replace")[-2000:]}
-        if "error" in said:
-            raise RuntimeError(f"the mirror failed: {said['error']}")
-        return said
+        answer: dict[str, Any] = json.loads(line) if line else {"error": self._log.read_text(errors="replace")[-2000:]}
+        if "error" in answer:
+            raise RuntimeError(f"the mirror failed: {answer['error']}")
+        return answer
 
     def __enter__(self) -> Self:
         return self

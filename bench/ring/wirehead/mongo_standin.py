@@ -198,8 +198,8 @@ class Database:
         for place, (_, pieces) in enumerate(made):
             array += [b"\x03" + str(place).encode() + b"\0", *pieces]
         listed = _wrapped(b"\x04" + name.encode() + b"\0", array)
-        told = bson.encode({"id": Int64(number if left else 0), "ns": ".".join(space)})[4:-1]
-        return _document([*_wrapped(b"\x03cursor\0", [*listed, told]), bson.encode({"ok": 1.0})[4:-1]])
+        cursor = bson.encode({"id": Int64(number if left else 0), "ns": ".".join(space)})[4:-1]
+        return _document([*_wrapped(b"\x03cursor\0", [*listed, cursor]), bson.encode({"ok": 1.0})[4:-1]])
 
     def _killcursors(self, _: Namespace, command: dict[str, Any], __: Any) -> None:
         for number in command["cursors"]:

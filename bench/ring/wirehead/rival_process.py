@@ -29,7 +29,7 @@ def endless(sample: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
 
 
 class Rival:
-    """One generator and one data set. Times are seconds for one sample."""
+    """Generator and data set of Wirehead. Times are seconds for one sample."""
 
     def __init__(self, config: str) -> None:
         self._config = config
@@ -107,9 +107,9 @@ def through_loopback(data: bytes) -> None:
         sending.join()
 
 
-def timed(what: Callable[[], object]) -> float:
+def timed(work: Callable[[], object]) -> float:
     began_at = time.perf_counter()
-    what()
+    work()
     return time.perf_counter() - began_at
 
 

@@ -60,7 +60,7 @@ def test_on_a_terminal_a_phase_ends_with_a_mark() -> None:
 
 def test_long_sentences_are_wrapped_under_their_bullet() -> None:
     shown, output = screen(terminal=False)
-    shown.say_point("word [7] " * 40)
+    shown.print_point("word [7] " * 40)
     first, *others = output.getvalue().rstrip("\n").split("\n")
     assert first.startswith(" • word [7]")
     assert others
