@@ -75,8 +75,8 @@ class RelayError(Exception):
 class AwayError(Exception):
     """A server has not dealt with a request, but may deal with the next try."""
 
-    def __init__(self, what: str, problem: str, retry_after: str = "") -> None:
-        super().__init__(f"{what}: no usable answer ({problem})")
+    def __init__(self, request: str, problem: str, retry_after: str = "") -> None:
+        super().__init__(f"{request}: no usable answer ({problem})")
         self.pause_s = min(float(retry_after), LONGEST_PAUSE_S) if retry_after.isdigit() else 0.0
 
 
@@ -145,19 +145,19 @@ class Upstream:
         return self._sent(method, url, lambda status: status not in DECIDED, **more)
 
     def _sent(self, method: str, url: str, is_away: Callable[[int], bool], **more: Any) -> requests.Response:
-        what = f"{method} {_path(url)}"
+        request = f"{method} {_path(url)}"
         try:
             answer = self._http.request(method, url, allow_redirects=False, **more)
         except requests.RequestException as error:
-            raise AwayError(what, type(error).__name__) from error
+            raise AwayError(request, type(error).__name__) from error
         if is_away(answer.status_code):
             answer.close()
-            raise AwayError(what, f"status {answer.status_code}", answer.headers.get("Retry-After", ""))
+            raise AwayError(request, f"status {answer.status_code}", answer.headers.get("Retry-After", ""))
         return answer
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection of the worker."""
+    """Connection of the worker."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -283,7 +283,7 @@ class Handler(BaseHTTPRequestHandler):
         answer = self._call(method, target)
         if answer.status_code != 200:
             raise RelayError(answer.status_code, f"the API answered {answer.status_code}", answer)
-        return _said(answer, "url")
+        return _text_field(answer, "url")
 
     def _pass_on(self, body: IO[bytes]) -> None:
         data = body.read()
@@ -307,7 +307,7 @@ class Handler(BaseHTTPRequestHandler):
         token = upstream.api("GET", f"/{kind}/token?{urlencode({'bucket': bucket, 'key': key})}", headers)
         if token.status_code != 200:
             return token
-        headers[name] = upstream.renewed[given] = _said(token, "token")
+        headers[name] = upstream.renewed[given] = _text_field(token, "token")
         return upstream.api(method, target, headers, body)
 
     def _headers(self) -> dict[str, str]:
@@ -316,11 +316,11 @@ class Handler(BaseHTTPRequestHandler):
     def _forward(self, answer: requests.Response) -> None:
         """Answer as the API has answered."""
         skipped = NOT_PASSED_ON | {"content-encoding", "date", "server"}
-        kept = {name: value for name, value in answer.headers.items() if name.lower() not in skipped}
-        self._answer(answer.status_code, kept, answer.content)
+        passed_on = {name: value for name, value in answer.headers.items() if name.lower() not in skipped}
+        self._answer(answer.status_code, passed_on, answer.content)
 
-    def _answer_json(self, status: int, said: dict[str, Any]) -> None:
-        self._answer(status, {"Content-Type": "application/json"}, json.dumps(said).encode())
+    def _answer_json(self, status: int, document: dict[str, Any]) -> None:
+        self._answer(status, {"Content-Type": "application/json"}, json.dumps(document).encode())
 
     def _answer(self, status: int, headers: dict[str, str], data: bytes) -> None:
         if status > 400 and self.command == "POST" and self.path.startswith("/heartbeat/"):
@@ -362,7 +362,7 @@ def _path(target: str) -> str:
     return target.partition("?")[0]
 
 
-def _said(answer: requests.Response, name: str) -> str:
+def _text_field(answer: requests.Response, name: str) -> str:
     """Return a text of the API's JSON. Raises RelayError (502) for an answer that is not the API's."""
     try:
         return str(answer.json()[name])

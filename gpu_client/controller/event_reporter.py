@@ -63,16 +63,16 @@ class EventReporter:
         self.send_message({**decision, "type": "decision", "decision": decision["type"]})
         self.mark_changed()
 
-    def report_outcome(self, order: Order, outcome: str, said: str, *, step: int) -> None:
+    def report_outcome(self, order: Order, outcome: str, text: str, *, step: int) -> None:
         """Report the outcome of an order."""
         message = {"type": f"action.{outcome}", "revision": order.revision, "step": step}
-        whose = {"rule": order.rule} if order.rule else {"command": order.command}
-        self.report_decision({**message, **whose, "actions": [order.action], "message": said})
+        source = {"rule": order.rule} if order.rule else {"command": order.command}
+        self.report_decision({**message, **source, "actions": [order.action], "message": text})
 
     def report_command(self, seq: int, status: str, message: str, *, step: int) -> None:
         """Report the outcome of a command."""
-        said = message[:MAX_MESSAGE_CHARS]
-        self.send_message({"type": "command_result", "seq": seq, "status": status, "step": step, "message": said})
+        text = message[:MAX_MESSAGE_CHARS]
+        self.send_message({"type": "command_result", "seq": seq, "status": status, "step": step, "message": text})
 
     def report_rules(self, revision: int, step: int, *, rejected: int | None = None, reason: str = "") -> None:
         """Report the rules in force, and a rejected revision with its reason."""

@@ -205,10 +205,10 @@ def api_error_class(code: str, status: int) -> type[ApiError]:
     return _BY_CODE.get(code) or _BY_STATUS.get(status, ApiError)
 
 
-def disk_full(error: OSError, what: str) -> DiskFull | None:
+def disk_full(error: OSError, operation: str) -> DiskFull | None:
     """Return DiskFull if `error` means a full disk, else None."""
     if error.errno in _NO_SPACE:
-        return DiskFull(f"no space left on this machine: {what}")
+        return DiskFull(f"no space left on this machine: {operation}")
     return None
 
 

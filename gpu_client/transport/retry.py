@@ -52,7 +52,7 @@ class Failure:
 
 
 class RetryLater(Exception):  # noqa: N818 - a normal outcome, tried again
-    """One try failed and the policy decides whether to repeat it.
+    """A try failed; the policy decides whether to repeat it.
 
     `stale`: the server had closed a kept-alive connection before the request came; a repetition needs no pause and does
     not count as a try.

@@ -41,7 +41,7 @@ class Directive(StrEnum):
 
 
 class SaladIdentity(WireModel):
-    """Where the worker runs, as the original orchestrator's clients say it. All optional.
+    """Place of the worker, in the fields of the original orchestrator's clients; every field is optional.
 
     Example: `{"organization_name": "acme", "container_group_id": "cg-1", "machine_id": "m-1"}`
     """

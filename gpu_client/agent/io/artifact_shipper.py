@@ -193,5 +193,5 @@ class ArtifactShipper:
     def _put_back(self, batch: Mapping[str, Path]) -> None:
         """Queue the files again, except files with a newer version in the queue."""
         with self._lock:
-            kept = {path: file for path, file in batch.items() if self._tries[path] < MAX_TRIES}
-            self._waiting = {**kept, **self._waiting}
+            retried = {path: file for path, file in batch.items() if self._tries[path] < MAX_TRIES}
+            self._waiting = {**retried, **self._waiting}

@@ -40,7 +40,7 @@ class MetricBuffer:
         self._max_points = max_points
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._kept: list[_BufferedPoint] = []
+        self._buffered: list[_BufferedPoint] = []
         self._newest: _BufferedPoint | None = None
         """The newest point, if the thinning would drop the point."""
         self._every = 1
@@ -65,25 +65,25 @@ class MetricBuffer:
                 self._newest = waiting
                 return
             self._newest = None
-            self._kept.append(waiting)
+            self._buffered.append(waiting)
             self._size_bytes += waiting.size_bytes
-            while len(self._kept) >= self._max_points or self._size_bytes >= self._max_bytes:
+            while len(self._buffered) >= self._max_points or self._size_bytes >= self._max_bytes:
                 self._thin()
 
     def take(self) -> list[ReportedPoint]:
         """Remove and return all waiting points, oldest first."""
         with self._lock:
-            waiting = [*self._kept, *([self._newest] if self._newest is not None else [])]
-            self._kept, self._newest, self._size_bytes, self._every = [], None, 0, 1
+            waiting = [*self._buffered, *([self._newest] if self._newest is not None else [])]
+            self._buffered, self._newest, self._size_bytes, self._every = [], None, 0, 1
             return [one.point for one in waiting]
 
     def _thin(self) -> None:
-        newest = self._kept[-1]
+        newest = self._buffered[-1]
         self._every *= 2
-        kept = [one for one in self._kept if one.special or one.number % self._every == 0]
-        if len(kept) > _MAX_SPECIAL_SHARE * len(self._kept):
-            kept = [one for one in self._kept if one.number % self._every == 0]
-        self._kept = kept
-        self._size_bytes = sum(one.size_bytes for one in kept)
-        if not kept or kept[-1] is not newest:
+        remaining = [one for one in self._buffered if one.special or one.number % self._every == 0]
+        if len(remaining) > _MAX_SPECIAL_SHARE * len(self._buffered):
+            remaining = [one for one in self._buffered if one.number % self._every == 0]
+        self._buffered = remaining
+        self._size_bytes = sum(one.size_bytes for one in remaining)
+        if not remaining or remaining[-1] is not newest:
             self._newest = newest

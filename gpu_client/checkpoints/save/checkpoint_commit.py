@@ -70,12 +70,12 @@ class Committed:
 
 
 @contextmanager
-def log_failures(what: str) -> Iterator[None]:
+def log_failures(operation: str) -> Iterator[None]:
     """Log errors after an accepted commit and do not raise them, because callers would assume a failed commit."""
     try:
         yield
     except Exception:
-        logger.exception("%s failed after the commit of a checkpoint", what)
+        logger.exception("%s failed after the commit of a checkpoint", operation)
 
 
 class _PacksGone(Exception):  # noqa: N818 - caught here: their chunks are written anew

@@ -55,9 +55,9 @@ from gpu_client.ring.store.protocol import RemovingStore, RingBackend, SyncingSt
 from gpu_client.ring.store.uri import open_store
 
 _NO_VERSION = "0" * 32
-_KEPT = 8
+_CACHED_MANIFESTS = 8
 """Maximum number of small manifests that a process caches."""
-_KEPT_SLOTS = 100_000
+_CACHED_SLOTS = 100_000
 """Maximum number of cached slots, without the newest manifest: about 300 bytes each."""
 _TRIES = 100
 _MAX_LOST_RACES = 10
@@ -190,7 +190,7 @@ class Ring:
         with self._lock:
             self._manifests[manifest.number] = manifest
             slots = sum(map(len, self._manifests.values())) - len(manifest)
-            while len(self._manifests) > _KEPT or (slots > _KEPT_SLOTS and len(self._manifests) > 1):
+            while len(self._manifests) > _CACHED_MANIFESTS or (slots > _CACHED_SLOTS and len(self._manifests) > 1):
                 slots -= len(self._manifests.popitem(last=False)[1])
 
     def claims(self) -> list[SampleClaim]:

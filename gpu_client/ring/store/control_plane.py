@@ -69,7 +69,7 @@ T = TypeVar("T")
 
 MARGIN_S = 120.0
 """Minimum remaining life of a URL that is used: an upload takes time (s)."""
-MOST_KEPT = 4096
+MAX_CACHED = 4096
 _NUMBERED = re.compile(r"(.*?)([0-9]+)")
 
 
@@ -128,7 +128,7 @@ class UrlCache:
                 for one, url in made.items():
                     self._decode_answer[one] = url
                     self._decode_answer.move_to_end(one)
-                while len(self._decode_answer) > MOST_KEPT:
+                while len(self._decode_answer) > MAX_CACHED:
                     self._decode_answer.popitem(last=False)
         return made[key]
 
@@ -329,10 +329,10 @@ class ControlPlaneStore:
 
     def record(self, key: str) -> Versioned | None:
         """Implement the protocol."""
-        kept = getattr(self._prefetched, "kept", None)
-        self._prefetched.kept = None
-        if kept is not None and kept[0] == key and self._clock() - kept[2] < _PREFETCHED_S:
-            found: Versioned | None = kept[1]
+        prefetched = getattr(self._prefetched, "record", None)
+        self._prefetched.record = None
+        if prefetched is not None and prefetched[0] == key and self._clock() - prefetched[2] < _PREFETCHED_S:
+            found: Versioned | None = prefetched[1]
             return found
         with self._translate_errors():
             answer = self._open_connection().calls.ring_records(
@@ -422,7 +422,7 @@ class ControlPlaneStore:
             # The prefetched record is as of after the write and before this thread's next request.
             request = RecordsRequest(of=of, write=write, read=[prefetch] if prefetch else [])
             answer = self._open_connection().calls.ring_records(self.name, request)
-        self._prefetched.kept = (
+        self._prefetched.record = (
             (prefetch, self._decode_answer(answer).get(prefetch), self._clock()) if prefetch else None
         )
         if not answer.written:
@@ -478,7 +478,7 @@ class ControlPlaneStore:
             return following_keys(key, min(count, _PUT_AHEAD))
         prefetched = self._prefetching.keys_after(key, _PREFETCH_AHEAD)
         # The read order of very many objects is unknown, and the cache would not keep their URLs.
-        expected = self._expected.keys_after(key, count) if len(self._expected) <= MOST_KEPT else []
+        expected = self._expected.keys_after(key, count) if len(self._expected) <= MAX_CACHED else []
         return list(dict.fromkeys([*prefetched, *expected]))
 
     @contextmanager

@@ -113,7 +113,7 @@ class RequestSigner:
         self._clock_offset_s = 0.0
         self._lock = threading.Lock()
         self._chain: Any = None
-        self._kept: Any = None
+        self._provider: Any = None
         self._valid_until = 0.0
 
     def signed(self, method: str, target: str, headers: Mapping[str, str]) -> dict[str, str]:
@@ -138,7 +138,7 @@ class RequestSigner:
     def forget_credentials(self) -> None:
         """Fetch new credentials at the next request, after a rejection."""
         with self._lock:
-            self._kept = self._chain = None
+            self._provider = self._chain = None
 
     def set_time(self, store_at: datetime) -> None:
         """Sign by the store's clock from now on."""
@@ -148,23 +148,23 @@ class RequestSigner:
         """Return a static provider, so that signing never waits for a thread."""
         with self._lock:
             now = time.monotonic()
-            if self._kept is None or now >= self._valid_until:
+            if self._provider is None or now >= self._valid_until:
                 try:
                     found = self._fetch_credentials()
                 except PermissionError:
-                    if self._kept is None:
+                    if self._provider is None:
                         raise
                     # The old credentials may still be valid; the store rejects them otherwise.
                     self._valid_until = now + _RETRY_AFTER_S
                 else:
-                    self._kept = auth.AwsCredentialsProvider.new_static(
+                    self._provider = auth.AwsCredentialsProvider.new_static(
                         found.access_key_id, found.secret_access_key, found.session_token
                     )
                     left_s = _REFRESH_AFTER_S
                     if found.expiration is not None:
                         left_s = (found.expiration - datetime.now(UTC)).total_seconds() - _REFRESH_BEFORE_EXPIRY_S
                     self._valid_until = now + min(max(left_s, _RETRY_AFTER_S), _REFRESH_AFTER_S)
-            return self._kept
+            return self._provider
 
     def _fetch_credentials(self) -> Any:
         try:

@@ -160,7 +160,7 @@ def _reader(name: str, content: Mapping[str, Any]) -> ReaderRow:
     )
 
 
-KEPT_STATUSES = 120
+MAX_STATUSES = 120
 REUSE_STATUSES = 30
 """Number of states over which the current reuse is computed: single samples would make it jump."""
 
@@ -187,7 +187,7 @@ class RateTrend:
     """Rates from successive states of a ring."""
 
     def __init__(self) -> None:
-        self._statuses: deque[RingStatus] = deque(maxlen=KEPT_STATUSES)
+        self._statuses: deque[RingStatus] = deque(maxlen=MAX_STATUSES)
         self._writers: dict[str, list[_RateSample]] = {}
         self._readers: dict[str, list[_RateSample]] = {}
 

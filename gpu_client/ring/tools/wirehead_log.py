@@ -26,7 +26,7 @@ from gpu_client.ring.format.records import MANIFESTS, SWAPS, decode_record, enco
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.tools.status import RingStatus, read_status
 
-KEPT = 200
+MAX_SWAPS = 200
 """Number of newest swaps in the record."""
 
 
@@ -72,7 +72,7 @@ def record_swaps(ring: Ring) -> list[Swap]:
             if more > 0:
                 swaps = -(-more // ring.settings.cap)
                 added.append(Swap(number, before.total + swaps, found.inserted, found.at_ms))
-        content = {"swaps": [*known, *added][-KEPT:]}
+        content = {"swaps": [*known, *added][-MAX_SWAPS:]}
         if (
             not added
             or ring.store.swap(SWAPS, encode_checksummed(content), record.version if record else None) is not None

@@ -25,7 +25,7 @@ from gpu_client.training.checkpoint import checkpoint_directory
 from gpu_client.training.checkpoint.safetensors_file import FileContents, FileLayout, MappedFile
 from gpu_client.training.protocol import ARENA_CHECKPOINT
 
-KEPT_FREE_BYTES = 256 * 2**20
+RESERVED_FREE_BYTES = 256 * 2**20
 """Memory that staging leaves to the training and to the agent, in bytes."""
 
 log = logging.getLogger("baton.training")
@@ -110,7 +110,7 @@ class Arena:
         if needed_bytes > free_bytes:
             raise NoRoomError(f"{needed_bytes} bytes are needed in {self.directory}, {free_bytes} are free")
         memory_bytes = read_available_bytes()
-        if memory_bytes is not None and needed_bytes + KEPT_FREE_BYTES > memory_bytes:
+        if memory_bytes is not None and needed_bytes + RESERVED_FREE_BYTES > memory_bytes:
             raise NoRoomError(f"{needed_bytes} bytes of memory are needed, {memory_bytes} are available")
 
 

@@ -329,8 +329,8 @@ class Session:
         require_free(stateful)
         if self.steering.has_state:
             stateful[STEERING] = self.steering
-        kept_as = self._loop_requests.tag
-        path = self._writer.write(step, numbers, stateful, must=must, overlap=overlap and not must, tag=kept_as)
+        tag = self._loop_requests.tag
+        path = self._writer.write(step, numbers, stateful, must=must, overlap=overlap and not must, tag=tag)
         if path is None:
             self._loop_requests.checkpoint_skipped()
             return None
@@ -357,12 +357,12 @@ class Session:
         """
         step = require_whole("step", step)
         final = checkpoint_directory.checkpoint_path(self.output_dir, step)
-        kept_as = self._loop_requests.tag
+        tag = self._loop_requests.tag
         self._loop_requests.starting_checkpoint()
         self._last_committed = step, final
         self._loop_requests.checkpoint_written()
         if self._ranks.first:
-            self._writer.adopt(step, self._channel.clean_metrics(metrics or {}), staged, kept_as)
+            self._writer.adopt(step, self._channel.clean_metrics(metrics or {}), staged, tag)
         self.steering.report_event("save", step, {})
         return final
 

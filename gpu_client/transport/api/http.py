@@ -50,7 +50,7 @@ _PLAIN_CODES = {401: ErrorCode.UNAUTHORIZED, 404: ErrorCode.NOT_FOUND, 413: Erro
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One request of the API. `kind` is its name in counters and log lines."""
+    """Request to the API. `kind` is its name in counters and log lines."""
 
     kind: str
     method: str

@@ -1,4 +1,4 @@
-"""One direction of all transfers of a process: its connection slots, its bandwidth, its measured speed."""
+"""Limit all transfers of a process in one direction: connection slots, bandwidth, measured speed."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TransferChannel:
 
     @contextmanager
     def attempt(self, flight: Flight, meter: Meter, stats: TransferStats, traffic: Traffic) -> Iterator[Flow]:
-        """Yield the flow of one try. After a failure, the bytes that were not kept count as wasted, not as progress."""
+        """Yield the flow of one try. After a failure, bytes without `mark_kept` count as wasted, not as progress."""
         flow = Flow(self, flight, meter, self._pause, traffic)
         with ExitStack() as stack:
             stack.enter_context(self.speed.under_way())
@@ -137,8 +137,8 @@ class Flow:
         self._channel.limit.moved(size_bytes)
         self._channel.speed.moved(size_bytes)
 
-    def kept(self) -> None:
-        """Keep all bytes so far, also if this try fails: the next try continues after them."""
+    def mark_kept(self) -> None:
+        """Mark all bytes so far as kept even if this try fails: the next try continues after them."""
         self.lost_bytes = 0
 
     def give_back(self) -> None:

@@ -16,12 +16,12 @@ MAX_NAME_BYTES = 255
 
 
 @contextmanager
-def local_errors(what: str) -> Iterator[None]:
+def local_errors(operation: str) -> Iterator[None]:
     """Convert OSErrors of local files to DiskFull or TransferError, because a retry would not repair them."""
     try:
         yield
     except OSError as error:
-        raise disk_full(error, what) or TransferError(f"{what}: {error.strerror or error}") from error
+        raise disk_full(error, operation) or TransferError(f"{operation}: {error.strerror or error}") from error
 
 
 def safe_destination(root: Path, relative: str) -> Path:

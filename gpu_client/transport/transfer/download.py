@@ -117,7 +117,7 @@ class Downloads:
                 if len(piece) > part.end - part.reached:
                     raise ChecksumMismatch(f"{item.name}: the store sends more bytes than were asked for")
                 file.write(part, piece)
-                flow.kept()
+                flow.mark_kept()
             if part.reached < part.end:
                 raise BrokenConnection(f"ended {part.end - part.reached} bytes too early")
 
@@ -193,7 +193,7 @@ class Downloads:
                     raise BrokenConnection(f"ended {left} bytes too early")
                 step_bytes = CHUNK_BYTES if time.monotonic() - began > READ_S else MAX_READ_BYTES
                 flow.moved(got)
-                flow.kept()
+                flow.mark_kept()
                 arrived.size_bytes += got
                 arrived.waiting_bytes += got
             if end == item.object_bytes or begin == offset:

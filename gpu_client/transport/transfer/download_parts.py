@@ -1,4 +1,4 @@
-"""One large file that several connections fetch in parts at once.
+"""Download a large file in parts by several concurrent connections.
 
 The file gets its name after all parts have arrived and are verified. If URLs expire before, the parts stay in a
 temporary file, and the next download of the same object by the same process resumes from them.

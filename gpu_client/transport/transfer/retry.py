@@ -1,4 +1,4 @@
-"""One transfer, repeated until it is done: after failures that may pass, and once more after altered bytes."""
+"""Repeat a transfer until it succeeds: after transient failures, and once after altered bytes."""
 
 from __future__ import annotations
 

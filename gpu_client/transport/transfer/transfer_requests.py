@@ -20,7 +20,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Upload:
-    """One PUT of the segments, one after the other. `headers` are signed, therefore they are sent exactly as given."""
+    """PUT of segments, one after the other. `headers` are signed, therefore they are sent exactly as given."""
 
     name: str
     segments: tuple[Segment, ...]
@@ -63,7 +63,7 @@ class Upload:
 
 @dataclass(frozen=True, kw_only=True)
 class Download:
-    """One object to the file `path` below `root`. Given size and digests are verified before the file appears.
+    """GET of an object into the file `path` below `root`. Given size and digests are verified before the file appears.
 
     `fsync=False` suits directories that a crash of the machine loses anyway.
     """

@@ -20,7 +20,7 @@ from gpu_client.training.dreambooth.config import DreamboothConfig
 from gpu_client.training.dreambooth.model.base_model import _fingerprint
 from gpu_client.training.dreambooth.model.lora import WEIGHTS_FILE
 from gpu_client.training.dreambooth.sampling import class_images
-from gpu_client.training.dreambooth.sampling.class_images import KEPT_SETS, compute_key
+from gpu_client.training.dreambooth.sampling.class_images import MAX_SETS, compute_key
 from tests.kits.dreambooth.photographs import save_crops
 
 PRIOR = {
@@ -243,7 +243,7 @@ def test_without_a_home_nothing_is_kept(
 
 def test_only_the_newest_sets_stay(run: Run, tmp_path: Path) -> None:
     sets = tmp_path / "cache" / "class-images"
-    for number in range(KEPT_SETS + 3):
+    for number in range(MAX_SETS + 3):
         (sets / f"{number:02}").mkdir(parents=True)
     run(**PRIOR, cache_dir=str(tmp_path / "cache"))
-    assert len(list(sets.iterdir())) == KEPT_SETS
+    assert len(list(sets.iterdir())) == MAX_SETS

@@ -9,7 +9,7 @@ import pytest
 
 from baton.contract.objects.rings import RecordsRequest, RemovalAnswer
 from gpu_client.ring.errors import RingMismatch
-from gpu_client.ring.store.control_plane import MOST_KEPT, ControlPlaneStore
+from gpu_client.ring.store.control_plane import MAX_CACHED, ControlPlaneStore
 from gpu_client.ring.store.uri import ControlPlaneAccess
 from gpu_client.transport.errors import NotFound
 
@@ -72,7 +72,7 @@ def test_what_something_in_between_says_may_pass(monkeypatch: pytest.MonkeyPatch
         store(monkeypatch, not_found()).record("pointer")
 
 
-@pytest.mark.parametrize(("listed", "ahead"), [(100, 99), (MOST_KEPT + 1, 0)])
+@pytest.mark.parametrize(("listed", "ahead"), [(100, 99), (MAX_CACHED + 1, 0)])
 def test_urls_are_asked_for_ahead_only_where_they_are_kept(
     monkeypatch: pytest.MonkeyPatch, listed: int, ahead: int
 ) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_client.ring.tools.status import KEPT_STATUSES, ProcessRate, RateTrend, ReaderRow, RingStatus, WriterRow
+from gpu_client.ring.tools.status import MAX_STATUSES, ProcessRate, RateTrend, ReaderRow, RingStatus, WriterRow
 
 START = RingStatus(100.0, 10, "rolling", 1, 0, 0, 0, 0, None, None, 0, 0, {})
 
@@ -69,8 +69,8 @@ def test_reads_that_were_lost_with_their_reader_make_nothing_negative() -> None:
 
 def test_memory_stays_what_it_is() -> None:
     trend = RateTrend()
-    for second in range(10 * KEPT_STATUSES):
+    for second in range(10 * MAX_STATUSES):
         rows = [WriterRow(f"w{second}", True, 1, 1, 0, 0.0)]
         trend.add(replace(START, at=100.0 + second, inserted=second, writers=rows))
-    assert len(trend.rates) == KEPT_STATUSES - 1
+    assert len(trend.rates) == MAX_STATUSES - 1
     assert trend.writer("w0") is None

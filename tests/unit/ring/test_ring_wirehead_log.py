@@ -28,7 +28,7 @@ from gpu_client.ring.tools.wirehead import (
     WireheadLogger,
     WireheadSnapshot,
 )
-from gpu_client.ring.tools.wirehead_log import KEPT, read_swaps, record_swaps
+from gpu_client.ring.tools.wirehead_log import MAX_SWAPS, read_swaps, record_swaps
 from gpu_client.ring.wirehead_clean import main
 
 
@@ -183,13 +183,13 @@ def test_a_swap_whose_manifest_is_gone_counts_and_the_record_is_bounded() -> Non
     generation(ring)
     assert [swap.total for swap in record_swaps(ring)] == [1]
     last = ring.newest().number
-    for _ in range(KEPT + 5):
+    for _ in range(MAX_SWAPS + 5):
         generation(ring)
     ring.store.delete([manifest_key(number) for number in range(last + 1, last + 10)])
     fresh = Ring.open(ring.store)
-    assert record_swaps(fresh)[-1].total == KEPT + 6
+    assert record_swaps(fresh)[-1].total == MAX_SWAPS + 6
     kept = read_swaps(fresh)
-    assert len(kept) == KEPT and kept[-1].inserted == 2 * (KEPT + 6)
+    assert len(kept) == MAX_SWAPS and kept[-1].inserted == 2 * (MAX_SWAPS + 6)
 
 
 def test_clean_removes_the_ring_whatever_its_settings_and_nothing_else(

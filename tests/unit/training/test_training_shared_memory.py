@@ -185,7 +185,7 @@ def test_where_it_does_not_fit_it_goes_to_disk_and_says_so_once(
         if lacking == "what it gives":
             patch.setattr(os, "posix_fallocate", no_space)
         elif lacking == "memory":
-            patch.setattr(shared_memory, "read_available_bytes", lambda: shared_memory.KEPT_FREE_BYTES + 20_000)
+            patch.setattr(shared_memory, "read_available_bytes", lambda: shared_memory.RESERVED_FREE_BYTES + 20_000)
         else:
             patch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=4, f_frsize=4096))
         for step in (1, 2):

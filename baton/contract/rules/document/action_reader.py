@@ -27,7 +27,7 @@ class ParameterSpec(NamedTuple):
     """Type and bounds of a parameter."""
 
     kind: str
-    """One of number, whole, flag, name, message, choice."""
+    """Type: number, whole, flag, name, message or choice."""
     low: float = -math.inf
     high: float = math.inf
     choices: tuple[str, ...] = ()

@@ -24,7 +24,7 @@ Mode = Literal["enforce", "dry_run"]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule of a document, with its expressions checked."""
+    """Rule of a document, with its expressions checked."""
 
     name: str
     when: Typed

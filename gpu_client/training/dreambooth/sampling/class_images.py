@@ -40,7 +40,7 @@ from gpu_client.training.resumable_loader import derive_seed
 from gpu_client.training.session.session import Session
 
 OUTPUT_DIR = "class_images"
-KEPT_SETS = 32
+MAX_SETS = 32
 """Number of image sets that stay on a machine."""
 _JPEG: dict[str, Any] = {"format": "JPEG", "quality": 95, "subsampling": 0}
 
@@ -219,7 +219,7 @@ class _MachineCache:
                 os.utime(folder)
             others = (path for path in folder.parent.iterdir() if path != folder)
             newest_first = sorted(others, key=lambda path: path.stat().st_mtime, reverse=True)
-            for old in newest_first[KEPT_SETS - 1 :]:
+            for old in newest_first[MAX_SETS - 1 :]:
                 shutil.rmtree(old, ignore_errors=True)
 
 
