@@ -6,11 +6,11 @@ from baton.contract.errors import ErrorCode
 from gpu_client.transport.errors import ApiError
 
 MAX_PAUSE_S = 30.0
-"""Longest pause between two tries, unless the caller names another."""
+"""Default of the longest pause between two tries, in seconds."""
 
 
 def may_pass(error: ApiError) -> bool:
-    """Return True for a refusal by a proxy or gateway, or for a conflict: repeating the call may succeed."""
+    """Return True if a repeated call may succeed: after a refusal by a proxy or gateway, or a conflict."""
     return error.foreign or error.code == ErrorCode.CONFLICT
 
 

@@ -1,4 +1,4 @@
-"""A recorded run in columns: one row for each report, one column for each metric, with the metric's points alone."""
+"""Store a recorded run in columns: one row for each report, one sparse column for each metric."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Flags: TypeAlias = NDArray[np.bool_]
 EVALUATION = "eval."
 STEP, LOG, EVALUATE = "step", "log", "evaluate"
 ROW_EVENTS = frozenset((STEP, LOG, EVALUATE))
-"""Events that a row can be: see `History.happens`."""
+"""Possible events of a row; see `History.happens`."""
 MAX_COLUMNS = 1_000
 _NO_ROWS: Whole = np.zeros(0, np.int64)
 _MAX_STEP = 2**53
@@ -27,7 +27,7 @@ _MAX_STEP = 2**53
 
 
 class HistoryError(Exception):
-    """A recorded run cannot be used. `line`: number of the faulty line in its file, from 1."""
+    """Error of an unusable recording. `line`: number of the faulty line in its file, from 1."""
 
     def __init__(self, reason: str, remedy: str, line: int | None = None) -> None:
         super().__init__(reason)
@@ -38,7 +38,7 @@ class HistoryError(Exception):
 
 @dataclass(frozen=True)
 class Column:
-    """One metric. `rows`: the rows with a value, rising. `absent`: the rows that report it as missing (null)."""
+    """Points of one metric. `rows`: rows with a value, ascending. `absent`: rows that report the metric as null."""
 
     rows: Whole
     values: Floats
@@ -59,7 +59,7 @@ class History:
     columns: Mapping[str, Column]
     name: str
     notes: tuple[str, ...]
-    """Sentences about the columns that were left out."""
+    """Sentences about omitted columns."""
 
     @property
     def rows(self) -> int:
@@ -73,14 +73,14 @@ class History:
 
     @cached_property
     def clock(self) -> Floats:
-        """Time of each row; where a time is earlier than one before, the latest so far. Zero without times."""
+        """Return a monotonic time for each row: the latest time up to the row; zeros without times."""
         if self.times is None:
             return np.zeros(self.rows)
         return np.maximum.accumulate(self.times)
 
     @cached_property
     def evaluations(self) -> Flags:
-        """The rows with a value of an `eval.` metric; JSON lines may report null for such a metric in all others."""
+        """Return the rows with a value of an `eval.` metric. A null, which JSON lines may contain, is no value."""
         found = np.zeros(self.rows, bool)
         for name, column in self.columns.items():
             if name.startswith(EVALUATION):
@@ -89,17 +89,17 @@ class History:
 
     @cached_property
     def _only_evaluations(self) -> Flags:
-        """The evaluations that repeat the step of the row before."""
+        """Return the evaluations that repeat the step of the preceding row."""
         found = self.evaluations.copy()
         found[:1] = False
         found[1:] &= self.steps[1:] == self.steps[:-1]
         return found
 
     def happens(self, events: Set[str], low: int, high: int) -> Flags:
-        """Return at which of the rows `low` to `high` one of the events takes place.
+        """Return a flag for each of the rows `low` to `high`: True if one of the events takes place at the row.
 
-        A row is a step and a log, and an evaluation too if an `eval.` metric has a value in it. Such a row is an
-        evaluation alone if it repeats the step of the row before.
+        A row is a step and a log; a row with a value of an `eval.` metric is also an evaluation. A row with such a
+        value that repeats the preceding step is an evaluation only.
         """
         found = np.zeros(high - low, bool)
         if events & {STEP, LOG}:
@@ -109,12 +109,12 @@ class History:
         return found
 
     def column(self, name: str) -> Column:
-        """Return the column of a metric, empty if the metric was never reported."""
+        """Return the column of a metric; an empty column if no row reports the metric."""
         return self.columns.get(name) or self._derived.get(name) or Column(_NO_ROWS, np.zeros(0), _NO_ROWS)
 
     @cached_property
     def _derived(self) -> dict[str, Column]:
-        """Metrics that need no report: `step`, and `wall`, the time since the first row, if the run has times."""
+        """Return the metrics without reports: `step`, and `wall` (seconds since the first row) if the run has times."""
         every = np.arange(self.rows)
         derived = {"step": Column(every, self.steps.astype(np.float64), _NO_ROWS)}
         if self.times is not None:
@@ -122,15 +122,15 @@ class History:
         return derived
 
     def has(self, name: str) -> bool:
-        """Return whether the metric has a point."""
+        """Return True if the metric has a point."""
         return bool(self.column(name).total)
 
     def reports(self, names: Iterable[str], low: int, high: int) -> list[tuple[dict[str, float | None], int, float]]:
-        """Return metrics, step and time of the rows `low` to `high`, as an evaluator observes them."""
+        """Return metrics, step and time of the rows `low` to `high`, in the evaluator's format."""
         found: list[dict[str, float | None]] = [{} for _ in range(high - low)]
         for name in names:
             if name == "step":
-                # the evaluator derives this metric from the step that it observes
+                # The evaluator derives this metric from the observed step.
                 continue
             column = self.column(name)
             first, last = np.searchsorted(column.rows, (low, high))
@@ -144,7 +144,7 @@ class History:
 
 
 class Builder:
-    """Builds a history row by row, in 16 bytes of memory for each value."""
+    """Builder of a history, row by row, in 16 bytes of memory for each value."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -157,7 +157,7 @@ class Builder:
         self._absent: dict[str, array[int]] = {}
 
     def add(self, step: int, at: float | None, metrics: Mapping[str, float | None], line: int | None = None) -> None:
-        """Append a row. Raises HistoryError if the row cannot follow the rows before."""
+        """Append a row. Raises HistoryError if the row cannot follow the preceding rows."""
         if self._timed is None:
             self._timed = at is not None
         if at is None and self._timed:
@@ -195,7 +195,7 @@ class Builder:
             raise HistoryError("there is nothing in it", "Write one row for each report: step and metrics.")
         columns: dict[str, Column] = {}
         for name in [*self._rows, *(name for name in self._absent if name not in self._rows)]:
-            # Each column is released before the next one is copied, so that memory never has two copies of all.
+            # The loop releases each column before the next copy, so that memory never has two copies of all columns.
             columns[name] = Column(
                 np.frombuffer(self._rows.pop(name, array("q")), np.int64),
                 np.frombuffer(self._values.pop(name, array("d")), np.float64) + 0.0,

@@ -1,4 +1,4 @@
-"""Judge rules by a recorded run: where the run would have ended, and whether the GPU hours after that were wasted."""
+"""Judge rules by a recorded run: find the end that rules would have caused, and the GPU hours wasted after the end."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from gpu_client.backtest.history import ROW_EVENTS, History
 from gpu_client.backtest.replay import Trial, replay
 
 _ENDING = (Stop, Pause)
-"""Actions that give the machine back: nobody pays for the time after them."""
+"""Actions that release the machine and therefore end the costs."""
 _DIVERTING = (RollbackAction, Requeue)
-"""Actions after which the run goes on, but otherwise than it was recorded."""
+"""Actions after which the run continues in a way that the recording does not show."""
 _DEFAULT_GOALS = ("eval.loss", "loss")
 
 
@@ -38,7 +38,7 @@ class Use(StrEnum):
 
 
 class Aim(NamedTuple):
-    """Goal of a run: the metric, and whether its lower or its higher values are better."""
+    """Goal of a run: a metric, and its better direction (lower or higher)."""
 
     metric: str
     goal: Goal
@@ -46,9 +46,9 @@ class Aim(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """A recorded run. `gpus`: number of GPUs that it kept busy. `failed`: whether its job ended as failed.
+    """A recorded run. `gpus`: number of GPUs in use. `failed`: True if the job failed.
 
-    `held`: intervals in which the run had a machine, in the times of the history; None for the whole history.
+    `held`: intervals with a machine, in the times of the history; None for the whole history.
     """
 
     history: History
@@ -69,7 +69,7 @@ class Run:
 
 
 class Best(NamedTuple):
-    """The best value of a goal, and its row."""
+    """Best value of a goal, and its row."""
 
     value: float
     row: int
@@ -77,14 +77,14 @@ class Best(NamedTuple):
 
 @dataclass(frozen=True)
 class After:
-    """The part of a run after a row, and the verdict on it."""
+    """Part of a run after a row, and the verdict on this part."""
 
     use: Use
     gpu_hours: float | None
     seconds: float | None
     why: str
     better: Best | None = None
-    """The best value of the goal, if it came after the row."""
+    """Best value of the goal, if the run reached the value after the row."""
 
 
 @dataclass(frozen=True)
@@ -93,17 +93,17 @@ class Finding:
 
     rule: Rule
     trial: Trial | None
-    """None if the history cannot answer for the rule."""
+    """Decisions on the rule; None if the history does not suffice."""
     reason: str
-    """Why the history cannot, or which metrics of the rule it lacks and who evaluates the rule; "" for neither."""
+    """Reason of a missing trial, or the rule's metrics that the history lacks and the rule's evaluator; else ""."""
     action: str
-    """First of the rule's actions `stop`, `pause`, `rollback` and `requeue`; "" if it has none."""
+    """First of the rule's actions `stop`, `pause`, `rollback` and `requeue`; "" without such an action."""
     after: After | None
-    """The time after the first firing, if the rule then gives the machine back."""
+    """Time after the first firing, if the firing releases the machine."""
 
     @property
     def first(self) -> int | None:
-        """The row at which the rule first fired."""
+        """Return the row of the rule's first firing."""
         return int(self.trial.fired[0]) if self.trial is not None and len(self.trial.fired) else None
 
 
@@ -114,11 +114,11 @@ class RunVerdict:
     run: Run
     findings: tuple[Finding, ...]
     end: Finding | None
-    """The enforced rule that would have been the first to end or divert the run."""
+    """Finding of the enforced rule that would have been the first to end or divert the run."""
 
 
 def judged(rules: RuleSet, run: Run, advance: Callable[[int], object] = lambda rows: None) -> RunVerdict:
-    """Judge each rule by itself, and find the enforced rule that would have been first. `advance`: see `replay`."""
+    """Judge each rule separately, and find the enforced rule with the first effect. `advance`: see `replay`."""
     metrics = rules.metrics()
     possible = tuple(rule for rule in rules.rules if not _why_not(rule, metrics, run.history))
     trials = {trial.rule.name: trial for trial in replay(rules._replace(rules=possible), run.history, advance)}
@@ -141,7 +141,7 @@ def _finding(rule: Rule, trial: Trial | None, metrics: MetricCatalog, run: Run) 
 
 
 def _why_not(rule: Rule, metrics: MetricCatalog, history: History) -> str:
-    """Explain why the history cannot answer for a rule; "" if it can."""
+    """Return why the history does not suffice for a rule; "" if the history does."""
     if any(isinstance(part, Grouped) for part in _parts(rule)):
         return "not in this history: the other jobs of its group"
     seen = rule.on
@@ -190,10 +190,10 @@ def _needs_times(rule: Rule) -> bool:
 
 
 def aim_of(history: History, metrics: MetricCatalog, option: str | None, keep_best: Aim | None = None) -> Aim | None:
-    """Choose the goal of a run: the option `--goal`, else that of the job's retention, else `eval.loss`, else `loss`.
+    """Choose the goal of a run: the option `--goal`, else the goal of the job's retention, else `eval.loss` or `loss`.
 
-    The option is `METRIC:min`, `METRIC:max`, or `METRIC` if the rules declare which of its values are better. Raises
-    ValueError if they do not, or the history lacks the metric.
+    The option is `METRIC:min`, `METRIC:max`, or `METRIC` if the rules declare the better direction. Raises ValueError
+    if the direction is undeclared or the history lacks the metric.
     """
     if option is None:
         if keep_best is not None and history.has(keep_best.metric):
@@ -234,7 +234,7 @@ def _after(run: Run, row: int) -> After:
 
 
 def _best_until(history: History, aim: Aim, row: int) -> Best | None:
-    """Find the best finite value up to a row, at the first row that has it; None if there is none."""
+    """Find the best finite value up to a row, with its first row; None without a finite value."""
     column = history.column(aim.metric)
     values = column.values[: int(np.searchsorted(column.rows, row, side="right"))]
     finite = np.isfinite(values)

@@ -1,6 +1,6 @@
 """Read histories from files (tables, JSON lines, the state of a Hugging Face Trainer) and from the points of a job.
 
-Files are read as a stream, and memory has only their numbers. Each fault of a file is a HistoryError with its line.
+The readers stream files and keep only the numbers in memory. Each fault of a file is a HistoryError with its line.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from gpu_client.backtest.history import Builder, History, HistoryError
 
 STEPS = ("step", "global_step", "_step")
 TIMES = ("time", "at", "wall", "timestamp", "_timestamp")
-"""Names of a step and of a time in files; the first name that a file has is taken."""
+"""Column names of the step and of the time in files; the first name in the tuple that a file has counts."""
 MAX_LINE_CHARS = 1_000_000
 MAX_DOCUMENT_BYTES = 256 * 1024 * 1024
-"""A JSON document that is not split into lines is in memory as a whole."""
+"""Size limit of a JSON document without lines, because the reader loads such a document as a whole."""
 _WORDS = ("nan", "inf", "+inf", "-inf", "infinity", "+infinity", "-infinity")
 _TRAINER_EVALUATION = "eval_"
 _NO_STEP = "Name a column 'step': whole numbers that do not fall."
 
 
 def history_of_points(points: Sequence[MetricPoint], name: str) -> History:
-    """Build one history of the points of all attempts of a job. Raises HistoryError if there are none."""
+    """Build one history of the points of all attempts of a job. Raises HistoryError without points."""
     if not points:
         raise HistoryError("nothing was reported", "Report metrics from the training.")
     builder = Builder(name)
@@ -45,7 +45,7 @@ def history_of_points(points: Sequence[MetricPoint], name: str) -> History:
 def read_csv(file: Path) -> History:
     """Read a table with a header: `step`, optionally a time (`time`, `at`, `wall`: seconds, or ISO 8601), and metrics.
 
-    An empty cell means that the row does not report the metric. Columns of text are left out. Raises HistoryError.
+    An empty cell means that the row does not report the metric. The reader omits text columns. Raises HistoryError.
     """
     with _numbered_lines(file) as lines:
         return _Table(file, lines).history()
@@ -54,7 +54,7 @@ def read_csv(file: Path) -> History:
 def read_jsonl(file: Path) -> History:
     """Read JSON lines, one object for each row, with the names of `read_csv`; null reports a metric as missing.
 
-    Values other than numbers, "nan" and "inf" are left out. The file may also be a `trainer_state.json` of Hugging
+    The reader omits values other than numbers, "nan" and "inf". The file may also be a `trainer_state.json` of Hugging
     Face, or one list of such objects. Raises HistoryError.
     """
     with _numbered_lines(file) as lines:
@@ -79,7 +79,7 @@ def read_jsonl(file: Path) -> History:
 
 @contextmanager
 def _numbered_lines(file: Path) -> Iterator[Iterator[tuple[int, str]]]:
-    """Open a file, and yield its lines with their numbers, without blank lines."""
+    """Open a file and yield its non-blank lines with their numbers."""
     try:
         opened = file.open(encoding="utf-8-sig", newline="")
     except OSError as error:
@@ -127,7 +127,7 @@ class _Table:
         self._time = self._place(TIMES)
         self._metrics = self._columns()
         self._numbers: set[str] = set()
-        """The metrics that had a number in a row so far."""
+        """Metrics with a number in an earlier row."""
 
     def _place(self, names: tuple[str, ...]) -> int | None:
         lowered = [name.lower() for name in self._names]
@@ -135,7 +135,7 @@ class _Table:
 
     def _columns(self) -> dict[int, str]:
         found: dict[int, str] = {}
-        # `baton metrics --csv` writes such a header; its column `epoch` has the attempt's number
+        # `baton metrics --csv` writes this header, and its column `epoch` contains the attempt's number.
         attempts = 0 if self._names[:3] == ["epoch", "step", "at"] else None
         for place, name in enumerate(self._names):
             if place in (self._step, attempts) or (place == self._time and name.lower() != "wall") or not name:
@@ -188,7 +188,7 @@ class _Table:
         self._builder.add(step, at, metrics, self._line)
 
     def _leave_out(self, place: int, cell: str) -> None:
-        """Drop a column that begins with text. Raises HistoryError if the column had numbers before."""
+        """Drop a text column. Raises HistoryError if an earlier row of the column has a number."""
         name = self._metrics[place]
         if name in self._numbers:
             reason = f"{name} is {cell.strip()[:40]!r}, no number"
@@ -198,7 +198,7 @@ class _Table:
 
 
 def _of_document(file: Path) -> History:
-    """Read a file that is one JSON document."""
+    """Read a file with a single JSON document."""
     try:
         if file.stat().st_size > MAX_DOCUMENT_BYTES:
             reason = f"one document of more than {MAX_DOCUMENT_BYTES // 2**20} MiB"
@@ -248,7 +248,7 @@ def _add(builder: Builder, entry: Any, number: int) -> None:
         raise HistoryError("there is no step", 'Write {"step": 1, "loss": 2.5}.', number)
     time = next((name for name in TIMES if entry.get(name) is not None), None)
     inner = entry.get("metrics")
-    # `baton metrics --jsonl` writes the metrics of a point in an object of their own, beside the attempt's number
+    # `baton metrics --jsonl` writes a point's metrics as an inner object, beside the attempt's number.
     named: Mapping[str, Any] = inner if isinstance(inner, dict) else entry
     skipped = {*STEPS, *({time} - {"wall"})}
     metrics: dict[str, float | None] = {}

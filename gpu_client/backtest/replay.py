@@ -1,4 +1,4 @@
-"""Replay a recorded run through the evaluator of trainings: at which reports each rule fires and is cleared."""
+"""Replay a recorded run through the evaluator of trainings, and record each rule's firings and clearings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.contract.rules.engine.verdicts import Operand, State
 from gpu_client.backtest.history import EVALUATE, STEP, History, Whole
 
 BLOCK_ROWS = 8_192
-"""Rows whose reports are in memory at once."""
+"""Rows of a block; memory contains the reports of one block at a time."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,14 @@ class Trial:
     fired: Whole
     cleared: Whole
     operands: tuple[Operand, ...]
-    """Operands of the rule's condition when the rule first fired; empty if it never did."""
+    """Operands of the rule's condition at the first firing; empty without a firing."""
 
 
 def replay(rules: RuleSet, history: History, advance: Callable[[int], object]) -> list[Trial]:
     """Evaluate all rules on all rows of a history; the trials are in the order of the rules.
 
-    No rule changes what another one sees: actions are not performed. `advance` is called after each block with the
-    number of its rows.
+    The replay performs no actions, therefore no rule influences another rule. The function calls `advance` after each
+    block with the number of its rows.
     """
     groups = {on: _evaluator(rules, on) for on in {rule.on for rule in rules.rules}}
     names = list(dict.fromkeys(name for rule in rules.rules for name in rule.metrics))
@@ -64,8 +64,9 @@ def replay(rules: RuleSet, history: History, advance: Callable[[int], object]) -
 def _evaluator(rules: RuleSet, on: frozenset[str]) -> Evaluator:
     """Make the evaluator of the rules that are checked at the events `on`.
 
-    A row can be several events at once, but the evaluator takes one event for each observation. Therefore the rules
-    are checked at steps, a row with any event of `on` is replayed as a step, and each other row as an evaluation.
+    A row can be several events at once, but the evaluator takes one event per observation. Therefore the evaluator
+    checks the rules at steps, and the replay passes a row with any event of `on` as a step, every other row as an
+    evaluation.
     """
     events = frozenset((STEP,)) if on else on
     return Evaluator(rules._replace(rules=tuple(replace(rule, on=events) for rule in rules.rules if rule.on == on)))

@@ -73,7 +73,8 @@ def main(arguments: Sequence[str] | None = None, session: CliSession | None = No
     sys.stderr = sys.stderr or io.StringIO()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            # Foreign names can have characters outside the terminal's encoding: replace them instead of failing.
+            # Foreign names can have characters outside the terminal's encoding, therefore writes replace such
+            # characters and do not fail.
             stream.reconfigure(errors="replace")
     try:
         with _interruptible(session):
@@ -86,11 +87,11 @@ def main(arguments: Sequence[str] | None = None, session: CliSession | None = No
             )
             sys.stdout.flush()
     except BrokenPipeError:
-        # The interpreter flushes the buffer at exit and would fail again: give the buffer /dev/null.
+        # The interpreter flushes the buffer at exit and would fail again, therefore the buffer goes to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OUTPUT_CLOSED
     except SystemExit as left:
-        # Shell completion exits by SystemExit.
+        # Shell completion raises SystemExit.
         return left.code if isinstance(left.code, int) else ExitCode.OK
     except BaseException as error:  # noqa: BLE001 - boundary: every error becomes a line and an exit code
         if session.environ.get("BATON_DEBUG"):

@@ -1,1 +1,1 @@
-"""The trainer controller: rules and live commands that act on a running training."""
+"""Control a running training by rules and live commands."""

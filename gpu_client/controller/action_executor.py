@@ -1,4 +1,4 @@
-"""Execution of the actions of rules and commands, within the capabilities of the training loop."""
+"""Execute the actions of rules and commands, within the capabilities of the training loop."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ MAX_ERROR_CHARS = 500
 
 
 class TrainingLoop(Protocol):
-    """Control any training loop that has a session."""
+    """Interface of a training loop with a session."""
 
     def request_stop(self, reason: str, *, checkpoint: bool) -> None: ...
 
     def request_save(self, tag: str = "") -> None: ...
 
     def settle(self) -> None:
-        """Read the reports that all ranks sent after the last step, if they are still unread."""
+        """Read the unread reports of all ranks on the last step."""
 
     @property
     def stopping(self) -> bool:
-        """Tell if a stop was requested."""
+        """Return True after a stop request."""
 
 
 class UserHook(Protocol):
-    """A user's action, called between two steps; an exception becomes the outcome `action.failed`."""
+    """Action of a user, called between two steps; an exception becomes the outcome `action.failed`."""
 
     def __call__(self, order: Order, /) -> object:
-        """Act. `order` has the rule, the step, the name of the hook, and in `why` the values that led to the call."""
+        """Run the action. `order` contains the rule, the step, the hook's name, and in `why` the operands."""
 
 
 class UserMetric(Protocol):
-    """A user's metric, read at each step if a rule reads the metric."""
+    """Metric of a user, read at each step if a rule reads the metric."""
 
     def __call__(self) -> float | None:
         """Return the value, or None if the value is unknown."""
 
 
 class Profiler(Protocol):
-    """Records some steps in detail."""
+    """Recorder of some steps in detail."""
 
     @property
     def active(self) -> bool: ...
@@ -72,11 +72,11 @@ class LoopCapabilities:
 
 
 class UnsupportedActionError(Exception):
-    """The action is impossible here; the text has the reason."""
+    """Error of an impossible action; the text is the reason."""
 
 
 class ActionExecutor:
-    """Executes orders. `leave` receives an order that ends the attempt."""
+    """Executor of orders. `leave` receives an order that ends the attempt."""
 
     def __init__(
         self,
@@ -96,11 +96,11 @@ class ActionExecutor:
         self.skip_requested = False
         self.finishing = False
         self._ended = ""
-        """Action that ends the training; only the first one counts."""
+        """Action that ends the training; only the first such action counts."""
 
     @property
     def stopped(self) -> bool:
-        """True if the job ends with the training, complete or failed."""
+        """Return True if the job ends with the training, complete or failed."""
         return self._ended == "stop"
 
     def execute(self, order: Order) -> tuple[Outcome, str]:
@@ -176,7 +176,7 @@ class ActionExecutor:
         wanted = wanted if high is None else min(wanted, float(high))
         wanted = wanted if low is None else max(wanted, float(low))
         if factor is not None and float(factor) != 1:
-            # A value beyond the bound stays: a bound never turns the knob in the opposite direction.
+            # A bound never turns the knob in the opposite direction, therefore a value beyond the bound stays.
             wanted = min(wanted, before) if (float(factor) < 1) == (before >= 0) else max(wanted, before)
         if not math.isfinite(wanted):
             raise UnsupportedActionError(f"{name} cannot be {wanted}")

@@ -1,4 +1,4 @@
-"""Epochs as the loop reports them: the step at which an epoch ends, and the epoch of a step."""
+"""Track the epochs that the loop reports: the last step of an epoch, and the epoch of a step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 _REMEMBERED = 16
-"""Number of remembered changes: several ranks decide some steps later."""
+"""Number of remembered changes, because several ranks decide some steps later."""
 
 
 class EndedEpoch(NamedTuple):
@@ -20,17 +20,17 @@ class EndedEpoch(NamedTuple):
 
 
 class EpochTracker:
-    """Tracks the epochs of one process.
+    """Tracker of one process's epochs.
 
-    A float is the number of complete epochs, so that 1.0 comes with the last step of the first epoch. An int is the
-    number of the current epoch; such an epoch ends when the next one begins, or with the last step of the training.
+    A float is the number of complete epochs; 1.0 accompanies the last step of the first epoch. An int is the number of
+    the current epoch; such an epoch ends with the start of the next epoch, or with the last step of the training.
     """
 
     def __init__(self) -> None:
         self._passed: int | None = None
         """The newest epoch without its fraction."""
         self._under_way: EndedEpoch | None = None
-        """The newest epoch that was reported as an int, and its newest step; None after its end."""
+        """The newest epoch that was reported as an int, with its newest step; None after the epoch's end."""
         self._of_steps: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED)
 
     def before(self, step: int, metrics: Mapping[str, object]) -> EndedEpoch | None:
@@ -47,7 +47,7 @@ class EpochTracker:
             self._under_way = EndedEpoch(step, epoch)
             return None
         if self._passed != epoch:
-            # A loop may report the last epoch once more after its end.
+            # A loop may report the last epoch again after its end.
             self._passed, self._under_way = epoch, EndedEpoch(step, epoch)
         return ended
 
@@ -63,7 +63,7 @@ class EpochTracker:
             return ended
         before, self._passed = self._passed, math.floor(epoch)
         if before is None:
-            # Without an earlier report, an epoch ends here if nothing of it remains.
+            # Without an earlier report, a float ends an epoch only if the float is whole.
             before = math.ceil(epoch) - 1 if epoch > 0 else self._passed
         return EndedEpoch(step, epoch) if before != self._passed else None
 
@@ -84,5 +84,5 @@ class EpochTracker:
 
 def _number(metrics: Mapping[str, object]) -> int | float | None:
     epoch = metrics.get("epoch")
-    # The comparison also excludes NaN, and works for integers of any size.
+    # The comparison also excludes NaN, and accepts integers of any size without an overflow.
     return epoch if isinstance(epoch, int | float) and abs(epoch) < 1e12 else None

@@ -1,4 +1,4 @@
-"""Reports of the controller: lines in the log, messages to the agent."""
+"""Report the controller's decisions: lines in the log, messages to the agent."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ log = logging.getLogger("baton.rules")
 
 STATUS_EVERY_S = 15.0
 STATUS_SOON_S = 1.0
-"""Delay of the statuses after a decision; a rule that fires at every step must not send them at every step."""
+"""Delay in seconds of the statuses after a decision, so that frequent firings share a message."""
 MAX_MESSAGE_CHARS = 1000
 MAX_OPERANDS = 32
 MAX_STATUSES_CHARS = 48_000
-"""Size of all statuses together: they share one line of the channel (64 KiB)."""
+"""Maximum size of all statuses together, which share one line of the channel (64 KiB)."""
 
 Send = Callable[[Mapping[str, Any]], object]
 
 
 class EventReporter:
-    """Reports for one process; every rank but the first is silent, because only the first decides."""
+    """Reporter of one process. Only the first rank reports, because only the first rank decides."""
 
     def __init__(
         self, first: bool, clock: Callable[[], float], epoch_at: Callable[[int], float | None] = lambda step: None
@@ -34,13 +34,13 @@ class EventReporter:
         self._clock = clock
         self._statuses_sent_at = -math.inf
         self.send: Send | None = None
-        """None without an agent."""
+        """Sender of a message to the agent; None without an agent."""
         self.nonfinite_rank = 0
-        """Rank that reported the value that is not finite, in the observation under evaluation; 0 if none."""
+        """Rank of the NaN or infinity in the observation under evaluation; 0 without such a value."""
 
     @property
     def connected(self) -> bool:
-        """True if an agent receives the messages."""
+        """Return True if an agent receives the messages."""
         return self.send is not None and self._first
 
     def send_message(self, message: Mapping[str, Any]) -> None:
@@ -49,7 +49,7 @@ class EventReporter:
             self.send(message)
 
     def report_decision(self, decision: dict[str, Any]) -> None:
-        """Report a decision of the engine, or the outcome of one."""
+        """Report a decision of the engine, or the outcome of a decision."""
         if not self._first:
             return
         decision["operands"] = dict(list(decision.get("operands", {}).items())[:MAX_OPERANDS])
@@ -81,17 +81,17 @@ class EventReporter:
             message |= {"rejected": rejected, "reason": reason[:MAX_MESSAGE_CHARS]}
             log.warning("revision %d of the rules is rejected: %s", rejected, reason)
         self.send_message(message)
-        self._statuses_sent_at = -math.inf  # revisions are rare, therefore the statuses follow at once
+        self._statuses_sent_at = -math.inf  # Revisions are rare, therefore the statuses follow at once.
 
     def report_exit(self, order: Order) -> None:
-        """Report how the training will have ended."""
+        """Report the exit that will end the training."""
         ended_by = {"revision": order.revision, "step": order.step, "message": order.why[:MAX_MESSAGE_CHARS]}
         ended_by |= {"rule": order.rule} if order.rule else {"command": order.command}
         arguments = {**order.arguments, "before_step": order.onset}
         self.send_message({"type": "leaving", "kind": order.action, "ended_by": ended_by, "arguments": arguments})
 
     def mark_changed(self) -> None:
-        """Send the statuses soon, because a rule changed its state."""
+        """Schedule the statuses after a state change of a rule."""
         self._statuses_sent_at = min(self._statuses_sent_at, self._clock() - STATUS_EVERY_S + STATUS_SOON_S)
 
     def report_statuses(self, found: Callable[[], Sequence[dict[str, Any]]], *, at_once: bool = False) -> None:
@@ -106,13 +106,13 @@ class EventReporter:
 
 
 def _is_nonfinite(value: object) -> bool:
-    """Detect a value that is not finite; the engine encodes such values as text."""
+    """Return True for NaN and infinities, which the engine encodes as text."""
     return isinstance(value, str) or (isinstance(value, float) and not math.isfinite(value))
 
 
 def _fitting(statuses: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Shorten the texts so that all statuses fit into one message."""
-    room = MAX_STATUSES_CHARS // max(1, len(statuses)) - 150  # minus the rule's name, its state, and the punctuation
+    room = MAX_STATUSES_CHARS // max(1, len(statuses)) - 150  # The rule's name, state and punctuation take 150.
     return [{**one, "said": _short(str(one["said"]), room)} for one in statuses]
 
 

@@ -1,4 +1,4 @@
-"""Metrics of host and GPU, sampled in a background thread."""
+"""Sample metrics of host and GPU in a background thread."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ log = logging.getLogger("baton.rules")
 
 SAMPLE_EVERY_S = 5.0
 STOP_WITHIN_S = 2.0
-"""Limit for the end of the thread: a hanging driver must not delay the end of a training."""
+"""Limit in seconds for the end of the thread, because a hanging driver must not delay the end of a training."""
 MAX_GPUS = 16
 
 
 class HardwareSampler:
-    """Samples host and GPU every few seconds; each sample is returned once."""
+    """Sampler of host and GPU at intervals of seconds; `take` returns each sample once."""
 
     def __init__(self, every_s: float = SAMPLE_EVERY_S, *, gpus_only: bool = False) -> None:
-        """`gpus_only`: sample the utilization of all GPUs and nothing else."""
+        """`gpus_only`: sample only the utilization of all GPUs."""
         self._every_s = every_s
         self._gpus_only = gpus_only
         self._sample: dict[str, float] = {}
@@ -41,7 +41,7 @@ class HardwareSampler:
         self._thread.join(STOP_WITHIN_S)
 
     def take(self) -> dict[str, float]:
-        """Return the newest sample, or nothing if there is none since the last call."""
+        """Return the newest sample since the last call; {} without a sample."""
         if not self._sample:
             return {}
         with self._lock:
@@ -54,7 +54,7 @@ class HardwareSampler:
         while sources:
             sample: dict[str, float] = {}
             for source in sources:
-                # A driver can fail at any moment; then the value is missing, and rules handle missing values.
+                # A driver can fail at any time; rules tolerate the missing value.
                 with contextlib.suppress(Exception):
                     sample |= source()
             with self._lock:
@@ -66,7 +66,7 @@ class HardwareSampler:
 def _host() -> Callable[[], dict[str, float]] | None:
     try:
         psutil: Any = importlib.import_module("psutil")
-        psutil.cpu_percent()  # the first call has no earlier value to compare with
+        psutil.cpu_percent()  # The first call returns no usage, for lack of an earlier value.
     except Exception as error:  # noqa: BLE001 - no module, or one that this machine's /proc is too strange for
         log.info("host.* is not measured: %s", error)
         return None
@@ -91,7 +91,7 @@ def _library() -> Any:
 def _devices(nvml: Any, variables: Mapping[str, str]) -> list[Any]:
     """Return the GPUs that a process with these variables sees, in CUDA's order; None for an unavailable GPU.
 
-    CUDA and the driver number GPUs alike if all are of one model, or if CUDA_DEVICE_ORDER is PCI_BUS_ID.
+    CUDA and the driver number the GPUs equally if all have one model, or if CUDA_DEVICE_ORDER is PCI_BUS_ID.
     """
     try:
         count = int(nvml.nvmlDeviceGetCount())
@@ -154,7 +154,7 @@ def _gpus() -> Callable[[], dict[str, float]] | None:
 
 
 def _gpu() -> Callable[[], dict[str, float]] | None:
-    """Make a source for the GPU of this process: the only visible one, or the one with the local rank's number."""
+    """Make a source for the GPU of this process: the only visible GPU, or the GPU with the local rank's number."""
     nvml = _library()
     devices = _devices(nvml, os.environ) if nvml is not None else []
     local = os.environ.get("LOCAL_RANK", "")
@@ -174,7 +174,7 @@ def _util(nvml: Any, device: Any) -> float:
 
 
 def _measured(measure: Callable[[], float]) -> float | None:
-    """Read one value; None if the device does not have the value, so that the other values remain."""
+    """Read one value; return None if the device lacks the value, so that the other values remain."""
     try:
         return measure()
     except Exception:  # noqa: BLE001 - as above

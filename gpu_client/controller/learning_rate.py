@@ -1,4 +1,4 @@
-"""Numbers of a running training that rules and commands can change."""
+"""Read and change the numbers (knobs) of a running training, such as the learning rate."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Protocol
 _OF_GROUPS = ("initial_lr", "max_lr", "min_lr", "swa_lr")
 """Rates that schedulers keep in an optimizer's groups, besides `lr`."""
 _OF_SCHEDULERS = ("base_lrs", "max_lrs", "min_lrs", "_last_lr", "eta_min")
-"""Rates that schedulers keep in themselves."""
+"""Rates that schedulers keep as attributes."""
 
 
 class Knob(Protocol):
-    """A number that can be read and changed between two steps.
+    """Number of a training that rules read and change between two steps.
 
     `write` raises ValueError with the reason for an impossible value.
     """
@@ -36,15 +36,15 @@ class Setting:
 
 
 class LearningRate:
-    """The learning rate of a torch optimizer; all groups change by the same factor.
+    """The learning rate of a torch optimizer; all groups change by one factor.
 
-    Every rate that the schedulers keep changes too, so that the schedule continues on a higher or lower level. All of
-    these rates are in the state_dicts of optimizer and schedulers, so a resumed training keeps them. Wrappers of
-    accelerate are unwrapped.
+    The rates in the schedulers change by the factor, too, so that the schedule continues on a higher or lower level.
+    The state_dicts of optimizer and schedulers contain all these rates, therefore a resumed training keeps the change.
+    The constructor unwraps accelerate's wrappers.
     """
 
     def __init__(self, optimizer: Any, *schedulers: Any) -> None:
-        # The optimizer instead of its groups: load_state_dict() replaces the groups.
+        # load_state_dict() replaces the groups, therefore the knob keeps the optimizer.
         self._optimizer = optimizer
         self._schedulers = [part for scheduler in schedulers for part in _parts(scheduler)]
 
@@ -67,7 +67,7 @@ class LearningRate:
         """Multiply all rates by a factor, also while the schedule is at 0."""
         for group in self._optimizer.param_groups:
             if hasattr(group["lr"], "mul_"):
-                group["lr"].mul_(factor)  # in place: a captured graph reads this very tensor
+                group["lr"].mul_(factor)  # A captured graph reads this tensor, therefore the change is in place.
             else:
                 group["lr"] = group["lr"] * factor
             for name in _OF_GROUPS:
@@ -83,7 +83,7 @@ class LearningRate:
 
 
 def _parts(scheduler: Any) -> list[Any]:
-    """List the schedulers that a scheduler consists of."""
+    """List the parts of a compound scheduler."""
     inner = getattr(scheduler, "scheduler", None)  # accelerate's wrapper
     if inner is not None:
         return _parts(inner)

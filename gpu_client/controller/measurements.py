@@ -1,4 +1,4 @@
-"""Metrics besides those that the loop reports: times, knobs, host and GPU."""
+"""Measure metrics that the loop does not report: times, knobs, host and GPU."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from gpu_client.controller.hardware_sampler import HardwareSampler
 
 
 class TrainingClock:
-    """The two elapsed-time clocks of the rules, in seconds; both continue from a checkpoint. `clock`: monotonic
-    seconds.
+    """The two elapsed-time clocks of the rules, in seconds; both continue from a checkpoint.
+
+    `clock`: monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -25,7 +26,7 @@ class TrainingClock:
         self._knows_wall = False
 
     def begin(self, ran_s: float | None) -> None:
-        """`ran_s`: seconds that the job ran before this attempt, by the control plane; None if unknown."""
+        """Set the seconds of earlier attempts, as reported by the control plane; `ran_s` None: unknown."""
         self._knows_wall = ran_s is not None
         self._wall_base = float(ran_s or 0)
 
@@ -42,7 +43,7 @@ class TrainingClock:
         return {"now": self.now(), "wall": self.wall()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state. For `wall` a value of the control plane wins."""
+        """Restore a saved state. The control plane's value of `wall` takes precedence."""
         passed = self._clock() - self._began
         self._now_base = float(state.get("now", 0.0)) - passed
         if not self._knows_wall:
@@ -58,12 +59,12 @@ _GPU = frozenset({"gpu.util", "gpu.mem", "gpu.temp"})
 
 
 class _Loader:
-    """A loader that measures the time spent waiting for its batches, in seconds."""
+    """Loader that measures the waiting time for its batches, in seconds."""
 
     def __init__(self, of: Any) -> None:
         self.of = of
         self.seconds = 0.0
-        """The last value."""
+        """The last measured value."""
 
     def read(self) -> float | None:
         """Read the value; None if the loader has no finite number."""
@@ -78,7 +79,7 @@ class _Loader:
 
 
 class Measurements:
-    """The measurements of one process. `clock`: monotonic seconds."""
+    """Measurements of one process. `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -93,7 +94,7 @@ class Measurements:
         self._loaders: list[_Loader] = []
         """Loaders that measure their own waiting time."""
         self._last_report: tuple[int, float, float] | None = None
-        """The last report to the agent: step, time, seconds waited so far."""
+        """The last report to the agent: step, time, total seconds of waiting."""
         self._probe: HardwareSampler | None = None
         self._failed: set[str] = set()
 
@@ -103,7 +104,7 @@ class Measurements:
             probe = HardwareSampler()
             try:
                 probe.start()
-            except RuntimeError as error:  # the process has too many threads
+            except RuntimeError as error:  # The process has too many threads.
                 log.warning("host.* and gpu.* are not measured: %s", error)
                 return
             self._probe = probe
@@ -113,14 +114,14 @@ class Measurements:
         self._saved_at = self._clock()
 
     def add_wait(self, seconds: float) -> None:
-        """Add time that the loop waited for data, in seconds."""
+        """Add seconds of the loop's waiting for data."""
         self._waited_s += seconds
         self._waits = True
 
     def wait_started(self) -> None:
-        """Assume that the loop waits for data from now on; the newest call counts.
+        """Mark the start of waiting for data; a later call replaces the mark.
 
-        For libraries that own their loaders and report the end of each activity.
+        Integrations with libraries that own their loaders call this method at the end of each other activity.
         """
         self._awaiting_since = self._clock()
 
@@ -131,7 +132,7 @@ class Measurements:
             self._awaiting_since = None
 
     def timed(self, batches: Iterable[T]) -> Iterator[T]:
-        """Yield the batches and measure the wait for each, unless the loader measures it (`waited_s`)."""
+        """Yield the batches and measure the waiting times, unless the loader measures its own (`waited_s`)."""
         if self._follows(batches):
             yield from batches
             return
@@ -151,7 +152,7 @@ class Measurements:
             self._follows(state)
 
     def _follows(self, state: object) -> bool:
-        """Follow a loader; False for an object whose `waited_s` is no number."""
+        """Follow a loader; return False for an object whose `waited_s` is no number."""
         if any(one.of is state for one in self._loaders):
             return True
         if not hasattr(type(state), "waited_s"):
@@ -189,9 +190,9 @@ class Measurements:
         times: TrainingClock,
         capabilities: LoopCapabilities,
     ) -> dict[str, object]:
-        """Return the reported metrics of a step and everything else that rules read.
+        """Return the reported metrics of a step and all other metrics that rules read.
 
-        A step that is reported again has no new times.
+        A repeated report of a step has no new times.
         """
         now = self._clock()
         found: dict[str, object] = dict(metrics)

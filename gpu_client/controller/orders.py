@@ -1,4 +1,4 @@
-"""Orders of rules and commands for a step boundary, the queues that hold them, and the exit that awaits its report."""
+"""Queue the orders of rules and commands for a step boundary, and remember the exit that awaits its record."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ ONCE_PER_TRAINING = frozenset({"log", "alert"})
 """Actions that the first rank alone carries out."""
 _WITHOUT_OTHER_RANKS = ONCE_PER_TRAINING | {"stop", "rollback", "pause", "requeue"}
 MAX_WAITING_ORDERS = 1000
-"""Limit of the queue in a loop that never calls checkpoint_due."""
+"""Limit of the queue, for loops that never call checkpoint_due."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An action to carry out, ordered by either `rule` or `command`."""
+    """Action to carry out, decided by either `rule` or `command`."""
 
     action: str
     """Name in rule documents: `stop`, `set`, ..."""
@@ -42,7 +42,7 @@ class Order:
 
     @property
     def takes_steps(self) -> bool:
-        """True if the action begins after the step at which it is executed."""
+        """Return True if the action begins after the step of its execution."""
         return self.action == "profile"
 
     def as_values(self) -> dict[str, Any]:
@@ -51,12 +51,12 @@ class Order:
 
     @staticmethod
     def of_values(values: Mapping[str, Any]) -> Order:
-        """Make an order of plain JSON."""
+        """Make an order from plain JSON."""
         return Order(**values)
 
 
 def make_orders(verdict: Verdict, revision: int, values: Mapping[str, float | None]) -> Iterator[Order]:
-    """Yield the orders of a rule that fired. `values` fill its texts."""
+    """Yield the orders of a rule that fired. `values` fill the texts of the orders."""
     if verdict.mode == "dry_run":
         return
     why = ", ".join(f"{one.text} = {_operand_text(one.value)}" for one in verdict.operands)
@@ -77,7 +77,7 @@ def make_orders(verdict: Verdict, revision: int, values: Mapping[str, float | No
 
 
 def parse_command(message: Mapping[str, Any], step: int) -> Order:
-    """Make an order of an agent's message. Raises KeyError, ValueError or TypeError for a malformed command."""
+    """Make an order from an agent's message. Raises KeyError, ValueError or TypeError for a malformed command."""
     kind, seq, arguments = message["kind"], message["seq"], message.get("arguments", {})
     if not isinstance(kind, str) or type(seq) is not int or not isinstance(arguments, dict):
         raise ValueError("a command has 'kind', 'seq' and 'arguments'")
@@ -85,10 +85,10 @@ def parse_command(message: Mapping[str, Any], step: int) -> Order:
 
 
 class OrderQueue:
-    """Decisions of the first rank that all ranks have still to carry out.
+    """Queue of the first rank's decisions that all ranks have still to carry out.
 
     A vote announces the queue; after the next step all ranks carry out the announced orders. Later decisions wait for
-    the next vote. Therefore a training that is interrupted repeats each action after the same step.
+    the next vote. Therefore an interrupted training repeats each action after the same step.
     """
 
     def __init__(self) -> None:
@@ -108,17 +108,17 @@ class OrderQueue:
             self._orders.append(order)
 
     def add_first(self, order: Order) -> None:
-        """Insert an order that is due at the next vote."""
+        """Insert an order at the front, so that the next vote announces the order."""
         self._orders.insert(0, order)
         self._announced += 1
 
     def mark_announced(self) -> None:
-        """Announce all orders, because a vote goes out."""
+        """Mark all orders as announced by a vote."""
         self._announced = len(self._orders)
 
     @property
     def announced(self) -> bool:
-        """True if a vote has announced an order."""
+        """Return True if a vote has announced an order."""
         return self._announced > 0
 
     def take(self) -> list[Order]:
@@ -127,12 +127,12 @@ class OrderQueue:
         return taken
 
     def take_all(self) -> list[Order]:
-        """Remove and return all orders, because no other rank exists."""
+        """Remove and return all orders, in a training with a single rank."""
         self.mark_announced()
         return self.take()
 
     def take_last(self) -> tuple[list[Order], list[Order]]:
-        """After the last step: the orders that the first rank can carry out alone, and the orders that are too late."""
+        """Return, after the last step, the orders that the first rank can carry out alone, and the late orders."""
         orders = self.take_all()
         in_time = [order for order in orders if order.action in _WITHOUT_OTHER_RANKS]
         return in_time, [order for order in orders if order not in in_time]
@@ -156,8 +156,9 @@ def _operand_text(value: float | bool | None) -> str:
 
 
 class PendingExit:
-    """The exit that this process announced. The announcement can be lost with the machine, but the checkpoint counts
-    the rule as fired.
+    """Record of the exit that this process announced.
+
+    The announcement can be lost with the machine, while the checkpoint counts the rule as fired.
     """
 
     def __init__(self) -> None:
@@ -165,27 +166,27 @@ class PendingExit:
         self._order: Order | None = None
 
     def begin(self, ends: int | None) -> None:
-        """`ends`: number of exits in the control plane's records; None if unknown."""
+        """Set the number of exits in the control plane's records; None if unknown."""
         self._ends = ends
 
     @property
     def announced(self) -> bool:
-        """True if the agent received an exit."""
+        """Return True if the agent received an exit."""
         return self._order is not None
 
     def announce(self, order: Order) -> None:
         """Remember the exit that the agent received."""
-        if order.action != "requeue":  # any end of the attempt has the effect of `requeue`
+        if order.action != "requeue":  # Any end of the attempt has the effect of `requeue`.
             self._order = order
 
     def state(self) -> dict[str, Any] | None:
-        """Return the exit as plain JSON; None without one."""
+        """Return the exit as plain JSON; None without an exit."""
         return {"order": self._order.as_values(), "ends": self._ends or 0} if self._order is not None else None
 
     def unreported(self, state: Mapping[str, Any] | None, is_in_force: Callable[[str, str], bool]) -> Order | None:
         """Return the exit that the saving process announced and the control plane has not recorded, or None.
 
-        `is_in_force`: tells if a rule (name, action) is unchanged and still has the action.
+        `is_in_force`: returns True if a rule (name, action) is unchanged and still has the action.
         """
         if not state or self._ends is None or self._ends > state["ends"]:
             return None
@@ -197,7 +198,7 @@ OnNotDone = Callable[[int, Literal["applied", "rejected", "expired"], str], obje
 
 
 class CommandQueue:
-    """Live commands in the order of arrival; each is carried out once at a step boundary, or not at all."""
+    """Queue of live commands in the order of arrival; a step boundary carries out each command at most once."""
 
     def __init__(self, clock: Callable[[], float], on_not_done: OnNotDone) -> None:
         """`on_not_done` receives number, status and reason of a command without effect."""
@@ -205,26 +206,26 @@ class CommandQueue:
         self._on_not_done = on_not_done
         self._last_seq = 0
         self._replays: list[Order] = []
-        """Commands that an earlier attempt applied after the checkpoint; they are due after the same steps."""
+        """Commands that an earlier attempt applied after the checkpoint; each is due after its former step."""
         self.restored_seq = 0
-        """Sequence number of the command in the checkpoint; its redelivery is ignored."""
+        """Highest sequence number of a command in the checkpoint; the queue ignores its redelivery."""
         self.sets_seq = 0
         """Sequence number of the newest `set` in the present state of the training."""
 
     @property
     def has_replays(self) -> bool:
-        """True if replays are due at later steps."""
+        """Return True if replays are due at later steps."""
         return bool(self._replays)
 
     def with_deadline(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Add the time after which a command is too late."""
+        """Add the expiry of a command, by the queue's clock."""
         life_s = message.get("expires_in_s")
         if isinstance(life_s, bool) or not isinstance(life_s, int | float):
             return message
         return {**message, "until": self._clock() + min(life_s, 1e9)}
 
     def order_of(self, message: Mapping[str, Any], step: int) -> Order | None:
-        """Return the order that is due now, or None."""
+        """Return the order of a command that is due now, or None."""
         again = message.get("status") == "applied"
         try:
             order = parse_command(message, int(message["step"]) if again else step)
@@ -241,7 +242,7 @@ class CommandQueue:
             return None
         self._last_seq = order.command
         if order.action == "set" and order.command <= self.sets_seq:
-            # An earlier process applied the command and saved, but its answer was lost.
+            # An earlier process applied the command and saved a checkpoint, but its answer was lost.
             self._on_not_done(order.command, "applied", "before the checkpoint that the training resumed from")
             return None
         until = message.get("until")

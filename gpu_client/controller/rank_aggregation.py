@@ -1,4 +1,4 @@
-"""Reports of several ranks, reduced to one observation."""
+"""Reduce the reports of several ranks to one observation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STEPS = ("step", REPORT)
 
 
 class RankPeers(Protocol):
-    """The ranks of one training."""
+    """Ranks of one training."""
 
     size: int
 
@@ -28,15 +28,15 @@ class RankPeers(Protocol):
 
 
 class Observation(NamedTuple):
-    """A step, or another event of the first rank, with its metrics."""
+    """Step, or other event of the first rank, with its metrics."""
 
     event: str
     step: int
     now: float
-    """Time of the engine, in seconds."""
+    """Time by the engine's clock, in seconds."""
     metrics: Mapping[str, object]
     rank: int = 0
-    """First rank that reported a value that is not finite; 0 if none."""
+    """Lowest rank that reported NaN or an infinity; 0 without such a value."""
 
     def as_values(self) -> dict[str, Any]:
         """Return the observation as plain JSON."""
@@ -45,23 +45,23 @@ class Observation(NamedTuple):
 
     @staticmethod
     def of_values(values: Mapping[str, Any]) -> Observation:
-        """Make an observation of plain JSON. Raises KeyError, TypeError or ValueError."""
+        """Make an observation from plain JSON. Raises KeyError, TypeError or ValueError."""
         metrics = {str(name): decode(value) for name, value in values["metrics"].items()}
         return Observation(str(values["event"]), int(values["step"]), float(values["now"]), metrics)
 
 
 class RankAggregator:
-    """Collects the reports of this rank, and reduces the reports of all ranks.
+    """Collector of this rank's reports, which also reduces the reports of all ranks.
 
-    The numbers travel with the vote of each step, so rules need no message of their own. The order of steps and events
-    is the order on the first rank.
+    The vote of each step carries the numbers, therefore rules need no message of their own. The order of steps and
+    events is the order on the first rank.
     """
 
     def __init__(self) -> None:
         self._mine: list[Observation] = []
         """Reports since the last vote; at most one is a step."""
         self._sent: list[Observation] = []
-        """Reports that travel with the last vote, until its result is read."""
+        """Reports in the last vote, until its result is read."""
         self._reads: frozenset[str] = frozenset()
         self._names: Sequence[str] = ()
         """Names of the contributed numbers, sorted."""
@@ -69,7 +69,7 @@ class RankAggregator:
     def add_step(self, step: int, metrics: Mapping[str, object], *, now: float, logged: bool = False) -> None:
         """Add a report of this rank; ranks may report once, repeatedly, or not at all.
 
-        logged: the metrics are those that the loop logs for the step.
+        logged: True if the loop logs these metrics for the step.
         """
         event = REPORT if logged else "step"
         for place, one in enumerate(self._mine):
@@ -80,13 +80,13 @@ class RankAggregator:
         self._mine.append(Observation(event, step, now, metrics))
 
     def add_event(self, event: Observation) -> None:
-        """Add an event that is no step; only the first rank does."""
+        """Add an event that is no step; only the first rank calls this method."""
         self._mine.append(event)
 
     def contribution(self, engine: RuleEngine) -> list[float]:
         """Return this rank's numbers: for each metric that rules read, a flag for its presence, and the value.
 
-        All ranks call this at the same votes and under the same rules, so that all contribute equally many numbers.
+        All ranks call this method at equal votes and under equal rules, so that all contribute equally many numbers.
         """
         if self._reads is not engine.reads:
             self._reads, self._names = engine.reads, sorted(engine.reads)
@@ -110,7 +110,7 @@ class RankAggregator:
         return rest
 
     def clear(self) -> None:
-        """Drop earlier reports, because new rules must not see them."""
+        """Drop earlier reports, because new rules must not evaluate earlier reports."""
         self._sent, self._mine = [], []
 
     def state(self, engine: RuleEngine) -> list[dict[str, Any]]:
@@ -137,7 +137,7 @@ def _reduced(
         reported = [row[2 * column + 1] for row in rows if row[2 * column]]
         if not reported:
             continue
-        # This runs at every step: a sum without a generator finds NaN fast.
+        # Every step runs this code, and a sum without a generator detects NaN fast.
         if math.isnan(sum(reported)) and any(map(math.isnan, reported)):
             found[name] = math.nan
         else:
@@ -153,7 +153,7 @@ def _nonfinite_rank(rows: Sequence[Sequence[float]]) -> int:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Return the mean; equal values give exactly that value."""
+    """Return the mean; the mean of equal values is exactly their value."""
     return values[0] if values.count(values[0]) == len(values) else sum(values) / len(values)
 
 

@@ -1,4 +1,4 @@
-"""Changes to a training that restarts after a rollback: skipped batches, a lower learning rate."""
+"""Change a training that restarts after a rollback: skip batches, lower the learning rate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RollbackResult(NamedTuple):
 
 
 class RollbackTracker:
-    """The rollbacks of a job, and how many of them the state of the training contains."""
+    """Tracker of a job's rollbacks, and of the rollbacks that the state of the training contains."""
 
     def __init__(self) -> None:
         self._known: list[Mapping[str, Any]] = []
@@ -53,7 +53,7 @@ def apply_rollback(one: Mapping[str, Any], knobs: Mapping[str, Knob], states: It
         else:
             _try(scale, factor, f"learning rate times {factor:g}", done, lacks)
     if skip:
-        # The class is searched, because a module may have a submodule of that name.
+        # A module may have a submodule named `skip`, therefore the search covers the class only.
         data = [state for state in states if callable(getattr(type(state), "skip", None))]
         if not data:
             lacks.append(f"{skip} batches are not skipped: no state has skip(batches)")

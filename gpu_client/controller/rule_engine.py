@@ -1,4 +1,4 @@
-"""Rules in force: observations in, orders and decisions out. No clock, no process, no torch in here."""
+"""Evaluate the rules in force: observations in, orders and decisions out. The module uses neither clock nor torch."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from baton.contract.rules.numbers import encode
 from gpu_client.controller.orders import Order, make_orders
 
 BUDGET_S = 200e-6
-"""Processor time for each step, on average."""
+"""Mean processor time for each step, in seconds."""
 MEASURE_EVERY = 8
-"""Observations per measurement; a measurement costs a system call."""
+"""Observations per measurement, because a measurement costs a system call."""
 SAMPLES = 32
-"""Measurements per judgement; a single one may be disturbed."""
+"""Measurements per judgement, because other processes may disturb a single measurement."""
 MAX_EVERY = 64
 MAX_KINDS = 64
-"""Limit of the sets of metric names."""
+"""Maximum number of remembered sets of metric names."""
 
 
 class EvaluationBudget:
-    """Limits the processor time of rules: rules that take too long are checked at fewer steps."""
+    """Limit of the rules' processor time; expensive rules are checked at fewer steps."""
 
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
         """`clock`: processor time of this thread, in seconds."""
@@ -42,13 +42,13 @@ class EvaluationBudget:
         self._spent_s = 0.0
         self._samples = 0
         self.checked_steps: dict[frozenset[str], int] = {}
-        """The newest checked step, by the metrics of the report that rules read."""
+        """The newest checked step, by the set of the report's metrics that rules read."""
 
     def skips(self, step: int, metrics: Mapping[str, object]) -> bool:
-        """Tell if this step is skipped. A step with a value that is not finite never is, because it may be the only
-        one.
+        """Return True if the rules skip this step. Never True for a step with NaN or an infinity.
 
-        Within each interval, the first step with these metrics is checked, because a loop may report them rarely.
+        Within each interval, the rules check the first step with these metrics, because a loop may report these metrics
+        rarely.
         """
         names = frozenset(metrics)
         if len(self.checked_steps) >= MAX_KINDS:
@@ -62,7 +62,7 @@ class EvaluationBudget:
         )
 
     def is_due(self) -> bool:
-        """Tell if this observation is measured; called for each observation that is not skipped.
+        """Return True if this observation is measured; called for each evaluated observation.
 
         With an interval above 1 every observation is measured.
         """
@@ -70,14 +70,14 @@ class EvaluationBudget:
         return self.every > 1 or self._observations % MEASURE_EVERY == 0
 
     def spent(self, seconds: float) -> str:
-        """Add a measurement in seconds; return a text about the changed interval, or ""."""
+        """Add a measurement in seconds. Returns a text about the changed interval, or ""."""
         self._spent_s += seconds
         self._samples += 1
         if self._samples < SAMPLES:
             return ""
         mean_s, self._spent_s, self._samples = self._spent_s / SAMPLES, 0.0, 0
         interval = min(MAX_EVERY, max(1, math.ceil(mean_s / BUDGET_S)))
-        # The interval shrinks only with a wide margin, so that it does not oscillate.
+        # The interval shrinks only with a wide margin, to prevent oscillation.
         if interval == self.every or (interval < self.every and mean_s > self.every * BUDGET_S / 4):
             return ""
         self.every = interval
@@ -93,7 +93,7 @@ MISSING_AFTER = 200
 """Observations after which a rule with missing metrics is reported."""
 MAX_REPORTED = 20
 MAX_NAMES = 4096
-"""Limit of the known names: a loop that puts the step into names has new ones at every step."""
+"""Limit of the known names, for loops that put the step into metric names."""
 MAX_COMBINATIONS = 256
 
 _EVENTS = {State.FIRED: "rule.fired", State.CLEARED: "rule.cleared", State.ERROR: "rule.error"}
@@ -105,7 +105,7 @@ OnDecision = Callable[[dict[str, Any]], object]
 
 
 class RuleEngine:
-    """A rule set, with its counters.
+    """Rule set with its counters.
 
     `on_decision` receives each decision: a dictionary with `type`, `rule`, `step`, `operands`, `actions`, `message`.
     """
@@ -118,17 +118,17 @@ class RuleEngine:
         self._canonical: set[tuple[str, ...]] = set()
         """Combinations of names that equal their names in rules."""
         self._usual: tuple[str, ...] = ()
-        """The combination of the last observation."""
+        """Combination of names in the last observation."""
         self._observations = 0
         self._awaited: set[str] = set()
-        """Metrics that rules read and that no observation had so far."""
+        """Metrics that rules read and that no observation has contained yet."""
         self._reported_missing: set[str] = set()
-        """Rules whose missing metrics were reported."""
+        """Rules with a report on their missing metrics."""
         self._anew: frozenset[str] = frozenset()
         """Rules whose counters are not from the checkpoint."""
         self.revision = 0
         self.reads: frozenset[str] = frozenset()
-        """The metrics that rules read, in conditions and in texts."""
+        """Metrics that rules read, in conditions and in texts."""
         self.presets_off: frozenset[str] = frozenset()
         """Presets that the document switches off; the agent evaluates presets."""
         self.reducers: Mapping[str, Reduce] = {}
@@ -136,13 +136,13 @@ class RuleEngine:
 
     @property
     def active(self) -> bool:
-        """True if a rule is in force."""
+        """Return True if a rule is in force."""
         return self._evaluator is not None
 
     def install(self, revision: int, text: str, *, step: int) -> str:
         """Put the rules of the training into force; unchanged rules keep their counters. Never raises.
 
-        Return "", or the reason for a rejection; the earlier rules stay in force then.
+        Returns "" or the reason for a rejection, which leaves the earlier rules in force.
         """
         try:
             loaded = load(text) if text.strip() else None
@@ -171,7 +171,7 @@ class RuleEngine:
         return ""
 
     def _not_come(self) -> set[str]:
-        """Return the metrics that conditions read and that have no value yet."""
+        """Return the metrics without a value that conditions read."""
         if self._evaluator is None:
             return set()
         values, rules = self._evaluator.values(), self._evaluator.rules.rules
@@ -180,7 +180,7 @@ class RuleEngine:
     def observe(self, metrics: Mapping[str, object], *, step: int, now: float, event: str = "step") -> Sequence[Order]:
         """Evaluate a step or another event; return the orders. Never raises.
 
-        `metrics`: by the loop's names. `now`: seconds that continue when a training resumes.
+        `metrics`: values by the loop's names. `now`: seconds that continue when a training resumes.
         """
         evaluator = self._evaluator
         if evaluator is None:
@@ -193,7 +193,7 @@ class RuleEngine:
                 return _NO_ORDERS
         measured = budget.is_due()
         if measured and budget.every == 1 and not all(type(value) is float for value in found.values()):
-            # Reading a metric can wait for the GPU; therefore the measured time begins afterwards.
+            # Reading a metric can wait for the GPU, therefore the measured time begins afterwards.
             found = {**found, **self._read(found)}
         began = budget.clock() if measured else 0.0
         verdicts = evaluator.observe(found, step=step, now=now, event=event)
@@ -257,7 +257,7 @@ class RuleEngine:
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that later decisions depend on, as plain JSON."""
+        """Return the state of all rules as plain JSON."""
         return {
             "version": STATE_VERSION,
             "rules": self._evaluator.state_dict() if self._evaluator else None,
@@ -285,7 +285,7 @@ class RuleEngine:
             self._decide("rule.updated", step=step, severity="info", message=f"resumed{text}")
 
     def is_in_force(self, rule: str, action: str) -> bool:
-        """Tell if a rule is unchanged since the checkpoint and still has the action."""
+        """Return True if a rule is unchanged since the checkpoint and still has the action."""
         rules = self._evaluator.rules.rules if self._evaluator is not None else ()
         for one in rules:
             if one.name == rule and one.name not in self._anew and one.mode == "enforce":
@@ -295,9 +295,9 @@ class RuleEngine:
         return False
 
     def _report_missing_metrics(self, evaluator: Evaluator, found: Mapping[str, object], step: int) -> None:
-        """Report each rule once whose metrics never came; the rule would be silent for ever.
+        """Report each rule with missing metrics once, because such a rule never fires.
 
-        A rule without a due condition stays armed; a rule that was checked without its metrics is unknown.
+        A rule without a due condition stays armed; a checked rule with missing metrics becomes unknown.
         """
         if not self._awaited.isdisjoint(found):
             self._awaited.difference_update([name for name, value in found.items() if value is not None])
@@ -332,7 +332,7 @@ class RuleEngine:
 
 
 def _carried(evaluator: Evaluator, state: Any) -> tuple[frozenset[str], str]:
-    """Restore the counters; return the rules that restart, and the end of a sentence about them."""
+    """Restore the counters. Returns the rules with new counters, and the end of a sentence about these rules."""
     try:
         anew = {one.rule: f"{one.rule} ({one.reason})" for one in evaluator.load_state_dict(state) if not one.kept}
     except StateError as error:

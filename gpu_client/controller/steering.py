@@ -1,7 +1,7 @@
-"""Rules and commands of a session: they arrive at any moment and act between two steps.
+"""Receive the rules and commands of a session at any time, and act on them between two steps.
 
-A single process evaluates and acts within `report_step`. With several ranks, the first evaluates the reports of step n
-after step n+1, when it reads the votes; its next vote announces the orders, and all ranks act after step n+2. Steps
+A single process evaluates and acts within `report_step`. With several ranks, the first rank reads the votes after step
+n+1 and evaluates the reports of step n; its next vote announces the orders, and all ranks act after step n+2. Steps
 wait for a vote only before the replay of a command.
 """
 
@@ -41,10 +41,10 @@ AddMetrics = Callable[[int, Mapping[str, object]], None]
 
 
 class Steering:
-    """The controller of one process."""
+    """Controller of one process."""
 
     def __init__(self, loop: TrainingLoop, peers: RankPeers, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Make a controller without rules; messages that arrive before `begin` are kept."""
+        """Make a controller without rules, which keeps messages until `begin`."""
         self._loop = loop
         self._peers = peers
         self._pid = os.getpid()
@@ -57,10 +57,10 @@ class Steering:
         self._inbox: deque[Mapping[str, Any]] = deque()
         self._reporter = EventReporter(peers.first, clock, self._epochs.at)
         self._commands = CommandQueue(clock, self._result)
-        self._first_has_agent = False  # if not, an exit that an agent must carry out is impossible
+        self._first_has_agent = False  # Exits require an agent.
         self._orders = OrderQueue()
         self._unevaluated: list[Observation] = []
-        """Reports of several ranks from the checkpoint, if this run has a single rank."""
+        """Reports of several ranks from the checkpoint, in a run with a single rank."""
         self._shared_rules: Mapping[str, Any] | None = None
         self._rollbacks = RollbackTracker()
         self._ending = PendingExit()
@@ -76,29 +76,29 @@ class Steering:
         )
         self._aggregator = RankAggregator() if peers.size > 1 else None
         self.signals = Measurements(clock)
-        self.live = False  # True if a step has anything to do; read at every step
+        self.live = False  # True if a step has work; every step reads the flag.
 
     def begin(
         self, start: Mapping[str, Any], send: Send | None, note: AddMetrics | None = None, *, step: int = 0
     ) -> None:
-        """Take over the start state; `send` sends a message to the agent, None without one.
+        """Apply the start state. `send` sends a message to the agent; None without an agent.
 
         note: receives the metrics of evaluations, for the job's history.
 
-        start: `rules`, `commands`, `rollbacks`, `ends`, `ran_s`, as in `Control` of the contract. step: of the
+        start: `rules`, `commands`, `rollbacks`, `ends`, `ran_s`, as in `Control` of the contract. step: step of the
             checkpoint from which the training continues.
         """
         self._step = step
         self._reporter.send = send
         self._add_metrics = note
-        # without an agent, a restart continues the training
+        # Without an agent, a restart continues the training.
         self._ending.begin(start.get("ends") if send is not None else None)
         self._times.begin(start.get("ran_s"))
         self._rollbacks.begin(start.get("rollbacks") or [])
         if start.get("rules"):
             self._install({"type": "rules", **start["rules"]})
         if self._peers.first:
-            # Messages that arrived in the meantime are newer, therefore they come later.
+            # Messages in the inbox are newer than the start state, therefore the start's commands go to the front.
             known = [{"type": "command", **command} for command in start.get("commands") or []]
             self._inbox.extendleft(map(self._commands.with_deadline, reversed(known)))
         self._refresh()
@@ -117,33 +117,34 @@ class Steering:
     ) -> None:
         """Declare capabilities of this loop besides stopping and saving; before `session.resume`.
 
-        knobs: by name, `{"lr": LearningRate(optimizer, scheduler)}`. metrics: the user's own, read at each step if a
-            rule reads them. hooks: actions of the user's own. evaluate: the loop reads `evaluation_due`. profiler: the
-            session's. skip_batch: the loop reports before optimizer.step() and reads `batch_unwanted`.
+        knobs: knobs by name, `{"lr": LearningRate(optimizer, scheduler)}`. metrics: the user's metrics, called at each
+            step if a rule reads the metric. hooks: the user's actions. evaluate: the loop reads `evaluation_due`.
+            profiler: the session's profiler. skip_batch: the loop reports before optimizer.step() and reads
+            `batch_unwanted`.
         """
         self._capabilities.knobs.update(knobs or {})
         self._capabilities.metrics.update({canonical_name(name): source for name, source in (metrics or {}).items()})
         self._capabilities.hooks.update(hooks or {})
         self._capabilities.profiler = profiler or self._capabilities.profiler
         self._capabilities.evaluates = self._capabilities.evaluates or evaluate
-        # With several ranks the decision about a batch comes after the batch.
+        # With several ranks the decision about a batch comes after the batch, therefore only one rank can skip a batch.
         self._capabilities.skips_batches = self._capabilities.skips_batches or (skip_batch and self._peers.size == 1)
 
     @property
     def evaluation_due(self) -> bool:
-        """True once after each request for an evaluation."""
+        """Return True once after each request for an evaluation."""
         requested, self._executor.evaluation_requested = self._executor.evaluation_requested, False
         return requested
 
     @property
     def batch_unwanted(self) -> bool:
-        """True once after each request to skip the gradients of this batch."""
+        """Return True once after each request to skip the gradients of this batch."""
         requested, self._executor.skip_requested = self._executor.skip_requested, False
         return requested
 
     @property
     def finishing(self) -> bool:
-        """True if a rule or command ended the training as complete: leave the loop and write the outputs."""
+        """Return True after a rule or command ended the training as complete: leave the loop, write the outputs."""
         return self._executor.finishing
 
     def evaluated(self, step: int, metrics: Mapping[str, object] | None = None, **more: object) -> None:
@@ -159,13 +160,13 @@ class Steering:
         return self.signals.since_last_report(step)
 
     def timed(self, batches: Iterable[T]) -> Iterator[T]:
-        """Yield the batches; the wait for each is the metric `data.wait`. A `ResumableLoader` measures its own."""
+        """Yield the batches and measure each wait as the metric `data.wait`; a `ResumableLoader` measures its own."""
         return self.signals.timed(batches)
 
     # Messages
 
     def receive(self, message: Mapping[str, Any]) -> None:
-        """Take rules or a command of the agent; from any thread."""
+        """Receive rules or a command of the agent. Thread-safe."""
         self._inbox.append(self._commands.with_deadline(message))
         self.live = True
 
@@ -174,7 +175,7 @@ class Steering:
     def report_step(self, step: int, metrics: Mapping[str, object], *, last: bool = False, event: str = "") -> None:
         """Report a step; `last`: no further step is known. Never raises.
 
-        event: `step`; `log` for a step that was reported already; by default a step with metrics is both.
+        event: `step`; `log` for a further report of a step; by default a step with metrics is both.
         """
         event = event or (REPORT if metrics else "step")
         self._step, self._last = step, last
@@ -226,12 +227,12 @@ class Steering:
     # Several ranks
 
     def contribution(self) -> list[float]:
-        """Return the numbers that travel with this rank's vote: equally many on every rank, none without rules."""
+        """Return the numbers of this rank's vote: equally many on every rank, none without rules."""
         self._orders.mark_announced()
         return self._aggregator.contribution(self.engine) if self._aggregator is not None and self.engine.active else []
 
     def receive_rows(self, rows: Sequence[Sequence[float]]) -> None:
-        """Take the numbers of all ranks, in their order; all ranks read them at the same vote."""
+        """Receive the numbers of all ranks, ordered by rank; all ranks receive the numbers at one vote."""
         if self._aggregator is None or not self.engine.active:
             return
         found = self._aggregator.reduce_rows(rows, self.engine)
@@ -240,12 +241,12 @@ class Steering:
 
     @property
     def has_news(self) -> bool:
-        """True if the first rank has something for all; False on the others."""
-        # Only the loop knows which step comes next, therefore waiting replays count as news.
+        """Return True if the first rank has news for all ranks; False on other ranks."""
+        # Only the loop knows the next step, therefore waiting replays count as news.
         return bool(self._orders.announced or self._inbox or self._commands.has_replays)
 
     def share(self) -> None:
-        """Broadcast the first rank's orders and rules; all ranks call this at the same moment and carry them out."""
+        """Broadcast the first rank's orders and rules, and carry them out. Collective call of all ranks."""
         mine = None
         if self._peers.first:
             orders = [order.as_values() for order in [*self._orders.take(), *self._arrived(self._step)]]
@@ -269,7 +270,7 @@ class Steering:
 
     @property
     def has_state(self) -> bool:
-        """True if a checkpoint needs the state."""
+        """Return True if a checkpoint needs the state."""
         return self.engine.active or bool(self._commands.sets_seq or self._rollbacks.done) or self._ending.announced
 
     def state_dict(self) -> dict[str, Any]:
@@ -308,18 +309,18 @@ class Steering:
         self._restored = True
 
     def resume(self, step: int, states: Iterable[object], *, timed: bool = False) -> None:
-        """Continue after `step`: apply later rollbacks and orders. timed: another object measures the loaders."""
+        """Continue after `step`, with later rollbacks and orders. timed: another object measures the loaders."""
         self._step = step
         states = list(states)
         self.signals.follow_loaders(() if timed else states)
         for decision in self._rollbacks.apply_missing(self._capabilities.knobs, states):
             self._reporter.report_decision({**decision, "revision": self.engine.revision, "step": step})
         if self._aggregator is None:
-            # Several ranks wrote the checkpoint: process the reports that they had not evaluated.
+            # Several ranks wrote the checkpoint, and this single rank processes their unevaluated reports.
             orders, self._unevaluated = [*self._orders.take_all(), *self._observe(self._unevaluated)], []
             self._carry_out(orders)
         if self._restored:
-            # The state was saved before rules could see the save, therefore the event follows now.
+            # The checkpoint precedes the evaluation of its own `save` event, therefore the event follows now.
             self._restored = False
             self.report_event("save", step, {})
         self._refresh()
@@ -332,8 +333,7 @@ class Steering:
         if self.engine.active:
             self.report_event("end", self._step, {})
             if self._aggregator is not None:
-                # A training that stops on request leaves these orders to the next attempt; the checkpoint contains
-                # them.
+                # The checkpoint of a training that stops on request contains these orders for the next attempt.
                 leaves = self._loop.stopping and not (self._last or self._executor.stopped)
                 in_time, too_late = ([], []) if leaves else self._orders.take_last()
                 for order in too_late:
@@ -351,11 +351,11 @@ class Steering:
     def _refresh(self) -> None:
         profiling = self._capabilities.profiler is not None and self._capabilities.profiler.active
         self.live = self.engine.active or profiling or bool(self._orders or self._commands.has_replays)
-        if self._inbox:  # read last: a later message sets the flag itself
+        if self._inbox:  # The read comes last, because a later message sets the flag itself.
             self.live = True
 
     def _arrived(self, step: int) -> list[Order]:
-        """Return the orders of messages since the last step. On the first rank rules come into force at once."""
+        """Return the orders of the messages since the last step. The first rank installs new rules at once."""
         orders: list[Order] = []
         while self._inbox:
             message = self._inbox.popleft()
@@ -369,7 +369,7 @@ class Steering:
         return orders
 
     def _install(self, message: Mapping[str, Any]) -> bool:
-        """Put rules into force; False if they were rejected or are older."""
+        """Put rules into force. Returns False for rejected or outdated rules."""
         try:
             revision, text = int(message["revision"]), str(message["text"])
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -391,7 +391,7 @@ class Steering:
         for order in orders:
             if order.action in ONCE_PER_TRAINING and not self._peers.first:
                 continue
-            # Several ranks act some steps after the decision.
+            # Several ranks act some steps after the decision, therefore the order gets the present step.
             outcome, text = self._executor.execute(replace(order, step=self._step) if order.takes_steps else order)
             if order.command:
                 if outcome == "applied":
@@ -400,7 +400,7 @@ class Steering:
             self._reporter.report_outcome(order, outcome, text, step=self._step)
 
     def _leave(self, order: Order) -> bool:
-        """Send the exit to the agent; False without an agent."""
+        """Send the exit to the agent. Returns False without an agent."""
         self._reporter.report_exit(order)
         reached = self._first_has_agent or self._reporter.connected
         if reached:

@@ -1,4 +1,4 @@
-"""Captions of images: `<image>.txt` beside them, or lines of `captions.jsonl` or `metadata.jsonl`."""
+"""Read the captions of images: `<image>.txt` beside an image, or lines of `captions.jsonl` or `metadata.jsonl`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 LISTS = ("captions.jsonl", "metadata.jsonl")
-"""Lists with one JSON object a line: `file_name`, relative to the list's folder, and `text` (or `caption`). Null counts
-as absent.
+"""Files with a JSON object per line: `file_name`, relative to the file's folder, and `text` (or `caption`).
+
+Null counts as absent.
 """
 
 _TEXTS = ("text", "caption")
@@ -18,7 +19,7 @@ _TEXTS = ("text", "caption")
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionFault:
-    """A fault in a file of captions. `line` counts from 1."""
+    """Fault in a file of captions. `line` counts from 1."""
 
     path: str
     line: int | None = None
@@ -55,7 +56,7 @@ def read_captions(directory: Path, images: frozenset[str]) -> Captions:
 
 
 _Found = tuple[str, str, str] | CaptionFault
-"""An image, its caption and the file of the caption; or a fault."""
+"""Image, caption and file of the caption; or a fault."""
 
 
 def _all(directory: Path, images: frozenset[str]) -> Iterator[_Found]:
@@ -65,7 +66,7 @@ def _all(directory: Path, images: frozenset[str]) -> Iterator[_Found]:
     for place in sorted(directory.rglob("*")):
         below = place.relative_to(directory)
         if any(part.startswith(".") for part in below.parts):
-            continue  # trainings ignore hidden folders and files
+            continue  # Trainings ignore hidden folders and files.
         path = below.as_posix()
         if place.name in LISTS:
             yield from _listed(place, path, images)
@@ -88,7 +89,7 @@ def _beside(place: Path, path: str, stems: Mapping[str, list[str]]) -> Iterator[
 
 def _listed(place: Path, path: str, images: frozenset[str]) -> Iterator[_Found]:
     try:
-        # `splitlines` would also split at Unicode line ends, which JSON texts may contain.
+        # JSON texts may contain Unicode line ends, at which `splitlines` would split.
         lines = _text_of(place).split("\n")
     except (OSError, UnicodeDecodeError) as error:
         yield CaptionFault(path=path, message=f"cannot be read as UTF-8: {error}", remedy="Save the file as UTF-8.")

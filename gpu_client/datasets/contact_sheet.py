@@ -1,4 +1,4 @@
-"""The contact sheet: all images of a folder as thumbnails, with findings as colored frames."""
+"""Draw the contact sheet: all images of a folder as thumbnails, with findings as colored frames."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def select_shown(images: Sequence[T]) -> Sequence[T]:
 
 
 def draw_sheet(report: DatasetReport, target: Path) -> int:
-    """Write the sheet as PNG; return the number of images on it, at most about MAX_SHOWN. Raises OSError.
+    """Write the sheet as PNG. Returns the number of images on the sheet, at most about MAX_SHOWN. Raises OSError.
 
-    The check must have kept the thumbnails of `select_shown`.
+    The report must contain the thumbnails of `select_shown`.
     """
     everything = _cells(report)
     shown = select_shown(everything)

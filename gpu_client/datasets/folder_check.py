@@ -1,4 +1,4 @@
-"""Check of a folder of images before a training: faults, warnings and counts."""
+"""Check a folder of images before a training: find faults and warnings, count images."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Severity = Literal["fault", "warning"]
 CaptionsWanted = Literal["required", "optional"]
 
 USUAL_SIDE = 512
-"""Smallest resolution of the recipes in pixels; smaller images would be enlarged."""
+"""Smallest resolution of the recipes in pixels; trainings would enlarge smaller images."""
 ALIKE_BITS = 4
-"""Tolerance of 64 bits: images whose hashes differ in at most this many look the same to a person."""
+"""Maximum number of different bits, of 64, in the hashes of images that look equal to a person."""
 WORKERS = 8
 _ROWS = 256
-"""Hashes that are compared with all others at a time; 100 MB for 100,000 images."""
+"""Number of hashes compared with all hashes at a time; takes 100 MB for 100,000 images."""
 
 _RATIOS = {
     "1:2": 1 / 2, "9:16": 9 / 16, "2:3": 2 / 3, "3:4": 3 / 4, "4:5": 4 / 5, "1:1": 1.0,
@@ -42,7 +42,7 @@ _RATIOS = {
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetFinding:
-    """A fault or a warning. `code` is stable."""
+    """Fault or warning. `code` is stable."""
 
     severity: Severity
     code: str
@@ -54,7 +54,7 @@ class DatasetFinding:
 
 @dataclass(frozen=True)
 class DatasetReport:
-    """The images, captions and findings of a folder."""
+    """Images, captions and findings of a folder."""
 
     images: Sequence[InspectedImage]
     captions: Mapping[str, str]
@@ -62,24 +62,24 @@ class DatasetReport:
 
     @property
     def faults(self) -> int:
-        """Number of faults; with a fault the training should not begin."""
+        """Return the number of faults; a fault should prevent the training."""
         return sum(finding.severity == "fault" for finding in self.findings)
 
     @property
     def resolutions(self) -> dict[str, int]:
-        """Number of images by resolution, the most frequent first."""
+        """Return the number of images by resolution, the most frequent first."""
         counted = Counter(f"{image.width}x{image.height}" for image in self.images)
         return dict(sorted(counted.items(), key=lambda item: (-item[1], item[0])))
 
     @property
     def aspect_ratios(self) -> dict[str, int]:
-        """Number of images by aspect ratio, from tall to wide."""
+        """Return the number of images by aspect ratio, from tall to wide."""
         counted = Counter(name_aspect_ratio(image.width, image.height) for image in self.images)
         return {name: counted[name] for name in _RATIOS if counted[name]}
 
 
 def name_aspect_ratio(width: int, height: int) -> str:
-    """Name the nearest usual ratio, as photographers write it."""
+    """Return the nearest usual aspect ratio, such as `3:2`."""
     found = np.log(width / height)
     return min(_RATIOS, key=lambda name: abs(float(np.log(_RATIOS[name]) - found)))
 
@@ -95,9 +95,9 @@ def check_folder(
 ) -> DatasetReport:
     """Check every image below `directory`. `min_side`: shorter sides are faults; None warns below USUAL_SIDE.
 
-    `only`: check these images and masks alone (paths below the folder), each with the mask or image beside it; all
-    captions are read. `thumbnails`: selects the paths whose thumbnails are kept. `progress` receives the number of
-    newly finished images. Raises OSError if the folder cannot be listed.
+    `only`: paths below the folder of the images and masks to check, each with its mask or image; all captions are read.
+    `thumbnails`: selects the paths whose thumbnails the report keeps. `progress` receives the number of newly finished
+    images. Raises OSError if the folder cannot be listed.
     """
     files = sorted(list_files(directory))
     everything = sorted(place.relative_to(directory).as_posix() for place in files if is_image(place))
@@ -150,7 +150,7 @@ def check_folder(
 
 
 def list_files(directory: Path) -> Iterable[Path]:
-    """List all regular files below the folder, except hidden ones."""
+    """List all regular files below the folder, without hidden files."""
     for folder, folders, names in os.walk(directory):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
@@ -182,7 +182,7 @@ def _small(images: Sequence[InspectedImage], min_side: int | None) -> list[Datas
 
 
 def _same(images: Sequence[InspectedImage]) -> list[DatasetFinding]:
-    """Find copies and images that look the same; a finding names the first such image."""
+    """Find copies and similar images; a finding names the first such image."""
     findings: list[DatasetFinding] = []
     first: dict[str, InspectedImage] = {}
     for image in images:
@@ -202,9 +202,9 @@ def _same(images: Sequence[InspectedImage]) -> list[DatasetFinding]:
 
 
 def _first_alike(hashes: Sequence[int]) -> list[int]:
-    """For each of these different hashes, return the first similar one: itself if none before it is similar."""
+    """Return, for each of the distinct hashes, the first similar hash, which may be the hash itself."""
     bits = np.unpackbits(np.array(hashes, dtype=">u8").view(np.uint8).reshape(-1, HASH_BITS // 8), axis=1)
-    # The product of vectors of 1 and -1 gives the number of different bits exactly, and is fast for many.
+    # The product of vectors of 1 and -1 gives the exact number of different bits, fast for many hashes.
     signs = bits.astype(np.float32) * 2 - 1
     found: list[int] = []
     for start in range(0, len(hashes), _ROWS):
@@ -224,7 +224,7 @@ def _stem(path: str) -> str:
 
 
 def _masks(directory: Path, paths: Iterable[str], images: Sequence[InspectedImage]) -> Iterable[DatasetFinding]:
-    """Find the faults of masks for the images beside them."""
+    """Find the faults of masks that lie beside their images."""
     masked = {_stem(image.path): image for image in images}
     for path in paths:
         image = masked.get(path.removesuffix(MASK_SUFFIX))
@@ -234,7 +234,7 @@ def _masks(directory: Path, paths: Iterable[str], images: Sequence[InspectedImag
             why: str | None = str(error)
         else:
             size = mask.width, mask.height
-            # A mask without an image may be meant for an image that comes later.
+            # A mask may precede its image, therefore a missing image is no fault.
             why = describe_mask_fault(size, size if image is None else (image.width, image.height), black=mask.black)
         if why is not None:
             remedy = "Make a new mask, or remove the file."
@@ -244,7 +244,7 @@ def _masks(directory: Path, paths: Iterable[str], images: Sequence[InspectedImag
 def _uncaptioned(
     images: Sequence[InspectedImage], captions: Mapping[str, str], wanted: CaptionsWanted
 ) -> list[DatasetFinding]:
-    """Find images without caption, if captions are required or other images have one."""
+    """Find images without caption, if captions are required or other images have captions."""
     lacking = [image for image in images if image.path not in captions]
     if not lacking or (wanted == "optional" and not captions):
         return []

@@ -285,7 +285,7 @@ class ControlRelay:
             self.rule_exit, self._accepts_exit = rule_exit, False
 
     def _poll_presets(self) -> None:
-        """Evaluate the presets. The attempt's thread calls this method without the lock, so that heartbeats do not wait."""
+        """Evaluate the presets in the attempt's thread and without the lock, so that heartbeats do not wait."""
         rules = self._rules
         if rules is not None and rules.revision != self._preset_revision:
             self._preset_revision = rules.revision
@@ -310,7 +310,7 @@ class ControlRelay:
         self._number += 1
 
     def _note_quarantined(self, message: Mapping[str, Any]) -> None:
-        """Count a damaged object once, even if several processes report the object. The decision names the last step."""
+        """Count a damaged object once, even if several processes report it. The decision names the last step."""
         progress = self._channel.progress() if self._channel is not None else None
         count = len(self._quarantined) + 1
         record = Decision(

@@ -74,7 +74,7 @@ class CheckpointCollector:
         on_total: Callable[[int], object] = lambda total: None,
         log_line: Callable[[str], object] = lambda line: None,
     ) -> None:
-        """`on_total` receives the job's last step if the script's files contain one; `log_line` writes to the job's log."""
+        """`on_total` receives the job's last step from the script's files; `log_line` writes to the job's log."""
         self._directories = directories
         self._item = item
         self._clock = clock

@@ -225,8 +225,7 @@ class LogShipper:
         return self._in_flight
 
     def _deliver(self, parcel: _Parcel) -> None:
-        """Send a parcel; drop refused content, which would otherwise block all later content forever.
-        """
+        """Send a parcel; drop refused content, which would otherwise block all later content forever."""
         fields: dict[str, Any] = {
             "first_line": self._next_line,
             "lines": parcel.lines,

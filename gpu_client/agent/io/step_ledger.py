@@ -1,4 +1,4 @@
-"""Record in a job's checkpoints which steps are finished and which files they left.
+"""Record a job's finished steps and their files in the job's checkpoints.
 
 ```
 checkpoint-<step>/...         files of the script
@@ -8,8 +8,8 @@ checkpoint-<step>/.baton/     added by the agent once a step is finished
 ```
 
 When a step ends, a checkpoint of `.baton` alone records the end. Every later checkpoint repeats the record, so that any
-checkpoint is the whole state of the job. Checkpoints of a job are numbered through: those of a step begin at `base`,
-beyond all earlier steps. The script never sees `.baton`, and its own numbers begin at 0.
+checkpoint is the whole state of the job. The checkpoints of a job share one numbering: a step's checkpoints begin at
+`base`, beyond all earlier steps. The agent hides `.baton` from the script, and the script counts its steps from 0.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def get_plan(item: WorkItem) -> RunPlan:
 
 
 class StepLedger:
-    """Steps of one attempt. `base` is added to the numbers of the present step."""
+    """Record of one attempt's steps. `base` is added to the step numbers of the present step."""
 
     def __init__(self, steps: Sequence[StepOrder], directories: JobDirectories) -> None:
         self._steps = list(steps)
@@ -55,7 +55,7 @@ class StepLedger:
         return min(step + self.base, MAX_STEP)
 
     def remaining_steps(self) -> list[StepOrder]:
-        """Return the steps still to run. The end of the last step is the end of the job and is not recorded."""
+        """Return the remaining steps. The ledger does not record the last step, whose end is the end of the job."""
         return self._steps[len(self.finished) :]
 
     def describe(self, order: StepOrder) -> str:
@@ -63,7 +63,7 @@ class StepLedger:
         return f"step {order.name} ({self._steps.index(order) + 1} of {len(self._steps)})"
 
     def resume(self, restored: Restored | None) -> Path | None:
-        """Continue from a restored checkpoint. Returns where the present step resumes; None at its beginning.
+        """Continue from a restored checkpoint. Returns the present step's checkpoint; None for a start from scratch.
 
         Raises RestoreFailed for a record of other steps, DiskFullError.
         """
@@ -80,7 +80,8 @@ class StepLedger:
             else:
                 kept.mkdir()
             self._kept = kept
-            # Copied, because a step may write to these files, and the next checkpoint must hold their initial state.
+            # A step may change its files in place, and the next checkpoint must contain the unchanged files, therefore
+            # the files are copied and not linked.
             shutil.copytree(kept, self._directories.output, dirs_exist_ok=True)
             shutil.rmtree(record)
             if not any(restored.path.iterdir()):
@@ -91,7 +92,7 @@ class StepLedger:
     def finish(self, order: StepOrder, last_step: int) -> tuple[int, Path]:
         """Finish a step. Returns the step and path of the checkpoint to commit.
 
-        `last_step` is the job's largest known number. Copies the files that the step keeps, and removes its
+        `last_step` is the job's largest known step number. Copies the files that the step keeps, and removes the step's
         checkpoints. Raises BadDirectory for links out of the output directory, DiskFullError.
         """
         number = len(self.finished) + 1

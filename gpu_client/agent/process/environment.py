@@ -26,8 +26,8 @@ def build_environment(
 ) -> dict[str, str]:
     """Merge the agent's environment, `step_variables`, the job's variables and the BATON_ variables.
 
-    The agent's settings and secrets are left out. A job that names rings also gets `api_url` and a token that opens
-    these rings and nothing else. The agent's interpreter comes first in PATH, so that `python` in a command has Baton's
+    The result omits the agent's settings and secrets. A job that names rings also gets `api_url` and a token for
+    exactly these rings. The agent's interpreter comes first in PATH, so that `python` in a command finds Baton's
     packages.
     """
     inherited = {name: value for name, value in base.items() if not name.startswith("BATON_")}
@@ -63,7 +63,7 @@ def build_environment(
 def expand_command(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """Replace the `BATON_` variables in a command (`baton.contract.jobs.command_variables`).
 
-    The ring token stays unreplaced, because every user of a machine can read arguments.
+    The function does not replace the ring token, because every user of a machine can read arguments.
     """
     return substituted_arguments(command, _without_secrets(environment))
 

@@ -1,8 +1,8 @@
 """Classify why a trainer or an attempt failed: a failure class and a sentence.
 
-Pure. The class decides whether the job or the machine is at fault, so evidence is weighed, not grepped: only the last
-exception of each process counts (with the chain that caused it), wrapper exceptions of launchers are skipped, and a
-collective that failed because a peer died does not count as the cause.
+All functions are pure. The class decides whether the job or the machine is at fault, therefore the functions weigh the
+evidence: only the last exception of each process counts (with the chain that caused it), wrapper exceptions of
+launchers are skipped, and a collective that failed because a peer died does not count as the cause.
 """
 
 import errno
@@ -34,7 +34,7 @@ from gpu_client.transport.errors import (
 class ExitStatus:
     """Exit of a trainer. Either ``code`` or ``signal`` is set.
 
-    ``stopped_by_us``: the agent had signaled it while it lived. ``start_error``: the command did not start.
+    ``stopped_by_us``: the agent had signaled the living trainer. ``start_error``: reason why the command did not start.
     ``unkillable_pids``: processes that survived SIGKILL (a hung driver).
     """
 
@@ -63,8 +63,8 @@ def _pattern(text: str) -> re.Pattern[str]:
     return re.compile(text, re.IGNORECASE)
 
 
-# Tried in this order on one line; the first match is the line's meaning. A device-side assert is an index error of the
-# script that the GPU happens to find.
+# Patterns for one line, in the order of the tries; the first match is the line's meaning. A device-side assert is an
+# index error of the script, detected by the GPU.
 _MEANINGS: tuple[tuple[FailureClass, re.Pattern[str]], ...] = (
     (FailureClass.SCRIPT_ERROR, _pattern(r"device-side assert")),
     (FailureClass.DISK_FULL, _pattern(r"no space left on device|\bENOSPC\b|errno 28\b|disk quota exceeded|\bEDQUOT\b")),
@@ -100,12 +100,12 @@ _MEANINGS: tuple[tuple[FailureClass, re.Pattern[str]], ...] = (
 )
 _COLLECTIVE = re.compile(r"\bNCCL\b|\bnccl[A-Z]\w+|\bgloo\b", re.IGNORECASE)
 
-# "[rank0]: ", "[default1]:" (torchrun), "0: " is too common to be taken for one.
+# Prefixes "[rank0]: " and "[default1]:" (torchrun). The prefix "0: " is too common in ordinary output to mean a rank.
 _RANK = re.compile(r"^\[(?:rank|default)(\d+)\]:\s?")
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Fault)\b(?::|$)")
 _WRAPPER = re.compile(r"CalledProcessError|ChildFailedError|ProcessRaisedException|ProcessExitedException|SystemExit")
 _CHAIN = re.compile(r"^(During handling of the above exception|The above exception was the direct cause)")
-# Lines that are evidence without an exception: shells, C++ termination, the kernel, tools.
+# Evidence without an exception: messages of shells, C++ termination, the kernel and tools.
 _CRASH = re.compile(
     r"^\s*what\(\):|^terminate called|^fatal error|^fatal python error|segmentation fault|killed by signal"
     r"|no space left|NVRM: Xid|\bXid\b|NVML|out of memory|NCCL WARN|cannot allocate memory|bad_alloc|no CUDA",
@@ -116,7 +116,7 @@ _LAUNCHER_SIGNAL = re.compile(
     r"exitcode\s*:\s*-(\d+)\b|died with <Signals\.SIG\w+: (\d+)>|Signal (\d+) \(SIG\w+\) received by PID"
     r"|terminated with signal SIG\w+ \((\d+)\)"
 )
-# Shells return 128 + signal; other codes above 128 are the script's own choice.
+# Shells return 128 + signal; scripts use other codes above 128 for their own purposes.
 _SHELL_SIGNALS = {128 + n for n in (2, 3, 4, 6, 7, 8, 9, 11, 13, 15)}
 _MEMORY_FAULTS = {signal.SIGSEGV, signal.SIGBUS}
 MAX_REASON_CHARS = 400
@@ -127,7 +127,7 @@ def classify_exit(
 ) -> AttemptFailure:
     """Classify the exit of a trainer that did not succeed.
 
-    ``last_lines``: oldest first. ``no_progress_s``: the agent stopped the trainer after so many seconds without a step.
+    ``last_lines``: oldest first. ``no_progress_s``: seconds without a step after which the agent stopped the trainer.
     """
     if exit_status.start_error is not None:
         return _failure(FailureClass.COMMAND_NOT_FOUND, f"the command could not be started: {exit_status.start_error}")
@@ -163,7 +163,7 @@ def _find_last_line(lines: Sequence[str]) -> str:
 
 
 def _find_refusal(lines: Sequence[str]) -> str:
-    """Return the last line that begins with "error: ", else the last line: libraries may print after an error."""
+    """Return the last line that begins with "error: " (libraries may print after an error), else the last line."""
     line = next((line for line in reversed(lines) if line.startswith("error: ")), _find_last_line(lines))
     return line.removeprefix("error: ").strip()
 
@@ -177,7 +177,7 @@ def _find_signal(exit_status: ExitStatus) -> int | None:
 
 
 def _classify_signal(number: int, evidence: AttemptFailure | None, exit_status: ExitStatus) -> AttemptFailure:
-    """Classify a death by a signal; the output may explain more than the signal (an abort after a CUDA error)."""
+    """Classify a death by a signal. The output may say more than the signal (an abort after a CUDA error)."""
     if evidence and evidence.failure_class in (
         FailureClass.OUT_OF_MEMORY,
         FailureClass.DISK_FULL,
@@ -197,7 +197,7 @@ def _classify_signal(number: int, evidence: AttemptFailure | None, exit_status: 
 def _classify_exit_code(
     evidence: AttemptFailure | None, exit_status: ExitStatus, last_lines: Sequence[str]
 ) -> AttemptFailure:
-    """Classify an exit by itself, or by a launcher that passes on how its processes died."""
+    """Classify an exit code, which may be a launcher's code for a death by a signal."""
     if evidence and evidence.failure_class != FailureClass.SCRIPT_ERROR:
         return evidence
     if exit_status.code == BAD_INPUT_EXIT_CODE:
@@ -227,7 +227,7 @@ def _classify_exit_code(
 
 
 def _find_launcher_signal(last_lines: Sequence[str]) -> int | None:
-    """Return the first signal that a launcher reports for one of its processes: that process took the others down."""
+    """Return the first signal in a launcher's reports, because the first death causes the deaths of other processes."""
     for line in last_lines:
         if found := _LAUNCHER_SIGNAL.search(line):
             return int(next(group for group in found.groups() if group))
@@ -238,8 +238,8 @@ def _classify_line(line: str) -> FailureClass | None:
     return next((failure_class for failure_class, pattern in _MEANINGS if pattern.search(line)), None)
 
 
-# Order of causes when several processes report at once. A collective's error comes last: the other ranks see one when a
-# rank dies.
+# Order of causes when several processes report. A collective's error comes last, because the death of one rank causes
+# collective errors in all other ranks.
 _RANKING: tuple[tuple[FailureClass, bool], ...] = (
     (FailureClass.DISK_FULL, False),
     (FailureClass.OUT_OF_MEMORY, False),
@@ -282,15 +282,15 @@ def _find_final_evidence(lines: Sequence[str]) -> list[AttemptFailure]:
             chained = False
             found.append(_failure(_classify_line(line) or FailureClass.SCRIPT_ERROR, line.strip()))
         elif not found and _CRASH.search(line) and (meaning := _classify_line(line)):
-            # An exception above a crash line is the same event, or an older one.
+            # An exception above a crash line describes the crash itself or an older event, therefore the search ends.
             return [_failure(meaning, line.strip())]
     return found
 
 
 MAX_ERROR_CHARS = 1024
 
-# The first match counts. The class decides which budget pays: transfers, disks and the agent itself are the machine's
-# fault, everything that would happen anywhere is the job's.
+# The first match counts. The class decides which retry budget is charged: errors of transfers, disks and the agent are
+# the machine's fault, errors that would recur on every machine are the job's fault.
 _CLASSES: tuple[tuple[tuple[type[BaseException], ...], FailureClass], ...] = (
     ((MissingOutput, BadDirectory), FailureClass.MISSING_OUTPUT),
     ((DiskFull, DiskFullError), FailureClass.DISK_FULL),
@@ -317,7 +317,7 @@ def classify_error(error: Exception) -> AttemptFailure:
 
 
 def is_expected(error: Exception) -> bool:
-    """Return True for errors that networks and disks cause; others get a traceback in the agent's log."""
+    """Return True for errors of networks and disks. The agent logs other errors with a traceback."""
     return isinstance(error, BatonError | DiskFullError | OSError)
 
 

@@ -24,9 +24,9 @@ from gpu_client.checkpoints.local.sanitizer import MAX_METRICS
 logger = logging.getLogger("baton.job")
 
 LAST_LINES = 200
-# With the note of the cut it fits into the 4,000 characters that a line of a job's log may have.
+# A line of a job's log has at most 4,000 characters; the rest is for the note of the cut.
 MAX_LINE_CHARS = 3900
-# A progress bar is redrawn many times a second: one state per this many seconds is kept.
+# Scripts redraw a progress bar many times a second, therefore the log keeps one state in each interval.
 REDRAW_INTERVAL_S = 10.0
 
 # Terminal control sequences, and control characters other than the tab.
@@ -34,7 +34,7 @@ _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0a-\x1f\x7
 
 
 class LineAssembler:
-    """Turns a byte stream into clean lines of at most ``max_line_chars`` characters (and a note of the cut)."""
+    """Converter of a byte stream into clean lines of at most ``max_line_chars`` characters and a note of the cut."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class LineAssembler:
         self._redrawn_at = float("-inf")
 
     def feed(self, data: bytes, final: bool = False) -> list[str]:
-        """Take bytes and return the lines that they complete; ``final`` also returns the unfinished last line."""
+        """Add bytes and return the completed lines; ``final`` also returns the unfinished last line."""
         *whole, rest = (self._pending + self._decoder.decode(data, final)).split("\n")
         lines: list[str] = []
         for line in whole:
@@ -69,7 +69,7 @@ class LineAssembler:
         tail = "\r" if len(body) < len(rest) else ""
         if "\r" in body:
             earlier, body = body.rsplit("\r", 1)
-            # The cut part belonged to a state that has been drawn over.
+            # The cut belonged to a state that the script has overwritten.
             superseded_cut, self._cut_chars = self._cut_chars, 0
             now = self._clock()
             if now - self._redrawn_at >= self._redraw_interval_s:
@@ -94,8 +94,8 @@ class LineAssembler:
 class TrainerOutput:
     """Sink of one trainer: its last lines, a spool for the log, and optionally an echo.
 
-    ``echo`` is called with each line on a thread of its own, behind a small buffer: a blocked terminal loses lines and
-    does not delay the trainer. The supervisor calls ``feed`` and ``finish``.
+    A separate thread with a small buffer calls ``echo`` with each line, so that a blocked terminal loses lines and does
+    not delay the trainer. The supervisor calls ``feed`` and ``finish``.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class TrainerOutput:
     ) -> None:
         self.spool = spool or LogSpool()
         self.points = points or MetricBuffer(time.time)
-        """Reported values, to be shipped with the lines."""
+        """Reported values for the shipment with the lines."""
         self.signals = signals or LogSignals()
         self._assembler = LineAssembler()
         self._lock = threading.Lock()
@@ -118,7 +118,7 @@ class TrainerOutput:
         self._echo = _Echo(echo) if echo else None
 
     def successor(self) -> TrainerOutput:
-        """Return the sink of the job's next process: the same log, its own last lines."""
+        """Return the sink of the job's next process, with this log and new last lines."""
         return TrainerOutput(
             self._write, self._ring.maxlen or LAST_LINES, self.spool, points=self.points, signals=self.signals
         )
@@ -129,7 +129,7 @@ class TrainerOutput:
             return list(self._ring)
 
     def feed(self, data: bytes, final: bool = False) -> None:
-        """Take bytes of the trainer."""
+        """Add bytes of the trainer's output."""
         lines = self._assembler.feed(data, final)
         with self._lock:
             self._ring.extend(lines)
@@ -140,16 +140,16 @@ class TrainerOutput:
                 self._echo.put(line)
 
     def finish(self) -> None:
-        """Emit the unfinished line and end the echo, because the trainer is gone."""
+        """Emit the unfinished line and end the echo after the trainer's end."""
         self.feed(b"", final=True)
         if self._echo:
             self._echo.close()
 
 
 class LogSignals:
-    """Counts the lines that contain each text of the rules' `signals` (docs/rules.md).
+    """Counter of the lines that contain each text of the rules' `signals` (docs/rules.md).
 
-    Without texts, a line costs nothing. The thread that reads lines counts; the heartbeat thread calls the other
+    Without texts, a line costs nothing. The thread that reads lines calls `count`, the heartbeat thread all other
     methods.
     """
 
@@ -168,9 +168,9 @@ class LogSignals:
                 self._counts[signal] += sum(signal.text in line for line in lines)
 
     def set_rules(self, rules: RulesInForce | None) -> None:
-        """Count the texts of these rules, unless the rules are older than the present ones or unreadable.
+        """Apply the texts of new rules; ignore outdated and unreadable rules.
 
-        A known signal with the same text keeps its count; others count from now.
+        A known signal with an unchanged text keeps its count; other counts begin at 0.
         """
         if rules is None or rules.revision <= self._revision:
             return
@@ -181,7 +181,7 @@ class LogSignals:
                 self._counts = {signal: self._counts.get(signal, 0) for signal in wanted}
 
     def merge_with(self, metrics: Mapping[str, float]) -> dict[str, float] | None:
-        """Return the counts and as many of `metrics` as a heartbeat takes; None if there are none."""
+        """Return the counts and as many of `metrics` as a heartbeat admits, or None."""
         counts = self._metrics()
         if not counts:
             return dict(metrics) or None
@@ -195,7 +195,7 @@ class LogSignals:
 
     @property
     def has_unreported(self) -> bool:
-        """Return True if a count has not reached the control plane: its line may explain the end of the training."""
+        """Return True if a count has not reached the control plane; the count may explain the end of the training."""
         return any(self._acknowledged.get(name, 0.0) != count for name, count in self._metrics().items())
 
     def _metrics(self) -> dict[str, float]:
@@ -206,7 +206,7 @@ class LogSignals:
 
 
 def _load_signals(rules: RulesInForce) -> Sequence[Signal] | None:
-    """Return the signals of the rules; None if the rules are unreadable and the former ones stay."""
+    """Return the signals of the rules; None for unreadable rules, which leave the former signals in force."""
     if "signals" not in rules.text:
         return ()
     from baton.contract.rules.document.loader import load
@@ -251,4 +251,4 @@ class _Echo:
             try:
                 self._write(line)
             except (OSError, ValueError):
-                return  # The agent's own output is closed; the log is still spooled.
+                return  # The agent's own output is closed. The log does not depend on the echo.

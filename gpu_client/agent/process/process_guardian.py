@@ -1,15 +1,15 @@
 """Guard the processes of a training command, so that neither the agent nor the command outlives the other.
 
 The supervisor runs ``python -I -S process_guardian.py CONTROL_FD STATUS_FD LEFTOVER_GRACE_S COMMAND...`` as the leader
-of its own session. Standard library only, because the guardian has to start in milliseconds and to survive a broken
-training environment.
+of its own session. The guardian imports the standard library only, because the guardian has to start in milliseconds
+and to survive a broken training environment.
 
-* The guardian is the *child subreaper* (Linux) of everything the command starts, so that a grandchild that calls
-  ``setsid`` or loses its parent is still found among its descendants.
-* The command gets a process group of its own. SIGTERM goes to that group; SIGKILL goes to every descendant. (In the
-  same group, SIGKILL would kill the only process that can check that all are gone.)
-* The guardian holds the read end of the control pipe. End of file means that the agent has died, however it died: every
-  process is killed at once. Commands are lines: ``signal N`` and ``kill``.
+* The guardian is the *child subreaper* (Linux) of the command's processes, so that a grandchild that calls ``setsid``
+  or loses its parent stays a descendant of the guardian.
+* The command gets a process group of its own. SIGTERM goes to that group; SIGKILL goes to every descendant. (SIGKILL in
+  a shared group would kill the guardian, the only process that can check the deaths.)
+* The guardian owns the read end of the control pipe. End of file means the death of the agent: the guardian kills every
+  process at once. Commands are lines: ``signal N`` and ``kill``.
 * The guardian reports on the status pipe, one line each: ``note TEXT``, ``started PID``, ``failed ERRNO TEXT``, ``exit
   CODE|- SIGNAL|- DELIVERED``, ``done LEFTOVERS UNKILLABLE,...``. DELIVERED is the last signal that went to the group
   while the command lived, 0 without one.
@@ -28,10 +28,11 @@ import time
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
-# A process in uninterruptible sleep (a hung GPU driver) cannot be killed: after this time the guardian reports it.
+# A process in uninterruptible sleep (a hung GPU driver) cannot be killed, therefore the guardian gives up after this
+# time and reports the process.
 KILL_PATIENCE_S = 10.0
 LEFTOVER_POLL_S = 0.05
-# Added to the command's badness, so that the kernel's OOM killer picks the command and not the agent that reports the
+# Raises the command's badness, so that the kernel's OOM killer picks the command and not the agent, which reports the
 # kill.
 OOM_SCORE_RAISE = 300
 OOM_SCORE_MAX = 1000
@@ -46,12 +47,12 @@ IGNORED_SIGNALS = (
     signal.SIGUSR2,
     signal.SIGALRM,
 )
-# Python ignores these two signals; an ignored signal stays ignored across exec, which the command does not expect.
+# Python ignores these two signals, and exec preserves ignored signals, which the command does not expect.
 PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 def _prctl(option: int, value: int) -> bool:
-    """Call prctl; returns False where prctl does not exist or refuses."""
+    """Call prctl; returns False if prctl does not exist or refuses."""
     if not IS_LINUX:
         return False
     try:
@@ -75,7 +76,7 @@ def list_descendants(ancestor_pid: int) -> list[int]:
             with open(f"/proc/{name}/stat", "rb") as stat:  # noqa: PTH123
                 fields = stat.read().rpartition(b")")[2].split()
         except OSError:
-            continue  # The process has ended in the meantime.
+            continue  # The process has ended since the listing.
         children.setdefault(int(fields[1]), []).append(int(name))
         if fields[0] in (b"Z", b"X"):
             zombies.add(int(name))
@@ -90,7 +91,7 @@ def list_descendants(ancestor_pid: int) -> list[int]:
 
 
 def _send(pid: int, signal_number: int) -> bool:
-    """Signal a process (or, negative, a group); returns False if it is gone or belongs to another user."""
+    """Signal a process (negative: a group); returns False if the process is gone or belongs to another user."""
     try:
         os.kill(pid, signal_number)
     except (ProcessLookupError, PermissionError):
@@ -99,7 +100,7 @@ def _send(pid: int, signal_number: int) -> bool:
 
 
 def _become_command(command: list[str], guardian_pid: int, error_fd: int) -> None:
-    """Turn the forked child into the command: own group, clean signal state, exec. Never returns."""
+    """Replace the forked child by the command: own group, clean signal state, exec. Never returns."""
     try:
         os.setpgid(0, 0)
         # The kernel kills the command if the guardian itself is SIGKILLed.
@@ -168,16 +169,16 @@ class ProcessGuardian:
 
     def _start(self, command: list[str]) -> bool:
         guardian_pid = os.getpid()
-        error_fd, error_write_fd = os.pipe()  # Closed by a successful exec.
+        error_fd, error_write_fd = os.pipe()  # A successful exec closes the pipe.
         pid = os.fork()
         if pid == 0:
             _become_command(command, guardian_pid, error_write_fd)
         os.close(error_write_fd)
-        # The output belongs to the command: the agent must see its end.
+        # The agent waits for the end of the output, therefore only the command may hold the output open.
         null_fd = os.open(os.devnull, os.O_RDWR)
         os.dup2(null_fd, 1)
         os.dup2(null_fd, 2)
-        # The read returns when the child has called exec, or has failed: the group exists by then.
+        # The read returns after the child's exec or failure; by then the group exists.
         failure = os.read(error_fd, 4096)
         os.close(error_fd)
         if failure:
@@ -196,7 +197,7 @@ class ProcessGuardian:
             self._agent_alive = False
 
     def _read_control(self) -> bool:
-        """Obey the lines in the control pipe; returns False at its end."""
+        """Execute the commands in the control pipe; returns False at the end of the pipe."""
         data = os.read(self._control_fd, 4096)
         if not data:
             self._agent_alive = False
@@ -211,7 +212,7 @@ class ProcessGuardian:
         return True
 
     def _signal_group(self, signal_number: int) -> None:
-        # Once the command is reaped, its id may belong to another process.
+        # After the command's end, another process may have its id.
         if self._command_alive and _send(-self._command_pid, signal_number):
             self._delivered = signal_number
 
@@ -223,7 +224,7 @@ class ProcessGuardian:
         self._kill_all()
 
     def _alive(self) -> list[int]:
-        """Return the living processes: ids, or without /proc the group as one negative number."""
+        """Return the ids of the living processes; without /proc the group as a negative number."""
         if IS_LINUX:
             return list_descendants(os.getpid())
         return [-self._command_pid] if self._command_pid and _send(-self._command_pid, 0) else []
@@ -249,12 +250,12 @@ class ProcessGuardian:
                 self._report(f"exit {code} {number} {int(self._delivered)}")
 
     def _pause_ms(self) -> float | None:
-        """Return the milliseconds until the next check; None while the command simply runs."""
+        """Return the milliseconds until the next check; None while no shutdown is in progress."""
         waiting = self._kill_deadline is not None or not self._command_alive
         return LEFTOVER_POLL_S * 1000 if waiting else None
 
     def _finished(self) -> bool:
-        """Advance the shutdown; returns True when no process is left, or the rest cannot be killed."""
+        """Advance the shutdown; returns True when all processes are dead or unkillable."""
         if self._command_alive and self._kill_deadline is None:
             return False
         alive = self._alive()
@@ -282,7 +283,7 @@ def main(arguments: list[str]) -> int:
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     control_fd, status_fd = int(arguments[0]), int(arguments[1])
-    # The guardian inherits these on purpose. The command must not: it could hold a pipe open or write false reports.
+    # The command must not inherit the pipes, because the command could hold a pipe open or write false reports.
     os.set_inheritable(control_fd, False)
     os.set_inheritable(status_fd, False)
     return ProcessGuardian(control_fd, status_fd, float(arguments[2])).run(arguments[3:])

@@ -1,10 +1,9 @@
-"""Run one training command and answer for every process that the command starts.
+"""Run one training command and end every process that the command starts.
 
 The command runs under a guardian (see ``process_guardian.py``), which dies with the agent and kills all descendants.
 This module is the agent's side: start, wait, stop with escalation, exit status, output.
 
-The command inherits only what the caller passes: the environment is exactly the one given, descriptors are closed,
-standard input is empty.
+The command inherits exactly the given environment, no other descriptors, and an empty standard input.
 """
 
 import contextlib
@@ -32,8 +31,8 @@ _log = logging.getLogger(__name__)
 GUARDIAN_MARK = "BATON_WARDEN"
 START_TIMEOUT_S = 30.0
 LEFTOVER_GRACE_S = 2.0
-# The guardian gives up on unkillable processes after KILL_PATIENCE_S; a guardian that does not answer gets this much
-# more.
+# Time beyond KILL_PATIENCE_S, after which the guardian gives up on unkillable processes, until the supervisor kills an
+# unresponsive guardian.
 GUARDIAN_MARGIN_S = 5.0
 OUTPUT_DRAIN_S = 5.0
 READ_BYTES = 64 * 1024
@@ -42,7 +41,7 @@ READ_BYTES = 64 * 1024
 def read_oom_kill_count(
     membership: Path = Path("/proc/self/cgroup"), hierarchy: Path = Path("/sys/fs/cgroup")
 ) -> int | None:
-    """Return the count of OOM kills in the agent's control group; None where the count is unreadable.
+    """Return the count of OOM kills in the agent's control group; None if the count is unreadable.
 
     cgroup v2 keeps the count in ``memory.events``, v1 in ``memory.oom_control``.
     """
@@ -56,8 +55,8 @@ def read_oom_kill_count(
         controllers, _, group = rest.partition(":")
         group = group.lstrip("/")
         if number == "0":
-            # In a container without a cgroup namespace the path is the host's, and the visible root is the container's
-            # own group.
+            # Without a cgroup namespace, a container reads a path of the host, while the visible root is the
+            # container's own group. Therefore both paths are candidates.
             candidates += [hierarchy / group / "memory.events", hierarchy / "memory.events"]
         elif "memory" in controllers.split(","):
             candidates += [hierarchy / "memory" / group / "memory.oom_control"]
@@ -73,7 +72,7 @@ def read_oom_kill_count(
 
 
 class TrainerProcess:
-    """One run of a training command, made by ``start_trainer``. Thread-safe."""
+    """One run of a training command; see ``start_trainer``. Thread-safe."""
 
     def __init__(
         self,
@@ -150,13 +149,13 @@ class TrainerProcess:
         """Stop the command: SIGTERM, after ``grace_s`` SIGKILL (0: at once). Returns when every process is dead.
 
         SIGTERM goes to the command's process group, SIGKILL to every descendant. A second call, from another thread and
-        with a shorter grace, shortens the first one. The result names processes that cannot be killed.
+        with a shorter grace, shortens the first call. The result names unkillable processes.
         """
         deadline = time.monotonic() + grace_s
         if grace_s > 0:
             self._command(f"signal {int(signal.SIGTERM)}")
             self._main_exited.wait(grace_s)
-            # Leftover processes get the guardian's own grace, but not longer than the caller's.
+            # The guardian gives leftover processes its own grace, which the caller's grace limits.
             self._done.wait(max(0.0, deadline - time.monotonic()))
         if not self._done.is_set():
             self._command("kill")
@@ -167,7 +166,7 @@ class TrainerProcess:
         return self._status
 
     def files_open_for_writing(self) -> set[Path]:
-        """Return the regular files that a process of this trainer holds open for writing, now."""
+        """Return the regular files that a process of this trainer holds open for writing."""
         files: set[Path] = set()
         try:
             family = psutil.Process(self._guardian.pid).children(recursive=True)
@@ -177,8 +176,8 @@ class TrainerProcess:
             try:
                 opened = process.open_files()
             except psutil.Error:
-                continue  # The process has ended or is hidden: then the stability of its files decides alone.
-            # Where the system does not report the mode, every open file counts.
+                continue  # The process has ended or is hidden; the watcher then relies on the stability of the files.
+            # Some systems do not report the mode; every open file then counts as open for writing.
             files.update(Path(file.path) for file in opened if getattr(file, "mode", "w") != "r")
         return files
 
@@ -186,7 +185,7 @@ class TrainerProcess:
         with self._control_lock:
             if self._control_fd is None:
                 return
-            # A broken pipe means that the guardian has gone; the status thread handles its end.
+            # A broken pipe means the end of the guardian, which the status thread handles.
             with contextlib.suppress(BrokenPipeError):
                 os.write(self._control_fd, line.encode() + b"\n")
 
@@ -199,7 +198,7 @@ class TrainerProcess:
             self.output.finish()
 
     def _read_status(self, status_fd: int) -> None:
-        """Read the guardian's reports to their end, then make the exit status."""
+        """Read the guardian's reports to their end, then set the exit status."""
         with os.fdopen(status_fd, encoding="utf-8", errors="replace") as reports:
             for report in reports:
                 self._apply_report(report.rstrip("\n"))
@@ -249,7 +248,8 @@ class TrainerProcess:
             return ExitStatus(
                 code=127, signal=None, oom_suspected=False, stopped_by_us=False, start_error=self._start_error
             )
-        # Without an exit report, the guardian was killed (or could not kill the command), and the command with it.
+        # No exit report means that the guardian was killed, and the command with the guardian, or that the guardian
+        # could not kill the command.
         ours = signal.SIGKILL if self._forced or self._unkillable else 0
         code, number, delivered = self._main_exit or (None, int(signal.SIGKILL), int(ours))
         before, after = self._oom_kills_before, self._count_oom_kills()
@@ -264,7 +264,7 @@ class TrainerProcess:
         )
 
     def _kill_guardian(self) -> None:
-        """Kill a guardian that does not answer, and every process that carries its mark."""
+        """Kill an unresponsive guardian, and every process that carries its mark."""
         _log.error("the guardian does not answer; killing its processes from here")
         self._forced = True
         self._guardian.kill()
@@ -276,7 +276,7 @@ class TrainerProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._pid, signal.SIGKILL)
         deadline = time.monotonic() + GUARDIAN_MARGIN_S
-        # Repeated until no process is found, because a found process may have forked just before its death.
+        # A process may fork just before its death, therefore the search repeats until no process is left.
         while (marked := _pids_with_mark(mark)) and time.monotonic() < deadline:
             for pid in marked:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -286,7 +286,7 @@ class TrainerProcess:
 
 
 def _pids_with_mark(mark: bytes) -> list[int]:
-    """Return the ids of living processes whose initial environment holds ``mark``. Linux only; [] elsewhere."""
+    """Return the ids of living processes with ``mark`` in their initial environment. Linux only; [] elsewhere."""
     pids: list[int] = []
     for directory in Path("/proc").glob("[0-9]*"):
         # The process has ended, or belongs to another user. A zombie's environment reads as empty.
@@ -307,9 +307,9 @@ def start_trainer(
 ) -> TrainerProcess:
     """Start ``command`` in ``cwd`` with exactly ``env``; its output goes to ``output``.
 
-    A command that cannot be executed gives an ended process with ``start_error``. Raises ValueError for an empty
-    command or a NUL in it, OSError if ``cwd`` is missing or the machine cannot start processes, TimeoutError if the
-    machine is too busy to start one.
+    For a command that cannot be executed, the function returns an ended process with ``start_error``. Raises ValueError
+    for an empty command or a NUL in the command, OSError if ``cwd`` is missing or the machine cannot start processes,
+    TimeoutError if the machine is too busy.
     """
     if not command or not command[0]:
         raise ValueError("the command is empty")

@@ -1,12 +1,12 @@
 """Manage the agent's side of the shared memory in which a training process stages its checkpoints.
 
 `gpu_client/training/checkpoint/shared_memory.py` defines the layout and the turns of the two sides. An arena belongs to
-one attempt. The agent writes the arena's name into its slot before it makes the arena: whatever dies, the next agent in
-the slot removes the arena.
+one attempt. The agent writes the arena's name into its slot before creating the arena, so that after a crash the next
+agent in the slot can remove the arena.
 
-The agent holds a lock (flock) on the directory while the attempt lasts, and the kernel drops the lock when the agent
-dies. Every agent that starts removes the arenas that are not locked, whatever slot or workspace they belong to. A lock
-is visible to all containers that share the memory; a process id is not, and the kernel reuses it.
+The agent holds a lock (flock) on the directory during the attempt, and the kernel drops the lock when the agent dies.
+Every starting agent removes all unlocked arenas of any slot or workspace. All containers that share the memory see the
+lock; a process id, in contrast, is local to a container, and the kernel reuses process ids.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ class ArenaCheckpoint:
     path: Path
     metrics: dict[str, float]
     version: tuple[int, int]
-    """Distinguishes the checkpoint from any earlier one."""
+    """Key that distinguishes the checkpoint from earlier checkpoints."""
     tag: str = ""
 
 
 @dataclass(frozen=True)
 class LockedArena:
-    """An arena, and the file descriptor whose lock shows that its agent lives."""
+    """An arena, and the locked file descriptor that proves the life of its agent."""
 
     path: Path
     lock_fd: int
 
 
 def make_arena(parent: Path, slot: Path) -> LockedArena | None:
-    """Make and lock a private directory below `parent`; returns None (logged) where that fails."""
+    """Make and lock a private directory below `parent`; returns None (logged) after a failure."""
     try:
         for _ in range(_TRIES):
             path = parent / f"{_NAME}{secrets.token_hex(8)}"
@@ -61,7 +61,7 @@ def make_arena(parent: Path, slot: Path) -> LockedArena | None:
             lock_fd = _lock(path)
             if lock_fd is not None:
                 return LockedArena(path, lock_fd)
-            # An agent that started between the two calls took the directory for a dead agent's, and removes it.
+            # Another agent that started between the two calls removes the still unlocked directory.
     except OSError as error:
         logger.warning("no shared memory for staging checkpoints: %s", error)
         return None
@@ -70,10 +70,10 @@ def make_arena(parent: Path, slot: Path) -> LockedArena | None:
 
 
 def remove_dead_arenas(parent: Path) -> None:
-    """Remove the arenas below `parent` whose agents have died, in any slot or container; logs the ones that stay."""
+    """Remove the arenas of dead agents below `parent`, of any slot or container; logs arenas that stay."""
     for path in parent.glob(f"{_NAME}*"):
         try:
-            # A job can create anything there, therefore only a directory of this user is removed.
+            # A job can create any entry below `parent`, therefore the agent removes only a directory of this user.
             lock_fd = _lock(path) if _is_own_directory(path) else None
             if lock_fd is None:
                 continue
@@ -88,7 +88,7 @@ def remove_dead_arenas(parent: Path) -> None:
 
 
 def remove_arena(slot: Path) -> bool:
-    """Remove the slot's noted arena, and the note; returns False (logged) if the arena stays, to be tried again."""
+    """Remove the slot's noted arena, and the note; returns False (logged) and keeps the note if the arena stays."""
     note = slot / _NOTE
     try:
         path = Path(note.read_text(encoding="utf-8"))
@@ -98,7 +98,7 @@ def remove_arena(slot: Path) -> bool:
         logger.warning("%s cannot be read: %s", note, error)
         return True
     try:
-        # A job can write anything into the note, therefore only a directory with an arena's name is removed.
+        # A job can write any path into the note, therefore the agent removes only a directory with an arena's name.
         if path.name.startswith(_NAME) and _is_own_directory(path):
             delete_once(path)
             path.rmdir()
@@ -110,11 +110,11 @@ def remove_arena(slot: Path) -> bool:
 
 
 def find_checkpoint(arena: Path) -> ArenaCheckpoint | None:
-    """Return the complete checkpoint in the arena; None without one."""
+    """Return the complete checkpoint in the arena, or None."""
     directory = arena / ARENA_CHECKPOINT
     try:
-        # Read first: after its release the checkpoint may be replaced at any moment, and the old version is known by
-        # then.
+        # The training may replace a released checkpoint during this call. `lstat` comes first, so that the version is
+        # never newer than the marker.
         info = (directory / MARKER).lstat()
         marker = read_marker(directory / MARKER)
     except FileNotFoundError:

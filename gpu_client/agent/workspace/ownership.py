@@ -1,8 +1,8 @@
-"""Mark each slot with the API key that its files belong to, so that jobs of another tenant cannot read them.
+"""Mark each slot with its owner's API key, so that jobs of another tenant cannot read the slot's files.
 
-The mark is a keyed digest of the control plane's address and the API key's id, under a random key of its own. The mark
-does not contain the API key's secret. Workers do not know the tenant of a key, therefore a rotated key counts as
-another owner; the price is a cache.
+The mark is a digest, under a random key, of the control plane's address and the API key's id, and does not contain the
+API key's secret. Workers do not know the tenant of a key, therefore a rotated key counts as another owner; the price is
+the loss of the caches.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _MARK_MAX_BYTES = 4096
 
 
 def owner_id(api_url: str, api_key: str) -> str:
-    """Return the owner that an agent works for, without the secret; a new one each time for a key of unknown form."""
+    """Return the owner's name from address and key id, without the secret; a random name for a malformed key."""
     parts = api_key.split("_", 2)
     key_id = parts[1] if len(parts) == 3 and re.fullmatch(KEY_ID_PATTERN, parts[1]) else uuid.uuid4().hex
     return f"{api_url.rstrip('/')}\n{key_id}"
 
 
 def is_owned_by(slot: Path, owner: str) -> bool:
-    """Return True if the slot's files belong to this owner; False also if the mark is unreadable."""
+    """Return True if the slot's files belong to this owner, False for another owner or an unreadable mark."""
     try:
         descriptor = os.open(slot / MARK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -56,7 +56,7 @@ def write_mark(slot: Path, owner: str) -> None:
 def clear_slot(slot: Path) -> tuple[Path, ...]:
     """Remove all files in a slot, with its mark and its shared memory; returns the files that stay.
 
-    Symbolic links are removed, never followed. Raises OSError if an entry cannot be moved.
+    The removal never follows symbolic links. Raises OSError if an entry cannot be moved.
     """
     make_accessible(slot)
     remains = [] if remove_arena(slot) else [slot / "arena"]
@@ -67,7 +67,7 @@ def clear_slot(slot: Path) -> tuple[Path, ...]:
             make_accessible(entry)
             entry.rename(trash / uuid.uuid4().hex)
     remains += empty_trash(trash)
-    # The new mark must not reach the disk before the old files have left it.
+    # The disk must forget the old files before the caller writes the new mark.
     sync_directory(slot)
     return tuple(remains)
 

@@ -1,4 +1,4 @@
-"""Delete the files of an untrusted job: however deep, however protected, never through a link."""
+"""Delete the files of an untrusted job, at any depth and with any permissions, without following links."""
 
 import contextlib
 import logging
@@ -9,7 +9,7 @@ from pathlib import Path
 
 _log = logging.getLogger(__name__)
 
-# Processes of the job may still be dying while its files are removed.
+# Dying processes of the job may create files during the removal, therefore the removal is repeated.
 PURGE_TRIES = 3
 
 
@@ -18,7 +18,7 @@ def delete_once(trash: Path) -> tuple[Path, ...]:
     waiting = list(trash.iterdir())
     while waiting:
         entry = waiting.pop()
-        # An entry that cannot be deleted now is among the leftovers.
+        # The function returns undeletable entries as leftovers.
         with contextlib.suppress(OSError):
             if entry.is_symlink() or not entry.is_dir():
                 entry.unlink(missing_ok=True)
@@ -31,8 +31,8 @@ def delete_once(trash: Path) -> tuple[Path, ...]:
 def _flatten(directory: Path, trash: Path) -> list[Path]:
     """Delete the files of a directory and move its directories up into ``trash``; returns the moved directories.
 
-    Works level by level, because a job can nest directories deeper than recursion goes and than paths may be long.
-    Names are relative to the open directory, so that a link that appears meanwhile is not followed.
+    The function works level by level, because a job can nest directories beyond the limits of recursion and of path
+    lengths. Names are relative to the open directory, so that the function never follows a link that appears meanwhile.
     """
     moved: list[Path] = []
     make_accessible(directory)
@@ -43,9 +43,7 @@ def _flatten(directory: Path, trash: Path) -> list[Path]:
         for entry in entries:
             with contextlib.suppress(OSError):
                 if entry.is_dir(follow_symlinks=False):
-                    make_accessible(
-                        directory / entry.name
-                    )  # Without write permission a directory cannot be moved either.
+                    make_accessible(directory / entry.name)  # Moving a directory also requires write permission.
                     place = trash / uuid.uuid4().hex
                     os.rename(entry.name, place, src_dir_fd=fd)
                     moved.append(place)
@@ -58,7 +56,7 @@ def _flatten(directory: Path, trash: Path) -> list[Path]:
 
 def make_accessible(path: Path) -> None:
     """Grant the owner all permissions on a directory (not on the target of a link)."""
-    # The directory is gone, or belongs to another user: then the deletion decides.
+    # The directory is gone or belongs to another user; a later deletion reports the problem.
     with contextlib.suppress(FileNotFoundError, PermissionError):
         mode = path.lstat().st_mode
         if stat.S_ISDIR(mode) and mode & stat.S_IRWXU != stat.S_IRWXU:
@@ -76,7 +74,7 @@ def empty_trash(trash: Path) -> tuple[Path, ...]:
 
 
 def ensure_directory(path: Path) -> None:
-    """Make a directory; any other entry in its place is removed (a link is not followed)."""
+    """Make a directory, after removing any other entry in its place (links are not followed)."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:

@@ -3,16 +3,16 @@
 ```
 <root>/slot-0.lock            flock'ed by the agent that owns slot-0 (the kernel unlocks it when that agent dies)
 <root>/slot-0/agent-state.json
-<root>/slot-0/owner.json      mark of the API key that all files here belong to (`ownership.py`)
+<root>/slot-0/owner.json      mark of the API key that owns all files of the slot (`ownership.py`)
 <root>/slot-0/arena           path of the attempt's shared memory (`arena.py`)
 <root>/slot-0/jobs/<job id>.<epoch>/{data,output,staging}/, params.json
 <root>/slot-0/store/<job id>/  local checkpoints (`checkpoints/local`); outlives attempts
-<root>/slot-0/trash/          renamed entries that are being deleted
+<root>/slot-0/trash/          renamed entries before their deletion
 ```
 
-An attempt's directory is never used twice, therefore a process that survived its job cannot write into the next one.
-Nothing outlives a change of the API key or of the control plane's address, because the next tenant's jobs could read
-it.
+Each attempt has a directory of its own, therefore a process that survived its job cannot write into the next attempt's
+directory. No file outlives a change of the API key or of the control plane's address, because the jobs of the next
+tenant could read the file.
 """
 
 import contextlib
@@ -46,11 +46,11 @@ _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
 
 class WorkspaceError(Exception):
-    """The workspace cannot be used; the text names the path and the reason."""
+    """Error of an unusable workspace; the text names the path and the reason."""
 
 
 class DiskFullError(WorkspaceError):
-    """No space (or no quota) is left. ``free_bytes``: free space at that moment."""
+    """Error of a full disk or an exhausted quota. ``free_bytes``: free space at the time of the error."""
 
     def __init__(self, path: Path, free_bytes: int, needed_bytes: int | None = None) -> None:
         needed = "" if needed_bytes is None else f", {needed_bytes} needed"
@@ -62,7 +62,7 @@ class DiskFullError(WorkspaceError):
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn "no space left" and "quota exceeded" into DiskFullError; other errors pass."""
+    """Convert "no space left" and "quota exceeded" to DiskFullError; other errors propagate."""
     try:
         yield
     except OSError as error:
@@ -81,7 +81,7 @@ class AgentState:
     phase: str
     started_at: int
     lease_token: str = ""
-    """Lets a restarted agent release the job at once. Only the file's owner can read it."""
+    """Lease token with which a restarted agent releases the job at once. Only the file's owner can read the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +94,21 @@ class JobDirectories:
     staging: Path
     params: Path
     arena: Path | None = None
-    """Shared memory for staged checkpoints; None without it."""
+    """Shared memory for staged checkpoints; None: checkpoints go to disk."""
 
     @property
     def control(self) -> Path:
-        """Return the file with the rules and commands that the training starts with."""
+        """Return the path of the training's initial rules and commands."""
         return self.root / "control.json"
 
     def write_params(self, parameters: Mapping[str, object]) -> None:
-        """Write the job's parameters for the training. Raises DiskFullError."""
+        """Write the job's parameters to `params.json`. Raises DiskFullError."""
         with disk_errors(self.params):
             self.params.write_text(json.dumps(parameters), encoding="utf-8")
 
 
 class Workspace:
-    """An agent's slot. ``open`` makes it; ``close`` (or ``with``) frees the slot. One agent, one thread."""
+    """An agent's slot, locked by ``open`` and freed by ``close`` (or ``with``). Not thread-safe."""
 
     def __init__(self, slot: Path, agent_id: str, lock_fd: int, arenas: Path | None = None) -> None:
         self._slot = slot
@@ -120,12 +120,12 @@ class Workspace:
 
     @classmethod
     def open(cls, root: Path, agent_id: str, arenas: Path | None = None, *, owner: str = "") -> Self:
-        """Lock a free slot under ``root`` (made if missing): the slot in which this agent crashed, or the lowest.
+        """Lock a free slot under ``root`` (created if missing): the slot in which this agent crashed, or the lowest.
 
-        ``arenas``: directory in memory for the attempts' shared memory; None: none. ``owner``: see
-        `ownership.owner_id`. Removes the files of crashed agents in all free slots, the shared memory of all dead
-        agents on this machine, and everything that belongs to another owner. Raises WorkspaceError if all slots are in
-        use or another owner's files cannot be removed; DiskFullError, or OSError if ``root`` cannot be used.
+        ``arenas``: directory in memory for the attempts' shared memory, or None. ``owner``: see `ownership.owner_id`.
+        Removes the files of crashed agents in all free slots, the shared memory of all dead agents on this machine, and
+        all files of other owners. Raises WorkspaceError if all slots are in use or another owner's files cannot be
+        removed; DiskFullError, or OSError if ``root`` cannot be used.
         """
         with disk_errors(root):
             root.mkdir(parents=True, exist_ok=True)
@@ -154,13 +154,13 @@ class Workspace:
 
     @property
     def stores(self) -> Path:
-        """Return the directory of the jobs' local checkpoint stores."""
+        """Return the directory of the jobs' local checkpoint caches."""
         return self._slot / STORES
 
     def take_previous_state(self) -> AgentState | None:
-        """Return and clear the state of an agent that crashed in this slot; None after a proper end.
+        """Return and clear the state of an agent that crashed in this slot; None after an orderly end.
 
-        Only an agent with the same id may act for that job: compare ``agent_id``.
+        Only an agent with the state's ``agent_id`` may release the state's job.
         """
         previous, self._previous = self._previous, None
         if previous:
@@ -186,13 +186,13 @@ class Workspace:
             sync_directory(self._slot)
 
     def clear_state(self) -> None:
-        """Remove the state file: no work is in progress that a crash could interrupt."""
+        """Remove the state file after the end of the work."""
         (self._slot / STATE_FILE).unlink(missing_ok=True)
 
     def prepare(self, job_id: str, epoch: int) -> JobDirectories:
         """Make fresh directories for an attempt, after removing another job's files.
 
-        Raises ValueError for an id that is not fit for a directory name, DiskFullError.
+        Raises ValueError for an id that cannot be a directory name, DiskFullError.
         """
         if not _JOB_ID.fullmatch(job_id):
             raise ValueError(f"job id {job_id[:40]!r} is not letters, digits, '-' and '_'")
@@ -210,9 +210,9 @@ class Workspace:
     def purge(self, *, finished: str | None = None) -> tuple[Path, ...]:
         """Remove every job's files. Returns (and logs) the files that stay, for the next purge.
 
-        Local stores stay within their share of the disk, except that of job ``finished``. Entries are renamed first, so
-        that a leftover never takes a job's place. Symbolic links are removed, never followed. Raises WorkspaceError if
-        the jobs cannot be renamed (a mount point).
+        Local caches stay within their share of the disk; the cache of job ``finished`` does not stay. The purge renames
+        entries before their deletion, so that a leftover never occupies a job's path, and never follows symbolic links.
+        Raises WorkspaceError if the jobs cannot be renamed (a mount point).
         """
         if finished is not None and _JOB_ID.fullmatch(finished):
             LocalChunkCache(self.stores, finished).clear()
@@ -223,7 +223,7 @@ class Workspace:
         return _measure_free_bytes(self._slot)
 
     def require_free(self, needed_bytes: int) -> None:
-        """Raise DiskFullError unless ``needed_bytes`` are free. The local stores give way, and are made again."""
+        """Raise DiskFullError unless ``needed_bytes`` are free. Deletes local caches if necessary."""
         free_bytes = self.free_bytes()
         if free_bytes < needed_bytes:
             with contextlib.suppress(OSError):
@@ -235,7 +235,7 @@ class Workspace:
             raise DiskFullError(self._slot, free_bytes, needed_bytes)
 
     def close(self) -> None:
-        """Free the slot. Clear the state first if no work is in progress."""
+        """Free the slot. Without work in progress, call `clear_state` before."""
         self._unlock_arena()
         if self._lock_fd is not None:
             os.close(self._lock_fd)
@@ -266,7 +266,7 @@ def _measure_free_bytes(path: Path) -> int:
 
 
 def _try_lock(path: Path) -> int | None:
-    """Lock a file without waiting: returns its descriptor, or None if another process holds the lock."""
+    """Lock a file without waiting. Returns its descriptor, or None if another process holds the lock."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -280,8 +280,8 @@ def _try_lock(path: Path) -> int | None:
 
 
 def _take_slot(root: Path, agent_id: str) -> tuple[int, int]:
-    """Return the number and the lock of the slot to use."""
-    # A restarted agent tries the slot in which it crashed first.
+    """Lock a slot and return its number and lock."""
+    # A restarted agent first tries the slot of its crash.
     numbers = sorted(range(MAX_SLOTS), key=lambda number: _read_state_owner(root / f"slot-{number}") != agent_id)
     for number in numbers:
         fd = _try_lock(root / f"slot-{number}.lock")
@@ -296,7 +296,7 @@ def _read_state_owner(slot: Path) -> str | None:
 
 
 def _purge_abandoned(root: Path, own_number: int, owner: str) -> None:
-    """Free the disk space of other crashed agents. Their state stays for their restart, unless another owner's."""
+    """Free the disk space of other crashed agents. Only their state stays, for their restart with this owner."""
     for lock_path in root.glob("slot-*.lock"):
         slot = lock_path.with_suffix("")
         if slot.name == f"slot-{own_number}" or not slot.is_dir() or slot.is_symlink():
@@ -321,7 +321,7 @@ def _purge_abandoned(root: Path, own_number: int, owner: str) -> None:
 
 
 def _clear_foreign(slot: Path) -> None:
-    """Remove another owner's files. Raises WorkspaceError if some stay, because no job may run beside them."""
+    """Remove another owner's files. Raises WorkspaceError for remaining files, which a job could read."""
     try:
         leftovers = clear_slot(slot)
     except OSError as error:
@@ -340,20 +340,20 @@ def _purge(slot: Path, *, keep_store: str | None = None) -> tuple[Path, ...]:
             make_accessible(jobs)
         jobs.rename(trash / uuid.uuid4().hex)
     except FileNotFoundError:
-        pass  # No job has run here yet.
+        pass  # The slot has no jobs directory yet.
     except OSError as error:
         raise WorkspaceError(f"{jobs} cannot be cleared: {error}") from error
     for left in slot.glob(".state-*"):
-        left.unlink(missing_ok=True)  # A crash came between the write and the rename.
+        left.unlink(missing_ok=True)  # Leftover of a crash between the write and the rename.
     leftovers = empty_trash(trash)
     if _trim_stores(slot, trash, keep_store):
         leftovers = empty_trash(trash)
-    jobs.mkdir()  # Last, because a full disk has room again.
+    jobs.mkdir()  # Last, because the deletions have made room on a full disk.
     return leftovers
 
 
 def _trim_stores(slot: Path, trash: Path, keep: str | None) -> bool:
-    """Move local stores beyond their share of the disk into the trash; returns True if one was moved."""
+    """Move local caches beyond their share of the disk into the trash; returns True after a move."""
     stores = slot / STORES
     trimmed = False
     try:
@@ -370,7 +370,7 @@ def _trim_stores(slot: Path, trash: Path, keep: str | None) -> bool:
 
 
 def _read_state(path: Path) -> AgentState | None:
-    """Return the state in a file; None without one, or (logged) if it is damaged."""
+    """Return the state in a file; None without a file, or (logged) for a damaged file."""
     try:
         with path.open("rb") as file:
             raw = json.loads(file.read(STATE_MAX_BYTES))

@@ -1,7 +1,7 @@
 """Cut a file into spans at the borders of its tensors, so that unchanged tensors give unchanged chunks.
 
-The cut is a pure function of the file. A header counts only if its entries fit the file; otherwise the file is cut into
-blocks of equal size, which is as correct, but deduplicates less.
+The cut is a pure function of the file. A header counts only if its entries fit the file. Other files are cut into
+blocks of equal size, which deduplicate less.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import BinaryIO, Literal
 from baton.contract.checkpoints.manifest import MAX_CHUNK_BYTES
 
 MIN_SPAN_BYTES = 64 * 1024
-"""Smaller spans are joined with their small neighbors."""
+"""Minimum span in bytes; smaller spans are joined with their small neighbors."""
 MAX_SPAN_BYTES = 8 * 1024 * 1024
 MAX_SPANS_PER_FILE = 8192
-"""A file with more spans is cut more coarsely."""
+"""Maximum number of spans; a file with more spans is cut more coarsely."""
 MAX_COARSENESS = 10
 
 _BLOCKS_PER_FILE = 256
@@ -52,11 +52,11 @@ class Span:
 
 
 class _UnreadableFormat(Exception):  # noqa: N818 - caught here: the file is cut into blocks
-    """The file does not follow the format that its first bytes declare."""
+    """Error of a file that does not follow the format that its first bytes declare."""
 
 
 def cut_spans(path: Path, size_bytes: int, *, coarseness: int = 0) -> list[Span]:
-    """Cut a file of `size_bytes` into spans that cover the file exactly, in order; an empty file gives none.
+    """Cut a file of `size_bytes` into spans that cover the file exactly, in order; [] for an empty file.
 
     Each step of `coarseness` doubles the smallest and the largest size. Raises OSError.
     """
@@ -75,7 +75,7 @@ def cut_spans(path: Path, size_bytes: int, *, coarseness: int = 0) -> list[Span]
 
 
 def _parts(path: Path, size_bytes: int) -> list[Span] | None:
-    """Return the parts that the file declares, of any size; None if the file declares none that fit."""
+    """Return the parts that the file declares, of any size; None without valid parts."""
     with path.open("rb") as file:
         first = file.read(9)
         try:
@@ -147,7 +147,7 @@ def _records(file: BinaryIO, size_bytes: int) -> list[Span]:
             members = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
         # zipfile raises NotImplementedError for an unknown zip version, ValueError for a name that is not UTF-8 or an
-        # impossible offset. OSErrors of the disk are not caught, because they are no property of the file.
+        # impossible offset. OSErrors of the disk propagate, because a failing disk says nothing about the format.
         raise _UnreadableFormat from error
     if len(members) > _MAX_RECORDS:
         raise _UnreadableFormat
@@ -165,7 +165,7 @@ def _records(file: BinaryIO, size_bytes: int) -> list[Span]:
 
 
 def _group(parts: Iterable[Span], smallest_bytes: int, largest_bytes: int) -> Iterator[Span]:
-    """Cut large parts to size and join runs of small parts; a small part never joins a large one."""
+    """Cut large parts to size and join runs of small parts; a small part never joins a large part."""
     group: Span | None = None
     for part in parts:
         if part.size_bytes >= smallest_bytes:

@@ -1,4 +1,4 @@
-"""Select the codec that stores a chunk soonest, by a sample of the chunk and the upload speed."""
+"""Select the codec that stores a chunk in the least time, by a sample of the chunk and the upload speed."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from gpu_client.checkpoints.format.chunking import Width
 from gpu_client.checkpoints.format.codecs import Buffer, encode
 
 ASSUMED_UPLOAD_BYTES_PER_S = 300e6
-"""Upload speed before the first measurement. At this speed nothing is encoded, because the cost of encoding is certain
-and the gain is not."""
+"""Upload speed before the first measurement. At this speed no codec pays, because the cost of encoding is certain and
+the gain is not."""
 
 PLANES_BYTES_PER_S = 300e6
-"""Encoding speed of one core; the training needs the others. The speed is a constant, because a repeated commit must
-select the same codecs, and workers on equal lines write equal packs only if they select the same codecs."""
+"""Encoding speed of one core, because the training needs the other cores. The speed is a constant, so that a repeated
+commit selects the same codecs, and workers with equal networks write equal packs."""
 DELTA_BYTES_PER_S = 400e6
 
 PLANES_PAY_BELOW = 0.9
-"""`planes` must need less than this share of the time of `raw`, because the estimate errs and encoding takes cores."""
+"""Bound for `planes` as a share of the time of `raw`; below 1, because the estimate errs and encoding takes cores."""
 DELTA_PAYS_BELOW = 0.6
-"""`delta` must need less than this share of the best other codec's time, because a restore also fetches the base."""
+"""Bound for `delta` as a share of the best other codec's time; below 1, because a restore also fetches the base."""
 
 GUESSED_WIDTHS: tuple[Width, ...] = (1, 2, 4)
-"""Element widths that are tried if the file declares none."""
+"""Element widths to try if the file declares none."""
 
 _SAMPLE_BYTES = 16 * 1024
 _SAMPLES = 3
@@ -52,13 +52,13 @@ class CodecRates:
         return cls(upload_bytes_per_s or ASSUMED_UPLOAD_BYTES_PER_S)
 
     def seconds_per_byte(self, codec: Codec, share: float) -> float:
-        """Return seconds per byte from the file to the store, if the codec leaves `share` of the bytes."""
+        """Return the seconds per byte from the file to the store for a codec that leaves `share` of the bytes."""
         if codec == "raw":
             return 1 / self.upload
         return 1 / (self.delta if codec == "delta" else self.planes) + share / self.upload
 
     def may_pay(self, codec: Codec) -> bool:
-        """Return False if the codec costs more time than it can save, even if nothing were left to upload."""
+        """Return False if encoding alone takes longer than the upload of the raw bytes."""
         return self.seconds_per_byte(codec, 0.0) < _pays_below(codec) * self.seconds_per_byte("raw", 1.0)
 
 
@@ -71,9 +71,9 @@ def select_samples(size_bytes: int) -> list[tuple[int, int]]:
 
 
 def choose_codec(sample: Buffer, *, width: Width | None, base_sample: Buffer | None, rates: CodecRates) -> CodecChoice:
-    """Choose the codec of a chunk by a sample of its bytes; `base_sample` has the base's bytes at the same offsets."""
+    """Choose the codec of a chunk by a sample of its bytes. `base_sample`: the base's bytes at equal offsets."""
     best, best_s = CodecChoice("raw"), rates.seconds_per_byte("raw", 1.0)
-    # In the order of the work for the reader of the checkpoint.
+    # The order is the cost of a restore, so that a tie goes to the cheaper codec.
     candidates: list[tuple[Codec, Buffer | None]] = [("planes", None)]
     if base_sample is not None:
         candidates.append(("delta", base_sample))

@@ -15,23 +15,23 @@ from numpy.typing import NDArray
 from baton.contract.checkpoints.manifest import Codec
 
 _LEVEL = 1
-"""zstd level. Higher levels take twice the time and save nothing on weights."""
+"""zstd level. Higher levels double the time and save no bytes of weights."""
 
 _LARGE_BYTES = 1024 * 1024
-"""In larger chunks the mismatch between zstd's 128 KiB blocks and the planes does not matter."""
+"""Chunk size above which the mismatch between zstd's 128 KiB blocks and the planes costs no compression."""
 
 Buffer = memoryview | bytes | bytearray
 
 
 class BadChunk(Exception):  # noqa: N818 - a finding about stored bytes, reported as damage
-    """Stored bytes do not decode to the declared chunk."""
+    """Error of stored bytes that do not decode to the declared chunk."""
 
 
 def is_all_zero(raw: Buffer) -> bool:
     """Return True if every byte is 0."""
     view = memoryview(raw)
     if any(view[:: max(1, len(view) // 64)]):
-        return False  # a sample decides without reading all bytes
+        return False  # A nonzero sample saves reading all bytes.
     return not view or int(np.frombuffer(view, np.uint8).max()) == 0
 
 
@@ -42,7 +42,7 @@ def hash_zeros(size_bytes: int) -> str:
 
 
 def encode(codec: Codec, raw: Buffer, *, width: int, base: Buffer | None = None) -> bytes:
-    """Encode a chunk for storage. For `delta`, `base` has as many bytes as `raw`."""
+    """Encode a chunk for storage. `delta` requires a `base` of the length of `raw`."""
     if codec == "raw":
         return bytes(raw)
     if codec == "zeros":
@@ -58,9 +58,9 @@ def encode(codec: Codec, raw: Buffer, *, width: int, base: Buffer | None = None)
 def decode(
     codec: Codec, stored: Buffer, *, size_bytes: int, width: int, base: Buffer | None = None
 ) -> bytes | memoryview:
-    """Decode stored bytes to the `size_bytes` bytes of the chunk. Raises BadChunk; never allocates more.
+    """Decode stored bytes to the `size_bytes` bytes of the chunk, and never allocate more. Raises BadChunk.
 
-    The caller compares the digest, because the right number of bytes can still be the wrong bytes.
+    The caller compares the digest, because bytes of the right number can still be wrong.
     """
     if codec == "raw":
         if len(stored) != size_bytes:
@@ -81,8 +81,8 @@ def decode(
 def _compress(planes: NDArray[np.uint8], width: int) -> bytes:
     """Compress the planes to one zstd frame, which declares its size.
 
-    In a small frame the blocks end where the planes end. A block that mixed the noise of the mantissas with the
-    exponents would compress neither, and a sample would predict less than the whole chunk gains.
+    In a small frame the blocks end at the ends of the planes. A block that mixed the noise of the mantissas with the
+    exponents would compress badly, and a sample would predict a smaller gain than the whole chunk's.
     """
     compressor = zstandard.ZstdCompressor(level=_LEVEL)
     if width == 1 or len(planes) >= _LARGE_BYTES:
@@ -111,7 +111,7 @@ def _decompress(stored: Buffer, size_bytes: int) -> bytes:
 
 
 def _to_planes(data: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
-    """Return all first bytes of the elements, all second bytes, ..., then the rest behind the last whole element."""
+    """Return all first bytes of the elements, all second bytes, ..., then the bytes behind the last whole element."""
     if width == 1:
         return data
     count = len(data) // width

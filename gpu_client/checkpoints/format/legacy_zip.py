@@ -1,4 +1,4 @@
-"""Unpack a zip that a client of the original orchestrator uploaded. Nothing in the zip is trusted."""
+"""Unpack an untrusted zip that a client of the original orchestrator uploaded."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from gpu_client.transport.net.files import CHUNK_BYTES, StagedFile, local_errors
 
 MAX_ENTRIES = 10_000
 MAX_ENTRY_BYTES = 1024
-"""Mean bytes of an entry in the central directory; its name takes 900 bytes at most."""
+"""Bound of an entry's mean size in the central directory, in bytes; a name has at most 900 bytes."""
 _ENTRY_BEGINS = b"PK\1\2"
 _LONGEST_END_BYTES = 22 + 65_536
-"""Bytes of the last record and its comment, which `zipfile` reads at once."""
+"""Maximum size in bytes of the last record and its comment, which `zipfile` reads at once."""
 MAX_UNPACKED_BYTES = 256 * 1024**3
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
 
 
 class BadZip(Exception):  # noqa: N818 - a finding about stored bytes, reported as damage
-    """The zip is damaged, or has an entry that must not be unpacked."""
+    """Error of a damaged zip, or of an entry that must not be unpacked."""
 
 
 def unpack(
@@ -40,9 +40,9 @@ def unpack(
     max_bytes: int = MAX_UNPACKED_BYTES,
     max_entries: int = MAX_ENTRIES,
 ) -> int:
-    """Unpack all files of `archive` below `directory`; return their bytes.
+    """Unpack all files of `archive` below `directory`. Returns the number of their bytes.
 
-    All entries are checked before the first write, and the CRC-32 of each file during its write. Raises BadZip
+    The function checks all entries before the first write, and the CRC-32 of each file during its write. Raises BadZip
     (damaged, encrypted, paths or links that lead outside, larger than `max_bytes`), DiskFull (larger than the
     `available_bytes` of this machine), TransferCanceled.
     """
@@ -65,7 +65,7 @@ def unpack(
 
 @contextmanager
 def _damage(name: str) -> Iterator[None]:
-    """Convert the errors of Python's zip reader and decompressors to BadZip. Only their calls run in the context.
+    """Convert the errors of Python's zip reader and decompressors to BadZip. Use the context for their calls only.
 
     An impossible offset raises OSError with EINVAL, damaged bzip2 data OSError without errno, an offset beyond any file
     and a name that is not UTF-8 ValueError, truncated data EOFError, an unknown zip version NotImplementedError.
@@ -81,11 +81,11 @@ def _damage(name: str) -> Iterator[None]:
 
 
 class _BoundedReader:
-    """Hand the bytes of an archive to `zipfile`, but refuse a central directory that is larger than allowed.
+    """Reader of an archive for `zipfile` that refuses a too large central directory.
 
-    `zipfile` reads the central directory in one piece and makes an object of each entry. Several records declare its
-    place and length, and they can contradict each other. Therefore the class counts the entry signatures in the bytes
-    that `zipfile` takes: without its signature an entry becomes no object.
+    `zipfile` reads the central directory in one piece and makes an object of each entry with the entry signature.
+    Several records declare the directory's place and length and can contradict each other. Therefore the reader counts
+    the entry signatures in the bytes themselves.
     """
 
     def __init__(self, stream: BinaryIO, max_entries: int) -> None:
@@ -94,17 +94,17 @@ class _BoundedReader:
         self._max_bytes = max(max_entries * MAX_ENTRY_BYTES, _LONGEST_END_BYTES)
         self.seek, self.tell, self.seekable = stream.seek, stream.tell, stream.seekable
         self.list_is_read = False
-        """After the central directory is read, reads of file data are unbounded."""
+        """True once the central directory has been read; then reads of file data are unbounded."""
 
     def read(self, size: int = -1) -> bytes:
-        """Read at most `size` bytes. Raises BadZip for a central directory that is too long."""
+        """Read at most `size` bytes. Raises BadZip for a too long central directory."""
         if self.list_is_read:
             return self._stream.read(size)
         data = self._stream.read(size if 0 <= size <= self._max_bytes else self._max_bytes + 1)
         if len(data) > self._max_bytes:
             raise BadZip(f"its list of files has more than {self._max_bytes} bytes, the most that are allowed")
-        # A shorter piece can be the end of the archive, in whose data and comment a signature proves nothing; a central
-        # directory of that length has few entries.
+        # A short piece may be the end of the archive, whose data and comment may contain signatures by chance. A short
+        # central directory has few entries and needs no check.
         entries = data.count(_ENTRY_BEGINS) if len(data) > _LONGEST_END_BYTES else 0
         if entries > self._max_entries:
             raise BadZip(f"has {entries} entries; at most {self._max_entries} are allowed")
@@ -112,7 +112,7 @@ class _BoundedReader:
 
 
 def _checked_entries(archive: zipfile.ZipFile, *, max_bytes: int, max_entries: int) -> list[zipfile.ZipInfo]:
-    # `is_dir` fails for an empty name, which is refused below.
+    # `is_dir` fails for an empty name; the check below refuses empty names.
     entries = [entry for entry in archive.infolist() if not entry.filename or not entry.is_dir()]
     if not 1 <= len(entries) <= max_entries:
         raise BadZip(f"has {len(entries)} files; 1 to {max_entries} are allowed")

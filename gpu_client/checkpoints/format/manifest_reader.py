@@ -15,16 +15,16 @@ MAX_MANIFEST_BYTES = 16 * 1024 * 1024
 
 
 class BadManifest(Exception):  # noqa: N818 - a finding about stored bytes, reported as damage
-    """Stored bytes are not the manifest of the requested checkpoint."""
+    """Error of stored bytes that are not the manifest of the requested checkpoint."""
 
 
 class UnknownVersion(Exception):  # noqa: N818 - no damage: another release can read the manifest
-    """The manifest is intact, but of a version that this release cannot read."""
+    """Error of an intact manifest whose version this release cannot read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlace:
-    """A place of a chunk: an index in the manifest's `files`, and the offset in that file."""
+    """Place of a chunk: an index in the manifest's `files`, and an offset in this file."""
 
     file: int
     offset: int
@@ -33,7 +33,7 @@ class ChunkPlace:
 def read_manifest(data: bytes, *, job_id: str, ref: CheckpointRef) -> Manifest:
     """Parse and verify the manifest of checkpoint `ref` of the job.
 
-    Raises BadManifest if the bytes are anything else, UnknownVersion if they have another version.
+    Raises BadManifest for any other bytes, UnknownVersion for another version.
     """
     if ref.manifest_blake3 is not None and digest_bytes(data).blake3 != ref.manifest_blake3:
         raise BadManifest("the bytes of the manifest do not match its digest")
@@ -54,7 +54,7 @@ def read_manifest(data: bytes, *, job_id: str, ref: CheckpointRef) -> Manifest:
 
 
 def _version(data: bytes) -> int | None:
-    """Return the version that the manifest declares; None if there is none."""
+    """Return the version that the manifest declares, or None."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
@@ -64,7 +64,7 @@ def _version(data: bytes) -> int | None:
 
 
 def map_places(manifest: Manifest) -> dict[int, list[ChunkPlace]]:
-    """Return the places of each chunk, by index. `zeros` chunks are left out, because they need no writing."""
+    """Return the places of each chunk, by index; omit `zeros` chunks, which need no write."""
     places: dict[int, list[ChunkPlace]] = {}
     skipped = [chunk.codec == "zeros" for chunk in manifest.chunks]
     sizes = [chunk.size_bytes for chunk in manifest.chunks]
@@ -78,6 +78,6 @@ def map_places(manifest: Manifest) -> dict[int, list[ChunkPlace]]:
 
 
 def count_written_bytes(manifest: Manifest) -> int:
-    """Return the bytes that the files take on a disk that stores holes."""
+    """Return the disk space of the files in bytes, on a disk that stores holes."""
     sizes = [0 if chunk.codec == "zeros" else chunk.size_bytes for chunk in manifest.chunks]
     return sum(sizes[index] for file in manifest.files for index in file.chunks)

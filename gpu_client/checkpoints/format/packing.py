@@ -17,16 +17,16 @@ from baton.contract.checkpoints.manifest import Manifest, Pack
 from gpu_client.transport.transfer.transfer_requests import Segment
 
 MIN_PACK_BYTES = 32 * 1024 * 1024
-"""Smallest pack but the last: a checkpoint has at most (new bytes / MIN_PACK_BYTES + 1) new packs."""
+"""Minimum size of every pack except the last, which limits new packs to (new bytes / MIN_PACK_BYTES + 1)."""
 MAX_PACK_BYTES = 64 * 1024 * 1024
-"""Largest pack. Only a pack below MIN_PACK_BYTES that gets a large chunk exceeds the bound."""
+"""Maximum size of a pack. A large chunk at the end of a pack below MIN_PACK_BYTES may exceed the bound."""
 _USUAL_CUT_BYTES = 16 * 1024 * 1024
-"""Mean distance of a cut behind MIN_PACK_BYTES, for chunks of any size."""
+"""Mean distance of a cut behind MIN_PACK_BYTES, independent of the chunk sizes."""
 _STEPS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
-"""Factors by which all three sizes grow with the checkpoint. Few steps make jobs of similar size cut alike."""
+"""Factors by which the three sizes grow with the checkpoint; few, so that jobs of similar size cut alike."""
 _PACKS = 4
-"""Target number of packs of an entirely new checkpoint, until the packs reach their largest size. Each pack costs a PUT
-and the writes of its item, most of the cost of a checkpoint."""
+"""Target number of packs of an entirely new checkpoint, until the packs reach their maximum size. Each pack costs a PUT
+and the writes of its item, which are most of a checkpoint's cost."""
 
 LARGE_CHUNK_BYTES = 256 * 1024
 
@@ -34,7 +34,7 @@ SPARE_PACKS = 8
 
 
 class PackCutter:
-    """Decide for each chunk whether a pack begins with it. `checkpoint_bytes`: all files, new or not."""
+    """Cutter that decides at which chunks packs begin. `checkpoint_bytes`: size of all files, new or not."""
 
     def __init__(self, checkpoint_bytes: int = 0) -> None:
         step = max((step for step in _STEPS if step * MIN_PACK_BYTES * _PACKS <= checkpoint_bytes), default=1.0)
@@ -45,7 +45,7 @@ class PackCutter:
         self._ended = True
 
     def begins_pack(self, blake3: str, stored_bytes: int) -> bool:
-        """Return True if the next chunk is the first of a pack."""
+        """Return True if the next chunk begins a pack."""
         exceeds = self._pack_bytes >= self.min_bytes and self._pack_bytes + stored_bytes > self.max_bytes
         begins = self._ended or exceeds
         self._pack_bytes = stored_bytes if begins else self._pack_bytes + stored_bytes
@@ -56,7 +56,7 @@ class PackCutter:
 
 @dataclass(frozen=True, slots=True)
 class StoredDigest:
-    """Digests of the stored bytes of one chunk. `blake3` has 32 bytes, `crc64nvme` is the number."""
+    """Digests of a chunk's stored bytes: `blake3` as 32 bytes, `crc64nvme` as a number."""
 
     size_bytes: int
     blake3: bytes
@@ -64,13 +64,13 @@ class StoredDigest:
 
     @classmethod
     def of(cls, stored: bytes | memoryview, known: bytes | None = None) -> StoredDigest:
-        """Digest stored bytes. `known`: their BLAKE3, if the caller has it."""
+        """Digest stored bytes. `known`: their BLAKE3, if known to the caller."""
         return cls(len(stored), known or blake3(stored).digest(), checksums.crc64nvme(stored, 0))
 
 
 @dataclass(slots=True)
 class _PackInProgress:
-    """A pack under construction. No byte is read: name and CRC of a pack follow from the digests of its chunks."""
+    """A pack under construction. The digests of the chunks give name and CRC of the pack, without reading bytes."""
 
     size_bytes: int = 0
     digests: list[bytes] = field(default_factory=list)
@@ -78,7 +78,7 @@ class _PackInProgress:
     segments: list[Segment] = field(default_factory=list)
 
     def append(self, stored: StoredDigest, segment: Segment) -> None:
-        """Add a chunk. A segment that continues the last one in the same file extends it."""
+        """Add a chunk. A segment that continues the last segment of the same file extends the last segment."""
         self.size_bytes += stored.size_bytes
         self.digests.append(stored.blake3)
         self.crc64nvme = checksums.combine_crc64nvme(self.crc64nvme, stored.crc64nvme, stored.size_bytes)
@@ -98,7 +98,7 @@ class NewPack:
 
 
 class PackWriter:
-    """Put new chunks into packs. Records the segments of the bytes, not the bytes."""
+    """Writer that puts new chunks into packs and records the segments of the bytes, not the bytes."""
 
     def __init__(self, checkpoint_bytes: int = 0) -> None:
         self._cutter = PackCutter(checkpoint_bytes)
@@ -138,10 +138,11 @@ def name_pack(digests: Iterable[bytes]) -> str:
 
 
 def find_sparse_packs(manifest: Manifest) -> frozenset[str]:
-    """Return the BLAKE3s of packs whose chunks the next checkpoint should write anew; none while packs are few.
+    """Return the BLAKE3s of packs whose chunks the next checkpoint should write anew; empty while packs are few.
 
-    A restore sends a request for each pack. If a checkpoint has more than twice the packs that its bytes need, plus
-    SPARE_PACKS, the packs with the smallest live share are returned until half of the bound is left.
+    A restore sends a request for each pack, therefore the number of packs has a bound: twice the packs that the
+    checkpoint's bytes need, plus SPARE_PACKS. Beyond the bound, the function returns the packs with the smallest live
+    share, so that half of the bound is left.
     """
     live_bytes = [0] * len(manifest.packs)
     for chunk in manifest.chunks:

@@ -4,8 +4,8 @@
 <root>/<job id>/<step>-<epoch>/manifest.json, files/...
 ```
 
-The reader of a chunk verifies its bytes; damaged entries are removed. A full disk costs the cache, never a commit or a
-restore. A job finds only its own checkpoints.
+The reader of a chunk verifies its bytes; the cache removes damaged entries. A full disk costs the cache, never a commit
+or a restore. A job finds only its own checkpoints.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gpu_client.transport.transfer.transfer_requests import Segment
 logger = logging.getLogger(__name__)
 
 SHARE = 4
-"""All caches in one root use at most a quarter of the disk space that would be free without them."""
+"""Divisor of the disk space: the caches of a root use at most a quarter of the space that is free without caches."""
 
 _MANIFEST = "manifest.json"
 _FILES = "files"
@@ -57,7 +57,7 @@ class _Entry:
 
     @property
     def age(self) -> tuple[int, int]:
-        """Return a sort key that rises with each commit of the job."""
+        """Return a sort key that grows with each commit of the job."""
         return self.manifest.epoch, self.manifest.step
 
 
@@ -70,7 +70,7 @@ class LocalChunkCache:
         self._directory = root / job_id
         self._lock = threading.Lock()
         self._entries: list[_Entry] = []
-        """Oldest first."""
+        """Cached checkpoints, oldest first."""
         self._manifests: tuple[Manifest, ...] = ()
         self._index: dict[str, Segment] | None = None
         try:
@@ -80,14 +80,14 @@ class LocalChunkCache:
 
     @property
     def manifests(self) -> tuple[Manifest, ...]:
-        """Return the manifests that this attempt resumed from and committed last, newest last, cached or not."""
+        """Return the manifests of this attempt's first (restored) and last checkpoint, newest last, cached or not."""
         with self._lock:
             return self._manifests
 
     def record_restored(self, manifest: Manifest, directory: Path) -> None:
-        """Record the checkpoint that the attempt begins with, and link its files.
+        """Record the attempt's restored checkpoint, and link its files.
 
-        All other entries of the job are removed, because they are older, damaged or of another branch.
+        Removes all other entries of the job, which are older, damaged or of another branch.
         """
         with self._lock:
             self._manifests = (manifest,)
@@ -97,9 +97,9 @@ class LocalChunkCache:
     def record_committed(self, manifest: Manifest, directory: Path, *, copy: bool = False) -> None:
         """Record a committed checkpoint, and move `directory` into the cache where possible.
 
-        `copy`: copy the files instead, because the training will write to them again. The cache keeps this checkpoint,
-        the checkpoint that the attempt resumed from, and the checkpoint with the bases of this one's deltas, which the
-        next deltas use too.
+        `copy`: copy the files instead, because the training will write to the files again. The cache keeps this
+        checkpoint, the restored checkpoint, and the checkpoint with the bases of this checkpoint's deltas, because the
+        next deltas use the same bases.
         """
         with self._lock:
             resumed = [one for one in self._manifests if one.epoch < manifest.epoch]
@@ -115,7 +115,7 @@ class LocalChunkCache:
             )
 
     def find(self, blake3: str) -> Segment | None:
-        """Return the file segment with the bytes of a chunk. The caller verifies the bytes, because they can change."""
+        """Return the file segment with a chunk's bytes. The caller verifies the bytes, because files can change."""
         with self._lock:
             if self._index is None:
                 self._index = {}
@@ -165,7 +165,7 @@ class LocalChunkCache:
         self._remove_entries([entry for entry in self._entries if entry.path.name == name])
         temporary = self._directory / f".{uuid.uuid4().hex}.tmp"
         try:
-            # Written before the first link, so that a full disk shows without harm.
+            # A full disk shows at the manifest, before the first link.
             temporary.mkdir(parents=True, mode=0o700)
             (temporary / _MANIFEST).write_bytes(manifest.canonical_bytes())
             _take_over(manifest, directory, temporary / _FILES, how)
@@ -205,7 +205,8 @@ class LocalChunkCache:
 def find_excess_caches(root: Path, *, keep: str | None = None) -> list[Path]:
     """Return the paths to remove below `root`, so that the caches of all jobs fit their share of the disk.
 
-    Oldest first, the cache of job `keep` last; anything but a directory is always returned. Raises OSError.
+    The order is oldest first, the cache of job `keep` last. The result contains every entry that is no directory.
+    Raises OSError.
     """
     entries = list(root.iterdir()) if root.is_dir() else []
     jobs = [path for path in entries if not path.is_symlink() and path.is_dir()]
@@ -227,14 +228,14 @@ def _share_bytes(root: Path, used_bytes: int) -> int:
 
 def _used_bytes(directory: Path) -> int:
     """Return the disk space of all files below `directory`, in bytes."""
-    # os.walk skips a directory that a trainer has made unreadable, which must not end the trimming of the others.
+    # os.walk skips a directory that a trainer has made unreadable, so that the trimming of the other caches continues.
     return sum(
         (Path(folder) / name).lstat().st_blocks * 512 for folder, _, names in os.walk(directory) for name in names
     )
 
 
 def _read_entries(directory: Path, job_id: str) -> list[_Entry]:
-    """Read the intact entries below `directory`; remove the others."""
+    """Read the intact entries below `directory`; remove damaged entries."""
     if directory.is_symlink() or not directory.is_dir():
         return []
     found: list[_Entry] = []

@@ -1,4 +1,4 @@
-"""List the files of a directory, none skipped silently, and read the session's marker."""
+"""List the files of a directory without silent omissions, and read the session's marker."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ logger = logging.getLogger(__name__)
 
 
 class BadDirectory(BatonError):  # noqa: N818 - named after what is wrong
-    """A directory cannot become a manifest. The message names the entry and the reason."""
+    """Error of a directory that cannot become a manifest. The message names the entry and the reason."""
 
 
 def enter_real(relative: str, entry: os.DirEntry[str]) -> Path | None:
-    """Return the path of a directory that is no link, else None."""
+    """Return the path of a real directory; None for other entries, links included."""
     return Path(entry.path) if entry.is_dir(follow_symlinks=False) else None
 
 
 def walk(
     directory: Path, enter: Callable[[str, os.DirEntry[str]], Path | None] = enter_real
 ) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield relative path and entry of everything below `directory`, directories included, unsorted.
+    """Yield relative path and entry of all files and directories below `directory`, unsorted.
 
-    `enter` is the link policy: the directory to walk for an entry, or None. Raises OSError, FileNotFoundError if a
-    directory is removed meanwhile.
+    `enter` is the link policy: it returns the directory to walk for an entry, or None. Raises OSError,
+    FileNotFoundError if a directory disappears during the walk.
     """
     waiting = [("", directory)]
     while waiting:
@@ -49,9 +49,9 @@ def walk(
 def resolve_files(directory: Path, *, within: Path | None = None) -> dict[str, Path]:
     """Return the resolved paths of all files below `directory` by '/'-separated relative path, sorted.
 
-    Symlinks are followed if their targets stay inside `directory` (inside `within`, if given). Raises BadDirectory for
-    links that lead outside or nowhere, special files, and names that a manifest cannot store. Empty directories are
-    logged, because a manifest has only files.
+    The function follows symlinks whose targets are inside `directory` (inside `within`, if given). Raises BadDirectory
+    for links to outside or absent targets, special files, and names that a manifest cannot store. Logs empty
+    directories, because a manifest contains files only.
     """
     start = directory.resolve()
     root = within.resolve() if within else start
@@ -88,7 +88,7 @@ def _directories_above(relative: str) -> list[str]:
 
 
 def require_storable(files: Mapping[str, Path], *, max_path_bytes: int, max_bytes: int = MAX_OBJECT_BYTES) -> None:
-    """Raise BadDirectory if a path or a file is longer than the store admits. Reads no bytes."""
+    """Raise BadDirectory if a path or a file exceeds the store's limits. Reads no bytes."""
     for relative, path in files.items():
         problem = path_problem(relative, max_bytes=max_path_bytes)
         if problem:
@@ -124,7 +124,7 @@ class FileState:
 def list_files(directory: Path) -> tuple[FileState, ...]:
     """Return the files below `directory`, sorted by path. A link counts as a file.
 
-    Raises OSError, FileNotFoundError if an entry is removed meanwhile.
+    Raises OSError, FileNotFoundError if an entry disappears during the call.
     """
 
     def enter(relative: str, entry: os.DirEntry[str]) -> Path | None:
@@ -142,9 +142,9 @@ def list_files(directory: Path) -> tuple[FileState, ...]:
 
 
 def read_marker(path: Path) -> CheckpointMarker | None:
-    """Read the `baton.json` at `path` without following a link; None if there is none.
+    """Read the `baton.json` at `path` without following a link; returns None without a marker.
 
-    Metrics and tag are reduced to those that a manifest can carry. Raises ValueError for an unreadable marker.
+    The function drops metrics and tags that a manifest cannot carry. Raises ValueError for an unreadable marker.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -1,4 +1,4 @@
-"""Learn the files that a script's checkpoints usually have from the checkpoints that the script has written."""
+"""Learn the usual files of a script's checkpoints from the script's earlier checkpoints."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ _DIGITS = re.compile(r"[0-9]+")
 
 
 class ExpectedFiles:
-    """The kinds of files of the script's last complete checkpoint, and how many files of each kind it had.
+    """Expected files of a checkpoint: the kinds of files in the script's last complete checkpoint, with their counts.
 
-    A resumed script can write fewer files than the checkpoint that it resumed from (fewer ranks), and a running script
-    can stop writing a kind. If such a script also deletes its checkpoints early, every checkpoint would be missed.
-    Therefore the last two deleted checkpoints that fell short become the new measure: the next checkpoint is complete
-    with all files that either of the two had.
+    A resumed script can write fewer files than the checkpoint before (fewer ranks), and a running script can stop
+    writing a kind. If such a script also deletes its checkpoints early, the agent would miss every checkpoint.
+    Therefore two deleted checkpoints that lack expected files set a new expectation: all files of either of the two.
     """
 
     def __init__(self) -> None:
@@ -27,18 +26,18 @@ class ExpectedFiles:
 
     @property
     def known(self) -> bool:
-        """Return True once a checkpoint was learned."""
+        """Return True after the first learned checkpoint."""
         return self._usual is not None
 
     def learn(self, paths: Iterable[str]) -> None:
-        """Make the files of a complete checkpoint the measure of the next ones."""
+        """Expect the files of a complete checkpoint in later checkpoints."""
         self._usual = _kinds(paths)
         self._fell_short.clear()
 
     def lacks(self, paths: Iterable[str]) -> bool:
         """Return True if the script probably has more files to write.
 
-        Before the first checkpoint, a file that trainers write last is expected.
+        Before the first learned checkpoint, the method expects a file that trainers write last.
         """
         paths = list(paths)
         if self._usual is None:
@@ -48,9 +47,9 @@ class ExpectedFiles:
         return falls_short and (len(former) < 2 or bool((former[0] | former[1]) - kinds))
 
     def learn_from_missed(self, paths: Iterable[str]) -> None:
-        """Record the files of a deleted checkpoint that fell short of the measure.
+        """Record the files of a deleted checkpoint that lacked expected files.
 
-        The first one becomes the measure, because no other checkpoint is known.
+        Without an earlier checkpoint, these files become the expected files.
         """
         if self._usual is None:
             self.learn(paths)
@@ -59,7 +58,7 @@ class ExpectedFiles:
 
 
 def strip_numbers(path: str) -> str:
-    """Return the path with `#` for each number, which distinguishes only steps, shards and ranks."""
+    """Replace each number in a path by `#`, because numbers distinguish only steps, shards and ranks."""
     return _DIGITS.sub("#", path)
 
 

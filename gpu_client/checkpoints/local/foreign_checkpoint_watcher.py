@@ -1,15 +1,15 @@
 """Find finished checkpoints in a trainer's output directory.
 
-The watcher lists the directories `checkpoint-<step>`, the convention of accelerate and diffusers, with any files in
-them. A directory with a `baton.json` is a session checkpoint: the marker is written last, therefore the directory is
+The watcher lists the directories `checkpoint-<step>` (the convention of accelerate and diffusers) with any content. A
+directory with a `baton.json` is a session checkpoint: the session writes the marker last, therefore the directory is
 complete. A foreign directory is complete when it has not changed for a while and no process of the trainer has one of
 its files open for writing.
 
 A foreign script announces no end, therefore the watcher learns the files to expect. A directory that lacks files of the
 former checkpoint gets more time, and so does the first directory without a file that trainers write last. A directory
-with a file that declares more than is there gets as much time and is then taken as it is, because the file may never
-become whole. A directory with a truncated tensor file is never taken: no resume could load the checkpoint, while the
-checkpoint before it is good.
+with a file that is shorter than declared gets as much time and then counts as complete, because the file may never
+become longer. The watcher never reports a directory with a truncated tensor file: no resume could load such a
+checkpoint, while the former checkpoint is good.
 
 A script can delete its checkpoints before they have settled. Therefore each poll links the files of unfinished
 directories (`LinkedFiles`). A directory that the script deletes, or that has a successor, is finished, and the watcher
@@ -36,7 +36,7 @@ from gpu_client.checkpoints.local.truncated_files import MissingPart, find_missi
 _log = logging.getLogger(__name__)
 
 INCOMPLETE_PATIENCE = 6
-"""Factor of the wait for a directory that probably misses files or parts of files."""
+"""Factor on the wait for a directory that probably lacks files or parts of files."""
 # [0-9] and not \d, which also matches the digits of other writing systems.
 _NAME = re.compile(r"checkpoint-([0-9]{1,15})")
 
@@ -50,7 +50,7 @@ class _Candidate:
     first_scan: int
     links: LinkedFiles | None
     whole: tuple[FileState, ...] = ()
-    """The newest listing that is no subset of a former one."""
+    """Newest listing that is no subset of a former listing."""
     polls: int = 0
     """Number of polls that found `whole` or a part of it."""
     foreign: bool = False
@@ -65,7 +65,7 @@ class _Candidate:
 
 
 class CheckpointWatcher:
-    """Report each finished checkpoint directory once. One thread calls `poll` about once a second.
+    """Watcher that reports each finished checkpoint directory once. One thread calls `poll` about once a second.
 
     clock: monotonic seconds. open_for_writing: returns the files that processes of the trainer have open for writing;
     called only when a directory appears complete. stable_s: seconds without a change after which a directory counts as
@@ -89,8 +89,8 @@ class CheckpointWatcher:
         self._open_for_writing = open_for_writing
         self._stable_s = stable_s
         self._candidates: dict[str, _Candidate] = {}
-        # Inode by name: a directory that was removed and written anew is a new checkpoint; a directory that shrinks
-        # during its removal is not.
+        # Inode by name. A directory with a new inode was written anew and is a new checkpoint; a directory that shrinks
+        # during its removal keeps its inode.
         self._reported: dict[str, int] = {}
         self._expected = ExpectedFiles()
         self._links_dir = links_dir
@@ -99,19 +99,19 @@ class CheckpointWatcher:
         self.missed: list[int] = []
         """Steps of directories that the script removed before the watcher could report them."""
         self._again: list[tuple[float, ReadyCheckpoint]] = []
-        """Linked checkpoints that could not be taken over, and the time of each next report."""
+        """Linked checkpoints whose staging failed, and the time of each next report."""
         self._log_to_job = log_to_job
         self._warned: set[tuple[str, str]] = set()
         self._explained: set[str] = set()
 
     def mark_seen(self, path: Path) -> None:
-        """Never report this directory in its present state, because the agent restored it."""
+        """Mark a directory that the agent restored, so that the watcher does not report its present state."""
         self._reported[path.name] = path.lstat().st_ino
         if not (path / MARKER).exists():
             self._expected.learn(file.path for file in list_files(path))
 
     def close(self) -> None:
-        """Remove the links to files of directories that were not reported or not taken over."""
+        """Remove the links to files of unreported and unstaged directories."""
         for candidate in self._candidates.values():
             if candidate.links:
                 candidate.links.release()
@@ -120,10 +120,10 @@ class CheckpointWatcher:
             self.discard(self._again.pop()[1])
 
     def report_again(self, checkpoint: ReadyCheckpoint) -> None:
-        """Report a checkpoint that could not be taken over once more.
+        """Schedule another report of a checkpoint whose staging failed.
 
-        A directory is reported when it is complete again. A linked checkpoint, which nothing completes, is reported
-        after the stable time.
+        The watcher reports a directory when the directory is complete again, and a linked checkpoint, which cannot
+        change any more, after the stable time.
         """
         if checkpoint.links is None:
             self._reported.pop(checkpoint.path.name, None)
@@ -131,19 +131,19 @@ class CheckpointWatcher:
             self._again.append((self._clock() + self._stable_s, checkpoint))
 
     def discard(self, checkpoint: ReadyCheckpoint) -> None:
-        """Remove the links, if any, of a checkpoint that is not taken over."""
+        """Remove the links, if any, of a checkpoint that the caller does not stage."""
         if checkpoint.links is not None:
             shutil.rmtree(checkpoint.links, ignore_errors=True)
 
     def poll(self) -> list[ReadyCheckpoint]:
-        """Return the checkpoints that became complete since the last call, by step, while the trainer runs."""
+        """Return the checkpoints that a running trainer has completed since the last call, ordered by step."""
         return self._scan(self._is_settled, self._clock())
 
     def final_poll(self, *, clean_exit: bool) -> list[ReadyCheckpoint]:
         """Return the remaining checkpoints after the last process of the trainer has ended, without waiting.
 
         After a clean exit (code 0) every directory without a truncated tensor file is complete. After a crash or a kill
-        only session checkpoints are, because a foreign checkpoint that had not settled can be truncated.
+        only session checkpoints count as complete, because an unsettled foreign checkpoint can be truncated.
         """
         ready = self._scan(lambda _name, _files: clean_exit, math.inf)
         for name, candidate in self._candidates.items():
@@ -157,7 +157,7 @@ class CheckpointWatcher:
     def _scan(
         self, is_complete: Callable[[str, tuple[FileState, ...]], bool], again_until: float
     ) -> list[ReadyCheckpoint]:
-        """List the directories once. `again_until`: linked checkpoints due by this time are reported once more."""
+        """List the directories once. `again_until`: linked checkpoints with another report due by then are included."""
         ready: list[ReadyCheckpoint] = []
         self._polls += 1
         present = self._directories()
@@ -173,7 +173,7 @@ class CheckpointWatcher:
             if found:
                 ready.append(found)
         ready.extend(self._superseded({found.path.name for found in ready}))
-        # Recorded last: if reading one directory raises, the next poll reports the others again.
+        # Reading a directory may raise. The record comes last, so that the next poll then reports the others again.
         for found in ready:
             name = found.path.name
             self._reported[name] = present[name][1]
@@ -189,7 +189,8 @@ class CheckpointWatcher:
     def _deleted_checkpoint(self, name: str, candidate: _Candidate) -> Iterable[ReadyCheckpoint]:
         """Yield the checkpoint of a deleted directory, if its links have all files of the former checkpoint.
 
-        Without a former checkpoint, files may have been added after the last poll unnoticed.
+        Without a former checkpoint the method yields nothing, because the script may have added files after the last
+        poll.
         """
         if not candidate.foreign:
             self._release(candidate)
@@ -199,7 +200,7 @@ class CheckpointWatcher:
         found = self._linked_checkpoint(name, candidate) if has_all else None
         if found is not None:
             self._expected.learn(names)
-        elif not has_all and candidate.polls > 1:  # one poll may have seen a part, which is no measure
+        elif not has_all and candidate.polls > 1:  # A single poll may have listed a part of the files.
             self._expected.learn_from_missed(names)
         if found is None:
             self._release(candidate)
@@ -209,7 +210,7 @@ class CheckpointWatcher:
             yield found
 
     def _superseded(self, done: set[str]) -> Iterable[ReadyCheckpoint]:
-        """Yield the checkpoints whose successor the script has begun: it writes one directory at a time."""
+        """Yield the checkpoints with a successor, because a script writes one directory at a time."""
         foreign = {name: one for name, one in self._candidates.items() if one.foreign}
         for name, candidate in foreign.items():
             if name in done or candidate.polls < 2 or candidate.files != candidate.whole:
@@ -226,7 +227,7 @@ class CheckpointWatcher:
             yield held or ReadyCheckpoint(candidate.step, path, {}, "foreign", candidate.files)
 
     def _linked_checkpoint(self, name: str, candidate: _Candidate) -> ReadyCheckpoint | None:
-        """Return the checkpoint by its links, if they have all files in their last seen or final state."""
+        """Return the checkpoint by its links, if the links cover all files in their last listed or final state."""
         hold = candidate.links
         if hold is None:
             return None
@@ -236,7 +237,7 @@ class CheckpointWatcher:
             if [file.path for file in files] != [file.path for file in candidate.whole]:
                 return None
             changed = {file.path for file in set(files) - set(candidate.whole)}
-            # A changed file with another name left may be becoming a part of another checkpoint.
+            # The script may turn a changed file that has another name into a part of another checkpoint.
             if not all(hold.is_deleted(path) for path in changed) or self._missing(name, hold.path, files):
                 return None
         except OSError as error:
@@ -250,8 +251,8 @@ class CheckpointWatcher:
         try:
             candidate.links.follow(file.path for file in candidate.files)
         except OSError as error:
-            # Files are not copied instead, because each poll would copy them anew; a directory that settles, or has a
-            # successor, is copied by `stage`.
+            # Copies are no alternative, because each poll would copy the files anew. `stage` copies the files of a
+            # directory that settles or has a successor.
             self._warn("A checkpoint", f"is lost if the script removes it at once, for it cannot be linked: {error}")
             self._release(candidate)
 
@@ -279,7 +280,7 @@ class CheckpointWatcher:
             except FileNotFoundError:
                 continue
             if stat.S_ISDIR(info.st_mode):
-                # Not entry.inode(), because overlay file systems list another number than stat() reports.
+                # Overlay file systems list another number in entry.inode() than stat() reports.
                 present[entry.name] = int(matched.group(1)), info.st_ino
         return present
 
@@ -290,7 +291,7 @@ class CheckpointWatcher:
         try:
             files = list_files(path)
         except FileNotFoundError:
-            return None  # The directory is being removed or written; the next poll decides.
+            return None  # The script removes or writes the directory; the next poll decides.
         except OSError as error:
             self._explain(name, f"cannot be read, and is not taken: {error}")
             return None
@@ -307,13 +308,13 @@ class CheckpointWatcher:
             if marker is not None and marker.step != step:
                 raise ValueError(f"its step is {marker.step}, the directory's {step}")
         except ValueError as error:
-            # A damaged marker, or a copy in progress: the rules of a foreign directory apply.
+            # The marker is damaged, or a copy is in progress, therefore the rules of a foreign directory apply.
             if is_complete(name, files):
                 self._explain(name, f"has a {MARKER} that is not usable, and is not taken: {error}")
             return None
         if marker is not None:
             if all(file.path != MARKER for file in files):
-                return None  # The marker came after the listing, which may be partial; the next poll sees both.
+                return None  # The listing precedes the marker and may be partial; the next poll is complete.
             return ReadyCheckpoint(step, path, dict(marker.metrics), "session", files, marker.tag)
         known.foreign = True
         self._link_files(name, known)
@@ -330,7 +331,7 @@ class CheckpointWatcher:
         return ReadyCheckpoint(step, path, {}, "foreign", files)
 
     def _is_settled(self, name: str, files: tuple[FileState, ...]) -> bool:
-        """Return True if the directory is unchanged for long enough and no process has its files open."""
+        """Return True if the directory has not changed for `stable_s` and no process has its files open."""
         unchanged_s = self._clock() - self._candidates[name].unchanged_since
         patient = unchanged_s >= self._stable_s * INCOMPLETE_PATIENCE
         if not patient and (unchanged_s < self._stable_s or self._expected.lacks(file.path for file in files)):
@@ -355,7 +356,7 @@ class CheckpointWatcher:
         try:
             missing = find_missing_part(directory, (file.path for file in files))
         except OSError:
-            return None  # staging fails for the same reason and reports the reason
+            return None  # The staging fails, too, and reports the reason.
         if missing:
             wait_s = INCOMPLETE_PATIENCE * self._stable_s
             remedy = (
@@ -368,9 +369,9 @@ class CheckpointWatcher:
         return missing
 
     def _explain(self, name: str, text: str, about: str = "") -> None:
-        """Log to the job why a directory is not taken over, once for texts that differ by their numbers alone.
+        """Log to the job why the watcher skips a directory, once for texts that differ only in numbers.
 
-        `about`: identifies the reason instead of the text.
+        `about`: key of the reason that replaces the text.
         """
         self._warn(name, text)
         kind = strip_numbers(about or text)

@@ -1,4 +1,4 @@
-"""Reduce the metrics and tags of a training script to those that the control plane accepts."""
+"""Drop the metrics and tags of a training script that the control plane does not accept."""
 
 import math
 
@@ -10,7 +10,7 @@ MAX_METRICS = 64
 MAX_TAG_CHARS = 64
 
 WORDS = ("nan", "inf", "-inf")
-"""Words for the numbers that JSON does not have."""
+"""Words for the numbers that JSON lacks."""
 
 _name = TypeAdapter(MetricName)
 
@@ -18,7 +18,7 @@ _name = TypeAdapter(MetricName)
 def sanitize_metrics(raw: object) -> dict[str, float]:
     """Return the entries of `raw` that are finite numbers under a valid name, at most 64; {} if `raw` is no mapping.
 
-    Other entries are left out and not refused, because a NaN loss is no reason to lose a step or a checkpoint.
+    The function drops other entries without an error, because a NaN loss must not cost a step or a checkpoint.
     """
     if not isinstance(raw, dict):
         return {}
@@ -39,7 +39,7 @@ def sanitize_metrics(raw: object) -> dict[str, float]:
 
 
 def sanitize_readings(raw: object) -> dict[str, float | str]:
-    """Return the entries of `sanitize_metrics` and the non-finite ones, which `raw` spells in `WORDS`."""
+    """Return the entries of `sanitize_metrics` and the nonfinite entries, which `raw` spells as in `WORDS`."""
     if not isinstance(raw, dict):
         return {}
     odd = {name: value for name, value in raw.items() if isinstance(value, str) and value in WORDS}

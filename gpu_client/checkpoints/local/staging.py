@@ -30,22 +30,23 @@ class ReadyCheckpoint:
     files: tuple[FileState, ...]
     tag: str = ""
     links: Path | None = None
-    """The directory with links to the files, if the script may have removed `path`."""
+    """Directory of links to the files, if the script may have removed `path`."""
 
 
 class StagingError(Exception):
-    """The checkpoint could not be taken over; the script may have deleted it, and the next one replaces it."""
+    """Error of a failed staging. The script may have deleted the checkpoint; the next checkpoint replaces it."""
 
 
 def stage(checkpoint: ReadyCheckpoint, staging_dir: Path) -> ReadyCheckpoint:
-    """Take all files over by hard links (copies where links are impossible); return the staged checkpoint.
+    """Stage all files by hard links (copies where links are impossible), and return the staged checkpoint.
 
     The script's rotation cannot delete staged files during an upload. The script can still write into them; see
     `require_unchanged`. The caller removes the returned directory. A checkpoint that the watcher has linked stays in
     the directory of its links.
 
-    All files or none: raises StagingError if the checkpoint has changed since it was complete, or contains anything but
-    regular files and links to regular files inside the output directory; OSError if the disk fails.
+    The function stages all files or raises: StagingError if the checkpoint has changed since the watcher's report, or
+    contains entries other than regular files and links to regular files inside the output directory; OSError if the
+    disk fails.
     """
     if checkpoint.links is not None:
         return replace(checkpoint, path=checkpoint.links)
@@ -74,10 +75,10 @@ def stage(checkpoint: ReadyCheckpoint, staging_dir: Path) -> ReadyCheckpoint:
 
 
 def require_unchanged(directory: Path, files: tuple[FileState, ...]) -> None:
-    """Raise FileChanged unless the files of a staged checkpoint are as they were when it was taken over.
+    """Raise FileChanged if a file of a staged checkpoint has changed since the staging.
 
-    Call it before each claim about all files together. A script that writes into its former checkpoint's files would
-    otherwise store a mixture of two steps, in which each file verifies.
+    Call this function before each statement about all files together. A script that writes into its former checkpoint's
+    files would otherwise store a mixture of two steps, in which each single file verifies.
     """
     try:
         found = list_files(directory)
@@ -89,9 +90,9 @@ def require_unchanged(directory: Path, files: tuple[FileState, ...]) -> None:
 
 
 def find_added_file(found: ReadyCheckpoint) -> str:
-    """Return a file that was added or replaced in a foreign checkpoint's directory since the watcher found it, or "".
+    """Return a file that was added to or replaced in a foreign checkpoint since the watcher's report, or "".
 
-    A directory that is being removed, or is gone, has none.
+    Returns "" for a directory that disappears or has disappeared.
     """
     try:
         new = set(list_files(found.path)) - set(found.files)
@@ -110,7 +111,7 @@ def _take(source: Path, target: Path, output_dir: Path) -> None:
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError as error:
-        # Another file system, protected links, too many links, or a file system without links.
+        # These codes mean another file system, protected links, too many links, or a file system without links.
         if error.errno not in (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP):
             raise
         shutil.copy2(source, target, follow_symlinks=False)
@@ -119,8 +120,8 @@ def _take(source: Path, target: Path, output_dir: Path) -> None:
 class LinkedFiles:
     """Hard links to the files of one checkpoint directory, in a separate directory on the same file system.
 
-    A deleted file keeps its content as long as a link exists. The owner can still write into a linked file until
-    `is_deleted` returns True.
+    A deleted file keeps its content while a link exists. The script can write into a linked file until `is_deleted`
+    returns True.
     """
 
     def __init__(self, source: Path, holding_dir: Path) -> None:
@@ -128,13 +129,13 @@ class LinkedFiles:
         self.path = holding_dir / f"{source.name}-held-{uuid.uuid4().hex[:8]}"
 
     def follow(self, paths: Iterable[str]) -> None:
-        """Link the present files. A replaced file is linked anew; a removed file stays linked.
+        """Link the present files; link replaced files anew, and keep the links of removed files.
 
         Raises OSError if a file cannot be linked: another file system, protected links, too many links.
         """
         for path in paths:
             source, link = self._source / path, self.path / path
-            with contextlib.suppress(FileNotFoundError):  # removed since the listing: an existing link stays
+            with contextlib.suppress(FileNotFoundError):  # Removed since the listing: the old link stays.
                 info = source.lstat()
                 if not stat.S_ISREG(info.st_mode):
                     raise OSError(f"{source} is not a regular file")
@@ -146,13 +147,13 @@ class LinkedFiles:
                 os.link(source, link, follow_symlinks=False)
 
     def drop_others(self, paths: set[str]) -> None:
-        """Remove the links to files other than `paths`, which the script removed or renamed while it wrote."""
+        """Remove the links to files that are not in `paths`: files that the script removed or renamed while writing."""
         for file in list_files(self.path):
             if file.path not in paths:
                 (self.path / file.path).unlink()
 
     def is_deleted(self, path: str) -> bool:
-        """Return True if the link is the last name of the file, so that no process can open the file by name."""
+        """Return True if the link is the only name of the file, so that no process can open the file by name."""
         return (self.path / path).lstat().st_nlink == 1
 
     def release(self) -> None:

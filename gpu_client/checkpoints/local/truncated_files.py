@@ -1,4 +1,4 @@
-"""Compare files with the lengths that they declare: a shorter file is unfinished or truncated."""
+"""Compare files with their declared lengths: a shorter file is unfinished or truncated."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 MAX_HEADER_BYTES = 100_000_000
-"""Bound of a safetensors header, set by the format."""
+"""Maximum size of a safetensors header, defined by the format."""
 MAX_JSON_BYTES = 64 * 1024 * 1024
-"""Bound of a JSON document. A longer document counts as complete, because reading it costs too much memory."""
+"""Maximum size of a checked JSON document. Longer documents count as complete, because reading them takes memory."""
 MAX_NAMED = 200
-"""Characters of a file-supplied name in a message."""
+"""Maximum characters of a file-supplied name in a message."""
 _LFS_POINTER = b"version https://git-lfs"
-"""First bytes of a git-lfs pointer, which takes the place of a file of any name that git-lfs has not fetched."""
+"""First bytes of a git-lfs pointer, which replaces a file that git-lfs has not fetched."""
 _ZIP = b"PK\x03\x04"
 _TRUNCATED = "is truncated: "
 
 
 class MissingPart(NamedTuple):
-    """A part that a file declares and the directory lacks."""
+    """Declared part of a file that the directory lacks."""
 
     path: str
     reason: str
     truncated: bool
-    """The file's format is certain and its end is missing: no program can load the file."""
+    """True if the file's format is certain and its end is missing, so that no program can load the file."""
 
     def __str__(self) -> str:
         return f"{self.path} {self.reason}"
 
 
 def find_missing_part(directory: Path, paths: Iterable[str]) -> MissingPart | None:
-    """Return the first missing part of the files, by their own declarations; None if none declares a missing part.
+    """Return the first missing part of the files, by the files' own declarations, or None.
 
-    Safetensors files, zip archives (as `torch.save` writes them), indexes of shards (`*.index.json`) and
-    `trainer_state.json` are checked. Other files count as complete, and so does a git-lfs pointer. Raises OSError.
+    The function checks safetensors files, zip archives (as `torch.save` writes them), indexes of shards
+    (`*.index.json`) and `trainer_state.json`. Other files and git-lfs pointers count as complete. Raises OSError.
     """
     names = set(paths)
     for path in sorted(names):
@@ -52,7 +52,7 @@ def find_missing_part(directory: Path, paths: Iterable[str]) -> MissingPart | No
 
 
 def _check_file(directory: Path, path: str, names: set[str]) -> str:
-    # O_NONBLOCK, because opening a named pipe would wait for a writer.
+    # Without O_NONBLOCK, opening a named pipe would wait for a writer.
     fd = os.open(directory / path, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(fd, "rb") as file:
         info = os.fstat(fd)
@@ -87,7 +87,7 @@ def _safetensors(file: BinaryIO, size_bytes: int) -> str:
 
 
 def _archive(file: BinaryIO) -> str:
-    """Read the central directory, which is written last."""
+    """Read the central directory, the last part of an archive."""
     try:
         with zipfile.ZipFile(file):
             return ""
@@ -96,7 +96,7 @@ def _archive(file: BinaryIO) -> str:
 
 
 def _document(file: BinaryIO, folder: Path, names: set[str]) -> str:
-    """Read the JSON object, and search the names for the shards of an index."""
+    """Read the JSON object, and compare the shards of an index with the names."""
     try:
         document = json.load(file)
     except (ValueError, RecursionError):

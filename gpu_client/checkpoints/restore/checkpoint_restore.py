@@ -1,9 +1,10 @@
 """Restore the newest checkpoint whose bytes verify.
 
-Damage (a missing or altered pack, an unreadable manifest) is reported to the control plane, so that no later claim
-lists the checkpoint; then the next older checkpoint is tried. Trouble (network, disk, a refused request, a manifest of
-another version) is not damage: it is raised, and no checkpoint is lost. A checkpoint appears under its name complete
-and verified or not at all. Chunks in the local cache are not fetched.
+After damage (a missing or altered pack, an unreadable manifest) the restore reports the checkpoint to the control
+plane, so that no later claim lists the checkpoint, and tries the next older one. Other errors (network, disk, a refused
+request, a manifest of another version) are no damage: the restore raises them, and no checkpoint is lost. A checkpoint
+appears under its name complete and verified or not at all. The restore copies chunks from the local cache where
+possible.
 """
 
 from __future__ import annotations
@@ -49,25 +50,25 @@ from gpu_client.transport.transfer.transfer_requests import Segment
 logger = logging.getLogger(__name__)
 
 MAX_EXPIRED_ROUNDS = 5
-"""Rounds in a row in which fresh URLs may expire before one more range arrives."""
+"""Limit of successive rounds in which fresh URLs expire before another range arrives."""
 
 RESERVE_BYTES = 64 * 1024 * 1024
-"""Disk space that must stay free beside the checkpoint."""
+"""Disk space in bytes that must stay free beside the checkpoint."""
 
 
 class RestoreFailed(BatonError):  # noqa: N818
-    """Committed checkpoints exist, but none could be fetched; a start from step 0 would lose them."""
+    """Error of a job with committed checkpoints of which none could be fetched. A start from step 0 would lose them."""
 
 
 class RestoreApi(Protocol):
-    """The API calls of a restore; BatonClient implements them."""
+    """Control-plane API of a restore, implemented by BatonClient."""
 
     def blob_urls(self, job_id: str, step: int, blake3: Sequence[str], *, lease_token: str | None = None) -> BlobUrls:
         """Return presigned URLs of packs."""
         ...
 
     def report_damaged(self, job_id: str, step: int, lease_token: str, *, epoch: int, message: str) -> None:
-        """Report that a checkpoint does not verify."""
+        """Report a damaged checkpoint."""
         ...
 
 
@@ -80,13 +81,13 @@ class Restored:
     path: Path
     total_bytes: int
     fetched_bytes: int = 0
-    """Fetched stored bytes; encoded chunks have fewer bytes than their files."""
+    """Fetched stored bytes; the stored bytes of an encoded chunk are fewer than its raw bytes."""
     local_bytes: int = 0
     """Bytes from the local cache."""
 
 
 class _Damaged(Exception):  # noqa: N818 - caught here and reported
-    """The checkpoint's bytes do not verify."""
+    """Error of a checkpoint whose bytes do not verify."""
 
 
 def restore(
@@ -101,7 +102,7 @@ def restore(
 ) -> Restored | None:
     """Restore the newest intact checkpoint of the claim to `directory`/checkpoint-<step>, replacing that path.
 
-    Chunks are copied from `store` where possible; afterwards `store` has the restored checkpoint alone.
+    The function copies chunks from `store` where possible; afterwards `store` contains only the restored checkpoint.
 
     Returns None if the job has no checkpoint, or if all were reported as damaged: the job starts from step 0. Raises
     RestoreFailed if a checkpoint could be neither fetched nor reported as damaged, Unreachable, DiskFull,
@@ -121,7 +122,8 @@ def restore(
             except NotFound:
                 unexplained.append(f"step {ref.step} cannot be reported as damaged: unknown to the control plane")
         except (UnknownVersion, UrlExpired) as error:
-            # An older checkpoint does not help, because the control plane refuses steps that this one has already.
+            # An older checkpoint does not help, because the control plane refuses commits of steps up to this
+            # checkpoint's step.
             raise RestoreFailed(f"checkpoint of step {ref.step}: {error}") from error
     if unexplained:
         raise RestoreFailed("no checkpoint could be fetched: " + "; ".join(unexplained))
@@ -133,7 +135,7 @@ def restore(
 
 
 class _CheckpointRestore:
-    """The restore of one checkpoint into a temporary directory, which is renamed at the end."""
+    """Restore of one checkpoint into a temporary directory, which is renamed at the end."""
 
     def __init__(
         self,
@@ -158,7 +160,7 @@ class _CheckpointRestore:
         self._progress = progress
 
     def run(self) -> Restored:
-        """Fetch and place the checkpoint. Raises _Damaged for damage, other errors for trouble."""
+        """Fetch and place the checkpoint. Raises _Damaged for damage, and the errors of the transfer and the disk."""
         try:
             with local_errors(f"preparing {self._aside}"):
                 self._directory.mkdir(parents=True, exist_ok=True)
@@ -200,7 +202,7 @@ class _CheckpointRestore:
         try:
             return read_manifest(data, job_id=self._item.id, ref=self._ref)
         except BadManifest as error:
-            # Bytes can be altered in transit, therefore the manifest is fetched twice before it counts as damaged.
+            # The network can alter bytes, therefore a manifest counts as damaged only after two fetches.
             logger.warning("%s; fetching it once more", error)
             data = self._transfer.read(
                 self._ref.manifest_url, name=name, max_bytes=MAX_MANIFEST_BYTES, cancel=self._cancel
@@ -221,7 +223,7 @@ class _CheckpointRestore:
         return unpack(archive, content, cancel=self._cancel, available_bytes=self._free_bytes() - RESERVE_BYTES)
 
     def _assemble(self, manifest: Manifest, content: Path) -> tuple[int, int]:
-        """Assemble all files of the checkpoint; return the fetched bytes and the locally copied bytes."""
+        """Assemble all files of the checkpoint. Returns the numbers of fetched and locally copied bytes."""
         self._require_space(count_written_bytes(manifest) + count_scratch_bytes(manifest))
         assembly = FileAssembler(manifest, content, self._aside / "scratch", cancel=self._cancel)
         try:
@@ -240,7 +242,7 @@ class _CheckpointRestore:
         return fetched_bytes, local_bytes
 
     def _copy(self, manifest: Manifest, assembly: FileAssembler, chunks: set[int]) -> int:
-        """Copy the chunks that the local cache has; return their bytes."""
+        """Copy the chunks of the local cache. Returns the number of their bytes."""
         if self._store is None:
             return 0
         known = [(index, self._store.find(manifest.chunks[index].blake3)) for index in sorted(chunks)]
@@ -257,7 +259,7 @@ class _CheckpointRestore:
         return sum(copied)
 
     def _fetch_ranges(self, manifest: Manifest, ranges: Sequence[PackRange], assembly: FileAssembler) -> None:
-        """Fetch all ranges, in groups of as many packs as one call returns URLs for."""
+        """Fetch all ranges, in groups of packs whose URLs one call returns."""
         packs = list(dict.fromkeys(found.pack for found in ranges))
         for start in range(0, len(packs), MAX_MISSING_PER_ANSWER):
             group = set(packs[start : start + MAX_MISSING_PER_ANSWER])
@@ -277,7 +279,7 @@ class _CheckpointRestore:
                 self._transfer.fetch_ranges(downloads, cancel=self._cancel, progress=self._progress)
                 return
             except UrlExpired:
-                # Ranges that arrived are verified and in place.
+                # Arrived ranges are verified, in place, and no longer in `waiting`.
                 fruitless = fruitless + 1 if len(waiting) == before else 0
                 if fruitless >= MAX_EXPIRED_ROUNDS:
                     raise
@@ -320,7 +322,7 @@ class _CheckpointRestore:
         except NotFound as error:
             if error.code != ErrorCode.CHECKPOINT_NOT_FOUND:
                 raise
-            # The control plane's own copy of the manifest is damaged or missing.
+            # The control plane's copy of the manifest is damaged or missing.
             raise _Damaged(error.message) from error
         absent = [digest for digest in digests if digest not in answer.urls]
         if absent:
@@ -332,7 +334,7 @@ class _CheckpointRestore:
             return shutil.disk_usage(self._directory).free
 
     def _require_space(self, needed_bytes: int) -> None:
-        """Raise DiskFull before the download if the checkpoint does not fit; the local cache is emptied first."""
+        """Raise DiskFull before the download if the checkpoint does not fit even after emptying the local cache."""
 
         def is_enough() -> bool:
             return self._free_bytes() >= needed_bytes + RESERVE_BYTES

@@ -1,6 +1,6 @@
-"""Assemble a checkpoint's files from chunks that arrive in any order, each verified before it counts.
+"""Assemble a checkpoint's files from chunks that arrive in any order, and verify each chunk.
 
-Ranges of raw chunks only are streamed: their bytes go to their places as they arrive.
+Ranges with raw chunks only are streamed: arriving bytes go directly to their places.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from gpu_client.transport.transfer.transfer_requests import Segment
 WORKERS = 4
 PIECE_BYTES = 4 * 1024 * 1024
 LARGE_BYTES = 64 * 1024 * 1024
-"""Chunks larger than this are decoded one at a time."""
+"""Chunk size in bytes above which chunks are decoded one at a time."""
 
 MAX_OPEN_FILES = 128
 _ZEROS = bytes(PIECE_BYTES)
 
 
 class FileAssembler:
-    """Writes the files of `manifest` below the new directory `content`; `scratch` is a file beside the directory.
+    """Writer of the files of `manifest` below the new directory `content`. `scratch`: a file beside the directory.
 
     The files have their final sizes from the start, so that unwritten bytes stay holes. Several threads may deliver
     chunks. A `delta` that arrives before its base waits in the scratch file until `decode_waiting`.
@@ -51,9 +51,9 @@ class FileAssembler:
         self._scratch_bytes = 0
         self._done: set[int] = set()
         self._arrived: dict[int, dict[int, int]] = {}
-        """Sizes of the written parts by their starts, for each `raw` chunk in several parts."""
+        """Sizes of the written parts by start, by chunk, for each `raw` chunk in several parts."""
         self._waiting: dict[int, int] = {}
-        """Offset of the stored bytes in the scratch file, for each `delta` whose base is missing."""
+        """Offset of the stored bytes in the scratch file, for each `delta` with a missing base."""
         self._mismatched: set[int] = set()
         self._given_up: set[int] = set()
         _require_zeros(manifest.chunks, cancel)
@@ -80,7 +80,7 @@ class FileAssembler:
             return self._places.keys() - self._done
 
     def missing_bases(self) -> set[int]:
-        """Return the missing bases of the deltas among `missing`, and reserve places for them."""
+        """Return the missing bases of the deltas among `missing`, and reserve places for these bases."""
         bases = find_bases(self._chunks, self.missing())
         for base in bases - self._places.keys():
             self._places[base] = [(self._scratch, self._reserve(self._chunks[base].size_bytes))]
@@ -88,7 +88,7 @@ class FileAssembler:
             return bases - self._done
 
     def deliver(self, found: PackRange, data: memoryview) -> None:
-        """Take the bytes of a range. Raises ChecksumMismatch if a chunk in them does not verify."""
+        """Add the bytes of a range. Raises ChecksumMismatch for a chunk that does not verify."""
         for part in found.parts:
             self._check()
             if not self.has(part.chunk):
@@ -101,7 +101,7 @@ class FileAssembler:
             return index in self._done or index in self._waiting
 
     def write(self, index: int, start: int, raw: memoryview) -> None:
-        """Write bytes of a chunk to all its places; `finish_chunk` or `finish_part` verifies them."""
+        """Write bytes of a chunk to all places of the chunk; `finish_chunk` or `finish_part` verifies the bytes."""
         self._check()
         for path, offset in self._places[index]:
             self._files.write(path, offset + start, raw)
@@ -114,7 +114,7 @@ class FileAssembler:
             self._altered(index)
 
     def finish_part(self, part: ChunkPart) -> None:
-        """Finish a part of a large chunk, which is verified once all its parts are written."""
+        """Finish a part of a large chunk; the last part verifies the chunk."""
         chunk = self._chunks[part.chunk]
         with self._lock:
             arrived = self._arrived.setdefault(part.chunk, {})
@@ -135,7 +135,7 @@ class FileAssembler:
             self._mark_mismatched(part.chunk)
 
     def copy(self, index: int, source: Segment) -> bool:
-        """Copy a chunk from a local file; return False if the bytes there are not the chunk's."""
+        """Copy a chunk from a local file. Returns False if the local bytes do not verify."""
         digest = blake3()
         try:
             descriptor = os.open(source.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -174,9 +174,9 @@ class FileAssembler:
         run_batch(ready, work, workers=WORKERS, cancel=self._cancel)
 
     def take_mismatched(self) -> set[int]:
-        """Return the complete chunks that did not verify, to fetch them once more.
+        """Return the complete chunks that did not verify, for a second fetch.
 
-        Raises ChecksumMismatch if a chunk was returned before.
+        Raises ChecksumMismatch for a chunk that an earlier call returned.
         """
         with self._lock:
             mismatched, self._mismatched = self._mismatched, set()
@@ -231,9 +231,9 @@ class FileAssembler:
         self._finished(index)
 
     def _altered(self, index: int, cause: BadChunk | None = None) -> None:
-        """Raise ChecksumMismatch, so that the range is fetched once more.
+        """Raise ChecksumMismatch, so that the caller fetches the range again.
 
-        A chunk that was fetched twice already is only marked; `take_mismatched` raises for it.
+        The method only marks a chunk after its second fetch; `take_mismatched` raises for such a chunk.
         """
         with self._lock:
             again = index in self._given_up
@@ -261,7 +261,7 @@ class FileAssembler:
             self._mismatched.add(index)
 
     def _reserve(self, size_bytes: int) -> int:
-        """Reserve bytes in the scratch file; return their offset."""
+        """Reserve bytes in the scratch file. Returns their offset."""
         with self._lock:
             offset = self._scratch_bytes
             self._scratch_bytes += size_bytes
@@ -278,7 +278,7 @@ class FileAssembler:
 
 
 class _OpenFiles:
-    """Reads and writes at offsets of files by several threads; keeps at most `max_open` files open."""
+    """Pool of at most `max_open` open files, for reads and writes at offsets by several threads."""
 
     def __init__(self, max_open: int) -> None:
         self._max_open = max_open
@@ -324,20 +324,20 @@ class _OpenFiles:
 
 
 class _OpenFile:
-    """A descriptor that closes with its last reference, because a number closed earlier could name another file in a
-    thread that outlives a batch."""
+    """A descriptor that closes with its last reference. A thread may outlive a batch, and the number of a descriptor
+    that was closed earlier could name another file."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self.writing = threading.Lock()
-        """Lock for one write at a time: the kernel serializes writes to a file by spinning, which costs CPU time."""
+        """Lock for one write at a time; without the lock, the kernel would serialize the writes by spinning."""
 
     def __del__(self) -> None:
         os.close(self.descriptor)
 
 
 def _require_zeros(chunks: Iterable[Chunk], cancel: CancelEvent | None) -> None:
-    """Raise ChecksumMismatch if the digest of a `zeros` chunk is not that of zeros."""
+    """Raise ChecksumMismatch if the digest of a `zeros` chunk is not the digest of zeros."""
     for chunk in chunks:
         if chunk.codec != "zeros":
             continue
@@ -360,7 +360,7 @@ def can_stream(found: PackRange, chunks: Sequence[Chunk]) -> bool:
 
 
 class RawStream:
-    """Takes the bytes of a raw range in order. A chunk counts once all its bytes are written and verified."""
+    """Stream of a raw range's bytes, in order. A chunk counts once all its bytes are written and verified."""
 
     def __init__(self, found: PackRange, chunks: Sequence[Chunk], assembly: FileAssembler) -> None:
         self._found = found
@@ -369,7 +369,7 @@ class RawStream:
         self.begin()
 
     def begin(self) -> None:
-        """Start at the first byte, possibly again; verified chunks stay."""
+        """Start or restart at the first byte; verified chunks stay."""
         self._at = self._found.offset
         self._number = 0
         self._begin_part()
@@ -380,7 +380,7 @@ class RawStream:
         return self._number == len(self._found.parts)
 
     def take(self, piece: memoryview) -> None:
-        """Take the next bytes. Raises ChecksumMismatch at the end of a chunk that does not verify."""
+        """Add the next bytes. Raises ChecksumMismatch at the end of a chunk that does not verify."""
         end = self._at + len(piece)
         while not self.complete:
             part = self._found.parts[self._number]

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from baton.contract.checkpoints.manifest import Chunk, Manifest
 
 MAX_RANGE_BYTES = 16 * 1024 * 1024
-"""Most bytes of one request. Only a single encoded chunk, which is decoded whole, may exceed the bound."""
+"""Maximum bytes of one request. Only a single encoded chunk, which is decoded as a whole, may exceed the bound."""
 
 MAX_GAP_BYTES = 1024 * 1024
-"""Unneeded bytes that are fetched, because another request would cost more."""
+"""Maximum bytes of a gap that is fetched in vain, because another request would cost more."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkPart:
-    """Stored bytes of a chunk: all, or a part of a `raw` chunk that is longer than a range."""
+    """Stored bytes of a chunk: all bytes, or a part of a `raw` chunk that is longer than a range."""
 
     chunk: int
     start: int
@@ -28,7 +28,7 @@ class ChunkPart:
 
 @dataclass(frozen=True, slots=True)
 class PackRange:
-    """Bytes of a pack that one request fetches, and the needed parts in them."""
+    """Bytes of a pack for one request, and the needed parts in these bytes."""
 
     pack: int
     offset: int
@@ -37,7 +37,7 @@ class PackRange:
 
 
 def count_scratch_bytes(manifest: Manifest) -> int:
-    """Return the bytes of the bases that no file contains, which need disk space beside the files."""
+    """Return the disk space, in bytes, of the bases that no file contains."""
     used = {index for file in manifest.files for index in file.chunks}
     return sum(manifest.chunks[index].size_bytes for index in find_bases(manifest.chunks, used) - used)
 
@@ -49,7 +49,7 @@ def find_bases(chunks: Sequence[Chunk], wanted: Iterable[int]) -> set[int]:
 
 
 def plan_ranges(manifest: Manifest, wanted: Collection[int]) -> list[PackRange]:
-    """Return the ranges that contain the `wanted` chunks, each once. Packs with bases come first."""
+    """Return the ranges that contain each of the `wanted` chunks once. Packs with bases come first."""
     parts: dict[int, list[ChunkPart]] = {}
     for index in wanted:
         chunk = manifest.chunks[index]
@@ -73,7 +73,7 @@ def _parts(index: int, chunk: Chunk) -> list[ChunkPart]:
 
 def _ranges_of(pack: int, pack_bytes: int, parts: list[ChunkPart]) -> list[PackRange]:
     parts.sort(key=lambda part: (part.offset, part.size_bytes))
-    # A pack that is mostly needed is fetched whole.
+    # One request fetches a pack as a whole if more than half of its bytes are needed.
     max_gap_bytes = pack_bytes if 2 * sum(part.size_bytes for part in parts) > pack_bytes else MAX_GAP_BYTES
     ranges: list[PackRange] = []
     together: list[ChunkPart] = []

@@ -1,4 +1,4 @@
-"""Collect, hash, declare and upload the outputs of a finished training, before the job may be `complete`."""
+"""Collect, hash, declare and upload the outputs of a finished training; `complete` requires stored outputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gpu_client.transport.transfer.upload_rounds import LocalFile, Missing, Targ
 
 
 class MissingOutput(BatonError):  # noqa: N818
-    """Declared outputs do not exist. `paths`: the missing ones, as declared."""
+    """Error of missing outputs. `paths`: the missing outputs, as declared."""
 
     def __init__(self, paths: Sequence[str], output_dir: str) -> None:
         self.paths = tuple(paths)
@@ -34,12 +34,12 @@ class MissingOutput(BatonError):  # noqa: N818
 
 
 class ArtifactsApi(Protocol):
-    """The API call of an artifact upload; BatonClient implements it."""
+    """Control-plane API of an artifact upload, implemented by BatonClient."""
 
     def declare_artifacts(
         self, job_id: str, lease_token: str, artifacts: Sequence[DeclaredArtifact]
     ) -> ArtifactsAnswer:
-        """Declare the artifacts; return the upload targets of the missing ones."""
+        """Declare the artifacts. Returns the upload targets of the missing artifacts."""
         ...
 
 
@@ -52,11 +52,11 @@ def collect_outputs(
 ) -> dict[str, Path]:
     """Return the files of the declared outputs, by path below `output_dir`. A directory stands for its files.
 
-    `optional` outputs may be missing. An optional output that exceeds the number of files or the sizes that a job may
-    declare is left out as a whole; `on_left_out` gets the reason.
+    `optional` outputs may be missing. The function omits an optional output whose files exceed a job's limits of number
+    or size as a whole, and passes the reason to `on_left_out`.
 
     Raises MissingOutput with all missing outputs (an empty directory counts as missing), BadDirectory for links that
-    lead outside, and for more or larger files or longer paths than a job may declare.
+    lead outside, and for files or paths that exceed a job's limits.
     """
     root = output_dir.resolve()
     files: dict[str, Path] = {}
@@ -113,10 +113,10 @@ def upload_artifacts(
     cancel: CancelEvent | None = None,
     progress: Progress | None = None,
 ) -> list[DeclaredArtifact]:
-    """Upload the files from `collect_outputs`, possibly none; return the artifacts that `complete` declares.
+    """Upload the files from `collect_outputs`. Returns the artifacts for `complete`.
 
-    Makes one API call for small files, one more for files in parts, and one for each time the URLs expire. Raises the
-    errors of hashing and the transfer, and ApiError, such as LeaseLost.
+    The function makes one API call for small files, another for files in parts, and another for each expiry of URLs.
+    Raises the errors of hashing and the transfer, and ApiError, such as LeaseLost.
     """
     if not files:
         return []
@@ -149,7 +149,7 @@ def upload_artifacts(
 
 
 def _with_parts(artifact: DeclaredArtifact, digest: FileDigest) -> DeclaredArtifact:
-    # A field that is not set is not sent.
+    # pydantic omits unset fields, therefore `parts` stays unset for small files.
     return artifact if digest.parts is None else artifact.model_copy(update={"parts": digest.parts})
 
 

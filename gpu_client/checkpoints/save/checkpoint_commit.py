@@ -1,7 +1,7 @@
 """Commit a checkpoint: post the manifest, upload the missing packs, post the same manifest again.
 
-A checkpoint is committed once the control plane answers so, after it has verified size and checksum of every pack.
-Every failure is raised. A repeated commit is safe and sends only the packs that are still missing.
+The control plane verifies size and checksum of every pack before its answer, and the answer commits the checkpoint.
+Every failure raises. A repeated commit is idempotent and sends only missing packs.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from gpu_client.transport.transfer.manager import Progress, Transfer, Upload
 logger = logging.getLogger(__name__)
 
 MAX_FRUITLESS_ROUNDS = 3
-"""Rounds without progress before the commit fails."""
+"""Rounds without progress after which the commit fails."""
 
 _PAUSE_S = 1.0
 
 
 class CommitFailed(BatonError):  # noqa: N818
-    """The packs were uploaded, but the control plane still reports them as missing."""
+    """Error of a commit whose uploaded packs the control plane still reports as missing."""
 
 
 class CommitApi(Protocol):
-    """The API call of a commit; BatonClient implements it."""
+    """Control-plane API of a commit, implemented by BatonClient."""
 
     def commit(self, lease_token: str, manifest: Manifest) -> CommitAnswer:
         """Post the manifest."""
@@ -46,7 +46,7 @@ class CommitApi(Protocol):
 
 @dataclass(frozen=True)
 class Committed:
-    """An accepted commit with its sizes and times."""
+    """Sizes and times of an accepted commit."""
 
     step: int
     epoch: int
@@ -55,11 +55,11 @@ class Committed:
     raw_bytes: int
     """Bytes of all files."""
     reused_bytes: int
-    """Bytes of the files that are not stored anew: an earlier checkpoint has them, they repeat, or they are zeros."""
+    """Bytes of the files without a new stored copy: in an earlier checkpoint, repeated, or zeros."""
     encoded_bytes: int
     """Bytes of the new packs."""
     uploaded_bytes: int
-    """Bytes of the uploaded packs; another job may have stored an equal new pack already."""
+    """Bytes of the uploaded packs. Another job may have stored an equal pack, which needs no upload."""
     uploaded_packs: int
     hash_s: float
     """Time to build the manifest, with encoding."""
@@ -71,7 +71,7 @@ class Committed:
 
 @contextmanager
 def log_failures(operation: str) -> Iterator[None]:
-    """Log errors after an accepted commit and do not raise them, because callers would assume a failed commit."""
+    """Log errors after an accepted commit instead of raising, because callers would assume a failed commit."""
     try:
         yield
     except Exception:
@@ -79,7 +79,7 @@ def log_failures(operation: str) -> Iterator[None]:
 
 
 class _PacksGone(Exception):  # noqa: N818 - caught here: their chunks are written anew
-    """Packs of earlier checkpoints are no longer stored."""
+    """Error of packs of earlier checkpoints that are no longer stored."""
 
     def __init__(self, packs: Collection[str]) -> None:
         self.packs = frozenset(packs)
@@ -103,12 +103,12 @@ def commit_checkpoint(
     progress: Progress | None = None,
     sleep: Callable[[float], object] | None = None,
 ) -> Committed:
-    """Commit the checkpoint in `directory`, which is complete and unchanged meanwhile, as `step` of the claimed job.
+    """Commit the complete checkpoint in `directory`, which must not change, as `step` of the claimed job.
 
-    Chunks in `known` are not sent again; `known` learns the committed manifest. `upload_bytes_per_s` and `spool`
-    control the codecs as in build_manifest; a repeated commit passes the same values. A commit makes two API calls, one
-    if every pack is stored already. Raises BadDirectory, FileChanged, CommitFailed, the errors of the transfer, and
-    ApiError, such as LeaseLost, LeaseExpired, StepNotNewer.
+    The function does not send chunks in `known`, and adds the committed manifest to `known`. `upload_bytes_per_s` and
+    `spool` control the codecs as in build_manifest; pass equal values to a repeated commit. A commit makes two API
+    calls, or one if every pack is stored already. Raises BadDirectory, FileChanged, CommitFailed, the errors of the
+    transfer, and ApiError, such as LeaseLost, LeaseExpired, StepNotNewer.
     """
     started = time.monotonic()
     known = known if known is not None else ChunkIndex()
@@ -133,7 +133,7 @@ def commit_checkpoint(
             rounds.run()
             break
         except _PacksGone as error:
-            # The files have all bytes, therefore the chunks can be sent after all.
+            # The local files contain all bytes, therefore the next manifest sends the chunks of the missing packs.
             logger.warning("commit of step %d: %s; their chunks are written anew", step, error)
             known.forget(error.packs)
         finally:
@@ -161,7 +161,7 @@ def commit_checkpoint(
 
 
 class _CommitRounds:
-    """Post the manifest and upload missing packs, until committed."""
+    """Rounds of one commit: each posts the manifest and uploads missing packs."""
 
     def __init__(
         self,
@@ -194,7 +194,10 @@ class _CommitRounds:
             reason = self._round(reason)
 
     def _round(self, reason: str) -> str | None:
-        """Post once and upload the missing packs; return None if committed, else the reason. `reason`: the last one."""
+        """Post once and upload the missing packs. Returns the reason for another round, or None.
+
+        `reason`: the last round's result.
+        """
         if self._cancel is not None:
             stop_if_set(self._cancel)
         self.api_calls += 1
@@ -227,7 +230,7 @@ class _CommitRounds:
         return "the control plane still reports uploaded packs as missing"
 
     def _count_fruitless(self, reason: str) -> None:
-        """Count a round that neither asked for new packs nor for fewer packs; raise CommitFailed after too many."""
+        """Count a round without progress: no new and not fewer requested packs. Raises CommitFailed after too many."""
         step = self._local.manifest.step
         self._fruitless += 1
         if self._fruitless > MAX_FRUITLESS_ROUNDS:

@@ -1,4 +1,4 @@
-"""Read one span once; recognize or encode its chunk. Runs in several threads."""
+"""Read each span once, and recognize or encode its chunk. Several threads run this code."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from gpu_client.transport.transfer.transfer_requests import Segment
 logger = logging.getLogger(__name__)
 
 MIN_ENCODED_BYTES = 4096
-"""Smaller chunks are stored raw."""
+"""Chunk size in bytes below which chunks are stored raw."""
 
 _READ_BYTES = 512 * 1024
-"""Bytes of one read, hashed while they are in the processor's cache."""
+"""Bytes of one read; few enough that hashing finds the bytes in the processor's cache."""
 
 RAW = CodecChoice("raw")
 ZEROS = CodecChoice("zeros")
@@ -33,7 +33,7 @@ ZEROS = CodecChoice("zeros")
 
 @dataclass(frozen=True, slots=True)
 class SourceSpan:
-    """A span of a file, and the file's path in the checkpoint."""
+    """Span of a file, and the file's path in the checkpoint."""
 
     path: str
     file: SourceFile
@@ -42,10 +42,10 @@ class SourceSpan:
 
 @dataclass(slots=True)
 class EncodedChunk:
-    """The result for one span.
+    """Result of one span.
 
-    stored: digests of `encoded`, or of the raw bytes if nothing was encoded; None if nothing needs storing. raw: the
-    bytes, only if they may be encoded.
+    stored: digests of `encoded`, or of the raw bytes of an unencoded chunk; None for a chunk that needs no storing.
+    raw: the bytes, only for chunks that may be encoded.
     """
 
     blake3: str
@@ -58,7 +58,7 @@ class EncodedChunk:
 
 
 class ChunkEncoder:
-    """Encode spans. `is_stored`: returns True for a chunk (by BLAKE3) that is stored or occurred earlier."""
+    """Encoder of spans. `is_stored`: returns True for a chunk (by BLAKE3) that is stored or occurred earlier."""
 
     def __init__(
         self,
@@ -74,12 +74,12 @@ class ChunkEncoder:
         self._deltas = deltas
         self._is_stored = is_stored
         self.rates = rates
-        """None: encode nothing from now on."""
+        """Speeds for the choice of codecs; None disables encoding."""
 
     def encode_span(self, piece: SourceSpan, raw: memoryview) -> EncodedChunk:
-        """Read the span into `raw`, which has its size, and encode its chunk. Raises FileChanged, TransferError.
+        """Read the span into `raw`, which has the span's size, and encode the chunk. Raises FileChanged, TransferError.
 
-        If nothing is encoded, only the first bytes of `raw` serve as a buffer, and their content is arbitrary.
+        Without encoding, only the first bytes of `raw` serve as a buffer, and their final content is arbitrary.
         """
         rates = self.rates
         pays = rates is not None and (rates.may_pay("planes") or rates.may_pay("delta"))
@@ -130,7 +130,7 @@ class ChunkEncoder:
         return base, self._known.raw.find(base.chunk.blake3) if base else None
 
     def _delta(self, raw: memoryview, width: int, segment: Segment, digest: str) -> bytes | None:
-        """Encode a delta; return None if the local bytes are not those of the base."""
+        """Encode a delta. Returns None if the local bytes differ from the base."""
         buffer = self._buffers.take()
         try:
             base = memoryview(buffer)[: segment.size_bytes]
@@ -145,7 +145,7 @@ class ChunkEncoder:
 
 
 def _fill(segment: Segment, view: memoryview) -> bool:
-    """Read the segment into `view`; return False if it is shorter: a missing base stops no commit."""
+    """Read the segment into `view`. Returns False if the segment is shorter, because a missing base stops no commit."""
     try:
         with segment.path.open("rb", buffering=0) as file:
             file.seek(segment.offset)
@@ -155,7 +155,7 @@ def _fill(segment: Segment, view: memoryview) -> bool:
 
 
 def _sample(segment: Segment, places: Sequence[tuple[int, int]]) -> bytes | None:
-    """Return the bytes at these places of the segment; None if the segment is shorter."""
+    """Return the bytes at the given places of the segment; None if the segment is shorter."""
     try:
         with segment.path.open("rb", buffering=0) as file:
             sample = b"".join(os.pread(file.fileno(), size, segment.offset + offset) for offset, size in places)

@@ -1,4 +1,4 @@
-"""Index the chunks that are stored already: those of the checkpoint that the worker resumed from or committed last."""
+"""Index the stored chunks of the worker's last checkpoint, which the worker restored or committed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gpu_client.transport.transfer.transfer_requests import Segment
 
 
 class LocalChunks(Protocol):
-    """A source of raw chunks on this machine; LocalChunkCache implements it."""
+    """Source of raw chunks on this machine, implemented by LocalChunkCache."""
 
     def find(self, blake3: str) -> Segment | None:
-        """Return the unverified bytes of a chunk; None if the machine has none."""
+        """Return the unverified bytes of a chunk; None if the machine lacks the chunk."""
         ...
 
 
@@ -29,9 +29,9 @@ class StoredChunk:
 
 
 class ChunkIndex:
-    """Chunks that need not be sent again. One thread changes the index.
+    """Index of stored chunks, which need no upload. One thread changes the index.
 
-    The control plane decides: the index forgets packs that the control plane reports as missing.
+    The control plane has the last word: the index forgets packs that the control plane reports as missing.
     """
 
     def __init__(self, raw: LocalChunks | None = None) -> None:
@@ -49,12 +49,12 @@ class ChunkIndex:
         return known
 
     def learn(self, manifest: Manifest) -> None:
-        """Index a committed manifest instead of the former ones, whose packs retention may delete."""
+        """Replace the indexed manifests, whose packs retention may delete, by a newly committed manifest."""
         self._stored = {}
         self._take(manifest)
 
     def forget(self, packs: Collection[str]) -> None:
-        """Remove the chunks of packs (by BLAKE3) that are no longer stored or not worth keeping."""
+        """Remove the chunks of packs (by BLAKE3) that are no longer stored or too sparse."""
         self._stored = {
             blake3: stored
             for blake3, stored in self._stored.items()
@@ -66,9 +66,9 @@ class ChunkIndex:
         return self._stored.get(blake3)
 
     def base_for(self, path: str, offset: int, size_bytes: int) -> StoredChunk | None:
-        """Return the base for a delta: the chunk at this place in the newest checkpoint, or that chunk's own base.
+        """Return the base for a delta: the chunk at this place in the newest checkpoint, or the base of this chunk.
 
-        The base is never a delta, so that a reader needs one other chunk at most.
+        The base is never a delta, so that a reader needs at most one other chunk.
         """
         chunk = self._places.get((path, offset))
         if chunk is None or chunk.size_bytes != size_bytes:
@@ -77,7 +77,7 @@ class ChunkIndex:
 
     def _take(self, manifest: Manifest) -> None:
         self._bases = {}
-        # Bases first. A chunk that is stored whole is never replaced by a delta.
+        # Bases come first. A delta never replaces a chunk that is stored as a whole.
         for chunk in sorted(manifest.chunks, key=lambda chunk: chunk.base is not None):
             if chunk.pack is None:
                 continue
@@ -87,7 +87,7 @@ class ChunkIndex:
                 continue
             base = manifest.chunks[chunk.base].blake3
             self._bases[chunk.blake3] = base
-            # A base of zeros lies in no pack and is not indexed.
+            # A base of zeros is in no pack, therefore the index lacks the base.
             if base in self._stored:
                 self._stored.setdefault(chunk.blake3, StoredChunk(chunk, pack, self._stored[base]))
         self._places = {}

@@ -1,7 +1,7 @@
 """Build a manifest and its new packs from a directory.
 
-Every byte is read once: several threads read, hash and encode spans; one thread adds the chunks in order. A raw chunk
-stays in its file; only encoded chunks are written, to a spool.
+The builder reads every byte once: several threads read, hash and encode spans; one thread adds the chunks in order. Raw
+chunks stay in their files; the builder writes only encoded chunks, to a spool.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from gpu_client.transport.transfer.transfer_requests import Segment
 logger = logging.getLogger(__name__)
 
 MAX_CHUNKS = 20_000
-"""Most chunks of a checkpoint. One request holds them with the paths of the files."""
+"""Maximum chunks of a checkpoint, because one request contains all chunks and the paths of the files."""
 
 _AHEAD = HASH_WORKERS + 1
-"""Buffers in memory, besides the buffer whose chunks are being added."""
+"""Number of filled buffers ahead of the buffer whose chunks the builder adds."""
 _BUFFER_BYTES = 1024 * 1024
-"""Smallest buffer; a larger span enlarges all buffers."""
+"""Minimum size of a buffer; a larger span enlarges all buffers."""
 _SPANS_PER_BUFFER = 256
-"""Spans of one batch, because a change of thread costs more than reading a small file."""
+"""Maximum spans of a batch. Small files share a batch, because a thread switch costs more than a small read."""
 
 
 _Batch = list[tuple[str, int]]
@@ -60,7 +60,7 @@ _Batch = list[tuple[str, int]]
 
 @dataclass(slots=True)
 class _Draft:
-    """A future chunk of the manifest. `pack`: a stored pack, or the number of a new one."""
+    """Draft of a chunk of the manifest. `pack`: a stored pack, or the number of a new pack."""
 
     blake3: str
     size_bytes: int
@@ -73,7 +73,7 @@ class _Draft:
 
 
 class ManifestBuilder:
-    """Builds one manifest. `rates`: None to encode nothing."""
+    """Builder of one manifest. `rates`: None disables encoding."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class ManifestBuilder:
         self._files = {path: SourceFile(place) for path, place in paths.items()}
         self._pieces = _cut(self._files)
         spans = [piece.span for pieces in self._pieces.values() for piece in pieces]
-        # A delta adds its base to the chunks.
+        # A delta adds its base to the manifest's chunks, therefore deltas are possible only for half of MAX_CHUNKS.
         self._deltas = 2 * len(spans) <= MAX_CHUNKS
         self._buffer_bytes = max([_BUFFER_BYTES, *(span.size_bytes for span in spans)])
         self._buffers = SpanBuffers(self._buffer_bytes)
@@ -131,7 +131,8 @@ class ManifestBuilder:
         """Yield all spans in batches that fit one buffer."""
         batch: _Batch = []
         size_bytes = 0
-        # Large chunks first: other jobs may have the same, and small chunks between them would shift the cuts of packs.
+        # Large chunks come first: other jobs may have equal large chunks, and small chunks between them would shift the
+        # cuts of packs.
         for large in (True, False):
             for path, pieces in self._pieces.items():
                 for number, piece in enumerate(pieces):
@@ -176,7 +177,7 @@ class ManifestBuilder:
                 stop_if_set(self._cancel)
             piece = self._pieces[path][number]
             found.append(self._encoder.encode_span(piece, free[: piece.span.size_bytes]))
-            if found[-1].raw is not None:  # else the next span reuses the memory, which is still in the cache
+            if found[-1].raw is not None:  # Otherwise the next span reuses the cached memory.
                 free = free[piece.span.size_bytes :]
         return buffer, found
 
@@ -191,7 +192,7 @@ class ManifestBuilder:
         self._buffers.give(buffer)
 
     def _chunk(self, draft: _Draft, packs: Mapping[str, int]) -> Chunk:
-        """Build a chunk without default fields, because one request has thousands of chunks."""
+        """Build a chunk without default fields, because one request contains thousands of chunks."""
         fields: dict[str, Any] = {"blake3": draft.blake3, "size_bytes": draft.size_bytes}
         if draft.pack is not None:
             fields |= {"pack": packs[self._pack_of(draft.pack).blake3], "offset": draft.offset}
@@ -204,7 +205,7 @@ class ManifestBuilder:
         return Chunk(**fields)
 
     def _add(self, piece: SourceSpan, encoded: EncodedChunk) -> int:
-        """Add the first occurrence of a chunk; return its index."""
+        """Add the first occurrence of a chunk. Returns the chunk's index."""
         stored = self._stored(encoded.blake3)
         if stored is not None:
             return self._add_stored(stored)
@@ -251,7 +252,7 @@ class ManifestBuilder:
         return len(self._drafts) - 1
 
     def _spool_if_possible(self, encoded: EncodedChunk) -> Segment | None:
-        """Spool an encoded chunk; on a full disk return None and encode nothing more, so that the commit goes on."""
+        """Spool an encoded chunk. A full disk disables encoding and gives None, so that the commit continues."""
         if encoded.encoded is None:
             return None
         try:
@@ -262,7 +263,7 @@ class ManifestBuilder:
             return None
 
     def _is_stored(self, blake3: str) -> bool:
-        """Return True if a chunk needs no storing. Called from all threads."""
+        """Return True if a chunk needs no storing. Thread-safe."""
         return blake3 in self._index or self._stored(blake3) is not None
 
     def _stored(self, blake3: str) -> StoredChunk | None:
@@ -279,7 +280,7 @@ class ManifestBuilder:
 
 
 def _cut(files: Mapping[str, SourceFile]) -> dict[str, list[SourceSpan]]:
-    """Cut all files, more coarsely while a manifest could not hold all spans."""
+    """Cut all files, as coarsely as necessary for the manifest's limit of chunks."""
     for coarseness in range(MAX_COARSENESS + 1):
         pieces: dict[str, list[SourceSpan]] = {}
         for path, file in files.items():
@@ -297,18 +298,18 @@ class LocalManifest:
 
     manifest: Manifest
     packs: Mapping[str, tuple[Segment, ...]]
-    """Segments of the new packs, by BLAKE3. The other packs of the manifest are probably stored."""
+    """Segments of the new packs, by BLAKE3. All other packs of the manifest are probably stored."""
     new_bytes: int
-    """Bytes of the files in chunks of new packs."""
+    """Raw bytes of the chunks in new packs."""
     hash_s: float
-    """Wall-clock time of the build."""
+    """Duration of the build in seconds."""
     encode_s: float
     """Encoding time, summed over the threads."""
     close: Callable[[], None]
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Return the bytes of each pack, new or stored, by BLAKE3."""
+        """Return the size in bytes of each pack, new or stored, by BLAKE3."""
         return {pack.blake3: pack.size_bytes for pack in self.manifest.packs}
 
 
@@ -328,8 +329,8 @@ def build_manifest(
 ) -> LocalManifest:
     """Cut, hash, encode and pack the files of a checkpoint directory. Equal arguments give equal manifests.
 
-    spool: a directory for encoded chunks; without a spool nothing is encoded. Metrics that the contract refuses (NaN,
-    invalid names) are left out. Raises BadDirectory, FileChanged, TransferError (unreadable), TransferCanceled.
+    spool: a directory for encoded chunks; None disables encoding. The function omits metrics that the contract refuses
+    (NaN, invalid names). Raises BadDirectory, FileChanged, TransferError (unreadable), TransferCanceled.
     """
     started = time.monotonic()
     paths = resolve_files(directory)

@@ -1,4 +1,4 @@
-"""Read local files that must not change meanwhile, and spool the chunks encoded from them."""
+"""Read local files, detect their changes, and spool encoded chunks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpu_client.transport.net.files import local_errors
 from gpu_client.transport.transfer.transfer_requests import Segment
 
 HASH_WORKERS = 2
-"""Threads; one core hashes gigabytes per second, therefore more threads would only take cores from the training."""
+"""Number of threads. One core hashes gigabytes per second, and more threads would take cores from the training."""
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ _STATFS_BYTES = 256
 
 
 class SourceFile:
-    """A file in its state at construction. Raises FileChanged once the file differs, TransferError if unreadable."""
+    """A file in its state at construction. Raises FileChanged after a change, TransferError for an unreadable file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,11 +43,11 @@ class SourceFile:
         self._is_sparse = found.st_blocks * 512 < found.st_size
 
     def pieces(self, offset: int, size_bytes: int, scratch: memoryview) -> Iterator[memoryview]:
-        """Yield `size_bytes` bytes from `offset` on, read into `scratch`, as many at a time as fit.
+        """Read `size_bytes` bytes from `offset` on into `scratch`, and yield them in pieces of the size of `scratch`.
 
-        Yields nothing for a hole, whose bytes are zero without a read.
+        Yields nothing for a hole, whose bytes are zeros.
         """
-        # O_NONBLOCK, because opening a FIFO would wait for a writer.
+        # Without O_NONBLOCK, opening a FIFO would wait for a writer.
         descriptor = self._call(lambda: os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
         try:
             self._require(self._call(lambda: os.fstat(descriptor)))
@@ -71,7 +71,7 @@ class SourceFile:
             offset += size_bytes
 
     def require_unchanged(self) -> None:
-        """Raise FileChanged if the file has changed since its construction; call it after the last read."""
+        """Raise FileChanged if the file has changed since the construction. Call this method after the last read."""
         self._require(self._call(self.path.stat))
 
     def _require(self, found: os.stat_result) -> None:
@@ -122,7 +122,7 @@ class Spool:
 
 
 class SpanBuffers:
-    """Reused buffers of one size, because fresh pages cost as much as copying into them. Thread-safe."""
+    """Pool of buffers of one size, because fresh pages cost as much as a copy of their content. Thread-safe."""
 
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
@@ -141,7 +141,7 @@ class SpanBuffers:
 
 
 def _is_hole(descriptor: int, offset: int, size_bytes: int) -> bool:
-    """Return True if the file system reports a hole for these bytes; False if it has data or reports unreliably."""
+    """Return True if a trusted file system reports a hole for the bytes."""
     if not _reports_holes(descriptor):
         return False
     try:
@@ -149,7 +149,7 @@ def _is_hole(descriptor: int, offset: int, size_bytes: int) -> bool:
     except OSError as error:
         return (
             error.errno == errno.ENXIO
-        )  # ENXIO: no data from the offset to the end; other errors mean that the bytes are read
+        )  # ENXIO means a hole up to the end of the file. After any other error the caller reads the bytes.
 
 
 def _reports_holes(descriptor: int) -> bool:

@@ -27,7 +27,7 @@ from gpu_client.transport.retry import RetryPolicy
 from gpu_client.transport.transfer.manager import Transfer
 
 SKEW_WARN_S, SKEW_FAIL_S = 5, 900
-"""Limits of the clock skew: a large skew breaks TLS, and any skew makes logs hard to compare."""
+"""Limits of the clock skew in seconds. A large skew breaks TLS, and any skew makes logs hard to compare."""
 SLOW_ROUND_TRIP_S = 1.0
 SLOW_BYTES_PER_S = 500_000
 PROBE_BYTES = 1_000_000
@@ -35,7 +35,7 @@ PROBE_PREFIX = ".baton-doctor"
 _ROUND_TRIPS = 3
 _ADDRESS_REMEDY = "Check the address, that the API runs, and any proxy or firewall."
 _SHORT_RETRY = RetryPolicy(max_tries=2, budget_s=5.0)
-"""Retry once only: transfers hide failures by many retries, and this command must find the failures."""
+"""Policy of a single retry. Many retries would hide the failures that this command must find."""
 
 
 class CheckStatus(StrEnum):

@@ -14,7 +14,7 @@ from gpu_client.cli.core.errors import CliError, ExitCode
 from gpu_client.cli.core.session import AsJson
 
 _NEEDED = ("functions", "boto3", "starlette", "uvicorn")
-"""Packages that `python -m functions.local` requires. Located but not imported: the client does not depend on them."""
+"""Packages that `python -m functions.local` requires. The client locates but never imports them."""
 
 
 def register(app: typer.Typer) -> None:

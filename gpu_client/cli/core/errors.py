@@ -1,4 +1,4 @@
-"""Exit codes and error lines of the command line."""
+"""Map errors to the exit codes and error lines of the command line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpu_client.transport.errors import (
 
 
 class ExitCode(IntEnum):
-    """Exit codes for shell scripts; README.md lists the same."""
+    """Exit codes for shell scripts; README.md documents them."""
 
     OK = 0
     FAILED = 1
@@ -30,7 +30,7 @@ class ExitCode(IntEnum):
     UNREACHABLE = 4
     INTERRUPTED = 130
     OUTPUT_CLOSED = 141
-    """The reader closed the pipe (`| head`): 128 + SIGPIPE, by convention."""
+    """Exit code after the reader closed the pipe (`| head`): by convention 128 + SIGPIPE."""
 
 
 class CliError(Exception):
@@ -79,7 +79,7 @@ def describe(error: BaseException) -> tuple[ExitCode, str]:
     if isinstance(error, typer.exceptions.TyperException):
         format_message = getattr(error, "format_message", None)
         message = format_message() if format_message else str(error)
-        # An empty message: typer has shown the help page.
+        # An empty message means that typer has shown the help page.
         return ExitCode.USAGE, f"{message} (see --help)" if message else ""
     if isinstance(error, (KeyboardInterrupt, TransferCanceled, typer.Abort)):
         return ExitCode.INTERRUPTED, "interrupted"

@@ -23,7 +23,7 @@ from gpu_client.cli.core.formats import plain, printable
 from gpu_client.transport.transfer.manager import Progress as BytesMoved
 
 _PIPED_WIDTH = 100_000
-"""Width of pipes and files, which have no terminal width: wide enough that no row is cut or folded."""
+"""Width of pipes and files, which have no terminal width; wide enough that no row is cut or folded."""
 
 
 class CellFit(Enum):
@@ -64,7 +64,7 @@ class CommandOutput:
     """Output streams of one command. Removes control characters from foreign text: job names, reasons, log lines."""
 
     def __init__(self) -> None:
-        # Created with the session: tests replace the streams.
+        # Tests replace the streams, therefore each session creates its consoles.
         self._out = _console(sys.stdout)
         self.err = _console(sys.stderr)
 

@@ -1,7 +1,7 @@
 """Store addresses and keys by name, in a file that only its owner can read.
 
 `$XDG_CONFIG_HOME/baton/profiles.json` (`~/.config` by default), mode 0600, replaced atomically. A file that other users
-can read is refused. `BATON_API_URL` and `BATON_API_KEY` override the file.
+can read is an error. `BATON_API_URL` and `BATON_API_KEY` override the file.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _home(environ: Mapping[str, str]) -> Path:
 
 
 def load_profiles(path: Path) -> ProfileFile:
-    """Load the profiles; return none if there is no file. Raises CliError for a damaged or readable-by-others file."""
+    """Load the profiles, or an empty set without a file. Raises CliError for a damaged or readable-by-others file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -73,7 +73,7 @@ def load_profiles(path: Path) -> ProfileFile:
     try:
         return ProfileFile.model_validate_json(data)
     except ValidationError:
-        # Not chained: pydantic's message would quote the key.
+        # The error is not chained, because pydantic's message would quote the key.
         raise CliError(
             f"the profile file {path} is damaged", "Remove the file and store the key again with: baton login"
         ) from None
@@ -93,7 +93,7 @@ def _require_private(path: Path, found: os.stat_result) -> None:
 
 
 def save_profiles(path: Path, profiles: ProfileFile) -> None:
-    """Replace the file atomically: an interruption leaves the old file or the new file. Raises OSError."""
+    """Replace the file atomically, so that an interruption leaves the old or the new file. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -109,7 +109,7 @@ def save_profiles(path: Path, profiles: ProfileFile) -> None:
 
 
 class NoProfileError(CliError):
-    """No profile has the requested name."""
+    """Error of an unknown profile name."""
 
 
 def choose_profile(environ: Mapping[str, str], name: str | None) -> ConnectionProfile:
@@ -132,7 +132,7 @@ def choose_profile(environ: Mapping[str, str], name: str | None) -> ConnectionPr
             "Create one with: baton login URL - or set BATON_API_URL and BATON_API_KEY.",
         )
     if url and url.rstrip("/") != found.url:
-        # The environment could name a foreign address, so it must not receive the key of this profile.
+        # The environment could name a foreign address, which must not receive the key of this profile.
         raise CliError(
             f"BATON_API_URL is set without BATON_API_KEY, and profile {wanted!r} is for {found.url}",
             "Set both variables or neither.",

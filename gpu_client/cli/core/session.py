@@ -1,4 +1,4 @@
-"""Session of a command: profile, client, output, clock; resolution of abbreviated ids."""
+"""Provide the session of a command (profile, client, output, clock), and resolve abbreviated ids."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from gpu_client.transport.transfer.manager import Transfer
 V = TypeVar("V", KeyView, WebhookView)
 
 RETRY_POLICY = RetryPolicy(max_tries=5, budget_s=20.0, first_delay_s=0.3, max_delay_s=4.0)
-"""A user waits for the command, so an address that does not answer fails within seconds."""
+"""Policy of retries within seconds, because a user waits for the command."""
 
 MIN_ID_CHARACTERS = 4
 SHOWN_ID_CHARACTERS = 8
-"""Length of the ids that `baton jobs` prints: unique among thousands of jobs."""
+"""Length of the ids that `baton jobs` prints; unique among thousands of jobs."""
 _SEARCH_PAGE_SIZES = (100, 1000, 1000, 1000, 1000)
-"""Sizes of the searched pages, newest jobs first: most searches end on the first page."""
+"""Sizes of the searched pages, newest jobs first; most searches end on the first page."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 PricePerHour = Annotated[
@@ -57,7 +57,7 @@ class CliSession:
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
     cancel: threading.Event = field(default_factory=threading.Event)
-    """Set by Ctrl-C; cancels transfers in other threads."""
+    """Event that Ctrl-C sets to cancel transfers in other threads."""
 
     @cached_property
     def output(self) -> CommandOutput:
@@ -107,7 +107,7 @@ def find_job(client: BatonClient, text: str) -> JobView:
 
 
 def find_by_id(kind: str, known: Sequence[V], given: str) -> V:
-    """Return the one of the `known` keys or webhooks with an id or unique prefix. Raises CliError."""
+    """Return the key or webhook in `known` with an id or unique prefix. Raises CliError."""
     found = [one for one in known if one.id == given]
     if not found and len(given) >= MIN_ID_CHARACTERS:
         found = [one for one in known if one.id.startswith(given)]
@@ -119,7 +119,7 @@ def find_by_id(kind: str, known: Sequence[V], given: str) -> V:
 
 @contextmanager
 def guard_creation(kind: str, remedy: str) -> Iterator[None]:
-    """Add to a connection error that the key or webhook may exist: a create call is not retried."""
+    """Add to a connection error that the key or webhook may exist, because a create call is not retried."""
     try:
         yield
     except Unreachable as error:

@@ -71,7 +71,7 @@ class PushManifests:
                 self._begun[place] = before
 
     def finish(self, sent: Mapping[str, FileDigest]) -> None:
-        """Write the manifests that differ from the stored ones. `sent`: digests of the uploaded files."""
+        """Write the manifests that differ from the stored manifests. `sent`: digests of the uploaded files."""
         entries = _hash_files(self._files, sent, self._cancel)
         for place in self._places:
             below = {name: file for name, file in entries.items() if name.startswith(place)}
@@ -104,7 +104,7 @@ class PushManifests:
         }
 
     def _read(self, place: str) -> DatasetManifest:
-        """Download the manifest of a folder; return an empty one if it is missing or invalid."""
+        """Download the manifest of a folder. Returns an empty manifest for a missing or invalid one."""
         key = place + DATASET_MANIFEST
         if key not in self._stored:
             return DatasetManifest(files=[])
@@ -135,7 +135,7 @@ def require_manifest_capacity(files: int) -> None:
 def _hash_files(
     files: Mapping[str, Path], sent: Mapping[str, FileDigest], cancel: CancelEvent
 ) -> dict[str, DatasetFile]:
-    """Return an entry for each file by key, with the key as path; hash the files that were not sent."""
+    """Return an entry for each file by key, with the key as path; hash the files that this push did not upload."""
     left = [name for name in files if name not in sent]
     with ThreadPoolExecutor(_HASHERS, thread_name_prefix="hash") as pool:
         hashed = dict(zip(left, pool.map(lambda name: hash_file(files[name], cancel=cancel), left), strict=True))

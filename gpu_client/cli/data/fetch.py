@@ -84,7 +84,7 @@ def fetch(
 
 
 class FetchResult(NamedTuple):
-    """Existing paths, downloaded outputs, and the bytes of the latter."""
+    """Existing paths, downloaded outputs, and the downloaded bytes."""
 
     have: set[str]
     missing: list[Artifact]
@@ -189,7 +189,7 @@ def _download_request(artifact: Artifact, directory: Path) -> Wanted:
 
 
 class StoredOutputs:
-    """Stored outputs of a job by path, as the last attempt stored them."""
+    """Stored outputs of a job's last attempt, by path."""
 
     def __init__(self, client: BatonClient, job_id: str) -> None:
         """List the outputs. Raises ApiError, Unreachable, UnexpectedAnswer."""
@@ -205,7 +205,7 @@ class StoredOutputs:
 
 
 def with_stored_outputs(client: BatonClient, job: JobView) -> JobView:
-    """Return the job with its stored files as outputs; a complete job unchanged."""
+    """Return the job with its stored files as outputs; return a complete job unchanged."""
     if job.state is JobState.COMPLETE:
         return job
     so_far = [

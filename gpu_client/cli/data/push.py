@@ -198,8 +198,8 @@ def plan_push(
 ) -> PushPlan:
     """Exclude files that are stored with equal size and etag. `compute_etag(path, parts)`: parts is 0 for one upload.
 
-    The etag of an object that S3 encrypts with a KMS key is not an MD5 and never matches, so such files are sent again,
-    unless the control plane recognizes them by their checksum.
+    The etag of an object that S3 encrypts with a KMS key is not an MD5 and never matches. Therefore the push sends such
+    a file again, unless the control plane recognizes the file by its checksum.
     """
     sizes = {key: path.stat().st_size for key, path in files.items()}
     alike = [key for key in files if key in stored and stored[key].size_bytes == sizes[key]]

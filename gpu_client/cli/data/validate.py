@@ -74,7 +74,7 @@ def check_images(
     only: Collection[str] | None = None,
     for_sheet: bool = False,
 ) -> DatasetReport:
-    """Check a folder, or the files `only` of the folder. Raises CliError if it is not a directory."""
+    """Check a folder, or the files `only` of the folder. Raises CliError if `directory` is no directory."""
     from gpu_client.datasets.contact_sheet import select_shown
     from gpu_client.datasets.folder_check import check_folder
 
@@ -93,7 +93,7 @@ def check_images(
 
 
 def has_image_name(path: Path) -> bool:
-    """Return True if the file name is that of an image."""
+    """Return True if the file name is an image's name."""
     from gpu_client.datasets.images import is_image
 
     return is_image(path)

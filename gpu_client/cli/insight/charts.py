@@ -14,7 +14,7 @@ from gpu_client.cli.core.formats import number, plain
 LOG_FROM = 50.0
 """Ratio of the largest to the smallest value from which positive curves have a log scale."""
 _DOTS_BELOW = 60
-"""Number of points below which dots are drawn."""
+"""Number of points below which a curve has dots."""
 _CHARACTER = 6.6
 """Width of a character in SVG units."""
 _LANE = 15.0
@@ -26,12 +26,12 @@ Point = tuple[int, float]
 
 @dataclass(frozen=True)
 class Curve:
-    """Metric over steps; values that are not finite are gaps. `name`: CSS class."""
+    """Metric over steps; NaN and infinities are gaps. `name`: CSS class."""
 
     name: str
     points: Sequence[Point]
     dots: bool = True
-    """Draw dots if the curve has few points."""
+    """True to draw dots if the curve has few points."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def to_html(foreign: str, limit: int = 400) -> str:
 def thin_points(points: Sequence[Point], columns: int) -> list[Point]:
     """Reduce points to four per pixel column: first, lowest, highest, last. The drawn curve does not change.
 
-    Keeps one value that is not finite per column, as a gap.
+    Keeps one NaN or infinity per column, as a gap.
     """
     if len(points) <= 4 * columns:
         return list(points)
@@ -105,7 +105,7 @@ def thin_points(points: Sequence[Point], columns: int) -> list[Point]:
 
 
 class _Axis:
-    """Maps values to SVG coordinates."""
+    """Mapping of values to SVG coordinates."""
 
     def __init__(self, low: float, high: float, begin: float, end: float, *, log: bool = False) -> None:
         self.log = log
@@ -114,7 +114,7 @@ class _Axis:
 
     def __call__(self, value: float) -> float:
         at = math.log10(value) if self.log else value
-        # The difference of two large numbers can overflow, so all terms are halved.
+        # The difference of two large numbers can overflow, therefore all terms are halved.
         share = (at / 2 - self._low / 2) / (self._high / 2 - self._low / 2)
         return self._begin + min(max(share, -0.1), 1.1) * (self._end - self._begin)
 
@@ -242,7 +242,7 @@ def _polyline(kind: str, points: Sequence[Point], x: _Axis, y: _Axis) -> str:
 
 
 def _means(points: Sequence[Point], pieces: int) -> list[Point]:
-    """Average the finite values of consecutive pieces: the center of a dense curve."""
+    """Average the finite values of consecutive pieces. The averages are the center of a dense curve."""
     size = math.ceil(len(points) / pieces)
     found: list[Point] = []
     for begin in range(0, len(points), size):

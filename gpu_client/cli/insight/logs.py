@@ -79,7 +79,7 @@ def _describe_no_output(job: JobView) -> str:
 
 
 class _LogReader:
-    """Reads a job's log lines from a cursor."""
+    """Reader of a job's log lines from a cursor."""
 
     def __init__(self, client: BatonClient, job_id: str) -> None:
         self._client = client
@@ -97,14 +97,14 @@ class _LogReader:
 
 
 class _LogPrinter:
-    """Prints log lines and a separator between attempts."""
+    """Printer of log lines, with a separator between attempts."""
 
     def __init__(self, session: CliSession, as_json: bool) -> None:
         self._output = session.output
         self._as_json = as_json
         self._epoch: int | None = None
         self.shown = False
-        """True after the first line."""
+        """True after the first printed line."""
 
     def show(self, line: LogLine) -> None:
         """Print one line."""
@@ -120,7 +120,7 @@ class _LogPrinter:
 
 
 class _DelayNotice:
-    """Prints once per attempt the interval at which the worker sends its output."""
+    """Notice, once per attempt, of the interval at which the worker sends its output."""
 
     def __init__(self, session: CliSession, client: BatonClient) -> None:
         self._session = session
@@ -149,7 +149,7 @@ def _follow(session: CliSession, client: BatonClient, job_id: str, reader: _LogR
     notice = _DelayNotice(session, client)
     while True:
         try:
-            # Requested before the lines: once the job has ended, the log is complete.
+            # The log of an ended job is complete, therefore the state is requested before the lines.
             job = client.get_job(job_id)
             ended = job.state.terminal
             nothing_new = True

@@ -19,7 +19,7 @@ class MetricHistory:
     """Metric points of one job."""
 
     kept: list[MetricPoint]
-    """Points that count: strictly increasing steps."""
+    """Valid points, with strictly increasing steps."""
     void: list[MetricPoint]
     """Points after the checkpoint from which the next attempt resumed."""
 
@@ -49,9 +49,9 @@ def join_attempts(
     resumed_steps: resumed step of each attempt by epoch, None for an attempt from the beginning. An attempt without an
         entry is assumed to have resumed before its first reported step.
 
-    Points of earlier attempts after the resumed step are void, and so are points of the same attempt after a step to
-    which it rolls back. Points of one step are merged. A late point, with metrics that no later point has, is inserted
-    at its step.
+    Points of earlier attempts after the resumed step are void, and so are points of an attempt after the target step of
+    its rollback. The function merges points of one step, and inserts a late point, whose metrics no later point has, at
+    its step.
     """
     history = MetricHistory([], [])
     epoch: int | None = None
@@ -68,7 +68,7 @@ def _begin_attempt(history: MetricHistory, first: MetricPoint, resumed_steps: Ma
     if resumed_steps is not None and first.epoch in resumed_steps:
         _void_after(history, resumed_steps[first.epoch] or 0)
     else:
-        # A point without metrics marks the start of the attempt; a point with metrics is the result of a step.
+        # A point without metrics marks the start of the attempt, a point with metrics the result of a step.
         _void_after(history, first.step - 1 if first.metrics else first.step)
 
 
@@ -112,7 +112,7 @@ def goal_of(name: str) -> Goal | None:
 
 
 class MetricOverview(NamedTuple):
-    """Overview of a metric. `best`, `best_step`, `lowest`, `highest`: of finite values; None if there are none."""
+    """Overview of a metric. `best`, `best_step`, `lowest`, `highest` cover finite values; None without such values."""
 
     name: str
     points: int
@@ -140,7 +140,7 @@ def _summarize_metric(name: str, found: Sequence[tuple[int, float]]) -> MetricOv
     goal = goal_of(name)
     best = None
     if finite and goal is not None:
-        # Of equal values the earliest is best.
+        # Among equal values, the earliest is best.
         best = min(finite) if goal == "min" else max(finite, key=lambda one: (one[0], -one[1]))
     return MetricOverview(
         name=name,

@@ -114,7 +114,7 @@ def _jsonl(points: Iterable[MetricPoint], names: Sequence[str] | None) -> Iterat
 
 
 def _as_data(one: MetricOverview) -> dict[str, object]:
-    """Return an overview as JSON values; NaN and infinities are strings because JSON has none."""
+    """Return an overview as JSON values; NaN and infinities become strings, because JSON lacks them."""
     return {**one._asdict(), "first": _json_number(one.first), "last": _json_number(one.last)}
 
 

@@ -1,6 +1,6 @@
 """Command `baton report`: write an HTML page about a job.
 
-The page has no script and loads nothing. All text of the job is escaped.
+The page has no script and loads no resources. The report escapes all text of the job.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ def report(
 
 
 MAX_CHARTS = 60
-"""Maximum number of charts beside the loss; further metrics are in the table only."""
+"""Maximum number of charts beside the loss; the table contains all metrics."""
 MAX_METRICS = 1000
-"""Maximum rows of the metrics table: a script can generate names without limit."""
+"""Maximum rows of the metrics table, because a script can generate names without limit."""
 MAX_DECISIONS = 500
-"""Maximum rows of the decisions table; the newest are kept."""
+"""Maximum rows of the decisions table, which shows the newest decisions."""
 MAX_MARKS = 120
-"""Maximum marks of a chart; the newest are kept."""
+"""Maximum marks of a chart, which shows the newest marks."""
 _DECISIONS = frozenset(
     {
         EventType.RULE_FIRED,
@@ -246,7 +246,7 @@ def _starts(attempts: Sequence[AttemptView]) -> list[Mark]:
 
 
 class _MetricByAttempt:
-    """Values of a metric by attempt: a rule fired on the values of its own attempt, not of a later attempt."""
+    """Values of a metric by attempt, because a rule fired on the values of its own attempt, not of a later attempt."""
 
     def __init__(self, history: MetricHistory, name: str) -> None:
         self._by_epoch: dict[int, list[Point]] = {}

@@ -1,4 +1,4 @@
-"""Style sheet of the report for light and dark mode, and the arrowhead of its charts."""
+"""Define the report's style sheet for light and dark mode, and the arrowhead of its charts."""
 
 TIP = (
     '<svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs>'

@@ -21,7 +21,7 @@ from gpu_client.transport.api.client import BatonClient
 
 MAX_LINE_CHARACTERS = 160
 LATE_S = 180
-"""Maximum age of an expired lease: the sweeper, which runs every minute, revokes expired leases."""
+"""Maximum age of an expired lease in seconds. The sweeper, which runs every minute, revokes expired leases."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Explanation:
     budgets: list[str] = field(default_factory=list)
     advice: list[str] = field(default_factory=list)
     alerts: list[str] = field(default_factory=list)
-    """Preset firings of the newest attempt that are not cleared."""
+    """Uncleared preset firings of the newest attempt."""
 
     def as_data(self) -> dict[str, Any]:
         """Return the explanation as JSON values."""
@@ -258,7 +258,7 @@ def _format_last_line(attempt: AttemptView) -> str:
         return ""
     words = attempt.log_tail[-1]
     if attempt.reason and words.removeprefix("error: ") in attempt.reason.message:
-        return ""  # the trainer refused the job, and the reason contains the line
+        return ""  # The trainer refused the job, and the reason contains the line.
     return f"; last line: {words[:MAX_LINE_CHARACTERS]}{' ...' if len(words) > MAX_LINE_CHARACTERS else ''}"
 
 
@@ -285,7 +285,7 @@ def _budgets(facts: JobFacts) -> list[str]:
 
 
 def fruitless_interruptions(attempts: Sequence[AttemptView]) -> int:
-    """Count the newest lost machines without a new checkpoint in between; skip failures."""
+    """Count the newest machine losses without a new checkpoint in between; ignore failures."""
     lost = 0
     for attempt in reversed(attempts):
         if attempt.end is AttemptEnd.INTERRUPTED and attempt.checkpoint_step is None:
@@ -316,7 +316,7 @@ def jobs_ahead(job: JobView, pending: Sequence[JobView], now: int) -> list[JobVi
 
 
 def requirements_text(job: JobView) -> str:
-    """Format the requirements of a job; "" if there are none."""
+    """Format the requirements of a job; "" without requirements."""
     needs = job.requirements
     parts = [
         f"{value:g} {unit}"
@@ -344,7 +344,7 @@ def _checkpoint(job: JobView) -> str:
 
 _ADVICE = "Advice"
 _MAX_PAGES = 10
-"""Maximum pages: 10,000 jobs of one state, or 10,000 events of one job, suffice for an explanation."""
+"""Maximum number of pages. 10,000 jobs of one state, or 10,000 events of one job, suffice for an explanation."""
 
 
 def register(app: typer.Typer) -> None:

@@ -20,7 +20,7 @@ _CAUSES = {
 
 @dataclass(frozen=True)
 class LostTime:
-    """Time without a new step. `name`: field of Goodput."""
+    """Seconds without a new step. `name`: field of Goodput."""
 
     name: str
     seconds: float
@@ -32,7 +32,7 @@ class LostTime:
 
 
 def total_of(attempts: Iterable[AttemptView]) -> Goodput | None:
-    """Sum the goodput of all attempts; None if no attempt has reported any."""
+    """Sum the goodput of all attempts; None without a report of goodput."""
     found = [one.progress.goodput.model_dump() for one in attempts if one.progress and one.progress.goodput]
     return Goodput(**{name: sum(one[name] for one in found) for name in Goodput.model_fields}) if found else None
 
@@ -121,7 +121,7 @@ def _cost(seconds: float, price_per_hour: float) -> str:
 
 
 MIN_ADVISED_S = 600.0
-"""Minimum time for advice: in a shorter time the start always dominates."""
+"""Minimum seconds for advice, because the start dominates a shorter time."""
 MAX_UNADVISED_SHARE = 1 / 3
 """Maximum share of lost time without advice."""
 

@@ -106,7 +106,7 @@ def list_newest_jobs(
     found: list[JobView] = []
     cursor: str | None = None
     while True:
-        # The API filters a page by queue after reading, so a short page would find few jobs.
+        # The API filters a page by queue after reading, therefore a short page would find few jobs.
         size = _PER_PAGE if limit is None or queue is not None else min(limit - len(found), _PER_PAGE)
         page = client.jobs(status=status, queue=queue, limit=size, cursor=cursor, newest_first=True)
         found += page.jobs
@@ -221,7 +221,7 @@ def _defaults(client: BatonClient, job: JobView) -> JsonObject:
     try:
         recipe = lint(client.recipe(job.recipe).document).recipe
     except ApiError:
-        return {}  # a deleted recipe: list all parameters
+        return {}  # The recipe was deleted: list all parameters.
     return recipe.filled({}) if recipe else {}
 
 

@@ -36,7 +36,7 @@ _SHOWN_PROBLEMS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class SubmitOptions:
-    """Options that extend or override a job file; None and () mean not given."""
+    """Options that extend or override a job file. None and () are omitted options."""
 
     recipe: str | None = None
     name: str | None = None
@@ -102,7 +102,7 @@ def build_job(document: dict[str, Any], options: SubmitOptions) -> JobSubmit:
 
 
 def _merge(there: Any, added: Any) -> Any:
-    """Merge dicts or lists. Keeps a present value of another type, which the validation then refuses."""
+    """Merge dicts or lists. Keeps a present value of another type for the validation to refuse."""
     if there is None:
         return added
     if isinstance(there, dict) and isinstance(added, dict):
@@ -169,7 +169,7 @@ def _format_location(value: Any, loc: Sequence[int | str]) -> str:
 
 
 KEY_LIFETIME_S = 24 * 3600
-"""Lifetime of an idempotency key: an equal submission after a day is a new job."""
+"""Lifetime of an idempotency key in seconds; an equal submission after a day is a new job."""
 
 
 @contextmanager

@@ -18,7 +18,7 @@ _TOTAL = "_total"
 
 @dataclass(frozen=True)
 class JobSummary:
-    """State of a job in numbers; None if unknown."""
+    """State of a job in numbers; None for unknown values."""
 
     id: str
     state: JobState
@@ -27,7 +27,7 @@ class JobSummary:
     eta_s: int | None
     loss: float | None
     phases: dict[str, tuple[int, int]]
-    """Work between two steps by name: finished items and all items."""
+    """Work between two steps: numbers of finished items and of all items, by name."""
     attempts: int
     interruptions: int
     failures: int
@@ -37,9 +37,9 @@ class JobSummary:
     machine_id: str | None
     reason: str
     ended_by: str = ""
-    """The rule or command that ended the training."""
+    """Rule or command that ended the training."""
     goodput: Goodput | None = None
-    """Sum over all attempts."""
+    """Goodput, summed over all attempts."""
     fired: str = ""
     """Last firing in short; "" if not polled."""
 
@@ -96,7 +96,7 @@ def running_s(job: JobView, live: AttemptView | None) -> int:
     """Return the seconds from the claim of the running attempt to its last heartbeat."""
     if live is None or job.lease_expires_at is None:
         return 0
-    # Each heartbeat sets the lease's expiry, so the expiry gives the time of the last heartbeat.
+    # Each heartbeat sets the lease's expiry, therefore the expiry gives the time of the last heartbeat.
     last_heartbeat_at = job.lease_expires_at - LEASE_INTERVALS * job.policy.heartbeat_interval_s
     return max(0, last_heartbeat_at - live.started_at)
 
@@ -112,7 +112,7 @@ def _eta_s(live: AttemptView | None) -> int | None:
 
 
 def reason_text(job: JobView) -> str:
-    """Format the job's reason; "" if there is none."""
+    """Format the job's reason; "" without a reason."""
     if job.reason is None:
         return ""
     return f"{job.reason.code}: {job.reason.message}" if job.reason.message else job.reason.code

@@ -37,9 +37,9 @@ from gpu_client.transport.errors import ApiError, UnexpectedAnswer, Unreachable
 
 DEFAULT_EVERY_S = 2.0
 POLL_INTERVAL_S = 10.0
-"""Interval of polls for artifacts and events: each poll for artifacts is an API call and a list in the store."""
+"""Interval of polls for artifacts and events. Each poll for artifacts is an API call and a list in the store."""
 MAX_SHOWN = 8
-"""Links per poll; further ones are counted."""
+"""Maximum links per poll; further links are counted."""
 MAX_EVENTS = 1000
 """Events per page."""
 _SHOWN = frozenset(
@@ -84,7 +84,7 @@ def watch(
             rule_events = RuleEvents(session, client, as_json=as_json, refresh_s=pause_s)
 
             def show_all(now: JobSummary) -> None:
-                # Links and events come first: a JSON reader may stop at the line with the final state.
+                # A JSON reader may stop at the line with the final state, therefore links and events come first.
                 links.poll(now.id, now.state)
                 rule_events.poll(now.id, now.state)
                 show(replace(now, fired=rule_events.last))
@@ -98,7 +98,7 @@ def watch(
 
 
 class _JobPoller:
-    """Polls a job; requests its attempts only after an attempt began or ended."""
+    """Poller of a job that requests the attempts only after the start or end of an attempt."""
 
     def __init__(self, client: BatonClient, job_id: str, price_per_hour: float | None) -> None:
         self._client = client
@@ -123,7 +123,7 @@ def _has_ended(job: JobView, attempt: AttemptView) -> bool:
 
 
 def _belongs_to(progress: Progress | None, attempt: AttemptView) -> bool:
-    """Return True if the job's progress was reported by this running attempt, not by an earlier attempt."""
+    """Return True if this running attempt, and no earlier attempt, reported the job's progress."""
     if attempt.ended_at is not None or progress is None or progress.reported_at is None:
         return False
     return progress.reported_at > attempt.started_at
@@ -166,7 +166,7 @@ def display(session: CliSession, as_json: bool) -> Iterator[Callable[[JobSummary
 
     def show_change(summary: JobSummary) -> None:
         nonlocal shown
-        # JSON has fields that the line omits, for example the newest checkpoint.
+        # The summary has fields that the headline omits, such as the newest checkpoint.
         now = summary if as_json else headline(summary)
         if now == shown:
             return
@@ -217,7 +217,7 @@ def _format_transition(summary: JobSummary) -> str:
 
 
 class _PollSchedule:
-    """Selects the refreshes that poll: state changes, and one per POLL_INTERVAL_S."""
+    """Schedule of the refreshes that poll: at state changes, and once per POLL_INTERVAL_S."""
 
     def __init__(self, refresh_s: float) -> None:
         self._every = max(1, round(POLL_INTERVAL_S / refresh_s))
@@ -237,7 +237,7 @@ class _PollSchedule:
 
 
 class ArtifactLinks:
-    """Shows each new file with a step in its name once, as a link."""
+    """View that shows each new file with a step in its name once, as a link."""
 
     def __init__(self, session: CliSession, client: BatonClient, *, as_json: bool, refresh_s: float) -> None:
         """`refresh_s`: seconds between calls of `poll`."""
@@ -255,7 +255,7 @@ class ArtifactLinks:
         try:
             stored = StoredOutputs(self._client, job_id)
         except (ApiError, UnexpectedAnswer):
-            # A control plane without this route, or an error that `get_job` reports too: show no links.
+            # The control plane lacks this route, or `get_job` reports the error: show no links.
             self._supported = False
             return
         except Unreachable:
@@ -283,7 +283,7 @@ class ArtifactLinks:
 
 
 class RuleEvents:
-    """Shows each new event of rules and rings once; `last` is the last firing in short."""
+    """View that shows each new event of rules and rings once. `last`: short text of the last firing."""
 
     def __init__(self, session: CliSession, client: BatonClient, *, as_json: bool, refresh_s: float) -> None:
         """`refresh_s`: seconds between calls of `poll`."""
@@ -293,7 +293,7 @@ class RuleEvents:
         self._schedule = _PollSchedule(refresh_s)
         self._cursor: str | None = None
         self._unpassed = 0
-        """Events already shown that follow the cursor: the last page has no cursor for its end."""
+        """Number of shown events behind the cursor, because the last page has no cursor for its end."""
         self._seen = 0
         self.last = ""
 

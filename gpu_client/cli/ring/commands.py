@@ -323,7 +323,7 @@ def _with_profile(context: typer.Context) -> None:
 
     session = session_of(context)
     set_access_source(lambda: _choose_access(session))
-    context.call_on_close(lambda: set_access_source(None))  # of this command only: tests run several per process
+    context.call_on_close(lambda: set_access_source(None))  # Tests run several commands per process.
 
 
 @ring_app.command(name="list")
@@ -371,6 +371,6 @@ def _choose_access(session: CliSession) -> tuple[str, str] | None:
     from gpu_client.ring.store.uri import TOKEN
 
     if session.profile_name is None and session.environ.get(TOKEN):
-        return None  # a process of a job: the ring module authorizes by the job's token
+        return None  # In a process of a job, the ring module authorizes by the job's token.
     profile = session.profile()
     return profile.url, profile.api_key

@@ -26,7 +26,7 @@ _OTHER_LINES = 15
 """Lines of the view that are not rows of writers or readers."""
 _ROWS_AT_LEAST = 4
 _LATE_WAIT_SHARE = 0.05
-"""A training that waits for a larger share of its time is starved and shown in yellow."""
+"""Share of waiting time above which a training is starved and shown in yellow."""
 
 
 def render_status(

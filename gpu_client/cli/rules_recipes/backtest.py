@@ -1,4 +1,4 @@
-"""`baton rules backtest`: show what rules would have done to recorded runs."""
+"""Command `baton rules backtest`: show the effects that rules would have had on recorded runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gpu_client.transport.api.calls import pages
 from gpu_client.transport.api.client import BatonClient
 
 if TYPE_CHECKING:
-    # Loading numpy is slow, so only this command loads it.
+    # numpy loads slowly, therefore only this command loads numpy.
     from gpu_client.backtest.history import History
     from gpu_client.backtest.judging import After, Aim, Finding, Run, RunVerdict
 
@@ -67,7 +67,8 @@ def backtest(
 ) -> None:
     """Show when each rule would have fired, and the GPU hours it would have saved or wrongly cut off.
 
-    Nothing is changed. Each rule is tried for itself on what was reported; what it would have done changes none of it.
+    The command changes nothing. The replay evaluates each rule separately on the recorded reports and performs no
+    actions.
     """
     session = session_of(context)
     if not (jobs or tables or documents):
@@ -97,7 +98,7 @@ def backtest(
 
 @contextmanager
 def _rows_bar(session: CliSession, history: History) -> Iterator[Callable[[int], None]]:
-    """Show a bar on a terminal's standard error, nothing elsewhere; yields what is called with a number of rows."""
+    """Show a bar if standard error is a terminal; yield the function that adds a number of finished rows."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=session.output.err, transient=True, disable=not session.output.live) as bar:
         task = bar.add_task(plain(history.name), total=history.rows)
@@ -115,7 +116,7 @@ def _rules(session: CliSession, file: Path) -> RuleSet:
 
 
 class _Options(NamedTuple):
-    """Options that are the same for all runs."""
+    """Options shared by all runs."""
 
     rules: RuleSet
     goal: str | None
@@ -123,7 +124,7 @@ class _Options(NamedTuple):
 
 
 def _runs_of_files(options: _Options, tables: Sequence[Path], documents: Sequence[Path]) -> Iterator[Run]:
-    """Read one file after the other."""
+    """Read the files one by one, and yield the runs."""
     from gpu_client.backtest.history import HistoryError
     from gpu_client.backtest.judging import Run
     from gpu_client.backtest.reading import read_csv, read_jsonl
@@ -324,7 +325,7 @@ def _encoded(value: float | bool | None) -> Any:
 
 
 def _seconds_to(run: Run, row: int) -> float | None:
-    """Return the seconds from the first row to this one; None if the history has no times."""
+    """Return the seconds from the first row to `row`; None if the history has no times."""
     if run.history.times is None:
         return None
     return float(run.history.clock[row] - run.history.clock[0])

@@ -84,7 +84,7 @@ class LocalRun:
             raise CliError(f"{self._out} is not a directory", "Give another path with --out.")
         plan, _ = plan_of(self._recipe, self._parameters, given)
         if plan is None or self._force:
-            return  # the control plane reports the faults of a plan
+            return  # The control plane reports the faults of a plan.
         paths = [one.path for one in (*plan.outputs, *plan.optional_outputs)] + [one.path for one in plan.shared]
         there = sorted({path for path in paths if _is_occupied(self._out, path)})
         if there:
@@ -99,7 +99,7 @@ class LocalRun:
             url, keys = str(stack["url"]), stack["keys"]
             assert isinstance(keys, dict)
             with BatonClient(url, keys["admin"], policy=RETRY_POLICY) as client:
-                if read_built_in_recipe(self._recipe.id) != self._document:  # the local stack has the built-in recipes
+                if read_built_in_recipe(self._recipe.id) != self._document:  # The local stack has the built-in recipes.
                     client.push_recipe(self._document)
                 if self._files:
                     client.upload_files(DATA_BUCKET, self._files, cancel=self._session.cancel)
@@ -114,7 +114,7 @@ class LocalRun:
         return job
 
     def _job(self) -> JobSubmit:
-        # Explicit values override the recipe's requirements: the user selected this machine.
+        # The user selected this machine, therefore explicit values override the recipe's requirements.
         none = Requirements(**Requirements().model_dump())
         return JobSubmit(
             recipe=self._recipe.id,
@@ -130,7 +130,7 @@ class LocalRun:
         """Print the output until the job ends. Raises CliError if the worker ends first."""
         cursor: str | None = None
         while True:
-            # Requested before the lines: once the job has ended, the log is complete.
+            # The log of an ended job is complete, therefore the state is requested before the lines.
             gone = agent.poll() is not None
             job = client.get_job(job_id)
             while (page := client.logs(job_id, limit=_LINES, cursor=cursor)).lines:

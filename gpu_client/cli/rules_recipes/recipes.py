@@ -318,7 +318,7 @@ def _checks(output: Output) -> str:
 def _usage(recipe: Recipe) -> str:
     required = {name: spec for name, spec in recipe.parameters.items() if spec.required}
     words = ["baton submit --recipe", recipe.id]
-    # Lists are JSON, which needs quotes in a shell.
+    # Lists are JSON and need quotes in a shell.
     words += [
         f"--set {name}=" + ("""'["...", "..."]'""" if spec.type == "strings" else "...")
         for name, spec in required.items()
