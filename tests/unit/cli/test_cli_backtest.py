@@ -46,7 +46,7 @@ def command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
 
 
 def test_the_page_s_example(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (ROOT / "docs" / "rules.md").read_text()
+    page = (ROOT / "docs" / "rules-backtest.md").read_text()
     typed, shown = re.findall(r"```\n\$ baton rules backtest (.*?)\n(.*?)```", page, re.DOTALL)[0]
     monkeypatch.chdir(ROOT)
     assert command(*typed.split()) == (0, shown, "")
