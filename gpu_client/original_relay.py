@@ -1,24 +1,24 @@
-"""Relay for workers of the original Dreambooth orchestrator: carries their parts and files to and from object storage.
+"""Relay parts and files between workers of the original Dreambooth orchestrator and the object store.
 
-Those workers PUT parts of 10 MiB to the API and expect `{"etag", "partNumber"}`, and download files from it. Lambda
-carries 6 MB at most. The relay runs beside the worker, in the same container, and listens on 127.0.0.1:
+Such a worker PUTs parts of 10 MiB to the API, expects `{"etag", "partNumber"}`, and downloads files from the API, while
+Lambda carries 6 MB at most. The relay runs beside the worker, in the worker's container, and listens on 127.0.0.1:
 
     export no_proxy="127.0.0.1,${no_proxy:-${NO_PROXY:-}}"
     export NO_PROXY="$no_proxy"
     BATON_API_URL=https://... python -m gpu_client.original_relay &
     API_URL=http://127.0.0.1:8788 exec python src/main.py
 
-Without `no_proxy`, a worker that has HTTP_PROXY set would send its calls to the relay, and its key, to that proxy.
+Without `no_proxy`, a worker with HTTP_PROXY would send the relay's calls, and the API key, to the proxy.
 
-The relay asks the API for presigned URLs, sends parts there (`PUT /upload/...`), and streams objects back from there
-(`GET /download/...`). Every other call passes to the API unchanged.
+The relay requests presigned URLs from the API, sends parts to these URLs (`PUT /upload/...`), and streams objects from
+them (`GET /download/...`). The relay forwards every other call to the API unchanged.
 
-The object store sees neither `x-api-key` nor the upload and download tokens. The relay holds no key of its own, keeps
-no data and follows no redirect. While the API or the object store is away, the relay holds a call back and tries again
-for `PATIENCE_S` seconds, because the worker itself gives up after six, ends its training, or loses a checkpoint. An
-upload that outlives its token goes on with a new one, which the relay asks for with the key of the worker's call.
+The object store receives neither `x-api-key` nor the upload and download tokens. The relay has no key, stores no data
+and follows no redirect. During an outage of the API or the object store, the relay repeats a call for `PATIENCE_S`
+seconds, because the worker itself gives up after six seconds and then ends its training or loses a checkpoint. An
+upload that outlives its token continues with a new token, which the relay requests with the key of the worker's call.
 
-This file can be copied into an image that has nothing else of Baton: it needs Python 3.8 and the worker's `requests`.
+The relay needs only this file, Python 3.8 and the worker's `requests`, and can be copied into any image.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ PATIENCE_S = 300.0
 LONGEST_PAUSE_S = 10.0
 HEARTBEAT_PAUSE_S = 1.0
 API_TIMEOUT_S = (10, 40)
-"""To connect, and for the answer: API Gateway ends a call after 30 s."""
+"""Limits in seconds for the connection and the answer; API Gateway ends a call after 30 s."""
 STORE_TIMEOUT_S = (10, 60)
 BLOCK_BYTES = 256 * 1024
 POOL_SIZE = 64
 AWAY = frozenset((429, 502, 503, 504))
-"""Statuses of an API that is away for a while; its calls may be repeated."""
+"""Statuses of a temporarily unavailable API; the relay may repeat its calls."""
 DECIDED = frozenset((200, 206, 404, 412, 416))
-"""Statuses of the object store that no other URL would change. 400 and 403 may mean that a URL has expired."""
+"""Final statuses of the object store. 400 and 403 may mean an expired URL, therefore a new URL may help."""
 NOT_PASSED_ON = frozenset(
     ("accept-encoding", "connection", "content-length", "expect", "host", "keep-alive", "te", "transfer-encoding")
 )
-"""Headers that belong to one connection. Bodies of the API pass uncompressed."""
+"""Headers of a single connection. The relay forwards bodies of the API uncompressed."""
 T = TypeVar("T")
 logger = logging.getLogger("original_relay")
 
 
 class RelayError(Exception):
-    """A call ends with an error: the worker gets `answer`, which is the API's refusal, or `status` and the message."""
+    """Error that ends a call: the worker gets `answer`, which is the API's refusal, or `status` and the message."""
 
     def __init__(self, status: int, message: str, answer: requests.Response | None = None) -> None:
         super().__init__(message)
@@ -73,7 +73,7 @@ class RelayError(Exception):
 
 
 class AwayError(Exception):
-    """A server has not dealt with a request, but may deal with the next try."""
+    """Error of a temporarily unavailable server; another try may succeed."""
 
     def __init__(self, request: str, problem: str, retry_after: str = "") -> None:
         super().__init__(f"{request}: no usable answer ({problem})")
@@ -81,19 +81,19 @@ class AwayError(Exception):
 
 
 class Patience:
-    """Deadline of one call of the worker: `PATIENCE_S` from the call's first failure on, whichever servers fail."""
+    """Deadline of one call of the worker: `PATIENCE_S` after the call's first failure, of any server."""
 
     def __init__(self, clock: Any) -> None:
         self._clock = clock
         self.renew()
 
     def renew(self) -> None:
-        """Begin anew, because bytes have arrived."""
+        """Reset the deadline, because bytes have arrived."""
         self._until: float | None = None
         self._pause_s = 0.5
 
     def outlast(self, once: Callable[[], T]) -> T:
-        """Return what `once` returns, when it no longer raises AwayError. Raises RelayError (503)."""
+        """Return the result of `once`, repeated while `once` raises AwayError. Raises RelayError (503)."""
         while True:
             try:
                 return once()
@@ -101,7 +101,7 @@ class Patience:
                 self.wait(error)
 
     def wait(self, error: AwayError) -> None:
-        """Pause before the next try. Raises RelayError (503) when none is left."""
+        """Pause before the next try. Raises RelayError (503) after the deadline."""
         now = self._clock.monotonic()
         if self._until is None:
             self._until = now + PATIENCE_S
@@ -114,33 +114,33 @@ class Patience:
 
 
 class Upstream:
-    """The API at `url`, and the object store that its presigned URLs name. Safe from several threads."""
+    """Client of the API at `url` and of the object store of its presigned URLs. Thread-safe."""
 
     def __init__(self, url: str, clock: Any = time) -> None:
         self.url = url.rstrip("/")
         self.clock = clock
         self.renewed: dict[str, str] = {}
-        """Tokens of the API that replace the worker's, by the worker's: one for each upload that outlives its token."""
+        """Replacement of each expired transfer token of the worker, by the expired token."""
         self._http = requests.Session()
-        # No header of one server may reach another: neither cookies nor the defaults of a session.
+        # No header of one server may reach another server: neither cookies nor the defaults of a session.
         self._http.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-        # Without an `auth` of its own, a session adds logins of ~/.netrc. S3 refuses them beside a presigned URL.
+        # A session without `auth` adds logins of ~/.netrc, which S3 refuses beside a presigned URL.
         self._http.auth = lambda request: request
         for scheme in ("http://", "https://"):
             self._http.mount(scheme, HTTPAdapter(pool_connections=4, pool_maxsize=POOL_SIZE))
 
     def api(self, method: str, target: str, headers: dict[str, str], body: bytes = b"") -> requests.Response:
-        """Return the API's answer to a call, read to its end. Raises AwayError."""
-        # A function that fails may have written: only transfers may be repeated after that.
+        """Return the API's complete answer to a call. Raises AwayError."""
+        # A failed function (500) may have written, therefore the relay repeats only transfers after a 500.
         away = AWAY | {500} if target.startswith(("/upload/", "/download/")) else AWAY
         more = {"headers": headers, "data": body, "timeout": API_TIMEOUT_S}
         answer = self._sent(method, self.url + target, away.__contains__, **more)
-        if 300 <= answer.status_code < 400:  # the worker would follow the redirect with its key
+        if 300 <= answer.status_code < 400:  # The worker would follow the redirect with its key.
             raise RelayError(502, f"{self.url} answered with a redirect: is BATON_API_URL the API's own address?")
         return answer
 
     def store(self, method: str, url: str, **more: Any) -> requests.Response:
-        """Return the object store's answer, to GET with its body unread. Raises AwayError, also for an expired URL."""
+        """Return the object store's answer; the body of a GET is unread. Raises AwayError, also for an expired URL."""
         more.update(stream=method == "GET", timeout=STORE_TIMEOUT_S)
         return self._sent(method, url, lambda status: status not in DECIDED, **more)
 
@@ -166,7 +166,8 @@ class Handler(BaseHTTPRequestHandler):
     def _handle(self) -> None:
         path = _path(self.path)
         try:
-            # In memory: a container may have no room for temporary files, and a worker holds its parts in memory too.
+            # A container may have no disk space for temporary files, and a worker holds its parts in memory, too,
+            # therefore the body stays in memory.
             with io.BytesIO() as body:
                 size_bytes = self._receive(body)
                 if self.command == "PUT" and path.startswith("/upload/") and size_bytes:
@@ -182,14 +183,14 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 self._answer_json(error.status, {"error": str(error)})
         except ConnectionError as error:
-            # The worker has gone: there is no one to answer.
+            # The worker has closed the connection, therefore the relay sends no answer.
             logger.warning("%s %s: %s", self.command, path, error)
             self.close_connection = True
 
     do_GET = do_POST = do_PUT = do_DELETE = _handle  # noqa: N815 - the base class looks for these names
 
     def _receive(self, body: IO[bytes]) -> int:
-        """Read the worker's body into `body` and return its size in bytes: it may have to be sent several times."""
+        """Read the worker's body into `body`, for repeated sends, and return the size in bytes."""
         length = self.headers.get("Content-Length", "0")
         if "Transfer-Encoding" in self.headers or not length.isdigit():
             self.close_connection = True
@@ -205,7 +206,7 @@ class Handler(BaseHTTPRequestHandler):
         return int(length)
 
     def _upload_part(self, part: IO[bytes]) -> None:
-        """Send one part to the object store, and answer as the original's API does."""
+        """Send one part to the object store, and answer in the format of the original's API."""
         query = dict(parse_qsl(urlsplit(self.path).query, keep_blank_values=True))
         if query.get("action", "mpu-uploadpart") != "mpu-uploadpart":
             self._pass_on(part)
@@ -214,7 +215,7 @@ class Handler(BaseHTTPRequestHandler):
         target = f"{_path(self.path)}?{urlencode(query)}"
 
         def once() -> str:
-            # Each try has a URL of its own, because the last one may have expired during the pause.
+            # A URL may expire during a pause, therefore each try gets a new URL.
             url = self._signed("POST", target)
             part.seek(0)
             answer = self.upstream.store("PUT", url, data=part)
@@ -240,7 +241,8 @@ class Handler(BaseHTTPRequestHandler):
             for name in ("Content-Type", "ETag"):
                 if name in answer.headers:
                     self.send_header(name, answer.headers[name])
-            # In chunks: old versions of `requests` take a file that ends early for a whole one, but no missing chunk.
+            # Old versions of `requests` accept a truncated body as complete but detect a missing chunk, therefore the
+            # relay sends chunks.
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
             for block in self._blocks(answer, patience):
@@ -248,12 +250,12 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
 
     def _opened(self, **headers: str) -> requests.Response:
-        """Return the object store's answer to a download, its body unread. Raises AwayError, RelayError."""
+        """Return the object store's answer to a download, with an unread body. Raises AwayError, RelayError."""
         url = self._signed("GET", f"{self.path}{'&' if '?' in self.path else '?'}as=url")
         return self.upstream.store("GET", url, headers={"Accept-Encoding": "identity", **headers})
 
     def _blocks(self, answer: requests.Response, patience: Patience) -> Iterator[bytes]:
-        """The bytes of an object; a broken connection is taken up where it broke. Raises ConnectionError."""
+        """Yield the bytes of an object; resume after a broken connection. Raises ConnectionError."""
         size_bytes, etag, sent_bytes = int(answer.headers["Content-Length"]), answer.headers.get("ETag", ""), 0
         while True:
             problem = "end of the connection"
@@ -279,7 +281,7 @@ class Handler(BaseHTTPRequestHandler):
                 raise ConnectionError(f"the object store answered {answer.status_code} to the rest of an object")
 
     def _signed(self, method: str, target: str) -> str:
-        """Return the presigned URL that the API answers with. Raises AwayError; RelayError with the API's refusal."""
+        """Return the presigned URL in the API's answer. Raises AwayError; RelayError with the API's refusal."""
         answer = self._call(method, target)
         if answer.status_code != 200:
             raise RelayError(answer.status_code, f"the API answered {answer.status_code}", answer)
@@ -290,9 +292,9 @@ class Handler(BaseHTTPRequestHandler):
         self._forward(Patience(self.upstream.clock).outlast(lambda: self._call(self.command, self.path, data)))
 
     def _call(self, method: str, target: str, body: bytes = b"") -> requests.Response:
-        """Return the API's answer to a call of this worker, whose transfer token is renewed on 401. Raises AwayError.
+        """Return the API's answer to a call of this worker; renew the transfer token after a 401. Raises AwayError.
 
-        An upload may outlive its token; a download may have used its token up in a try whose answer got lost.
+        An upload may outlive its token, and a lost answer to a download has used up the download's token.
         """
         headers, upstream = self._headers(), self.upstream
         kind, _, place = _path(target)[1:].partition("/")
@@ -314,7 +316,7 @@ class Handler(BaseHTTPRequestHandler):
         return {name.lower(): value for name, value in self.headers.items() if name.lower() not in NOT_PASSED_ON}
 
     def _forward(self, answer: requests.Response) -> None:
-        """Answer as the API has answered."""
+        """Forward an answer of the API to the worker."""
         skipped = NOT_PASSED_ON | {"content-encoding", "date", "server"}
         passed_on = {name: value for name, value in answer.headers.items() if name.lower() not in skipped}
         self._answer(answer.status_code, passed_on, answer.content)
@@ -324,7 +326,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status: int, headers: dict[str, str], data: bytes) -> None:
         if status > 400 and self.command == "POST" and self.path.startswith("/heartbeat/"):
-            # The worker sends its next heartbeat at once after any error but 400, which makes it stop.
+            # After any error except 400, which stops the worker, the worker sends its next heartbeat at once, therefore
+            # the relay delays the error.
             self.upstream.clock.sleep(HEARTBEAT_PAUSE_S)
         self.send_response(status)
         for name, value in headers.items():
@@ -335,25 +338,25 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log no request that went well."""
+        """Suppress the log lines of successful requests."""
 
 
 class Relay(ThreadingHTTPServer):
-    """Listens from construction on, on 127.0.0.1 only. `port` 0 takes a free one."""
+    """HTTP server on 127.0.0.1, which listens from its construction on. `port` 0: any free port."""
 
     daemon_threads = True
-    request_queue_size = 128  # a worker sends 25 parts at once
+    request_queue_size = 128  # A worker sends 25 parts at once.
 
     def __init__(self, upstream: Upstream, port: int = 0) -> None:
         super().__init__((HOST, port), type("UpstreamHandler", (Handler,), {"upstream": upstream}))
 
     @property
     def url(self) -> str:
-        """The worker's API_URL."""
+        """Return the worker's API_URL."""
         return f"http://{HOST}:{self.server_address[1]}"
 
     def handle_error(self, request: Any, client_address: tuple[Any, ...]) -> None:
-        """Log what ended a connection; a worker that hung up needs no traceback."""
+        """Log the error that ended a connection, without a traceback if the worker closed the connection."""
         error = sys.exc_info()[1]
         logger.error("a connection ended: %s", error, exc_info=not isinstance(error, ConnectionError))
 
@@ -363,7 +366,7 @@ def _path(target: str) -> str:
 
 
 def _text_field(answer: requests.Response, name: str) -> str:
-    """Return a text of the API's JSON. Raises RelayError (502) for an answer that is not the API's."""
+    """Return the text field `name` of the API's JSON. Raises RelayError (502) for an answer of another server."""
     try:
         return str(answer.json()[name])
     except (ValueError, LookupError, TypeError) as error:

@@ -1,8 +1,8 @@
-"""Print the requirements of pyproject.toml's extras for pip, without this project: for the worker's image.
+"""Print the requirements of pyproject.toml's extras for pip, without this project, for the worker's image.
 
     python requirements.py dreambooth > requirements.txt
 
-Stands alone: the image is built where nothing is installed yet.
+The script imports only the standard library, because the build of the image runs it before any installation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def requirements_of(project: Mapping[str, Any], extras: Sequence[str]) -> list[str]:
-    """The project's own dependencies and those of the extras, and of extras that these name. Raises KeyError.
+    """Return the dependencies of the project and of the extras, with nested extras. Raises KeyError.
 
     project: the table `project` of pyproject.toml.
     """

@@ -208,7 +208,7 @@ class CommandQueue:
         self._replays: list[Order] = []
         """Commands that an earlier attempt applied after the checkpoint; each is due after its former step."""
         self.restored_seq = 0
-        """Highest sequence number of a command in the checkpoint; the queue ignores its redelivery."""
+        """Sequence number of the command whose exit the checkpoint contains; the queue ignores its redelivery."""
         self.sets_seq = 0
         """Sequence number of the newest `set` in the present state of the training."""
 

@@ -1,4 +1,4 @@
-"""Inspection of one image file: decoding, size, perceptual hash."""
+"""Inspect one image file: decode the image, measure its size, compute its perceptual hash."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", 
 """Suffixes of image files."""
 
 MASK_SUFFIX = ".mask.png"
-"""Suffix of the mask that weighs the parts of the image beside it."""
+"""Suffix of a mask file, which weighs the parts of the image beside the mask."""
 
 MAX_PIXELS = 100_000_000
-"""Limit of an image's pixels; a larger one is a mistake, or an attack on a machine's memory."""
+"""Limit of an image's pixels; a larger image is a mistake, or an attack on a machine's memory."""
 
 THUMBNAIL = 128
 _HASH = 8
 HASH_BITS = _HASH * _HASH
 _FLAT = 4
-"""Gray levels; an image with a smaller range has no gradients to compare."""
+"""Minimum range of gray levels; an image with a smaller range has no gradients to compare."""
 
 
 class BadImageError(Exception):
-    """The file is no image that a training could use; the message has the reason."""
+    """Error of a file that no training can use as an image; the message is the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InspectedImage:
-    """Facts about an image. `width` and `height` are those after its EXIF orientation."""
+    """Facts about an image. `width` and `height` are the sizes of the upright image (EXIF)."""
 
     path: str
     size_bytes: int
@@ -42,18 +42,18 @@ class InspectedImage:
     perceptual_hash: int | None
     """64 bits that hardly differ between similar images; None for an image of a single color."""
     thumbnail: Image.Image | None
-    """Thumbnail if requested: 50 kB of memory."""
+    """Thumbnail (50 kB of memory), if requested."""
     black: bool
     """True if every pixel is black."""
 
     @property
     def short_side(self) -> int:
-        """Shorter side in pixels."""
+        """Return the shorter side in pixels."""
         return min(self.width, self.height)
 
 
 def is_image(path: Path) -> bool:
-    """Tell by the name if a file is an image and no mask."""
+    """Return True if the file name is an image's name and no mask's name."""
     return path.suffix.lower() in SUFFIXES and not path.name.endswith(MASK_SUFFIX)
 
 
@@ -67,13 +67,13 @@ def inspect_image(file: Path, path: str, *, thumbnail: bool = False) -> Inspecte
         raise BadImageError("is empty")
     try:
         with warnings.catch_warnings():
-            # Sizes are checked below; Pillow's other warnings are about unused metadata.
+            # The code below checks sizes; Pillow's other warnings concern unused metadata.
             warnings.simplefilter("ignore")
             with Image.open(file) as opened:
                 if opened.width * opened.height > MAX_PIXELS:
                     raise BadImageError(f"has {opened.width} x {opened.height} pixels, more than {MAX_PIXELS:,}")
                 if opened.mode.startswith(("I", "F")):
-                    # Pillow would turn every value above 255 white.
+                    # Pillow would turn all values above 255 white.
                     raise BadImageError("has more than 8 bits a pixel and channel: save it with 8")
                 opened.load()
                 image = turn_upright(opened)
@@ -85,7 +85,7 @@ def inspect_image(file: Path, path: str, *, thumbnail: bool = False) -> Inspecte
     except Image.DecompressionBombError as error:
         raise BadImageError(f"has more than {MAX_PIXELS:,} pixels") from error
     except (OSError, SyntaxError, ValueError, EOFError) as error:
-        # Errors of Pillow's decoders for truncated or damaged files.
+        # Pillow's decoders raise these errors for truncated or damaged files.
         raise BadImageError(f"does not decode: {error}") from error
     return InspectedImage(
         path=path,
@@ -102,19 +102,19 @@ def inspect_image(file: Path, path: str, *, thumbnail: bool = False) -> Inspecte
 def turn_upright(opened: Image.Image) -> Image.Image:
     """Turn an image upright by its EXIF orientation."""
     opened.getexif()
-    # Transposing writes these entries again, and fails for the notes of some cameras; reading them is enough.
+    # The transposition would write the EXIF entries again and fail for some cameras' notes, therefore the entries go.
     for name in ("exif", "Raw profile type exif"):
         opened.info.pop(name, None)
     return ImageOps.exif_transpose(opened)
 
 
 def is_black(image: Image.Image) -> bool:
-    """Tell if no pixel of an RGB image counts as a mask."""
+    """Return True if no pixel of an RGB image counts as a mask."""
     return image.convert("L").getextrema()[1] == 0
 
 
 def describe_mask_fault(size: tuple[int, int], of: tuple[int, int], *, black: bool) -> str | None:
-    """Describe the fault of a mask of this size for an image of that size; None for a usable mask."""
+    """Return the fault of a mask of `size` for an image of size `of`; None for a usable mask."""
     if size != of:
         return f"has {size[0]} x {size[1]} pixels, its image {of[0]} x {of[1]}"
     return "is black everywhere: nothing of its image would count" if black else None
@@ -127,7 +127,7 @@ def _thumbnail(coloured: Image.Image) -> Image.Image:
 
 
 def _difference_hash(grey: Image.Image) -> int | None:
-    """Compute the difference hash: for each of 8 x 8 pixels, whether its right neighbor is brighter.
+    """Compute the difference hash: for each of 8 x 8 pixels, a bit that is 1 if the right neighbor is brighter.
 
     Source: Neal Krawetz, "Kind of Like That", hackerfactor.com, 2013.
     """

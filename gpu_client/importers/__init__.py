@@ -1,1 +1,1 @@
-"""Importers: rule files of other systems become documents of Baton's rule language."""
+"""Translate rule files of other systems to documents of Baton's rule language."""

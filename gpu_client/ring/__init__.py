@@ -1,1 +1,1 @@
-"""Circular cache of generated samples between many generators and one training: see README.md."""
+"""Cache generated samples between many generators and one training; see README.md."""

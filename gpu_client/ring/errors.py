@@ -1,15 +1,15 @@
-"""Errors of the ring: a stable code, the problem, and the remedy."""
+"""Define the ring's errors, each with a stable code, the problem, and the remedy."""
 
 from __future__ import annotations
 
 
 class RingError(Exception):
-    """Base class of all errors of a ring."""
+    """Base class of the ring's errors."""
 
     code = "ring_error"
 
     def __init__(self, problem: str, remedy: str = "") -> None:
-        """Accept the whole text as `problem` too: a DataLoader rebuilds the error of a worker from its text alone."""
+        """`problem` may be the whole text, because a DataLoader rebuilds a worker's error from the text alone."""
         super().__init__(f"{problem}. {remedy}" if remedy else problem)
         self.problem = problem
         self.remedy = remedy
@@ -19,48 +19,49 @@ class RingError(Exception):
 
 
 class SampleRefused(RingError):  # noqa: N818 - said of the sample, not of the ring
-    """The ring does not accept the sample; nothing of the sample was stored."""
+    """Error of a sample that the ring refuses, before storing any of its bytes."""
 
     code = "sample_refused"
 
 
 class ObjectDamaged(RingError):  # noqa: N818
-    """Stored bytes differ from the bytes that were put."""
+    """Error of stored bytes that differ from the put bytes."""
 
     code = "object_damaged"
 
 
 class RingMismatch(RingError):  # noqa: N818
-    """The ring at the place does not fit the request, or there is none."""
+    """Error of a missing ring, or of a ring that does not fit the request."""
 
     code = "ring_mismatch"
 
 
 class RingMissing(RingMismatch):
-    """There is no ring at the place."""
+    """Error of a place without a ring."""
 
 
 class ManifestMissing(RingError):  # noqa: N818
-    """A manifest or the pointer is missing or unreadable."""
+    """Error of a missing or unreadable manifest or pointer."""
 
     code = "manifest_missing"
 
 
 class WriterFenced(RingError):  # noqa: N818
-    """Another process has taken the name of the writer, or the writer was silent for too long; the ring ignores its
-    claims.
+    """Error of a fenced writer, whose claims the ring ignores.
+
+    Another process has taken the writer's name, or the writer has not renewed its lease in time.
     """
 
     code = "writer_fenced"
 
 
 class StoreFull(RingError):  # noqa: N818
-    """The store has no space for a sample."""
+    """Error of a store without space for a sample."""
 
     code = "store_full"
 
 
 class WaitedTooLong(RingError):  # noqa: N818
-    """No samples arrived for a reader, or no reader consumed samples, within the time limit."""
+    """Error of a reader that received no samples, or a writer without consumers, within the time limit."""
 
     code = "waited_too_long"

@@ -3,9 +3,9 @@
     python -m gpu_client.ring.generate --function shapes:make --ring /mnt/ring --count 1000 --settings cap=1000
 
 Under Baton (recipe `generator@1`) the heartbeats of the job carry the progress, and the writer has the name of the job:
-another machine that claims the job continues the count, and this one is fenced if it wakes up. In a SLURM array the
-writer has the name of the task. SIGTERM stops the program cleanly. `generating/generation_loop.py` describes the forms
-of generators.
+another machine that claims the job continues the count, and the ring fences the former machine's writer. In a SLURM
+array the writer has the name of the task. SIGTERM stops the program cleanly. `generating/generation_loop.py` describes
+the forms of generators.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _SESSION_VARIABLES = ("BATON_JOB_ID", "BATON_CHANNEL", "BATON_ARENA", "BATON_CON
 
 
 class BadInput(Exception):  # noqa: N818
-    """The requested generation is impossible; the text is for the user."""
+    """Error of an impossible generation; the text is for the user."""
 
 
 class StandaloneProgress:
-    """Progress without Baton: logged. SIGTERM and SIGINT stop cleanly, a second SIGINT at once."""
+    """Logger of progress without Baton. SIGTERM and SIGINT stop cleanly, a second SIGINT at once."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, parent: int | None = None) -> None:
-        """`parent`: process whose end stops this one."""
+        """`parent`: id of the process whose end stops this process."""
         self._asked = False
         self._parent = parent
         self._clock = clock
@@ -67,11 +67,11 @@ class StandaloneProgress:
 
     @property
     def should_stop(self) -> bool:
-        """True after a stop request or the end of the parent."""
+        """Return True after a stop request or the end of the parent."""
         return self._asked or (self._parent is not None and os.getppid() != self._parent)
 
     def report(self, step: int, total: int, **metrics: object) -> None:
-        """Log the number of samples put."""
+        """Log the number of put samples."""
         now = self._clock()
         if now - self._logged_at >= LOG_INTERVAL_S or (total and step == total) or self._asked:
             self._logged_at = now
@@ -90,7 +90,7 @@ class StandaloneProgress:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line. Invalid parameters end it with BAD_INPUT_EXIT_CODE and one line."""
+    """Run the command line. Invalid parameters exit with BAD_INPUT_EXIT_CODE and one line."""
     parser = argparse.ArgumentParser(prog="generate", description="Generate samples into a ring.")
     parser.add_argument(
         "--function", required=True, metavar="MODULE:NAME", help="generator: a function, class or generator function"
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="settings for a missing ring; without them a missing ring is an error",
     )
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)  # no later process takes the name
+    parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)  # No later process takes the name.
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     session = _session()
@@ -128,11 +128,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def choose_writer_name(environment: Mapping[str, str]) -> str:
-    """Choose a name that restarts keep: of the job or the SLURM task; "" without either."""
+    """Return the name of the job or the SLURM task, which restarts keep; "" without either."""
     if job := environment.get("BATON_JOB_ID"):
         return f"job-{job}"
     if job := environment.get("SLURM_ARRAY_JOB_ID") or environment.get("SLURM_JOB_ID"):
-        # SLURM numbers the tasks of an array, and the processes that srun starts in each.
+        # SLURM numbers the tasks of an array, and the processes that srun starts in each task.
         parts = (environment.get("SLURM_ARRAY_TASK_ID", "0"), environment.get("SLURM_PROCID", "0"))
         return "-".join(("slurm", job, *parts))
     return ""
@@ -183,7 +183,7 @@ def _generate_in_copies(options: argparse.Namespace, name: str, ring: Ring, prog
             *(f"--first-seed={options.first_seed}", f"--version={options.version}", f"--parent={os.getpid()}"),
             *("--options", *options.options),
         ]
-    # The session belongs to this process; the others log.
+    # The session belongs to this process, therefore the generator processes log their progress.
     environment = {name: value for name, value in os.environ.items() if name not in _SESSION_VARIABLES}
     code = GeneratorPool(ring, commands, environment, progress, count=options.count, again=again).run()
     if code:
@@ -191,7 +191,7 @@ def _generate_in_copies(options: argparse.Namespace, name: str, ring: Ring, prog
 
 
 def _session() -> Session | None:
-    """Start the session of a job; None without Baton, where neither the session nor torch is needed."""
+    """Start the session of a job; return None without Baton, which saves the import of torch."""
     if not os.environ.get("BATON_JOB_ID"):
         return None
     from gpu_client.training.session.session import Session
@@ -221,7 +221,7 @@ def _samples(name: str, options: Mapping[str, Any]) -> Samples:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module exists and lacks a dependency
+            raise  # The module exists and lacks a dependency.
         raise BadInput(f"there is no module {error.name}. Give the job its code as an input, or install it") from error
     for part in attribute.split("."):
         found = getattr(found, part, None)

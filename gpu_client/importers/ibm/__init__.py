@@ -1,1 +1,1 @@
-"""Importer of the trainer-controller files of IBM's fms-hf-tuning."""
+"""Import the trainer-controller files of IBM's fms-hf-tuning."""

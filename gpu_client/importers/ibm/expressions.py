@@ -1,8 +1,8 @@
-"""Translator of Python conditions into expressions that decide the same, or are refused.
+"""Translate Python conditions to expressions with equal decisions, or refuse the conditions.
 
-The original reads operands from left to right and skips the rule at the first missing metric; this language continues,
-because `unknown or true` is true. Where the two would decide differently, the translation repeats the first operand,
-so that the whole is unknown whenever that operand is.
+The original evaluates operands from left to right and skips the rule at the first missing metric. The rule language
+continues, because `unknown or true` is true. If the decisions would differ, the translation repeats the first operand,
+so that an unknown first operand makes the whole expression unknown.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ class ConditionContext(NamedTuple):
     """Requirements of the surrounding expression."""
 
     positive: bool = True
-    """True outside `not`: a true part supports a true rule."""
+    """True outside `not`, where a true part supports a true rule."""
     exact: bool = False
-    """True if false and unknown must stay distinct, because false resets a patience and unknown does not."""
+    """True if false and unknown must stay distinct: false resets a patience, unknown does not."""
     beside: bool = False
-    """True if a later operand may decide without this one, where the original skips the rule."""
+    """True if a later operand may decide without this part, while the original skips the rule."""
     full: frozenset[str] = frozenset()
-    """Metrics whose windows are full wherever this part decides."""
+    """Metrics with full windows whenever this part decides."""
 
 
 class TranslatedCondition(NamedTuple):
-    """A translated condition."""
+    """Translated condition."""
 
     node: Node
     may: frozenset[str] = frozenset()
@@ -80,7 +80,7 @@ def join_conditions(
         plain = TranslatedCondition(
             Logic(other, (plain.node, require_known(first.node, operator))), plain.may, first.sure
         )
-    # Nested repetitions multiply, therefore the size is bounded.
+    # Nested repetitions multiply, therefore the translation has a size limit.
     if _is_large(plain.node):
         reason = f"its translation has more than {LIMITS.nodes} parts"
         raise refuse(reason, "Split it into several controllers.", Code.TOO_LARGE)
@@ -96,7 +96,7 @@ def _is_large(node: Node) -> bool:
 
 
 def require_known(node: Node, operator: str) -> Node:
-    """Return an expression that is unknown with the condition, otherwise true for `or` and false for `and`."""
+    """Return an expression that is unknown if the condition is, otherwise true for `or` and false for `and`."""
     return Logic(operator, (node, Unary("not", node)))
 
 
@@ -115,7 +115,7 @@ class Translated(NamedTuple):
 
     text: str
     final: bool
-    """The rule reads `is_final`."""
+    """True if the rule reads `is_final`."""
     differs: tuple[tuple[int, str], ...]
     """Differences from the original: offset and reason."""
 
@@ -125,8 +125,8 @@ def translate_expression(
 ) -> Translated:
     """Translate a rule. Raises ExpressionError.
 
-    `resets`: a false check resets a patience. `saves_only`: True if only saves trigger the rule, False if none does,
-    None for a mix.
+    `resets`: True if a false check resets a patience. `saves_only`: True if only saves trigger the rule, False if no
+    save does, None for a mix.
     """
     if len(text) > LIMITS.text_chars:
         raise refuse(
@@ -159,7 +159,7 @@ class _Translator:
         return self._parsed
 
     def branches(self) -> bool:
-        """Check whether the rule can be true for more than one reason."""
+        """Return True if the rule can be true for more than one reason."""
         return any(isinstance(node, (ast.Or, ast.Not, ast.IfExp)) for node in ast.walk(self._parsed))
 
     def _parse(self) -> ast.expr:
@@ -187,7 +187,7 @@ class _Translator:
         return error
 
     def _an_evaluated_metric(self) -> str:
-        """Return a metric of evaluations that the rule reads."""
+        """Return an evaluation metric that the rule reads."""
         for node in ast.walk(self._parsed):
             match node:
                 case ast.Subscript(_, ast.Constant(str() as key)) | ast.Attribute(_, key) if key.startswith("eval_"):
@@ -303,14 +303,15 @@ class _Translator:
             return TranslatedCondition(node)
         reason = f"an empty window decides nothing: the rule waits for the first {size.metric}"
         self.differs.append((self._offset(path), reason))
-        # Before the first point the original skips the rule; unknown and true, or unknown or false, is unknown.
+        # Before the first point the original skips the rule. `unknown and true` and `unknown or false` are unknown,
+        # therefore the translation skips the rule, too.
         word = "and" if empty else "or"
         test = FunctionCall("isnan", (Name(size.metric),))
         needs = frozenset((size.metric,))
         return TranslatedCondition(Logic(word, (require_known(test, "or" if empty else "and"), node)), needs, needs)
 
     def _bound(self, node: ast.expr) -> Node:
-        """Translate the bound of a length; only there may `window_size` stand for its number."""
+        """Translate the bound of a length, the only place where `window_size` may replace its number."""
         if isinstance(node, (ast.Subscript, ast.Attribute)):
             source, keys = self._path(node)
             if keys == ("window_size",):
@@ -323,7 +324,7 @@ class _Translator:
     def _evaluations(
         self, size: Evaluated, operator: str, bound: float, path: ast.expr, context: ConditionContext
     ) -> TranslatedCondition:
-        """Translate the length of evaluation metrics: at least 3 after an evaluation (its metric, step and epoch)."""
+        """Translate the length of evaluation metrics, which is at least 3 after an evaluation (metric, step, epoch)."""
         least = {">": 0 <= bound < 3, ">=": 0 < bound <= 3, "!=": bound == 0}.get(operator, False)
         if not least or not context.positive or context.exact or context.beside:
             reason = "only whether there has been an evaluation can be asked, without 'not' or 'or'"
@@ -331,7 +332,7 @@ class _Translator:
         return TranslatedCondition(Comparison((">",), (FunctionCall("count", (Name(size.metric),)), Number(0.0, ""))))
 
     def _full_windows(self, node: ast.expr) -> Iterator[str]:
-        """Yield metrics whose windows are full if a comparison like `len(x) == size` is true."""
+        """Yield the metrics whose windows are full if a comparison such as `len(x) == size` is true."""
         match node:
             case ast.Compare(left, [ast.Eq() | ast.GtE()], [right]):
                 pairs = ((left, right),) if isinstance(node.ops[0], ast.GtE) else ((left, right), (right, left))
@@ -441,7 +442,7 @@ class _Translator:
 
 
 def _is_deep(tree: ast.expr) -> bool:
-    """Check the depth without recursion; a path of keys takes several levels."""
+    """Return True for an expression of excessive depth. Without recursion, because a key path takes several levels."""
     level: list[ast.AST] = [tree]
     for _ in range(3 * LIMITS.depth):
         level = [child for one in level for child in ast.iter_child_nodes(one)]
@@ -449,7 +450,7 @@ def _is_deep(tree: ast.expr) -> bool:
 
 
 def _against(size: Size, operator: str, bound: float) -> tuple[Node, bool]:
-    """Compare the length of a window with a number; also return the result for an empty window."""
+    """Compare the length of a window with a number. Also returns the result for an empty window."""
     count: Node = FunctionCall("count", (Name(size.metric),))
     limit = size.limit
     of_none = {"<": bound > 0, "<=": bound >= 0, ">": bound < 0, ">=": bound <= 0, "==": bound == 0, "!=": bound != 0}

@@ -1,7 +1,7 @@
-"""Reader of trainer-controller files: typed records, or every fault with its place.
+"""Read trainer-controller files to typed records, or list every fault with its place.
 
-The reader accepts `controller_metrics`, a list, which the original's code reads, and `controller-metrics`, a mapping
-of names to classes or a list, which the original's design shows.
+The reader accepts `controller_metrics`, a list, as in the original's code, and `controller-metrics`, a mapping of names
+to classes or a list, as in the original's design.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Item(NamedTuple):
 
 
 class LogFormat(NamedTuple):
-    """An operation that writes a log line."""
+    """Operation that writes a log line."""
 
     text: str
     level: str
@@ -91,16 +91,16 @@ class FileReader:
     """Reader of one file; faults go to its document."""
 
     def __init__(self, document: Document, notes: Document) -> None:
-        """Create a reader; `notes` collects what is left out."""
+        """Create a reader; `notes` collects the omitted parts."""
         self._document = document
         self._notes = notes
         self.sources: dict[str, MetricSource] = {}
         self.unsound: set[str] = set()
-        """Names of invalid definitions, whose absence is no second fault."""
+        """Names of invalid definitions; a reference to such a name is no second fault."""
         self._formats: dict[str, LogFormat | None] = {"hfcontrols": None}
 
     def controllers(self) -> list[Controller]:
-        """Read the controllers whose rules are readable, even if other parts are invalid."""
+        """Read the controllers with readable rules, even if other parts are invalid."""
         value = self._document.value
         if not isinstance(value, dict):
             self._fault((), "this is no trainer-controller file", "Write 'controllers:' and a list.", Code.WRONG_SHAPE)

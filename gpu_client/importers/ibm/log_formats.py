@@ -1,7 +1,7 @@
-"""Translator of log formats into message texts that name metrics alone.
+"""Translate log formats to message texts whose fields are metrics.
 
-The original formats with all objects of the trainer, therefore a format can print a token or read the environment.
-Here each field must be a metric of the file; any other field is refused.
+The original formats with all objects of the trainer, therefore a format can print a token or read the environment. The
+translation refuses every field that is no metric of the file.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ class FormatNames(NamedTuple):
     sources: Mapping[str, MetricSource]
     controller: str
     events: tuple[str, ...]
-    """Triggers, by the original's names."""
+    """Triggers, under the original's names."""
 
 
 def translate_format(format_text: str, known: FormatNames, differs: Callable[[int, str], None]) -> str:
-    """Translate a format. Raises ExpressionError. `differs(offset, reason)` reports output that differs from the
-    original.
+    """Translate a format. Raises ExpressionError.
+
+    `differs(offset, reason)` reports output that differs from the original.
     """
     parts: list[str] = []
     last = 0

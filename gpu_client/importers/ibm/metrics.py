@@ -1,7 +1,7 @@
-"""IBM's metric classes, and their counterparts in the rule language.
+"""Map IBM's metric classes to their counterparts in the rule language.
 
-A path is the text that a rule or log format writes: `window["training_loss"]["loss"][-1]` has the source `window` and
-the keys `training_loss`, `loss`, -1.
+A path is a text in a rule or log format: `window["training_loss"]["loss"][-1]` has the source `window` and the keys
+`training_loss`, `loss`, -1.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
     "Loss": (),
     "HistoryBasedMetric": ("window_size",),
 }
-"""Classes and their arguments."""
+"""Arguments of each metric class."""
 
 ALWAYS_KNOWN = frozenset(("step", "epoch"))
 EVALUATED = "eval.loss"
 """Metric that every evaluation reports."""
 FINAL_SAVE = "save.final"
-"""True with the final save of a training; documents that read it declare it."""
+"""Metric that is true at the final save of a training; a document that reads the metric declares it."""
 MAX_SPELT_OUT = 16
-"""Largest window whose oldest point is expressed by a `coalesce` of lags while the window fills."""
+"""Largest window whose oldest point is a `coalesce` of lags while the window fills."""
 
 Keys = tuple[str | int, ...]
 _STATE = {"epoch": "epoch", "global_step": "step", "num_input_tokens_seen": "tokens"}
@@ -36,17 +36,17 @@ _LOGGED = {"learning_rate": "lr"}
 
 
 class MetricSource(NamedTuple):
-    """A metric that the file defines."""
+    """Metric that the file defines."""
 
     name: str
     kind: str
     window: int = 1
-    """Points of a HistoryBasedMetric; negative for all points."""
+    """Number of points of a HistoryBasedMetric; negative for all points."""
     bare: bool = False
     """True if the name alone is the number, as in the original's first draft."""
 
     def path_text(self, keys: Keys) -> str:
-        """Format a path as a rule writes it."""
+        """Format a path in the syntax of rules."""
         return self.name + "".join(f"[{key}]" if isinstance(key, int) else f'["{key}"]' for key in keys)
 
 
@@ -59,13 +59,13 @@ class Size(NamedTuple):
 
 
 class Evaluated(NamedTuple):
-    """Number of evaluation metrics: none before the first evaluation."""
+    """Number of evaluation metrics; 0 before the first evaluation."""
 
     metric: str
 
 
 def refuse(reason: str, remedy: str, code: Code = Code.UNSUPPORTED) -> ExpressionError:
-    """Create an ExpressionError to raise; the caller that knows the text adds the place."""
+    """Create an ExpressionError to raise. A caller that knows the text adds the place."""
     return ExpressionError(code, reason, remedy, 0)
 
 
@@ -166,7 +166,7 @@ def _in_window(source: MetricSource, path: tuple[str, str], index: int, *, full:
 
 
 def find_window_metric(path: tuple[str, str], evaluated: str) -> str:
-    """Return the metric whose points a window group holds. Raises ExpressionError."""
+    """Return the metric of a window group's points. Raises ExpressionError."""
     group, key = path
     if group == "metrics":
         return evaluated if key in ("epoch", "steps") else name_evaluation(key)
@@ -190,8 +190,9 @@ def translate_size(source: MetricSource, keys: Keys, evaluated: str = EVALUATED)
 
 
 def find_presence(source: MetricSource, evaluated: str = EVALUATED) -> str | None:
-    """Return the metric that becomes known together with the original's; None if the original's always exists. Raises
-    ExpressionError.
+    """Return the metric that becomes known together with the original's metric. Raises ExpressionError.
+
+    Returns None if the original's metric always exists.
     """
     if source.kind == "Loss":
         return "loss"

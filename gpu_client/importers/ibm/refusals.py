@@ -1,4 +1,4 @@
-"""Python constructs without a counterpart in the rule language: reason and remedy."""
+"""Refuse Python constructs without a counterpart in the rule language, with reason and remedy."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Importer of trainer-controller files; docs/rules-ibm.md lists every translation.
+"""Import trainer-controller files; docs/rules-ibm.md lists every translation.
 
-With events and metrics reported as that page requires, the rules decide as the original does.
+In a training that reports events and metrics as docs/rules-ibm.md requires, the rules decide as the original does.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from gpu_client.importers.ibm.log_formats import FormatNames, translate_format
 from gpu_client.importers.ibm.metrics import FINAL_SAVE, MetricSource
 
 _LINE = "step {step:d}, epoch {epoch:.2f}, loss {loss}"
-"""Log line for `should_log`; the original lets the trainer log all its values."""
+"""Log line for `should_log`, for which the original lets the trainer log all its values."""
 _SEVERITIES = ("info", "warning", "error")
 
 
 class Imported(NamedTuple):
-    """The imported rules and their document, or faults. Notes leave the rules usable."""
+    """Imported rules and their document, or faults. Notes leave the rules usable."""
 
     text: str
     rules: RuleSet | None
     faults: list[Fault]
     notes: list[Fault]
-    """Parts that are left out or differ from the original, with line and column of the file."""
+    """Omitted and differing parts, with line and column of the file."""
 
 
 def import_ibm(text: str) -> Imported:
@@ -96,7 +96,7 @@ class _Importer:
                 reason = f"patience is one for all its {len(events)} triggers; the original counts each by itself"
                 remedy = "Make a controller for each trigger, if each is to be counted by itself."
                 self._notes.fault((*controller.place, "patience"), reason, remedy, code=Code.DIFFERS)
-        # The original fires at every true check; a cooldown of one check does the same.
+        # The original fires at every true check, therefore the cooldown is one check.
         rule["cooldown"] = "1 check"
         formats = [form for _, _, form in controller.operations if form is not None]
         if formats and len(formats) == len(controller.operations):
@@ -128,7 +128,7 @@ class _Importer:
                 saves_only=None if len(saves) > 1 else saves != {False},
             )
         except ExpressionError as error:
-            # A metric whose definition has a fault is missing as a consequence; report the first fault only.
+            # A metric with a faulty definition is also missing, therefore only the first fault is reported.
             if error.code is not Code.UNKNOWN_METRIC or not self._unsound:
                 self._document.text_fault(place, error.offset, error.reason, error.remedy, code=error.code)
             return ""

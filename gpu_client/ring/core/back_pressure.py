@@ -1,8 +1,8 @@
-"""Rate limits: when writers are too far ahead, and when readers would read samples too often. Pure.
+"""Compute back-pressure: delay writers that are too far ahead, and readers that would reread samples. Pure.
 
 As in Reverb's rate limiter, the controlled quantity is samples read minus `samples_per_insert` times samples inserted.
-The tolerance on the writers' side is what readers take and writers publish at a time, so both sides never wait for each
-other. Of a pair, writers keep to the first number and readers to the second.
+The writers' tolerance covers the samples that readers take and writers publish at a time, so that the sides never wait
+for each other. In a pair of limits, the first number applies to writers, the second to readers.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from gpu_client.ring.settings import RingSettings
 
 
 class RingFlow(NamedTuple):
-    """Samples in and out of a ring so far."""
+    """Counts of samples in and out of a ring."""
 
     inserted: int = 0
-    """Samples that have become readable."""
+    """Number of samples that have become readable."""
     finished: int = 0
-    """Samples that wait to become readable."""
+    """Number of claimed samples that are not yet readable."""
     read: int = 0
-    """Samples read by all readers."""
+    """Number of samples read by all readers."""
     readable: int = 0
     wanted: int = 0
     """Largest number of samples that a reader takes at a time."""
     starved: int = 0
-    """Readers that wait because every readable sample is too old or used up."""
+    """Number of readers that wait because every readable sample is too old or used up."""
     orphans: int = 0
-    """Objects of dead writers that were stored, not claimed, and not deleted yet."""
+    """Number of undeleted orphans."""
 
     def content(self) -> dict[str, Any]:
         """Convert to the content of a record."""
@@ -41,8 +41,9 @@ class RingFlow(NamedTuple):
 
 
 def writer_wait_reason(flow: RingFlow, settings: RingSettings, slack: int) -> str:
-    """Explain why a writer must wait before the next sample; "" if it need not. `slack`: minimum number of samples that
-    readers take at a time.
+    """Return why a writer must wait before the next sample; "" without a reason.
+
+    `slack`: minimum number of samples that readers take at a time.
     """
     if flow.finished >= settings.ahead:
         return f"{flow.finished} finished samples wait to become readable"
@@ -50,8 +51,9 @@ def writer_wait_reason(flow: RingFlow, settings: RingSettings, slack: int) -> st
     if bounds is None or flow.readable < settings.min_size or flow.starved:
         return ""
     least = bounds[0]
-    # Waiting readers may leave almost as many reads open as they take at a time. A generation is published whole, so
-    # all samples of one are allowed on top; otherwise both sides would wait for ever.
+    # Waiting readers may leave almost as many samples unread as they take at a time. The publication of a generation
+    # requires all its samples. Therefore the limit allows both numbers together; otherwise both sides would wait
+    # forever.
     taken = max(slack, flow.wanted)
     allowed = taken + least * settings.cap if settings.mode == "generation" else max(taken, least * settings.pack)
     if (flow.inserted + flow.finished - settings.min_size) * least - flow.read > allowed:
@@ -60,7 +62,7 @@ def writer_wait_reason(flow: RingFlow, settings: RingSettings, slack: int) -> st
 
 
 def reader_wait_reason(flow: RingFlow, settings: RingSettings, wanted: int) -> str:
-    """Explain why a reader must wait before it takes `wanted` samples; "" if it need not."""
+    """Return why a reader must wait before taking `wanted` samples; "" without a reason."""
     if flow.readable < settings.min_size:
         return f"{flow.readable} samples are readable; {settings.min_size} are wanted before the first is read"
     bounds = settings.reads_per_insert

@@ -1,7 +1,7 @@
 """Report damaged objects: a note in the ring, and an event of the job.
 
-Any process of a job reports: a DataLoader worker, a rank, a program without a session. Therefore each report opens its
-own connection to the agent for one line (`gpu_client/training/protocol.py`). Without an agent there is no event.
+Any process of a job can report: a DataLoader worker, a rank, a program without a session. Therefore each report opens
+its own connection to the agent for one line (`gpu_client/training/protocol.py`). Without an agent the job has no event.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ _MAX_MESSAGE_CHARS = 1000
 
 
 def report_damage(ring: str, key: str, problem: str, environment: Mapping[str, str] = os.environ) -> bool:
-    """Report a damaged object to the agent of the job. Returns False if there is no agent or the report failed; never
-    raises. The agent makes one event for each object.
+    """Report a damaged object to the agent of the job. Never raises.
+
+    Returns False without an agent or after a failed report. The agent makes one event for each object.
     """
     path = environment.get("BATON_CHANNEL", "")
     if not path:
@@ -51,12 +52,12 @@ def report_damage(ring: str, key: str, problem: str, environment: Mapping[str, s
 
 
 def quarantine_key(key: str) -> str:
-    """Format the key of the note about a damaged object."""
+    """Return the key of the note about a damaged object."""
     return QUARANTINE + key.replace("/", ".")
 
 
 def quarantined_key(note: str) -> str:
-    """Parse the key of the damaged object from the key of its note: names of writers have no dots."""
+    """Parse the key of the damaged object from the key of its note; writers' names contain no dots."""
     return note.removeprefix(QUARANTINE).replace(".", "/")
 
 

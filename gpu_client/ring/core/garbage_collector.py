@@ -1,8 +1,8 @@
-"""Delete what no reader can need, and count what readers have read.
+"""Delete the garbage of a ring, and count the samples that readers have read.
 
-Needed are the newest `retain` manifests and those that living readers or pins name. An object is garbage if no needed
-manifest lists it and its claim cannot count any more (`RingManifest.settled`). For a dead writer the collector ends a
-later epoch, after which no claim of the writer counts, whenever the claim arrives.
+The collector keeps the newest `retain` manifests and the manifests that living readers or pins name. An object is
+garbage if no kept manifest lists the object and its claim cannot count any more (`RingManifest.settled`). For a dead
+writer the collector ends a later epoch (fencing), after which no claim of the writer counts.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from gpu_client.ring.format.records import (
 logger = logging.getLogger("baton.ring")
 
 _MAX_DEPARTED = 100
-"""Maximum number of departed readers that are marked as counted; their records are deleted within moments."""
+"""Maximum number of marks of counted departed readers, whose records are deleted within moments."""
 UNFINISHED_S = 60.0
-"""Minimum age of an incomplete write of a dead process (s)."""
+"""Minimum age, in seconds, of an incomplete write that counts as a dead process's."""
 _MAX_QUARANTINE_NOTES = 1000
-"""Maximum number of notes about damaged objects that are gone."""
+"""Maximum number of notes about deleted damaged objects."""
 _COPIES_CHECKED = "copies checked"
-"""Key in the watch: time of the last check of `copies/`."""
+"""Key of the last check of `copies/` in the lease watch."""
 
 
 class CollectionResult(NamedTuple):
@@ -49,17 +49,17 @@ class CollectionResult(NamedTuple):
     objects: int = 0
     manifests: int = 0
     fenced: int = 0
-    """Number of writers that were fenced as dead."""
+    """Number of dead writers that the collection fenced."""
     readers: int = 0
-    """Number of readers that were removed as dead."""
+    """Number of dead readers that the collection removed."""
     left: frozenset[ObjectId] = frozenset()
-    """Objects that are not listed and not deleted: pending, or of a dead writer."""
+    """Unlisted objects that stay: pending objects, or objects of a dead writer."""
     replaced: int = 0
-    """Number of objects that only older, unpinned manifests list; they are retained for a moment."""
+    """Number of objects that only older, unpinned manifests list; the next collections delete them."""
 
 
 class GarbageCollector:
-    """Collect garbage. Concurrent collectors are safe; each needs time to detect the dead."""
+    """Collector of a ring's garbage. Concurrent collectors are safe; each needs time to detect dead processes."""
 
     def __init__(self, ring: Ring, watch: LeaseWatch | None = None) -> None:
         self._ring = ring
@@ -67,8 +67,8 @@ class GarbageCollector:
 
     def collect(self) -> CollectionResult:
         """Collect once. Raises ManifestMissing, and OSError for an unreachable store."""
-        # In this order: a reader that pins a manifest after its record was read here finds the current pointer or a
-        # later one, so only manifests that are kept here.
+        # The pointer comes before the readers' records: a reader that pins a manifest after the read of its record
+        # pins the manifest of this pointer or a later one, which this collection keeps.
         last = self._ring.newest()
         number = last.number
         readers = self._remove_dead_readers()
@@ -94,10 +94,10 @@ class GarbageCollector:
         return CollectionResult(len(gone), len(old), fenced, readers, frozenset(stored) - gone, replaced)
 
     def _delete_dead_copies(self) -> None:
-        """Delete counts of generator processes that have died or ended and whose names no process takes up."""
+        """Delete the counts of ended generator processes whose names no later process uses."""
         lease_s = self._ring.settings.lease_s
         if 0 < self._watch.unchanged_s(_COPIES_CHECKED, None) < lease_s:
-            return  # a listing is a request
+            return  # A listing costs a request.
         self._watch.forget(_COPIES_CHECKED)
         self._watch.unchanged_s(_COPIES_CHECKED, None)
         copies = self._ring.store.keys(COPIES)
@@ -112,11 +112,11 @@ class GarbageCollector:
         self._ring.store.delete(dead)
 
     def _forgotten_writers(self, writers: set[str]) -> set[str]:
-        """Select the writers that ended so long ago that no manifest knows them.
+        """Select the forgotten writers, which no manifest remembers any more.
 
-        A writer has a record before it has objects, and deletes the record after its last claim; claims stay in the
-        inbox until a manifest knows the writer. So a writer found in none of the three, checked in this order, is
-        forgotten.
+        A writer makes its record before its first object and deletes the record after its last claim; claims stay in
+        the inbox until a manifest lists the writer. Therefore a writer without record, claim and manifest entry,
+        checked in this order, is forgotten.
         """
         if not writers:
             return writers
@@ -126,7 +126,7 @@ class GarbageCollector:
         return writers - set(newest.passed) - {slot.object.writer for slot in newest.slots}
 
     def _needed_manifests(self, number: int) -> tuple[dict[int, RingManifest], set[int]]:
-        """Read the needed manifests. Returns them and the numbers that readers and pins name."""
+        """Read the kept manifests. Returns the manifests, and the numbers that readers and pins name."""
         retained = set(range(max(number - self._ring.settings.retain + 1, 1), number + 1))
         pinned: set[int] = set()
         for prefix in (READERS, PINS):
@@ -156,13 +156,14 @@ class GarbageCollector:
                 yield key, record
 
     def _remove_dead_readers(self) -> int:
-        """Remove dead readers and expired pins. The samples that they read still count."""
+        """Remove dead readers and expired pins. The samples read by a removed reader still count."""
         gone = 0
         for key, record in self._records(READERS):
             content = decode_record(record)
             if not self._is_dead(key, record, float(content.get("lease_s", self._ring.settings.lease_s))):
                 continue
-            # Mark first: a living reader sees the mark and continues under another name.
+            # The mark comes before the deletion, so that a living reader sees the mark and continues under another
+            # name.
             if self._ring.store.swap(key, encode_checksummed({**content, "dead": True}), record.version) is None:
                 continue
             logger.info("reader %s is dead", key.removeprefix(READERS))
@@ -171,7 +172,7 @@ class GarbageCollector:
             self._watch.forget(key)
             gone += 1
         for key, record in self._records(PINS):
-            # A training with a wrong clock keeps its pins as long as it renews them.
+            # A training with a wrong clock keeps its pins while the training renews them.
             until_ms = int(decode_record(record).get("until_ms", 0))
             if until_ms < self._ring.clock() * 1000 and self._is_dead(key, record, self._ring.settings.lease_s):
                 group = key.removeprefix(PINS)
@@ -181,7 +182,7 @@ class GarbageCollector:
         return gone
 
     def _fence_dead_writers(self, last: RingManifest) -> int:
-        """End the epochs of dead writers, so that their garbage can be collected."""
+        """Fence dead writers by ending their epochs, so that their objects become garbage."""
         done = 0
         for key, record in self._records(WRITERS):
             silent = self._is_dead(key, record, self._ring.settings.lease_s)
@@ -200,15 +201,16 @@ class GarbageCollector:
                     continue
                 logger.info("writer %s is dead", writer)
                 done += 1
-            # Repeat the claim in case the marking process died before it; the key is the same, so the claim exists
-            # once.
+            # The process that made the mark may have died before the claim, therefore the claim is repeated. The key is
+            # equal, therefore the claim is idempotent.
             self._ring.store.create(SampleClaim.ending(writer, epoch, int(content.get("ended_ms", 0))).key, [])
         return done
 
 
 def add_departed_reads(ring: Ring, samples: int, mark: str) -> None:
-    """Add the samples of a departing reader to the total; `mark` identifies its record, which no longer counts.
-    Idempotent: each reader is counted once, whoever dies meanwhile.
+    """Add the samples of a departing reader to the total. Idempotent, also if a process dies during the call.
+
+    `mark` identifies the reader's record, which no longer counts.
     """
     while samples:
         record = ring.store.record(READ_BEFORE)
@@ -227,17 +229,18 @@ class ReaderTotals(NamedTuple):
     """Totals of all readers."""
 
     read: int
-    """Samples read, including departed readers."""
+    """Number of samples read, including departed readers."""
     wanted: int
     """Largest number of samples that a reader takes at a time."""
     starved: int
-    """Number of readers that wait because no readable sample is allowed for them."""
+    """Number of readers that wait because every readable sample is too old or used up."""
 
 
 def sum_reads(ring: Ring) -> ReaderTotals:
     """Sum up the records of all readers. Raises OSError for an unreachable store."""
     records = [decode_record(ring.store.record(key)) for key in ring.store.keys(READERS)]
-    # Read after the readers: at any time, a sample is counted in one of both.
+    # A departing reader's samples move from its record to the total. The total is read second, so that no sample is
+    # lost between the reads.
     before = decode_record(ring.store.record(READ_BEFORE))
     left = before.get("left", {})
     still = (int(content.get("read", 0)) - int(left.get(content.get("mark", ""), 0)) for content in records)

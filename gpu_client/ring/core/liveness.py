@@ -1,12 +1,12 @@
-"""Leases: records that living processes keep renewing, and watchers that detect dead processes.
+"""Renew the leases of living processes, and detect dead processes by unchanged leases.
 
-No clocks are compared. A holder increments its record; a watcher counts a holder as dead after 1.5 leases without a
-change, by its own clock, so a wrong clock harms no process.
+Watchers never compare clocks of two machines. A holder changes its record at each renewal; a watcher counts a holder as
+dead after 1.5 leases without a change, by the watcher's own clock, therefore a wrong clock harms no process.
 
-A watcher that dies would make the next one wait 1.5 leases anew, and frequent replacements would hide every death.
-Therefore watchers save, for each record, its version and for how long the version has been unchanged; the next watcher
-continues from there if the version is the same. Versions never repeat and seconds only add up, so a note can delay the
-detection of a death, never advance it.
+After the death of a watcher, the next watcher would wait another 1.5 leases, and frequent replacements of watchers
+would hide every death. Therefore watchers save, for each record, the version and the seconds without a change; the next
+watcher continues from a note whose version equals the record's. Versions never repeat and the seconds only grow,
+therefore a note can delay the detection of a death but never advance the detection.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from gpu_client.ring.format.records import (
 from gpu_client.ring.store.protocol import RingBackend
 
 DEAD_AFTER_LEASES = 1.5
-"""Holders renew three times in a lease. Garbage of the dead is gone after two leases."""
+"""Leases without a change after which a holder is dead; holders renew three times in a lease."""
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
 
 
 def require_name(name: str, kind: str, pattern: re.Pattern[str] = _NAME) -> str:
-    """Return the name if it can be a part of keys. Raises RingMismatch: a changed name could be the name of another
-    process.
+    """Return the name if the name can be a part of keys, else raise RingMismatch.
+
+    The function never adapts a name, because a changed name could belong to another process.
     """
     if pattern.fullmatch(name) is None:
         dots = "" if pattern.fullmatch("a.b") is None else ", and after the first one dots"
@@ -49,20 +50,20 @@ def require_name(name: str, kind: str, pattern: re.Pattern[str] = _NAME) -> str:
 
 
 def unique_name() -> str:
-    """Make a name that no other process has."""
+    """Make a unique name of a process."""
     host = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname().split(".")[0])[:32]
     return f"{host or 'host'}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
 class LeaseWatch:
-    """Times since which records are unchanged, as observed by this process."""
+    """Watch over records, which measures the time without a change of each record."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._first_seen: dict[str, tuple[str, float]] = {}
 
     def unchanged_s(self, key: str, record: Versioned | None) -> float:
-        """Return for how long the record is unchanged (s); 0 at the first observation."""
+        """Return the seconds without a change of the record; 0 at the first observation."""
         now = self._clock()
         version = record.version if record is not None else ""
         seen = self._first_seen.get(key)
@@ -72,7 +73,7 @@ class LeaseWatch:
         return now - seen[1]
 
     def snapshot(self, prefixes: tuple[str, ...]) -> dict[str, tuple[str, float]]:
-        """Return version and unchanged time (s) of each record with one of these prefixes."""
+        """Return the version and the seconds without a change of each record with one of the prefixes."""
         now = self._clock()
         return {
             key: (version, round(now - since, 3))
@@ -81,14 +82,14 @@ class LeaseWatch:
         }
 
     def adopt(self, snapshot: Mapping[str, tuple[str, float]]) -> None:
-        """Continue from another watcher's snapshot for records whose version is the same at the next observation."""
+        """Continue from another watcher's snapshot for records with an equal version at the next observation."""
         now = self._clock()
         for key, (version, unchanged_s) in snapshot.items():
             since = now - max(unchanged_s, 0.0)
             seen = self._first_seen.get(key)
             if seen is not None and seen[0] == version:
                 self._first_seen[key] = (version, min(seen[1], since))
-            elif seen is None or key != PUBLISHER:  # waiting processes observe the publisher's record themselves
+            elif seen is None or key != PUBLISHER:  # Waiting processes observe the publisher themselves.
                 self._first_seen[key] = (version, since)
 
     def forget(self, key: str) -> None:
@@ -96,20 +97,20 @@ class LeaseWatch:
         self._first_seen.pop(key, None)
 
     def retain_only(self, prefix: str, keys: Container[str]) -> None:
-        """Drop the records with this prefix that are not among `keys`."""
+        """Drop the records with the prefix that are not in `keys`."""
         for key in [key for key in self._first_seen if key.startswith(prefix)]:
             if key not in keys:
                 del self._first_seen[key]
 
 
 class LeaseHandle:
-    """A lease of this process: acquired at once, then renewed by `renew`."""
+    """Lease of this process, acquired by the constructor and renewed by `renew`."""
 
     def __init__(self, store: RingBackend, key: str, content: dict[str, Any], seen: Versioned | None) -> None:
-        """`seen`: the record to replace. `lost` is True afterwards if another process was faster."""
+        """Acquire the lease by replacing the record `seen`; `lost` is True if another process was faster."""
         self.key = key
         self._store = store
-        # The mark is unique, so no two holders ever write equal records.
+        # The unique mark prevents equal records of two holders.
         self.mark = secrets.token_hex(4)
         self._content = {**content, "mark": self.mark}
         self._count = int(decode_record(seen).get("count", 0))
@@ -120,14 +121,14 @@ class LeaseHandle:
         self.renew()
 
     def renew(self, **changed: Any) -> bool:
-        """Renew the lease with changed fields. Returns False, from then on, if another process has taken the lease."""
+        """Renew the lease with changed fields. Returns False, also later, once another process has taken the lease."""
         with self._lock:
             if self.lost:
                 return False
             self._content.update(changed)
             self._count += 1
             data = encode_checksummed({**self._content, "count": self._count})
-            # If the answer is lost, the record may be written nevertheless.
+            # A write whose answer is lost may have succeeded, therefore the handle remembers the data.
             self._unconfirmed.add(data)
             version = self._store.swap(self.key, data, self._version)
             if version is None:
@@ -161,36 +162,34 @@ class LeaseHandle:
         return not self.lost
 
     def _wrote(self, record: Versioned) -> bool:
-        """Return True if this holder wrote the record. The read may be older than another thread's renewal; the lease
-        is still ours then.
-        """
+        """Return True if this holder wrote the record, including a record older than another thread's renewal."""
         content = decode_record(record)
         return content.get("mark") == self.mark and not content.get("dead")
 
 
 _MOST = 1000
-"""Maximum number of saved records, longest silence first: a record of the control plane holds 390,000 bytes."""
+"""Maximum number of saved records, longest silence first; a record of the control plane has 390,000 bytes at most."""
 _SAVED_PREFIXES = (WRITERS, READERS, PINS)
 
 Seen = Mapping[str, tuple[str, float]]
-"""Version and minimum unchanged time (s) by key."""
+"""Version and minimum seconds without a change, by key."""
 
 
 class SilenceNotes:
-    """The record in which the watchers of a ring save their observations."""
+    """Record in which the watchers of a ring save their observations."""
 
     def __init__(self, store: RingBackend, watch: LeaseWatch) -> None:
         self._store, self._watch = store, watch
         self._version: str | None = None
         self._current = False
-        """True if `_version` is the version of the record, as far as this process knows."""
+        """True if `_version` is the record's version, to the knowledge of this process."""
 
     def load(self, *, plus_s: float = 0.0) -> None:
-        """Continue from the saved observations. `plus_s`: minimum time since they were saved."""
+        """Continue from the saved observations. `plus_s`: minimum seconds since the save."""
         self._load(plus_s)
 
     def save(self) -> None:
-        """Save the observations. A newer note of another watcher stays and is adopted by the next call."""
+        """Save the observations. A newer note of another watcher stays, and the next call adopts the note."""
         if not self._current:
             self.load()
         snapshot = self._watch.snapshot(_SAVED_PREFIXES)
@@ -199,8 +198,9 @@ class SilenceNotes:
         self._current = self._version is not None
 
     def save_publisher(self) -> None:
-        """Save for how long the publisher's record is unchanged, as observed by a waiting process. The other notes
-        stay: only the publisher observes their records.
+        """Save a waiting process's observation of the publisher's record.
+
+        The other notes stay, because only the publisher observes the other records.
         """
         record = self._load()
         seen = {**decode_silences(record), **self._watch.snapshot((PUBLISHER,))}

@@ -1,7 +1,7 @@
-"""Maintenance of a ring: publication, garbage collection and flow measurement, by any process of the ring.
+"""Maintain a ring: publish, collect garbage and measure the flow, in any process of the ring.
 
-One maintainer works at a time and renews a lease; when it falls silent, another takes over. Two concurrent maintainers
-are safe: every write is a compare-and-swap.
+One maintainer works at a time and renews a lease; after its lease has expired, another process takes over. Two
+concurrent maintainers are safe: every write is a compare-and-swap.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from gpu_client.ring.settings import RingSettings
 logger = logging.getLogger("baton.ring")
 
 TAKEN_OVER_AFTER_S = 1.0
-"""Minimum silence before a takeover (s); at least four turn intervals."""
+"""Minimum seconds without a renewal before a takeover; at least four turn intervals."""
 _LOG_AGAIN_S = 60.0
-"""Interval at which the same failure is logged again (s)."""
+"""Interval, in seconds, at which a repeated failure is logged again."""
 COLLECTIONS_IN_A_LEASE = 6
 
 
 class Maintainer:
-    """Maintain a ring: `turn` does one round, `start` runs rounds in a thread until `close`."""
+    """Maintainer of a ring: `turn` does one round, `start` runs rounds in a thread until `close`."""
 
     def __init__(self, ring: Ring, name: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`name`: identifies this maintainer in the record."""
+        """`name`: name of this maintainer in the lease record."""
         self._ring = ring
         self._name = name
         self._clock = clock
@@ -58,26 +58,26 @@ class Maintainer:
         self._measured = 0
         """Number of measurements by all maintainers of the ring."""
         self.trouble = ""
-        """Failure of the last turn or collection; "" after a success."""
+        """Text of the last turn's or collection's failure; "" after a success."""
         self._uncollected: Exception | None = None
-        """Failure of the last collection."""
+        """Failure of the last collection, or None."""
         self._left: frozenset[ObjectId] | None = None
-        """Objects that the newest collection left, until the orphans among them are counted."""
+        """Unlisted objects of the newest collection, until the count of orphans."""
         self._unclaimed: frozenset[ObjectId] | None = None
-        """Objects without a claim that the collection before left."""
+        """Unclaimed objects of the collection before the newest."""
         self._logged_at = -float("inf")
 
     @property
     def flow_known(self) -> bool:
-        """True after any maintainer has measured the flow."""
+        """Return True after any maintainer has measured the flow."""
         return self._measured > 0
 
     def turn(self) -> bool:
-        """Do one round if this maintainer holds the lease. Returns False if another holds it; publishes nevertheless
-        while the other collects.
+        """Do one round if this maintainer holds the lease. Returns False if another maintainer does.
 
-        Failures of publication are raised at once, failures of collection at the end: many processes wait for the flow,
-        none for the deletion.
+        While another maintainer collects garbage, this one publishes. The method raises failures of publication at once
+        and failures of collection at the end, because many processes wait for the flow and no process waits for the
+        deletion.
         """
         ring = self._ring
         after_s = max(TAKEN_OVER_AFTER_S, 4 * self.interval_s)
@@ -94,19 +94,20 @@ class Maintainer:
                     self._save_publisher_silence(unchanged_s)
                     self._publish_while_collecting()
                 return False
-            # The earlier flow holds until the first measurement: the first collection may take long.
+            # The first collection may take long, therefore the earlier flow stays in force until the first measurement.
             self._lease = LeaseHandle(ring.store, PUBLISHER, {"holder": self._name, **self._flow_record()}, record)
             if self._lease.lost:
                 return False
-            # The previous publisher saved its notes before it stopped being busy, if that is what its record says last.
+            # A publisher saves its notes before its record stops being busy. Therefore the notes of a publisher that is
+            # not busy are at least as old as the record's silence.
             self._silence_notes.load(plus_s=unchanged_s if record is not None and not busy else 0.0)
         manifest = self._publish_if_due() or ring.newest()
         due = self._clock() - self._collected_at >= ring.settings.lease_s / COLLECTIONS_IN_A_LEASE
         pressure = read_pressure(ring)
         collecting = due or pressure.high
         if collecting:
-            # Collection may take longer than the takeover time. `busy` keeps others from collecting concurrently, while
-            # they publish.
+            # Collection may take longer than the takeover time. `busy` prevents concurrent collections, while other
+            # processes publish.
             self._lease.renew(busy=True)
             self._collect(pressure)
         flow = self.measure_flow(manifest)
@@ -117,8 +118,9 @@ class Maintainer:
         return True
 
     def _save_publisher_silence(self, unchanged_s: float) -> None:
-        """Save at intervals for how long the collecting process is silent: this process may die before it detects the
-        death.
+        """Save, at intervals, the silence of the collecting process.
+
+        This process may die before detecting the death of the collecting process; the next one continues from the note.
         """
         every_s = self._ring.settings.lease_s / COLLECTIONS_IN_A_LEASE
         if unchanged_s >= every_s and self._clock() - self._saved_publisher_at >= every_s:
@@ -126,8 +128,9 @@ class Maintainer:
             self._saved_publisher_at = self._clock()
 
     def _publish_while_collecting(self) -> None:
-        """Publish while another process collects or has died collecting. Collection and the record stay with the other
-        process, so that its death can be detected.
+        """Publish while another process collects or has died during a collection.
+
+        The other process keeps the collection and the lease record, so that its death can be detected.
         """
         manifest = self._publish_if_due() or self._ring.newest()
         self._set_flow(self.measure_flow(manifest), self._measured)
@@ -149,17 +152,18 @@ class Maintainer:
             fenced, self._left = found.fenced, found.left
             measure_storage(self._ring)
             if found.replaced and pressure.wanted:
-                # If all writers wait, no new manifest is published, and the replaced objects would be retained for
-                # ever.
+                # While all writers wait, no new manifest appears, and the retention would keep the replaced objects
+                # forever. Therefore the maintainer publishes the newest manifest again.
                 self._ring.republish()
             self._silence_notes.save()
         except Exception as error:  # noqa: BLE001 - raised after the flow is updated
             self._uncollected = error
-        # The next turn publishes the deaths and can then delete the garbage of the dead.
+        # The next turn publishes the ends of fenced writers and can then delete their garbage, therefore the next
+        # collection is due at once.
         self._collected_at = -float("inf") if fenced else self._clock()
 
     def publish_from(self, samples: int) -> None:
-        """Publish if this many samples wait, without holding the lease. A failure is left to the next turn."""
+        """Publish, without the lease, if at least `samples` samples wait. The next turn handles a failure."""
         try:
             found = self._ring.publish_from(samples)
         except Exception as error:  # noqa: BLE001 - the samples stay claimed
@@ -181,10 +185,10 @@ class Maintainer:
         )
 
     def _count_orphans(self, claims: Iterable[SampleClaim]) -> int:
-        """Count orphans as of the newest collection, without another listing. `claims`: listed after the collection."""
+        """Count orphans of the newest collection, without another listing. `claims`: listed after the collection."""
         if self._left is None:
             return self.flow.orphans
-        # A living writer claims its objects in a moment: only objects left by two collections are orphans.
+        # A living writer soon claims its objects, therefore only objects left by two collections are orphans.
         unclaimed = self._left - {claim.object for claim in claims}
         before, self._unclaimed, self._left = self._unclaimed, unclaimed, None
         return min(len(unclaimed), self.flow.orphans) if before is None else len(unclaimed & before)
@@ -195,7 +199,7 @@ class Maintainer:
         self._thread.start()
 
     def wait_turn(self, timeout_s: float) -> None:
-        """Wait for a newer `flow`."""
+        """Wait up to `timeout_s` seconds for a newer `flow`."""
         with self._turned:
             before = self.turns
             self._turned.wait_for(lambda: self.turns > before, timeout_s)
@@ -236,7 +240,7 @@ class Maintainer:
         self.trouble = problem
 
     def _adopt_flow(self, content: Mapping[str, Any]) -> None:
-        """Adopt a new measurement from the record: writers count what they have put since the newest one."""
+        """Adopt a new measurement from the record, because writers count their samples since the newest measurement."""
         measured = content.get("measured")
         if isinstance(measured, int) and measured != self._measured:
             self._set_flow(RingFlow.of_content(content), measured)
@@ -252,8 +256,9 @@ class Maintainer:
 
 
 def choose_turn_interval_s(settings: RingSettings) -> float:
-    """Choose the turn interval: an integral part of `publish_interval_s`. Writers that publish in between replace
-    samples in between, and these must be collected in between.
+    """Choose the seconds between two turns, an integral part of `publish_interval_s`.
+
+    Writers publish and replace samples between scheduled publications, therefore collections are as frequent.
     """
     interval_s = settings.publish_interval_s
     if settings.publish_every_samples is None:

@@ -1,6 +1,6 @@
 """Inspect and repair a ring: its pointer, its manifests, its schema, and the objects of the newest manifest.
 
-Lost samples stay lost; everything else becomes readable again. Writers and readers may work meanwhile.
+Lost samples stay lost; a repair makes all other samples readable again. Writers and readers may work during a repair.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from gpu_client.ring.format.objects import StoredSamples
 from gpu_client.ring.format.records import MANIFESTS, POINTER, SAMPLES, SCHEMA, WRITERS, Versioned, decode_record
 
 _TRIES = 100
-"""Publishers work concurrently; each of their turns takes longer than one try."""
+"""Maximum tries against concurrent publishers, whose turns take longer than a try."""
 _LOST_MANIFESTS = 1000
-"""Upper bound of the manifests that can be lost together with the pointer."""
+"""Maximum number of manifests that can be lost together with the pointer."""
 
 
 @dataclass(frozen=True)
@@ -35,39 +35,39 @@ class InspectionReport:
     """Result of an inspection: problems by key."""
 
     pointer: str = ""
-    """Problem of the pointer; "" if it is sound."""
+    """Problem of the pointer; "" for a sound pointer."""
     manifests: Mapping[str, str] = field(default_factory=dict)
     objects: Mapping[str, str] = field(default_factory=dict)
-    """Damaged objects of the newest good manifest."""
+    """Damaged objects of the newest good manifest: problem by key."""
     schema: str = ""
-    """Problem of the schema; "" if it is sound."""
+    """Problem of the schema; "" for a sound schema."""
     read: int = 0
     """Number of objects read."""
 
     @property
     def damaged(self) -> dict[str, str]:
-        """All problems."""
+        """Return all problems by key."""
         alone = {POINTER: self.pointer, SCHEMA: self.schema}
         return {**{key: why for key, why in alone.items() if why}, **self.manifests, **self.objects}
 
 
 @dataclass(frozen=True)
 class _StoredManifests:
-    """The pointer and all stored manifests."""
+    """Pointer and all stored manifests of a ring."""
 
     named: int
-    """Manifest that the pointer names; 0 for none."""
+    """Number of the manifest that the pointer names; 0 without a pointer."""
     inserted: int
     """`inserted` of the pointer."""
     version: str | None
     wrong: str
-    """Problem of the pointer; "" if it is sound."""
+    """Problem of the pointer; "" for a sound pointer."""
     good: Mapping[int, RingManifest]
     bad: Mapping[str, str]
 
     @property
     def newest(self) -> RingManifest:
-        """Return the newest readable manifest: the pointer's, or else the highest."""
+        """Return the newest readable manifest: the pointer's, else the manifest with the highest number."""
         if not self.wrong:
             return self.good.get(self.named, EMPTY)
         return self.good[max(self.good)] if self.good else EMPTY
@@ -79,32 +79,33 @@ class _StoredManifests:
 
     @property
     def unused(self) -> int:
-        """Return a manifest number that was never used: a process may have cached the manifest of another number."""
+        """Return an unused manifest number, because processes may have cached the manifests of used numbers."""
         return self.highest + (1 if self.named or not self.wrong else _LOST_MANIFESTS)
 
 
 def inspect_ring(ring: Ring) -> InspectionReport:
-    """Verify the pointer, the manifests, the schema and all listed objects. Raises ManifestMissing if manifests are
-    replaced faster than they can be read, and OSError for an unreachable store.
+    """Verify the pointer, the manifests, the schema and all listed objects.
+
+    Raises ManifestMissing if publishers replace manifests faster than this process reads them, and OSError for an
+    unreachable store.
     """
     stored = _read_manifests(ring)
     objects = dict(verify_objects(ring, stored.newest))
     damaged = {key: why for key, why in objects.items() if why}
     if damaged:
-        # Objects that were replaced and collected meanwhile are no damage.
+        # Objects that were replaced and collected during the inspection are no damage.
         listed = {slot.object.key for slot in _read_manifests(ring).newest.slots}
         damaged = {key: why for key, why in damaged.items() if key in listed}
     return InspectionReport(stored.wrong, stored.bad, damaged, _check_schema(ring, stored.newest), len(objects))
 
 
 def repair_ring(ring: Ring) -> InspectionReport:
-    """Point to the newest good manifest, without damaged objects, which are quarantined. Returns the problems found
-    before.
+    """Point to the newest good manifest, and quarantine damaged objects. Returns the problems before the repair.
 
-    Samples that only a lost manifest listed are listed again. Unreadable manifests are deleted, because they would
-    block publication or collection. A damaged schema is replaced by the schema of a sound sample; without one, the next
-    sample sets the schema. Raises ManifestMissing if publishers are faster again and again, and OSError for an
-    unreachable store.
+    The repair lists the samples of lost manifests again, and deletes unreadable manifests, which would block
+    publication or collection. The schema of a sound sample replaces a damaged schema; without a sound sample, the next
+    sample sets the schema. Raises ManifestMissing if publishers are faster in all tries, and OSError for an unreachable
+    store.
     """
     found = inspect_ring(ring)
     if found.schema:
@@ -135,7 +136,7 @@ def repair_ring(ring: Ring) -> InspectionReport:
 
 
 def verify_objects(ring: Ring, manifest: RingManifest | None = None) -> Iterator[tuple[str, str]]:
-    """Read every object of a manifest (default: the newest). Yields its key and the problem; "" for a sound object."""
+    """Read every object of a manifest (default: the newest). Yields key and problem; "" for a sound object."""
     for found in dict.fromkeys(slot.object for slot in (ring.newest() if manifest is None else manifest).slots):
         data = ring.store.read(found.key)
         if data is None:
@@ -157,13 +158,13 @@ def _check_schema(ring: Ring, newest: RingManifest) -> str:
         schema = decode_schema(data)
     except ValueError as error:
         return f"damaged: {error}"
-    # A schema without a digest may have been altered to another valid one.
+    # A schema without a digest may have been altered to another valid schema, therefore the samples verify the schema.
     schema_found = _schema_of_samples(ring, newest) if bytes(data[:1]) == b"[" else None
     return "" if schema_found in (None, schema) else "damaged: it differs from the schema of the samples"
 
 
 def _schema_of_samples(ring: Ring, newest: RingManifest) -> str | None:
-    """Return the schema of a sound sample, preferably a listed one."""
+    """Return the schema of a sound sample, preferably a listed sample."""
     listed = [slot.object.key for slot in reversed(newest.slots)]
     for key in dict.fromkeys([*listed, *ring.store.keys(SAMPLES)]):
         data = ring.store.read(key)
@@ -186,7 +187,7 @@ def _read_manifests(ring: Ring) -> _StoredManifests:
         for key in ring.store.keys(MANIFESTS):
             data = ring.store.read(key)
             if data is None:
-                continue  # collected since
+                continue  # Collected since the listing.
             try:
                 number = manifest_number(key)
                 good[number] = RingManifest.from_bytes(data, number)
@@ -207,7 +208,7 @@ def _classify_pointer(
 ) -> _StoredManifests:
     version = record.version if record else None
     if record is None:
-        # The first manifest exists before the pointer.
+        # The first manifest exists before the pointer, therefore a missing pointer is damage only with later manifests.
         gone = max([*good, *map(manifest_number, bad), 0]) > 1
         return _StoredManifests(0, 0, version, "missing, although manifests exist" if gone else "", good, bad)
     try:
@@ -219,11 +220,12 @@ def _classify_pointer(
 
 
 def _relist_samples(ring: Ring, manifest: RingManifest, inserted: int) -> RingManifest:
-    """List samples that count, and that no manifest or claim names, because the manifests that listed them are lost.
+    """List valid samples that no manifest or claim names, because their manifests are lost.
 
-    An object counts if its writer has continued or ended afterwards: then its claim was made, counted and deleted.
+    An object is valid if its writer has continued or ended after the object, which proves that the claim was made,
+    counted and deleted.
     """
-    # In this order: a writer that has stored the next object has claimed this one before.
+    # The objects come before the claims: a writer claims an object before storing the next object.
     objects = sorted(found for found in map(ObjectId.of_key, ring.store.keys(SAMPLES)) if found is not None)
     waiting = {claim.object for claim in ring.claims()}
     records = {key.removeprefix(WRITERS): ring.store.record(key) for key in ring.store.keys(WRITERS)}
@@ -253,11 +255,12 @@ def _relist_samples(ring: Ring, manifest: RingManifest, inserted: int) -> RingMa
         for number in left
     ]
     for name in {*last, *at_work} - set(passed):
-        # The beginning of a writer may be listed only in a lost manifest, and its next claims must count.
+        # Only a lost manifest may contain the beginning of a writer, whose next claims must count.
         epochs = [one.epoch for one in (*objects, *waiting) if one.writer == name] or [at_work[name]]
         passed[name] = WriterWatermark(min(epochs), 0, manifest.at_ms)
     for name in set(passed) - set(at_work) - {one.writer for one in waiting}:
-        # The end of a writer may be lost in the same way; a departed writer need not be remembered for ever.
+        # Only a lost manifest may contain the end of a departed writer. The entry marks the end, so that later
+        # manifests can forget the writer.
         passed[name] = WriterWatermark(passed[name].epoch, ENDED, manifest.at_ms)
     slots = [slot._replace(inserted=manifest.inserted + place) for place, slot in enumerate(slots)]
     return replace(

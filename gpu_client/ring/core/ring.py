@@ -58,17 +58,17 @@ _NO_VERSION = "0" * 32
 _CACHED_MANIFESTS = 8
 """Maximum number of small manifests that a process caches."""
 _CACHED_SLOTS = 100_000
-"""Maximum number of cached slots, without the newest manifest: about 300 bytes each."""
+"""Maximum number of cached slots (about 300 bytes each), without the newest manifest."""
 _TRIES = 100
 _MAX_LOST_RACES = 10
 
 
 class Ring:
-    """State that writers, readers, publishers and collectors share. Thread-safe."""
+    """State shared by the writers, readers, publishers and collectors of a process. Thread-safe."""
 
     def __init__(self, store: RingBackend, settings: RingSettings, *, clock: Callable[[], float] = time.time) -> None:
         self.place = ""
-        """Place for messages; "" for a ring that was opened from a store."""
+        """Place of the ring in messages; "" for a ring that was opened from a store."""
         self.store = store
         self.settings = settings
         self.clock = clock
@@ -87,9 +87,10 @@ class Ring:
     @classmethod
     def make(cls, store: RingBackend, settings: RingSettings, *, clock: Callable[[], float] = time.time) -> Ring:
         """Make the ring, or open an existing one with equal settings. Raises RingMismatch for other settings."""
-        # Before the settings are stored: the store flushes them too, or refuses before anything exists.
+        # The ring's constructor comes before the storage of the settings, so that the store flushes the settings, too,
+        # or refuses before any object exists.
         ring = cls(store, settings, clock=clock)
-        # Unset settings are omitted, so that versions without them can open the ring.
+        # Unset settings are omitted, so that versions without these settings can open the ring.
         data = encode_checksummed(settings.model_dump(mode="json", exclude_none=True))
         if store.create(SETTINGS, [memoryview(data)]):
             _require_conditional_writes(store, data)
@@ -105,7 +106,7 @@ class Ring:
 
     @classmethod
     def open(cls, store: RingBackend, *, clock: Callable[[], float] = time.time) -> Ring:
-        """Open the ring. Raises RingMismatch if there is none."""
+        """Open the ring. Raises RingMismatch for a missing ring."""
         return cls(store, _read_settings(store), clock=clock)
 
     def pointer(self) -> tuple[int, str | None]:
@@ -113,14 +114,14 @@ class Ring:
 
         Raises ManifestMissing for an unreadable pointer, RingMismatch for a removed ring.
         """
-        pointed = self._last_pointer  # read first: another thread may publish meanwhile
+        pointed = self._last_pointer  # Read before the record: another thread may publish.
         record = self.store.record(POINTER)
         if record is None:
             if pointed:
                 raise RingMismatch("the ring was removed during its use", "Make the ring again and restart")
             if not self._has_begun():
                 return 0, None
-            record = self.store.record(POINTER)  # created meanwhile
+            record = self.store.record(POINTER)  # Created by another process.
             if record is None:
                 raise ManifestMissing("the pointer is missing", "Repair the ring: baton ring verify --repair")
         try:
@@ -133,14 +134,15 @@ class Ring:
         with self._lock:
             known = self._manifests.get(number)
             if number < self._last_pointer or (known is not None and at_ms not in (None, known.at_ms)):
-                # The ring was repaired or made anew: cached manifests may differ from the stored ones.
+                # The ring was repaired or made anew, therefore cached manifests may differ from stored manifests.
                 self._manifests.clear()
             self._last_pointer = number
         return number, record.version
 
     def _has_begun(self) -> bool:
-        """Return True if the pointer ever existed: a first manifest alone may be of a publisher that died before the
-        swap.
+        """Return True if the pointer ever existed.
+
+        The first manifest alone is no proof, because its publisher may have died before the swap.
         """
         return any(key > manifest_key(1) for key in self.store.keys(MANIFESTS))
 
@@ -172,8 +174,9 @@ class Ring:
         return self._newest_and_version()[0]
 
     def _newest_and_version(self) -> tuple[RingManifest, str | None]:
-        """Read the newest manifest and the version of the pointer. No lease protects the manifest: it may be gone by
-        now.
+        """Read the newest manifest and the version of the pointer.
+
+        No lease protects the manifest, which the collector may already have deleted.
         """
         number, version = self.pointer()
         for _ in range(_TRIES):
@@ -194,26 +197,25 @@ class Ring:
                 slots -= len(self._manifests.popitem(last=False)[1])
 
     def claims(self) -> list[SampleClaim]:
-        """List the claims: pending ones, and published ones that are not deleted yet."""
+        """List the pending claims, and published claims before their deletion."""
         return [claim for claim in map(SampleClaim.of_key, self.store.keys(INBOX)) if claim is not None]
 
     def publish(self, *, at_once: bool = False) -> RingManifest | None:
-        """Publish what is due; with `at_once` everything. Returns None if nothing is due or another publisher was
-        faster.
+        """Publish the due samples; with `at_once` all. Returns None without due samples, or if a publisher was faster.
 
         Any process may call `publish` at any time. Only one process can create the manifest of a number, and a later
-        publisher points to an existing manifest, so a publisher may die at any step.
+        publisher points to an existing manifest, therefore a publisher may die at any step.
         """
         last, version = self._newest_and_version()
         return self._publish_next(last, version, self._complete_claims(last), at_once=at_once)
 
     def publish_from(self, samples: int) -> RingSnapshot:
-        """Publish if at least this many samples wait. Any process may call it at any time."""
+        """Publish if at least `samples` samples wait. Any process may call this method at any time."""
         for _ in range(_MAX_LOST_RACES):
             last, version = self._newest_and_version()
             claims = self._complete_claims(last)
             there = last.finished(pending_claims(last, claims))
-            # A faster publisher may have missed claims that were made since.
+            # A faster publisher may have missed newer claims.
             newest = (self._publish_next(last, version, claims) if there >= samples else None) or last
             there = max(there - (newest.inserted - last.inserted), 0)
             if there < samples:
@@ -226,8 +228,8 @@ class Ring:
         """Publish the manifest after `last`, for which the pointer had `version`."""
         ahead = next_manifest(last, claims, self.settings, int(self.clock() * 1000), at_once=at_once)
         if ahead is None:
-            # A publisher may have died after the swap and before the deletion of claims. If the pointer has not moved,
-            # the claims that were obsolete at the listing still are.
+            # A publisher may have died after the swap and before the deletion of claims. While the pointer does not
+            # move, obsolete claims stay obsolete and can be deleted.
             useless = obsolete_claims(last, claims)
             if useless and self.pointer()[1] == version:
                 self.store.delete([claim.key for claim in useless])
@@ -241,16 +243,16 @@ class Ring:
         return pointed
 
     def republish(self) -> None:
-        """Publish the newest manifest under a new number, so that older manifests are not retained."""
+        """Publish the newest manifest under a new number, so that retention releases older manifests."""
         last, version = self._newest_and_version()
         if last.number:
             self._advance_pointer(replace(last, number=last.number + 1, at_ms=int(self.clock() * 1000)), version)
 
     def _advance_pointer(self, ahead: RingManifest, version: str | None) -> RingManifest | None:
-        """Create a manifest, or take the existing one, and point to it. Returns None if the pointer has moved."""
+        """Create a manifest, or read the existing one, and swap the pointer. Returns None if the pointer has moved."""
         if not self.store.create(manifest_key(ahead.number), [memoryview(ahead.to_bytes())]):
-            # The manifest is of a publisher that died before the swap or is about to swap. If it was already replaced
-            # and collected, the pointer has moved, and the swap below fails.
+            # Another publisher made the manifest and died before the swap, or is about to swap. If the manifest was
+            # already replaced and collected, the pointer has moved, and the swap below fails.
             try:
                 ahead = self.manifest(ahead.number)
             except ManifestMissing:
@@ -263,8 +265,9 @@ class Ring:
         return ahead
 
     def publish_all(self, own: ObjectId | None, *, at_once: bool = False) -> bool:
-        """Publish until the claim of `own` has counted, or nothing is due (None: until nothing is due). Returns True if
-        the claim has counted. Ends however fast others claim.
+        """Publish until the claim of `own` has counted or no sample is due. Returns True if the claim has counted.
+
+        `own` None: publish until no sample is due. The method terminates however fast other writers claim.
         """
         in_vain = 0
         for _ in range(_TRIES):
@@ -272,15 +275,17 @@ class Ring:
             if own is not None and (published or self.newest()).settled(own):
                 return True
             in_vain = 0 if published is not None else in_vain + 1
-            # With at_once or rolling, a publication is due until the claim counts: another publisher was faster.
+            # With at_once or rolling, a publication is due until the claim counts; a failed publication then means that
+            # another publisher was faster.
             due = own is not None and (at_once or self.settings.mode == "rolling")
             if in_vain > (_MAX_LOST_RACES if due else 0):
                 break
         return False
 
     def _complete_claims(self, last: RingManifest) -> list[SampleClaim]:
-        """List the claims, and of each writer all claims older than its newest one here. A listing may miss a claim
-        that is made meanwhile and contain a later one of the same writer.
+        """List the claims without gaps: with every older claim of each listed claim's writer.
+
+        A single listing may miss a concurrent claim and contain a later claim of the same writer.
         """
         found = self.claims()
         if not may_lack_claims(last, found):
@@ -292,8 +297,9 @@ class Ring:
         return list({one.object: one for one in [*older, *found] if one.object.writer in newest}.values())
 
     def require_schema(self, schema: str) -> None:
-        """Require the ring's schema; the first sample sets it. Raises SampleRefused for another schema, and
-        ObjectDamaged.
+        """Compare a sample's schema with the ring's schema, which the first sample sets.
+
+        Raises SampleRefused for another schema, ObjectDamaged for a damaged stored schema.
         """
         if self._schema is None:
             self.store.create(SCHEMA, [memoryview(encode_schema(schema))])
@@ -312,25 +318,25 @@ class Ring:
 
 
 def open_ring(place: str) -> Ring:
-    """Open the ring at a place. Raises RingMismatch if there is none."""
+    """Open the ring at a place. Raises RingMismatch for a missing ring."""
     ring = Ring.open(open_store(place, make=False))
     ring.place = place
     return ring
 
 
 def make_ring(place: str, settings: RingSettings) -> Ring:
-    """Make the ring at a place, or open it. Raises RingMismatch for an existing ring with other settings."""
+    """Make or open the ring at a place. Raises RingMismatch for an existing ring with other settings."""
     ring = Ring.make(open_store(place, make=True), settings)
     ring.place = place
     return ring
 
 
 class RingSnapshot(NamedTuple):
-    """The newest manifest, and the samples that wait behind it."""
+    """Newest manifest of a ring, and the number of waiting samples."""
 
     newest: RingManifest
     waiting: int
-    """Number of samples that are not readable yet."""
+    """Number of claimed samples that are not yet readable."""
 
 
 class PointerRecord(NamedTuple):
@@ -377,7 +383,7 @@ def decode_schema(data: memoryview) -> str:
 
 
 def _require_conditional_writes(store: RingBackend, settings: bytes) -> None:
-    """Raise RingMismatch for a store that ignores conditions: it would lose samples silently."""
+    """Raise RingMismatch for a store that ignores conditions, because such a store would lose samples silently."""
     if store.create(SETTINGS, [memoryview(settings)]) or store.swap(POINTER, b"{}", _NO_VERSION) is not None:
         store.delete([SETTINGS, POINTER])
         raise RingMismatch(
@@ -414,8 +420,10 @@ _PREFIXES = (INBOX, MANIFESTS, SAMPLES, WRITERS, READERS, PINS, GROUPS, QUARANTI
 
 
 def remove_ring(place: str) -> int:
-    """Remove a ring. Returns the number of removed objects and records. Raises RingMissing if there is no ring. Stop
-    the processes of the ring before. The settings go last, so an interrupted removal can be repeated.
+    """Remove a ring. Returns the number of removed objects and records. Raises RingMissing for a missing ring.
+
+    Stop the processes of the ring first. The function removes the settings last, so that an interrupted removal can be
+    repeated.
     """
     store = open_store(place, make=False)
     try:
@@ -433,7 +441,7 @@ def remove_ring(place: str) -> int:
 
 def delete_contents(store: RingBackend) -> int:
     """Delete all objects and records of a ring. Returns their number, without the single records."""
-    # The pointer first: readers and publishers find an empty ring, not one with missing objects.
+    # The pointer goes first, so that readers and publishers find an empty ring instead of missing objects.
     store.delete([POINTER])
     removed = 0
     for prefix in _PREFIXES:

@@ -1,13 +1,13 @@
-"""Keep the stored bytes within `max_bytes`: a measurement of what is stored, and grants to writers beyond it.
+"""Keep the stored bytes within `max_bytes`, by a measurement of the stored bytes and later grants to writers.
 
-One record holds both. A writer adds its next object to its grant by compare-and-swap before it stores the object; if
-the sum would exceed `max_bytes`, the writer waits and the collector measures anew. Before listing, a measurement notes
-what each writer has stored for certain; the listing may or may not contain what was granted beyond, so the difference
-counts in full. The sum is therefore never less than what is stored, whoever dies and when:
+One record contains both. A writer adds its next object to its grant by compare-and-swap before storing the object; if
+the sum would exceed `max_bytes`, the writer waits and the collector measures again. Before the listing, a measurement
+notes the certainly stored bytes of each writer; the listing may or may not contain bytes granted beyond these,
+therefore the difference counts in full. The sum is never below the stored bytes, whichever process dies at any time:
 
     stored <= measured + (granted - stored for certain) of each writer <= max_bytes - notes_bytes
 
-A grant ends with its epoch: later measurements contain everything that a dead writer left, complete or not.
+A grant ends with its epoch: later measurements contain all bytes of a dead writer, complete or not.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from gpu_client.ring.store.protocol import SizedStore
 
 _TRIES = 100
 _PRESSED_SHARE = 0.5
-"""Share of `max_bytes` from which garbage is collected in each turn."""
+"""Share of `max_bytes` from which on each turn collects garbage."""
 
 
 class WriterGrants:
-    """Bytes that one epoch of a writer may store."""
+    """Grants of bytes to one epoch of a writer."""
 
     def __init__(self, ring: Ring, writer: str, epoch: int) -> None:
         self._ring = ring
         self._key = f"{writer}.{epoch}"
         self._spent = 0
-        """Bytes of all objects whose storing has begun; it has ended by the next call."""
+        """Bytes of all objects whose write has begun; the write has ended by the next call of `reserve`."""
 
     def reserve(self, size_bytes: int, samples: int) -> str:
-        """Add an object to the grant. Returns the reason to wait; "" if the object is granted.
+        """Add an object to the grant. Returns "" for a granted object, else the reason to wait.
 
         Raises StoreFull for objects that can never fit.
         """
@@ -76,7 +76,7 @@ class WriterGrants:
 
 
 def sum_used_bytes(room: Mapping[str, Any]) -> int:
-    """Sum up the bytes that are stored or granted."""
+    """Sum the stored and granted bytes."""
     beyond = sum(int(granted) - int(counted) for granted, _, counted in room["writers"].values())
     return int(room.get("stored", 0)) + beyond
 
@@ -85,13 +85,13 @@ class StoragePressure(NamedTuple):
     """Closeness of a ring to `max_bytes`."""
 
     high: bool
-    """True if garbage must be collected at once."""
+    """True if the next turn must collect garbage."""
     wanted: bool
     """True if a writer waits for space."""
 
 
 def read_pressure(ring: Ring) -> StoragePressure:
-    """Read the pressure as of the last measurement and all grants since."""
+    """Compute the pressure from the last measurement and the later grants."""
     most = ring.settings.max_bytes
     room = {} if most is None else decode_record(ring.store.record(ROOM))
     if most is None or "stored" not in room:
@@ -101,14 +101,16 @@ def read_pressure(ring: Ring) -> StoragePressure:
 
 
 def measure_storage(ring: Ring, *, object_bytes: int = 0) -> None:
-    """Measure the stored bytes. Keeps another's measurement that began later and ended earlier. `object_bytes`: minimum
-    object size for stores without sizes.
+    """Measure the stored bytes. Keeps a measurement of another process that began later and ended earlier.
+
+    `object_bytes`: minimum object size for stores without sizes.
     """
     if ring.settings.max_bytes is None:
         return
     before = ring.store.record(ROOM)
     room = decode_record(before)
-    # In this order: an ended writer stores nothing more, and the listing contains what was stored for certain.
+    # The manifest comes before the listing: an ended writer stores no more objects, and the listing contains all
+    # certainly stored objects.
     newest = ring.newest()
     stored_for_certain = {key: put for key, (_, put, _) in room.get("writers", {}).items()}
     ended = {key for key in stored_for_certain if _has_ended(ring, newest, key)}
@@ -140,14 +142,14 @@ def _has_ended(ring: Ring, newest: RingManifest, key: str) -> bool:
     writer, _, epoch = key.rpartition(".")
     if writer in newest.passed:
         return newest.settled(ObjectId(writer, int(epoch), ENDED))
-    return ring.store.record(f"{WRITERS}{writer}") is None  # forgotten: a writer has a record before its first grant
+    return ring.store.record(f"{WRITERS}{writer}") is None  # A writer has a record before its first grant.
 
 
 def _require_minimum(ring: Ring, size_bytes: int, samples: int) -> None:
     """Raise StoreFull unless the readable samples, their replacements and one more object fit."""
     settings = ring.settings
     if samples < settings.pack:
-        return  # few packs are incomplete
+        return  # Few packs are incomplete.
     objects = -(-settings.cap // samples)
     replaced = objects if settings.mode == "generation" else 1
     least = settings.notes_bytes + (objects + replaced + 1) * size_bytes

@@ -1,4 +1,4 @@
-"""Codecs of arrays: raw, compressed or quantized, recorded by name with each array; and checks before encoding.
+"""Check, encode and decode arrays: raw, compressed or quantized. Each stored array has the name of its codec.
 
 `none`, `zstd` and `lz4` are lossless. `uint8` and `uint16` store floats on an even grid between the least and greatest
 value, only for arrays that the settings name.
@@ -18,9 +18,9 @@ from gpu_client.ring.format.sample_tree import FlattenedSample, Leaf
 from gpu_client.ring.settings import Codec, RingSettings
 
 _PART_BYTES = 1024 * 1024
-"""Part of an array that stays in the processor cache between check and hash (bytes)."""
+"""Bytes of an array that stay in the processor's cache between check and hash."""
 _HALF_BYTES = 2
-"""Size of a half-precision float: processors do not compute with these."""
+"""Size in bytes of a half-precision float, with which processors do not compute."""
 
 
 def require_finite(taken: FlattenedSample) -> None:
@@ -34,7 +34,7 @@ def require_finite(taken: FlattenedSample) -> None:
 
 
 def require_quantisable_arrays(taken: FlattenedSample, settings: RingSettings) -> None:
-    """Raise SampleRefused unless the sample has all arrays to quantize and each can be quantized."""
+    """Raise SampleRefused if an array to quantize is missing or not quantizable."""
     unknown = set(settings.quantise) - {leaf.path for leaf in taken.leaves}
     if unknown:
         raise SampleRefused(
@@ -48,7 +48,7 @@ def require_quantisable_arrays(taken: FlattenedSample, settings: RingSettings) -
 
 
 def is_finite(leaf: Leaf) -> bool:
-    """Return True without NaN and infinity. Fills in the digest of the array where hashing is free."""
+    """Return True for an array without NaN and infinity. Also sets the array's digest where hashing is free."""
     kind = FLOATS.get(leaf.dtype)
     if kind is not None and kind.itemsize > _HALF_BYTES:
         return _all_parts(leaf, np.frombuffer(leaf.data, kind))
@@ -64,7 +64,7 @@ def _all_parts(leaf: Leaf, values: np.ndarray[Any, Any]) -> bool:
         for begin in range(0, len(values), step):
             part = values[begin : begin + step]
             digest.update(part.data)
-            # The sum of squares takes less than half the time of a sum; only a non-finite result needs the exact check.
+            # The sum of squares takes less than half the time of a sum; only a nonfinite result needs the exact check.
             if not (math.isfinite(np.dot(part, part)) or np.isfinite(part).all()):
                 return False
     leaf.digest = digest.hexdigest()
@@ -94,7 +94,7 @@ FLOATS = {
 }
 """Float dtypes by their names in `sample_tree`, of tensors and of numpy arrays."""
 _ZSTD_LEVEL = 1
-"""Samples are read a few times and thrown away, so the codec must not slow down the generator."""
+"""zstd level; low, because samples are read a few times only and encoding must not delay the generator."""
 
 
 class EncodedArray(NamedTuple):
@@ -113,7 +113,7 @@ def require_codec(codec: str) -> None:
 
 
 def encode_array(leaf: Leaf, codec: Codec) -> EncodedArray:
-    """Encode an array. Raises SampleRefused for an array that the codec cannot hold."""
+    """Encode an array. Raises SampleRefused for an array that the codec cannot represent."""
     if codec == "zstd":
         return EncodedArray(codec, memoryview(zstandard.ZstdCompressor(_ZSTD_LEVEL).compress(leaf.data)))
     if codec == "lz4":
@@ -141,7 +141,7 @@ def decode_array_bytes(
         found = (grid * scale[1] + scale[0]).astype(FLOATS[dtype]).view(np.uint8).data
     else:
         raise ValueError(f"there is no codec {codec[:20]!r}")
-    # torch has no read-only tensors, therefore the buffer is writable, as mapped files are.
+    # torch lacks read-only tensors, therefore the buffer is writable, like mapped files.
     return found if isinstance(found, memoryview) else memoryview(bytearray(found))
 
 

@@ -1,9 +1,10 @@
-"""Manifests: the readable samples, and how the next manifest follows from the last one and the claims of writers.
+"""Build manifests, which list the readable samples, from the last manifest and the claims of writers.
 
-Pure: no store, no clock. A writer stores an object before it claims the object, so a killed writer leaves an object
-without a claim, never a claim without an object. Claims of a writer count in order: once a claim counts, earlier ones
-never will (`RingManifest.passed`), so unlisted objects up to there are garbage. An unknown writer counts from its
-beginning claim on, so ended writers can be forgotten and no clock decides which claims count.
+All functions are pure and use neither store nor clock. A writer stores an object before claiming the object, therefore
+a killed writer leaves an object without a claim, never a claim without an object. Claims of a writer count in order:
+once a claim counts, earlier claims never will (`RingManifest.passed`), therefore earlier unlisted objects are garbage.
+The claims of an unknown writer count from its beginning claim on, therefore manifests can forget ended writers, and no
+clock decides which claims count.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ _CLAIM = re.compile(r"([A-Za-z0-9_-]{1,64})\.([0-9]{8})\.([0-9]{10})\.([0-9]{1,6
 _OBJECT = re.compile(r"([A-Za-z0-9_-]{1,64})/([0-9]{8})-([0-9]{10})")
 
 ENDED = 9_999_999_999
-"""Sequence number of the claim that ends an epoch of a writer."""
+"""Sequence number of the claim that ends a writer's epoch."""
 _FIELDS = frozenset({"version", "number", "inserted", "at_ms", "writers", "slots", "passed"})
 REMEMBERED_S = 6 * 3600.0
-"""Time for which manifests remember an ended writer (s): long enough to collect its garbage."""
+"""Seconds for which manifests remember an ended writer; long enough for the collection of its garbage."""
 
 
 class ObjectId(NamedTuple):
-    """Identify one object: the `seq`-th of the `epoch`-th epoch of a writer."""
+    """Identity of an object: the object number `seq` of a writer's epoch."""
 
     writer: str
     epoch: int
@@ -36,7 +37,7 @@ class ObjectId(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Key in the store."""
+        """Return the key in the store."""
         return f"{SAMPLES}{self.writer}/{self.epoch:08d}-{self.seq:010d}"
 
     @classmethod
@@ -57,7 +58,7 @@ class SampleClaim(NamedTuple):
 
     @classmethod
     def beginning(cls, writer: str, epoch: int, at_ms: int) -> SampleClaim:
-        """Make the claim that begins an epoch and ends all earlier ones."""
+        """Make the claim that begins an epoch and ends all earlier epochs."""
         return cls(ObjectId(writer, epoch, 0), 0, at_ms)
 
     @classmethod
@@ -67,7 +68,7 @@ class SampleClaim(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Key in the store; it holds the whole claim, so listing the keys reads the claims."""
+        """Return the key in the store, which contains the whole claim, so that a listing of keys reads the claims."""
         writer, epoch, seq = self.object
         return f"{INBOX}{writer}.{epoch:08d}.{seq:010d}.{self.samples}.{self.at_ms}"
 
@@ -87,35 +88,35 @@ class Slot(NamedTuple):
     number: int
     """Index of the sample in its object."""
     inserted: int
-    """Number of samples that became readable before this one."""
+    """Number of samples that became readable before this sample."""
     at_ms: int
     """Time of the claim (Unix ms)."""
 
     @property
     def id(self) -> str:
-        """Permanent name of the sample."""
+        """Return the permanent name of the sample."""
         writer, epoch, seq = self.object
         return f"{writer}-{epoch}-{seq}" + (f"-{self.number}" if self.number else "")
 
 
 class WriterWatermark(NamedTuple):
-    """Last claim of a writer that counted."""
+    """Last counted claim of a writer."""
 
     epoch: int
     seq: int
     at_ms: int
     part: int = 0
-    """Number of samples of the next object that have counted already: the rest belongs to the next generation."""
+    """Number of counted samples of the next object, whose other samples belong to the next generation."""
 
     @property
     def ended(self) -> bool:
-        """True after the writer has ended the epoch."""
+        """Return True after the writer has ended the epoch."""
         return self.seq == ENDED
 
 
 @dataclass(frozen=True)
 class RingManifest:
-    """Immutable list of the readable samples, in the order of insertion."""
+    """Immutable list of the readable samples, ordered by insertion."""
 
     number: int
     slots: tuple[Slot, ...]
@@ -133,12 +134,12 @@ class RingManifest:
         return passed is not None and (found.epoch, found.seq) <= (passed.epoch, passed.seq)
 
     def counted_of(self, found: ObjectId) -> int:
-        """Count the samples that have counted of an object whose claim has not counted completely."""
+        """Return the number of counted samples of an object whose claim has counted in part."""
         passed = self.passed.get(found.writer)
         return passed.part if passed is not None and (found.epoch, found.seq) == (passed.epoch, passed.seq + 1) else 0
 
     def finished(self, claims: Iterable[SampleClaim]) -> int:
-        """Count the samples among `claims` that wait to become readable."""
+        """Count the samples in `claims` that are not yet readable."""
         return sum(one.samples - self.counted_of(one.object) for one in claims if not self.settled(one.object))
 
     def to_bytes(self) -> bytes:
@@ -155,14 +156,14 @@ class RingManifest:
             "at_ms": self.at_ms,
             "writers": writers,
             "slots": rows,
-            # Versions that do not know `part` can read manifests without parts.
+            # Versions without `part` can read manifests without parts, therefore a part of 0 is omitted.
             "passed": {name: list(one if one.part else one[:3]) for name, one in sorted(self.passed.items())},
         }
         return encode_checksummed(content)
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview, number: int) -> RingManifest:
-        """Decode the manifest with this number. Raises ValueError for any other bytes."""
+        """Decode the manifest `number`. Raises ValueError for any other bytes."""
         try:
             content = decode_checksummed(data, _FIELDS)
             if content["version"] != 1:
@@ -185,7 +186,7 @@ EMPTY = RingManifest(0, (), 0, {}, 0)
 
 
 def manifest_key(number: int) -> str:
-    """Format the key of a manifest."""
+    """Return the key of a manifest."""
     return f"{MANIFESTS}{number:012d}"
 
 
@@ -196,13 +197,13 @@ def manifest_number(key: str) -> int:
 
 
 def pending_claims(last: RingManifest, claims: Iterable[SampleClaim]) -> list[SampleClaim]:
-    """Select the claims that count, oldest first: each writer's in order, each object once."""
+    """Select the valid claims, oldest first: in order for each writer, once for each object."""
     latest: dict[str, int] = {}
     found = []
     before: ObjectId | None = None
     for one in _iter_countable(last, claims):
         if one.object != before:
-            # A clock may go back, but the order of a writer's claims must not change.
+            # A clock may go back, while the order of a writer's claims must not change.
             latest[one.object.writer] = max(latest.get(one.object.writer, 0), one.at_ms)
             found.append((latest[one.object.writer], one.object, one))
         before = one.object
@@ -210,14 +211,14 @@ def pending_claims(last: RingManifest, claims: Iterable[SampleClaim]) -> list[Sa
 
 
 def obsolete_claims(last: RingManifest, claims: Iterable[SampleClaim]) -> list[SampleClaim]:
-    """Select the claims that can never count: earlier than a counted one, or of ended and forgotten writers."""
+    """Select the claims that can never count: before a counted claim, or of ended and forgotten writers."""
     claims = list(claims)
     counting = set(_iter_countable(last, claims))
     return [one for one in claims if one not in counting]
 
 
 def _iter_countable(last: RingManifest, claims: Iterable[SampleClaim]) -> Iterator[SampleClaim]:
-    """Yield countable claims by writer, epoch and sequence. An unknown writer counts from its beginning claim on."""
+    """Yield the countable claims by writer, epoch and sequence; of an unknown writer from the beginning claim on."""
     begun = set(last.passed)
     for one in sorted(one for one in claims if not last.settled(one.object)):
         if one.object.seq in (0, ENDED):
@@ -227,7 +228,7 @@ def _iter_countable(last: RingManifest, claims: Iterable[SampleClaim]) -> Iterat
 
 
 def may_lack_claims(last: RingManifest, claims: Iterable[SampleClaim]) -> bool:
-    """Return True if the listing may lack an older claim: listing takes time, so list again."""
+    """Return True if the listing may lack an older claim, because listing takes time; the caller lists again."""
     expected = {name: (one.epoch, one.seq) for name, one in last.passed.items()}
     for one in sorted((one for one in claims if not last.settled(one.object)), key=lambda claim: claim.object):
         writer, epoch, seq = one.object
@@ -240,12 +241,11 @@ def may_lack_claims(last: RingManifest, claims: Iterable[SampleClaim]) -> bool:
 def next_manifest(
     last: RingManifest, claims: Iterable[SampleClaim], settings: RingSettings, now_ms: int, *, at_once: bool = False
 ) -> RingManifest | None:
-    """Build the next manifest; None while there is nothing to publish.
+    """Build the next manifest; None without due samples.
 
-    generation: all slots are new, `cap` of them, or with `at_once` the available ones; the rest of a pack waits for the
-    next generation. rolling: new samples replace the oldest, at most `cap` at a time so that every sample is readable
-    once; packs that do not fit wait. A manifest that only begins writers has the slots and the `inserted` of the last
-    one.
+    generation: all slots are new: `cap` slots, or with `at_once` the available samples; the rest of a pack waits for
+    the next generation. rolling: new samples replace the oldest, at most `cap` at a time, so that every sample becomes
+    readable; packs that do not fit wait. A manifest that only begins writers keeps the slots and `inserted` of `last`.
     """
     counted = pending_claims(last, claims)
     there = last.finished(counted)
@@ -281,7 +281,7 @@ def next_manifest(
 
 
 def _leading_beginnings(counted: list[SampleClaim]) -> list[SampleClaim]:
-    """Select beginning claims of writers without an older waiting claim: they count without a full generation."""
+    """Select the beginning claims of writers without an older waiting claim, which count without a full generation."""
     blocked: set[str] = set()
     found = []
     for one in counted:

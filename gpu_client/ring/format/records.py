@@ -1,4 +1,4 @@
-"""Stored records: their keys, and their checksummed JSON.
+"""Define the keys of stored records, and encode records as checksummed JSON.
 
 ring.json              the settings (`RingSettings`)
 schema.json            structure, dtypes and shapes of the samples
@@ -8,14 +8,14 @@ manifests/<number>     the samples that can be read, as of one publication (`man
 pointer                number of the newest manifest (`core/ring.py`)
 writers/ readers/      leases of living processes (`core/liveness.py`)
 publisher              lease of the process that publishes and collects (`core/maintenance.py`)
-watched                for how long leases have been silent (`core/liveness.py`)
+watched                seconds since the last renewal of each lease (`core/liveness.py`)
 pins/ groups/          manifests that trainings need, and their shared decisions (`reading/batch_stream.py`)
 quarantine/            notes of damaged objects (`core/damage_report.py`)
-read                   samples read by readers that are gone (`core/garbage_collector.py`)
+read                   samples read by departed readers (`core/garbage_collector.py`)
 room                   bytes stored and granted, under `max_bytes` (`core/storage_quota.py`)
 generators/ copies/    samples put under a name (`generating/named_counter.py`)
 seeds                  the next unused seed (`generating/seeds.py`)
-swaps                  when generations became readable (`tools/wirehead.py`)
+swaps                  times at which generations became readable (`tools/wirehead.py`)
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ QUARANTINE = "quarantine/"
 READ_BEFORE = "read"
 ROOM = "room"
 GENERATORS = "generators/"
-"""Counts under names that a later process may take up."""
+"""Prefix of counts under names that a later process may continue."""
 COPIES = "copies/"
-"""Counts under names that no later process takes up."""
+"""Prefix of counts under names that no later process continues."""
 SEEDS = "seeds"
 SWAPS = "swaps"
 
@@ -55,7 +55,7 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 class Versioned(NamedTuple):
-    """A record as it was read. `version` differs from the version of every other content the record has or had."""
+    """Content and version of a record. Each content that a record ever has gets a version of its own."""
 
     data: bytes
     version: str
@@ -70,8 +70,8 @@ def encode_checksummed(content: Mapping[str, Any]) -> bytes:
 def decode_checksummed(data: bytes | memoryview, known: Set[str] | None = None) -> dict[str, Any]:
     """Decode and verify a document. Raises ValueError for altered bytes.
 
-    Documents from before the digest have none; `known` lists the members that such a document may have. With None, any
-    member is accepted that cannot be a damaged digest.
+    Old documents have no digest; `known` lists the members of such a document. None accepts any member that cannot be a
+    damaged digest.
     """
     data = bytes(data)
     checksum = _CHECKSUM.fullmatch(data, max(len(data) - _CHECKSUM_BYTES, 0))

@@ -1,6 +1,6 @@
-"""Flatten samples into a JSON structure and arrays, and rebuild them.
+"""Flatten samples into a JSON structure and arrays, and rebuild samples.
 
-A sample is an array, a tensor or a plain value, or a dict (with text keys), tuple or list of them, nested. The
+A sample is an array, a tensor or a plain value, or a nested dict (with text keys), tuple or list of samples. The
 structure is JSON: `{"d": {name: node}}`, `{"t": [node]}`, `{"l": [node]}`, `{"a": number of the array}`, `{"v": text,
 number, boolean or None}`.
 """
@@ -22,14 +22,14 @@ _sorted_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 Node = dict[str, Any]
 Form = Literal["numpy", "scalar", "torch", "bytes"]
 ALIGNED = 64
-"""Alignment of arrays in an object (bytes): one cache line."""
+"""Alignment of arrays in an object, in bytes: one cache line."""
 MAX_DEPTH = 32
 MAX_ARRAYS = 4096
 
 
 @dataclass
 class Leaf:
-    """Array on its way into an object; `data` views its bytes."""
+    """Array before its encoding; `data` is a view of its bytes."""
 
     form: Form
     dtype: str
@@ -37,14 +37,14 @@ class Leaf:
     data: memoryview
     path: str
     value: object
-    """The array or tensor itself."""
+    """The array or tensor."""
     digest: str = ""
-    """XXH3-64 of `data`; "" if not computed yet."""
+    """XXH3-64 of `data`; "" before its computation."""
 
 
 @dataclass(frozen=True)
 class FlattenedSample:
-    """A sample as a structure and arrays."""
+    """Sample as a structure and arrays."""
 
     structure: Node
     leaves: list[Leaf]
@@ -53,16 +53,16 @@ class FlattenedSample:
 
     @property
     def arrays(self) -> list[tuple[Form, str, tuple[int, ...]]]:
-        """Form, dtype and shape of each array."""
+        """Return form, dtype and shape of each array."""
         return [(leaf.form, leaf.dtype, leaf.shape) for leaf in self.leaves]
 
     def schema(self, *, shapes: bool) -> str:
-        """Make the schema, equal for samples of one kind. `shapes`: also compare the shapes."""
+        """Make the schema, which is equal for samples of one kind. `shapes`: include the shapes."""
         return make_schema(self.structure, self.arrays, shapes=shapes)
 
     @property
     def size_bytes(self) -> int:
-        """Size of the arrays in an object, with alignment (bytes)."""
+        """Return the size of the arrays in an object, with alignment, in bytes."""
         return sum(len(leaf.data) + -len(leaf.data) % ALIGNED for leaf in self.leaves)
 
     def copied(self) -> FlattenedSample:
@@ -72,7 +72,7 @@ class FlattenedSample:
 
 
 def make_schema(structure: Node, arrays: Iterable[tuple[str, str, Sequence[int]]], *, shapes: bool) -> str:
-    """Make the schema of a sample with these arrays: form, dtype and shape of each."""
+    """Make the schema of a sample. `arrays`: form, dtype and shape of each array."""
     described = [[form, dtype, list(shape) if shapes else len(shape)] for form, dtype, shape in arrays]
     return _sorted_json([_kind(structure), described])
 
@@ -186,7 +186,7 @@ def _of_tensor(torch: Any, value: Any, path: str) -> Leaf:
     if value.layout is not torch.strided or value.is_quantized:
         raise SampleRefused(f"{path} is a sparse or quantized tensor", "Store its components")
     whole = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    # The numpy view keeps the tensor alive as long as the bytes are needed.
+    # The numpy view keeps the tensor alive during the use of the bytes.
     data = whole.reshape(-1).view(torch.uint8).numpy().data if whole.numel() else memoryview(b"")
     return Leaf("torch", str(whole.dtype).removeprefix("torch."), tuple(whole.shape), data, path, whole)
 
@@ -202,7 +202,7 @@ def _tensor(dtype: str, shape: Sequence[int], data: memoryview) -> Any:
 
 
 def _descr(value: Any) -> Any:
-    """Convert the lists of JSON to the tuples that `descr_to_dtype` takes."""
+    """Convert JSON lists to the tuples that `descr_to_dtype` requires."""
     if isinstance(value, list):
         return [tuple(_field(item) for item in entry) for entry in value]
     return value
