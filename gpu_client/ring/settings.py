@@ -1,4 +1,4 @@
-"""Settings of a ring, fixed when the ring is made and stored in it."""
+"""Define the settings of a ring, which are fixed at its creation and stored in the ring."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MANIFESTS_BETWEEN, _SLOT_BYTES, _RECORDS_BYTES = 4, 64, 64 * 1024
 
 
 def _per_insert(given: Any) -> Any:
-    """Parse a number or a pair, also as text (`4`, `2,8`). Two equal numbers become one."""
+    """Parse a number or a pair, also as text (`4`, `2,8`). A pair of equal numbers becomes one number."""
     parts = given.split(",") if isinstance(given, str) else given
     if parts is None:
         return None
@@ -27,7 +27,7 @@ def _per_insert(given: Any) -> Any:
         numbers = [float(part) for part in parts if not isinstance(part, bool)]
     except (TypeError, ValueError):
         numbers = []
-    # A maximum of 0, or a minimum above the maximum, would make both sides wait for ever.
+    # A maximum of 0, or a minimum above the maximum, would make both sides wait forever.
     low, high = (numbers[0], numbers[-1]) if numbers else (0.0, 0.0)
     if len(numbers) != len(parts) or len(parts) > 2 or not (0 <= low <= high <= _MAX_PER_INSERT and high > 0):
         raise ValueError(
@@ -42,49 +42,57 @@ class RingSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     cap: int = Field(ge=1, le=MAX_CAP)
-    """Number of samples that are readable at a time."""
+    """Maximum number of readable samples."""
     mode: Literal["generation", "rolling"] = "rolling"
     """generation: `cap` new samples replace all samples at once. rolling: new samples replace the oldest continuously.
     """
     publish_interval_s: float = Field(default=0.25, ge=0.005, le=3600)
     """Interval between two publications; in mode rolling, new samples become readable within the interval."""
     publish_every_samples: int | None = Field(default=None, ge=1, le=MAX_CAP)
-    """rolling: publish as soon as this many samples wait, without waiting for the interval. Each writer checks after
-    each object.
+    """rolling: number of waiting samples that causes a publication before the end of the interval.
+
+    Each writer checks the number after each object.
     """
     min_size: int = Field(default=1, ge=1, le=MAX_CAP)
     """Number of readable samples before the first read."""
     max_ahead: int | None = Field(default=None, ge=1, le=MAX_CAP)
-    """Writers wait while this many finished samples are not readable yet. Unset: `cap`."""
+    """Number of finished unreadable samples at which writers wait. Unset: `cap`."""
     samples_per_insert: Annotated[float | tuple[float, float] | None, BeforeValidator(_per_insert)] = None
-    """Mean number of reads of a sample: the side that is ahead waits. Of a pair, writers wait below the first number
-    and readers above the second. Unset: neither waits.
+    """Mean number of reads of a sample, kept by back-pressure on the side that is ahead.
+
+    With a pair, writers wait below the first number and readers above the second. Unset: no side waits.
     """
     max_age_s: float | None = Field(default=None, gt=0)
-    """Readers ignore older samples, by the clocks of writers and readers. `RingDataset` refuses such a ring."""
+    """Age above which readers ignore samples, by the clocks of writers and readers.
+
+    `RingDataset` refuses a ring with this setting.
+    """
     max_uses: int | None = Field(default=None, ge=1)
-    """A training reads a sample at most this often. `RingDataset`, whose caller chooses the index, refuses such a ring.
+    """Maximum number of reads of a sample by a training.
+
+    `RingDataset`, whose caller chooses the index, refuses a ring with this setting.
     """
     retain: int = Field(default=3, ge=2, le=1000)
-    """Number of newest manifests that stay readable with all their samples."""
+    """Number of newest manifests that the collector keeps with all their samples."""
     lease_s: float = Field(default=15.0, ge=0.05, le=3600)
-    """A process that is silent for 1.5 leases counts as dead; its garbage is gone after 2 leases."""
+    """Duration of a lease. A process without a renewal in 1.5 leases is dead; its garbage is gone after 2 leases."""
     pack: int = Field(default=1, ge=1, le=100_000)
-    """Maximum number of samples in one object; a killed writer loses at most this many."""
+    """Maximum number of samples in one object, which a killed writer can lose."""
     pack_bytes: int | None = Field(default=None, ge=4096, le=1024 * 1024 * 1024)
     """Maximum size of the samples of one object before encoding; a single sample may be larger. Unset: `PACK_BYTES`."""
     max_bytes: int | None = Field(default=None, ge=1)
-    """Maximum of stored bytes, all files together: a writer waits while another object would exceed the maximum."""
+    """Maximum number of stored bytes of all files; a writer waits while another object would exceed the maximum."""
     codec: Codec = "none"
     quantise: dict[str, Literal["uint8", "uint16"]] = {}
-    """Arrays to store with a loss, by path, as in `sample['image']`."""
+    """Lossy codec of arrays by path, such as `sample['image']`."""
     shapes: Literal["same", "any"] = "same"
-    """same: refuse a sample whose arrays differ in shape from the first sample's."""
+    """same: refuse a sample whose arrays differ in shape from the arrays of the first sample."""
     finite: bool = True
-    """Refuse samples with NaN or infinity."""
+    """True to refuse samples with NaN or infinity."""
     fsync: Annotated[bool | None, AfterValidator(lambda given: given or None)] = None
-    """Flush writes to the disk before `put` returns, so that a loss of power undoes none of them. For directories only.
-    False is stored as unset.
+    """True to flush writes to the disk before `put` returns, so that a loss of power undoes no write.
+
+    For directories only. False is stored as unset.
     """
 
     @model_validator(mode="after")
@@ -121,21 +129,21 @@ class RingSettings(BaseModel):
 
     @property
     def most_pack_bytes(self) -> int:
-        """Maximum size of the samples of one object, unless the object holds a single sample."""
+        """Return the maximum size in bytes of the samples of one object; a single sample may be larger."""
         return self.pack_bytes or PACK_BYTES
 
     @property
     def notes_bytes(self) -> int:
-        """Part of `max_bytes` reserved for the growth of manifests and records between two measurements."""
+        """Return the bytes of `max_bytes` for the growth of manifests and records between two measurements."""
         return _MANIFESTS_BETWEEN * _SLOT_BYTES * self.cap + _RECORDS_BYTES
 
     @property
     def ahead(self) -> int:
-        """Number of finished samples that may wait to become readable."""
+        """Return the maximum number of finished unreadable samples."""
         return max(self.max_ahead or self.cap, self.pack)
 
     @property
     def reads_per_insert(self) -> tuple[float, float] | None:
-        """Minimum and maximum of the mean number of reads of a sample."""
+        """Return minimum and maximum of the mean number of reads of a sample."""
         given = self.samples_per_insert
         return (given, given) if isinstance(given, float) else given

@@ -11,9 +11,9 @@ from gpu_client.ring.tools.wirehead_log import WireheadConfig, print_lines
 
 
 def clean(config_path: str = "config.yaml") -> int:
-    """Remove the ring. Returns the number of removed objects and records, 0 if there is no ring.
+    """Remove the ring. Returns the number of removed objects and records; 0 for a missing ring.
 
-    Stop the processes of the ring before. Raises RingMismatch, and OSError for an unreachable store.
+    Stop the processes of the ring first. Raises RingMismatch, and OSError for an unreachable store.
     """
     try:
         return remove_ring(WireheadConfig.read(config_path).place)

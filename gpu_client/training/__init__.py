@@ -1,1 +1,1 @@
-"""Code that runs inside the training process: the session, the resumable data order, the example scripts."""
+"""Run inside the training process: the session, the resumable data order, the example scripts."""

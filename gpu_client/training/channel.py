@@ -1,8 +1,8 @@
-"""The trainer's end of the channel to the agent; `protocol.py` has the format. Needs the standard library only.
+"""Provide the trainer's end of the channel to the agent; `protocol.py` defines the format. Standard library only.
 
-Training never waits for the agent: one background thread owns the socket. The newest progress report replaces an unsent
-one; checkpoint messages are queued and delivered in order. Without an agent, or after its death, every call is a no-op
-after one warning.
+Training never waits for the agent, because one background thread owns the socket. The newest progress report replaces
+an unsent report; checkpoint messages are queued and delivered in order. Without an agent, or after the agent's death,
+every call is a no-op after one warning.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from gpu_client.training.protocol import (
 )
 
 MAX_CARRIED = 64
-"""Limit of the metrics that wait for the next report; further ones are dropped."""
+"""Limit of the metrics that wait for the next report; further metrics are dropped."""
 
 Warn = Callable[[str], None]
 
 
 def read_numbers(metrics: Mapping[str, object], warn: Warn) -> dict[str, float]:
-    """Return the numbers among `metrics`, NaN and infinity included; tensors and numpy scalars of one element are read.
+    """Return the numbers in `metrics`, including NaN, infinities, and tensors and numpy scalars of one element.
 
-    warn: receives a text for each dropped metric and for each value that is not finite.
+    warn: receives a text for each dropped metric and for each NaN or infinity.
     """
     numbers: dict[str, float] = {}
     for name, value in metrics.items():
@@ -66,12 +66,12 @@ def keep_finite(numbers: Mapping[str, float]) -> dict[str, float]:
 
 
 def encode_number(number: float) -> float | str:
-    """Encode a number for JSON: NaN and infinity become text."""
+    """Encode a number for JSON; NaN and infinities become text."""
     return number if math.isfinite(number) else str(float(number))
 
 
 class UnsentMetrics:
-    """Metrics that no report has sent, with their steps: the newest value of each name."""
+    """Newest value of each metric that no report has sent, with its step."""
 
     def __init__(self) -> None:
         self._values: dict[str, tuple[int, object]] = {}
@@ -80,7 +80,7 @@ class UnsentMetrics:
         return bool(self._values)
 
     def add(self, step: int, metrics: Mapping[str, object], *, but: Mapping[str, object] | None = None) -> None:
-        """Add metrics, except those in `but`. The values are read later, because reading waits for the GPU."""
+        """Add metrics, except the metrics in `but`. `take` reads the values, because reading waits for the GPU."""
         for name, value in metrics.items():
             if (but is None or name not in but) and (name in self._values or len(self._values) < MAX_CARRIED):
                 self._values[name] = step, value
@@ -112,34 +112,34 @@ CHECKPOINT_DELIVERY_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 2.0
 CLOSE_TIMEOUT_S = 1.0
 MAX_QUEUED_ARTIFACTS = 1000
-"""Limit of the artifact messages that an agent has not read; further ones are dropped."""
+"""Limit of the unread artifact messages; further messages are dropped."""
 MAX_QUEUED_STEERING = 1000
-"""Limit of the rule messages that an agent has not read; further ones are dropped."""
+"""Limit of the unread rule messages; further messages are dropped."""
 
 log = logging.getLogger("baton.training")
 
 _Phase = tuple[str, int, int]
 """Name of the phase, finished units, total units."""
 _Report = tuple[int, int, Mapping[str, object], _Phase | None, Mapping[str, object]]
-"""Step, total, displayed metrics, phase, and the metrics that belong to the step."""
+"""Step, total, displayed metrics, phase, and the metrics of the step."""
 
 
 @dataclass
 class _Message:
-    """An outgoing line. `done` is set when the kernel has taken the line, or never will (see `sent`)."""
+    """Outgoing line. `done` is set when the kernel has taken the line (`sent` is True) or never will."""
 
     line: bytes
     step: int | None = None
     points: bool = False
-    """True if the line has metrics that no later message repeats."""
+    """True if the line contains metrics that no later message repeats."""
     sent: bool = False
     done: threading.Event = field(default_factory=threading.Event)
 
 
 class AgentChannel:
-    """A connection to the agent that never blocks training and never raises because of the agent.
+    """Connection to the agent that never blocks training and never raises because of the agent.
 
-    Call every method from the training loop's thread, except `announce_checkpoint`, which any thread may call.
+    Call every method from the training loop's thread, except `announce_checkpoint`, which is thread-safe.
     `on_directive` runs in the background thread and must return at once. In a forked child (a DataLoader worker) every
     call is a no-op.
     """
@@ -153,7 +153,7 @@ class AgentChannel:
         signals: Callable[[int], Mapping[str, float]] = lambda step: {},
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Connect to the socket at `path` and send hello. Without a path there is no agent.
+        """Connect to the socket at `path` and send hello. `path` None means no agent.
 
         `on_steering` receives rules and commands in the background thread; `signals` runs in the loop's thread.
         """
@@ -163,11 +163,11 @@ class AgentChannel:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._queue: deque[_Message] = deque()
-        self._progress: _Message | None = None  # the newest replaces an unsent one
-        self._pending: _Report | None = None  # delayed by the interval
-        self._carried = UnsentMetrics()  # metrics of dropped reports that the newest report lacks
-        self._last_sent: tuple[int, int, Mapping[str, object], _Phase | None] | None = None  # the last one sent
-        self._reported_at: float = -math.inf  # seconds of self._clock
+        self._progress: _Message | None = None  # The newest report replaces an unsent report.
+        self._pending: _Report | None = None  # The report that the interval delays.
+        self._carried = UnsentMetrics()  # Metrics of dropped reports that the newest report lacks.
+        self._last_sent: tuple[int, int, Mapping[str, object], _Phase | None] | None = None  # The last sent report.
+        self._reported_at: float = -math.inf  # Seconds of self._clock.
         self._undelivered: set[int] = set()
         self._warned: set[str] = set()
         self._connected = False
@@ -196,7 +196,7 @@ class AgentChannel:
 
     @property
     def connected(self) -> bool:
-        """True while an agent is known to listen."""
+        """Return True while the connection to an agent exists."""
         return self._connected and os.getpid() == self._pid
 
     def report(
@@ -207,10 +207,10 @@ class AgentChannel:
         phase: _Phase | None = None,
         new: Mapping[str, object] | None = None,
     ) -> None:
-        """Report progress. At most one report per `PROGRESS_INTERVAL_S` is sent; the last step always is.
+        """Report progress. Sends at most one report per `PROGRESS_INTERVAL_S`, and always the last step.
 
-        total: 0 if unknown. new: the metrics of this step, if `metrics` also has older ones. Metrics that only a
-            dropped report had travel with the next report, under their own step.
+        total: 0 if unknown. new: the metrics of this step, if `metrics` also has older metrics. The next report repeats
+            metrics of a dropped report under their own step.
         """
         if not self.connected:
             return
@@ -245,9 +245,9 @@ class AgentChannel:
         metrics: Mapping[str, object],
         timeout_s: float = CHECKPOINT_DELIVERY_TIMEOUT_S,
     ) -> bool:
-        """Report the complete directory `path` to the agent. True if the message is on its way.
+        """Report the complete directory `path` to the agent. Returns True if the kernel has taken the message.
 
-        Waits at most `timeout_s` seconds; after that the message stays queued, with a warning.
+        Waits at most `timeout_s` seconds; afterwards the message stays queued, with a warning.
         """
         self.flush()
         message = self.announce_checkpoint(step, path, metrics)
@@ -260,7 +260,7 @@ class AgentChannel:
     def announce_checkpoint(
         self, step: int, path: str, metrics: Mapping[str, object], stall_s: float | None = None
     ) -> _Message | None:
-        """Report a complete checkpoint without waiting, from any thread. None without an agent."""
+        """Report a complete checkpoint without waiting. Thread-safe. Returns None without an agent."""
         if not self.connected:
             return None
         body: dict[str, Any] = {"type": "checkpoint", "step": step, "path": path}
@@ -268,7 +268,7 @@ class AgentChannel:
             body["stall_s"] = round(stall_s, 4)
         message = _Message(self._line(body, self.clean_metrics(metrics)), step)
         with self._lock:
-            if self._progress is not None:  # keeps the order: progress of this step before its checkpoint
+            if self._progress is not None:  # Progress precedes its step's checkpoint.
                 self._queue.append(self._progress)
                 self._progress = None
             self._undelivered.add(step)
@@ -276,7 +276,7 @@ class AgentChannel:
         return message
 
     def artifact_written(self, path: str) -> None:
-        """Report a finished file to the agent without waiting; from the training loop's thread."""
+        """Report a finished file to the agent without waiting. Call from the training loop's thread."""
         if not self.connected:
             return
         if len(self._queue) >= MAX_QUEUED_ARTIFACTS:
@@ -287,7 +287,7 @@ class AgentChannel:
             self._enqueue(_Message(line))
 
     def send_steering(self, message: Mapping[str, Any]) -> None:
-        """Send a message of the controller without waiting; from the training loop's thread."""
+        """Send a message of the controller without waiting. Call from the training loop's thread."""
         if not self.connected:
             return
         # The exit decides the fate of the job and is sent once, therefore the limit does not apply.
@@ -305,7 +305,7 @@ class AgentChannel:
             self._warn_once(f"a message about rules of more than {MAX_LINE_BYTES} bytes is dropped")
 
     def is_delivered(self, step: int) -> bool:
-        """True if no message about checkpoint `step` still waits for a living agent."""
+        """Return True if no message about checkpoint `step` waits for a living agent."""
         with self._lock:
             return step not in self._undelivered
 
@@ -323,7 +323,7 @@ class AgentChannel:
         self._thread = None
 
     def clean_metrics(self, metrics: Mapping[str, object]) -> dict[str, float]:
-        """Return the finite numbers among `metrics` (tensors and numpy scalars of one element included)."""
+        """Return the finite numbers in `metrics`, including tensors and numpy scalars of one element."""
         return keep_finite(read_numbers(metrics, self._warn_once))
 
     # --- sending, from the training thread -------------------------------------------------------------------------
@@ -437,7 +437,7 @@ class AgentChannel:
         message.done.set()
 
     def _receive(self, connection: socket.socket, received: bytes) -> bytes:
-        """Read the available bytes, act on complete lines, return the rest."""
+        """Read the available bytes, process complete lines, and return the rest."""
         data = connection.recv(MAX_LINE_BYTES)
         if not data:
             self._break("the agent disconnected")
@@ -460,16 +460,16 @@ class AgentChannel:
         return rest
 
     def _break(self, why: str) -> None:
-        """Record the loss of the agent: release the waiting callers, warn once."""
+        """Record the loss of the agent, release the waiting callers, and warn once."""
         with self._lock:
-            # Read before the loop can see the loss and close; a close because of the loss must not suppress the
-            # warning.
+            # The training loop may close the channel because of the loss, which must not suppress the warning,
+            # therefore this read comes before the loop can detect the loss.
             closing = self._closing
             was_connected, self._connected = self._connected, False
             abandoned = [*self._queue]
             self._queue.clear()
             self._progress = None
-            self._undelivered.clear()  # no agent is left to deliver to
+            self._undelivered.clear()  # No agent is left.
         for message in abandoned:
             message.done.set()
         self._wake()

@@ -1,5 +1,6 @@
-"""Train a small network on handwritten digits: the example to copy. After a kill at any moment and a restart, the final
-weights are bit for bit those of an uninterrupted run.
+"""Train a small network on handwritten digits, as an example to copy.
+
+After a kill at any time and a restart, the final weights equal the weights of an uninterrupted run bit for bit.
 
     BATON_DATA_DIR=digits BATON_OUTPUT_DIR=out python -m gpu_client.training.digits
 
@@ -30,12 +31,12 @@ HELD_OUT_EVERY = 5
 
 @dataclass(frozen=True)
 class DigitsSettings:
-    """The job's parameters; any other name is refused."""
+    """Parameters of the job; other names are refused."""
 
     steps: int = 600
     batch_size: int = 64
     learning_rate: float = 2e-3
-    hidden: int = 56  # channels of the network; the time per step grows with its square
+    hidden: int = 56  # Channels of the network; the time per step grows with the square.
     seed: int = 0
     checkpoint_every: int = 50
 
@@ -72,13 +73,13 @@ def make_model(hidden: int) -> nn.Module:
 
 
 def main() -> None:
-    """Train; the session's checkpoints contain everything that changes during training."""
+    """Train the network; the session's checkpoints contain all changing state."""
     session = Session.start(resume=True)
     settings = DigitsSettings(**session.params)
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
     for seed in (random.seed, np.random.seed, torch.manual_seed):
-        seed(settings.seed)  # also the generators without use here, because checkpoints contain all of them
+        seed(settings.seed)  # Seeds all generators, because checkpoints contain all.
 
     images, labels, held_out, names = read_digits(session.data_dir)
     train_images, train_labels = images[~held_out], labels[~held_out]
@@ -103,8 +104,8 @@ def main() -> None:
             session.checkpoint(step, **state)
         if session.should_stop:
             if session.finishing:
-                break  # a rule ended the training
-            return  # asked to leave; a requested checkpoint is written
+                break  # A rule ended the training.
+            return  # A stop request; the requested checkpoint is written.
 
     model.eval()
     with torch.no_grad():

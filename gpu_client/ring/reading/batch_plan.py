@@ -1,9 +1,9 @@
 """Choose the samples of the next batch, identically in every process and after a resume. Pure.
 
 A plan advances by batches of all ranks together (global batches); each process follows the whole plan and takes its
-share. The choice of the next manifest cannot be computed, so it comes from outside as a decision that is stored for all
-processes (`batch_stream.py`). Within a decision the order is a permutation by seed, manifest and pass; no batch mixes
-manifests or repeats a sample.
+share. The plan cannot compute the next manifest, therefore `batch_stream.py` stores the choice as a decision for all
+processes. Within a decision the order is a permutation by seed, manifest and pass; no batch mixes manifests or repeats
+a sample.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Policy = Literal["latest", "pass"] | int
 batches.
 """
 _PACKS_MIXED = 32
-"""Number of packs whose samples are shuffled together: a reader keeps so many open, and reads each about once a pass.
+"""Number of packs whose samples are shuffled together; a reader can keep these packs open and read each once per pass.
 """
 
 
 class ManifestDecision(NamedTuple):
-    """Decision to take batches from this manifest from now on."""
+    """Decision to take the next batches from a manifest."""
 
     number: int
     """Number of the manifest."""
     at_ms: int
-    """Time by the decider's clock, so that all processes agree on the age of samples (Unix ms)."""
+    """Time of the decision by the deciding process's clock (Unix ms); all processes compute ages from this time."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,11 @@ class BatchShape:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what determines the order besides the ring."""
+        """Return the values that determine the order for a given ring."""
         return {"seed": self.seed, "batch_size": self.batch_size, "world_size": self.world_size}
 
     def require_same(self, state: Mapping[str, Any]) -> None:
-        """Raise RingMismatch for a state of another order. The ranks may share the same global batches differently."""
+        """Raise RingMismatch for a state of another order. The partition of a global batch among ranks may differ."""
         seed = state.get("seed", self.seed)
         if seed != self.seed:
             raise RingMismatch(
@@ -86,31 +86,31 @@ class BatchShape:
 
     @property
     def global_size(self) -> int:
-        """Number of samples in a global batch."""
+        """Return the number of samples in a global batch."""
         return self.batch_size * self.world_size
 
 
 @dataclass
 class BatchPlan:
-    """Position of a training in a ring. `batch`: number of global batches taken."""
+    """Position of a training in a ring. `batch`: number of taken global batches."""
 
     shape: BatchShape
     batch: int = 0
     decided: int = 0
-    """Number of decisions taken up."""
+    """Number of applied decisions."""
     decision: ManifestDecision | None = None
     passes: int = 0
-    """Passes over the current manifest."""
+    """Number of passes over the current manifest."""
     taken: int = 0
-    """Global batches since the decision."""
+    """Number of global batches since the decision."""
     position: int = 0
-    """Samples taken in this pass."""
+    """Number of taken samples in this pass."""
     uses: dict[int, int] = field(default_factory=dict)
     """Uses of each sample of the manifest before this pass, by insertion number; counted only with `max_uses`."""
     _order: list[Slot] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position as JSON. With it and the stored decisions, a resumed training gets the same samples."""
+        """Return the position as JSON, from which a resumed training continues with equal samples."""
         return {
             "version": 1,
             **self.shape.state_dict(),
@@ -124,8 +124,9 @@ class BatchPlan:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a position. Raises ValueError, KeyError or TypeError for an invalid state, RingMismatch for another
-        shape.
+        """Restore a position.
+
+        Raises ValueError, KeyError or TypeError for an invalid state, RingMismatch for another shape.
         """
         if state["version"] != 1:
             raise ValueError(f"the state has version {state['version']}")
@@ -137,7 +138,7 @@ class BatchPlan:
         self._order = None
 
     def wants_decision(self, manifest: RingManifest | None) -> bool:
-        """Return True if the next batch needs another decision. `manifest`: of the current decision."""
+        """Return True if the next batch needs another decision. `manifest`: manifest of the current decision."""
         if self.decision is None or manifest is None:
             return True
         policy = self.shape.policy
@@ -147,13 +148,13 @@ class BatchPlan:
         return over if policy == "pass" else self.taken >= policy
 
     def can_fill_batch(self, manifest: RingManifest, at_ms: int, before: RingManifest | None) -> bool:
-        """Return True if the manifest could fill a global batch now. `before`: the current manifest."""
+        """Return True if the manifest can fill a global batch at `at_ms`. `before`: the current manifest."""
         if before is not None and self.decision is not None:
             self._pass_order(before)
         return len(self._eligible(manifest, at_ms, self._count_uses())) >= self.shape.global_size
 
     def decide(self, decision: ManifestDecision, manifest: RingManifest, before: RingManifest | None) -> None:
-        """Take up the next decision. Equal samples begin another pass."""
+        """Apply the next decision. A manifest with equal samples begins another pass."""
         same = before is not None and before.inserted == manifest.inserted
         if before is not None and self.decision is not None:
             self._pass_order(before)
@@ -166,14 +167,15 @@ class BatchPlan:
         self.uses = {number: count for number, count in self.uses.items() if number in there}
 
     def reset(self) -> None:
-        """Forget the decisions after their manifests are lost."""
+        """Forget the decisions after the loss of their manifests."""
         self.decision = None
         self.decided = self.taken = self.position = self.passes = 0
         self._order = None
 
     def next_batch(self, manifest: RingManifest) -> Sequence[Slot]:
-        """Take the next global batch; rank r gets the samples from r * batch_size on. Begins the next pass at the end
-        of one.
+        """Take the next global batch; rank r gets the samples from r * batch_size on.
+
+        The end of a pass begins the next pass.
         """
         if self.position + self.shape.global_size > len(self._pass_order(manifest)):
             self._end_pass()
@@ -207,7 +209,7 @@ class BatchPlan:
         return self._order
 
     def _count_uses(self) -> dict[int, int]:
-        """Count the uses including this pass."""
+        """Return the uses of each sample, including this pass."""
         if self.shape.max_uses is None:
             return {}
         found = dict(self.uses)
@@ -222,7 +224,7 @@ class BatchPlan:
 
 
 def _shuffled(slots: list[Slot], chance: random.Random) -> list[Slot]:
-    """Shuffle with the samples of a pack near each other."""
+    """Shuffle the slots, but keep the samples of a pack near each other."""
     objects: dict[ObjectId, list[Slot]] = {}
     for slot in slots:
         objects.setdefault(slot.object, []).append(slot)

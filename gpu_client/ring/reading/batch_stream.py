@@ -1,9 +1,9 @@
-"""Batches of one process of a training, and the decisions that all its processes share.
+"""Read the batches of one process of a training, by the decisions that all its processes share.
 
-`groups/<name>/<run>.<number>` stores the decisions: the first process that needs the next one makes it; the others, and
-a resumed training, read it. Before a decision is visible, its manifest is pinned under the name of the group
-(`pins/<name>`), until the training no longer needs it. A training that begins anew in a used group begins another run,
-so it never takes up decisions of an earlier one.
+`groups/<name>/<run>.<number>` stores the decisions. The first process that needs the next decision makes the decision;
+all other processes, and a resumed training, read the decision. Before a decision is visible, a pin under the name of
+the group (`pins/<name>`) protects its manifest, until the training no longer needs the manifest. A training that starts
+from scratch in a used group begins another run, therefore the training never applies decisions of an earlier run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gpu_client.ring.reading.reader import RingReader
 logger = logging.getLogger("baton.ring")
 
 PINNED_S = 24 * 3600.0
-"""Time for which an interrupted training finds the samples that it read since its last checkpoint (s)."""
+"""Seconds for which an interrupted training finds the samples read since its last checkpoint."""
 _RUNS = (
     ("BATON_JOB_ID", "BATON_EPOCH"),
     ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
@@ -41,11 +41,11 @@ _RUNS = (
 )
 """Environment variables that the processes of one training share, by launcher."""
 _Pins = dict[str, list[int]]
-"""Manifests to keep for each decision, by its number."""
+"""Manifests to keep for each decision, by the decision's number."""
 
 
 class ReaderGroup:
-    """Membership of one process in a group. `run` is 0 before `join` or `resume`."""
+    """Membership of one process in a group. `run`: number of the run; 0 before `join` or `resume`."""
 
     def __init__(self, reader: RingReader, name: str) -> None:
         """Raise RingMismatch for an invalid name."""
@@ -58,7 +58,7 @@ class ReaderGroup:
         self._prefix = f"{GROUPS}{name}/"
 
     def join(self) -> bool:
-        """Join the current run or begin another. Returns False if the state is not clear yet."""
+        """Join the current run or begin another. Returns False while the state of the run is uncertain."""
         record = self._store.record(self._key)
         run = int(decode_record(record).get("run", 0))
         others = [
@@ -67,15 +67,14 @@ class ReaderGroup:
             if record.get("group") == self.name and record.get("run") == run
         ]
         if run and run == self._left:
-            # The run has continued without this process. Records of processes that died a moment ago may still claim
-            # so.
+            # The run has continued without this process, or the records are of recently died processes.
             if any(record.get("decided") for record in others):
                 return False
         elif run and others:
             self._announce(run)
             return True
-        # Announce first: a process that finds the new run also finds this process in it. The left run may be forgotten
-        # by now, and its number must not be reused.
+        # The announcement comes first, so that a process that finds the new run also finds this process in the run.
+        # The number of the left run must not be reused, even if the store has forgotten the run.
         following = max(run, self._left) + 1
         self._announce(following)
         if self._write_pins(record, following, {}):
@@ -98,7 +97,7 @@ class ReaderGroup:
         return True
 
     def decision(self, number: int) -> ManifestDecision | None:
-        """Read a decision. Raises ObjectDamaged for an altered one: ranks would read different samples."""
+        """Read a decision. Raises ObjectDamaged for an altered decision, which would give ranks different samples."""
         key = self._decision_key(number)
         data = self._store.read(key)
         try:
@@ -109,13 +108,13 @@ class ReaderGroup:
             ) from error
 
     def decide(self, number: int, decision: ManifestDecision) -> ManifestDecision | None:
-        """Make a decision, or return the one of a faster process; None if the others have already forgotten it."""
+        """Make a decision, or return the decision of a faster process; None if the group has already forgotten it."""
 
         def pinned(pins: _Pins) -> _Pins | None:
             if any(int(later) > number for later in pins):
                 return None
-            # Several processes may each have found another newest manifest: keep all, because one of them becomes the
-            # decision.
+            # Several processes may each have found another newest manifest. One of these manifests becomes the
+            # decision, therefore the pin keeps all of them.
             return {**pins, str(number): sorted({*pins.get(str(number), []), decision.number})}
 
         if self._change_pins(pinned):
@@ -123,15 +122,15 @@ class ReaderGroup:
         return self.decision(number)
 
     def mark_taken_up(self, number: int) -> None:
-        """Publish that this process is at the decision."""
+        """Publish that this process has applied the decision."""
         self._reader.decided = number
 
     def prune(self, before: int) -> None:
-        """Forget the decisions before this one, and their manifests."""
+        """Forget the decisions before the number `before`, and release their manifests."""
         prune_decisions(self._reader.ring, self.name, self.run, before)
 
     def _change_pins(self, change: Callable[[_Pins], _Pins | None]) -> bool:
-        """Change the pins. Returns False, without a write, if `change` returns None or another run has begun."""
+        """Change the pins. Returns False without a write if `change` returns None or another run has begun."""
         while True:
             record = self._store.record(self._key)
             content = decode_record(record)
@@ -159,7 +158,7 @@ class ReaderGroup:
 
 
 def prune_decisions(ring: Ring, name: str, run: int, before: int) -> None:
-    """Forget the decisions of a run before this one, and their manifests."""
+    """Forget the decisions of a run before the number `before`, and release their manifests."""
     key, prefix = f"{PINS}{name}", f"{GROUPS}{name}/"
     while True:
         record = ring.store.record(key)
@@ -168,7 +167,7 @@ def prune_decisions(ring: Ring, name: str, run: int, before: int) -> None:
             break
         pins = content.get("decisions", {})
         left = {number: one for number, one in pins.items() if int(number) >= before}
-        if _swap_pins(ring, key, record, run, left):  # also if the number is equal: the expiry moves
+        if _swap_pins(ring, key, record, run, left):  # Also if the number is equal, to extend the expiry.
             break
     ring.store.delete([one for one in ring.store.keys(prefix) if _number(one.removeprefix(prefix)) < (run, before)])
 
@@ -209,18 +208,18 @@ def choose_group_name(world: int) -> str:
 
 
 _MANY_DECISIONS = 1000
-"""Number of decisions kept for the next checkpoint at which a warning is logged, once."""
+"""Number of decisions without a checkpoint after which a warning is logged, once."""
 _UNMARKED_DECISIONS = 16
-"""Number of decisions kept without checkpoints, for slower processes of the training."""
+"""Number of decisions kept for slower processes of a training without checkpoints."""
 
 
 class BatchStream:
-    """Walk of one process through the plan of its group."""
+    """Stream of the batches of one process, by the plan of its group."""
 
     def __init__(
         self, reader: RingReader, shape: BatchShape, *, group: str = "train", rank: int = 0, forgets: bool = True
     ) -> None:
-        """`forgets`: delete old decisions that this process has passed; False for a process that runs ahead of others.
+        """`forgets`: delete the decisions that this process has passed; False for a process that runs ahead.
 
         Raises RingMismatch for an invalid group name, RingError for a shape that does not fit.
         """
@@ -240,11 +239,11 @@ class BatchStream:
         self._fresh = True
         """True before the first decision."""
         self.substituted = 0
-        """Number of damaged samples that were substituted."""
+        """Number of substituted damaged samples."""
 
     @property
     def manifest(self) -> RingManifest:
-        """Manifest of the newest batch."""
+        """Return the manifest of the newest batch."""
         assert self._manifest is not None
         return self._manifest
 
@@ -270,7 +269,7 @@ class BatchStream:
         return {"group": self._group.name, "run": self._group.run, **self.plan.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a position; with the newest samples if the earlier ones are gone."""
+        """Resume from a position; continue with the newest samples if the position's samples are deleted."""
         self.plan.load_state_dict(state)
         self._marked, self._marked_at = True, self.plan.decided
         decision = self.plan.decision
@@ -288,7 +287,7 @@ class BatchStream:
             self.plan.reset()
 
     def checkpointed(self, state: dict[str, Any]) -> None:
-        """Note that a checkpoint with this state is safe: earlier decisions are no longer needed."""
+        """Record that a checkpoint with this state is stored, which makes earlier decisions unnecessary."""
         self._marked = True
         decided = int(state["decided"])
         if decided:
@@ -309,7 +308,7 @@ class BatchStream:
             self._decide()
 
     def _decide(self) -> None:
-        """Take up the next decision; make it if no other process has."""
+        """Apply the next decision; make the decision if no other process has."""
         before = self._manifest
         found = self._reader.wait(self._next_decision, "too few samples are readable")
         try:
@@ -330,7 +329,7 @@ class BatchStream:
             )
 
     def _next_decision(self) -> ManifestDecision | None:
-        """Read the next decision, or make one for the newest manifest if it has enough samples."""
+        """Read the next decision, or decide for the newest manifest if the manifest has enough samples."""
         if not self._group.run and not self._group.join():
             self._require_fresh()
             return None
@@ -349,8 +348,9 @@ class BatchStream:
         return made
 
     def _require_fresh(self) -> None:
-        """Raise RingMismatch unless this process has just begun. A new process waits until the death of the last run's
-        processes is certain.
+        """Raise RingMismatch unless this process has just begun.
+
+        A new process waits until the deaths of the last run's processes are certain.
         """
         if not self._fresh or self._reader.waiting_s > 4 * self._ring.settings.lease_s:
             raise self._fallen_behind_error()

@@ -1,9 +1,9 @@
-"""Datasets and loaders of rings for torch.
+"""Provide datasets and loaders of rings for torch.
 
 loader = RingLoader("/mnt/ring", batch_size=4, workers=2)
 for images, labels in loader:
     ...
-loader.state_dict()  # a resumed training with this state gets the same batches
+loader.state_dict()  # a training that resumes with this state gets equal batches
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from gpu_client.ring.reading.batch_stream import BatchStream, choose_group_name,
 from gpu_client.ring.reading.reader import RingReader
 
 POLL_S = 0.25
-"""Timeout of the DataLoader with workers (s); without one, a waiting thread could not be ended."""
+"""Timeout of a DataLoader with workers in seconds; without a timeout, a waiting thread could not be ended."""
 _TIMED_OUT = "DataLoader timed out"
 
 
 class BatchPrefetcher(Iterator[Any]):
-    """Take one batch ahead from DataLoader workers, in a thread: receiving takes milliseconds, which a GPU step can
-    hide.
+    """Thread that prefetches one batch from DataLoader workers.
 
-    Failures are raised where the batch is requested. Close the prefetcher before the workers.
+    Receiving a batch takes milliseconds, which a GPU step can hide. A request for a batch raises the thread's failure.
+    Close the prefetcher before the workers.
     """
 
     def __init__(self, batches: Iterator[Any]) -> None:
@@ -54,7 +54,7 @@ class BatchPrefetcher(Iterator[Any]):
     def __next__(self) -> Any:
         item = self._queue.get()
         if item.failure is not None:
-            self._queue.put(item)  # for the next call: the thread has ended
+            self._queue.put(item)  # The thread has ended; the next call takes the item again.
             raise item.failure
         return item.batch
 
@@ -87,12 +87,12 @@ class _QueueItem(NamedTuple):
 
 
 WORKER_GRACE_S = 30.0
-"""Time for which a worker outlives SIGTERM: the loop needs its last batches (s)."""
+"""Seconds for which a worker survives SIGTERM, because the loop needs the worker's last batches."""
 _PATIENCE_S = 600.0
 
 
 class RingDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
-    """Map-style dataset of the samples of one manifest; `refresh` takes the newest one. Accepts lists of indices."""
+    """Map-style dataset of one manifest's samples; `refresh` takes the newest manifest. Accepts lists of indices."""
 
     def __init__(
         self, place: str, *, transform: Callable[[Any], Any] | None = None, patience_s: float = _PATIENCE_S
@@ -124,7 +124,7 @@ class RingDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
 
     @property
     def manifest(self) -> RingManifest:
-        """The current manifest."""
+        """Return the current manifest."""
         assert self._manifest is not None
         return self._manifest
 
@@ -147,12 +147,12 @@ class RingDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
         return self._transform(sample) if self._transform else sample
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return a batch, as a DataLoader requests it."""
+        """Return a batch for a DataLoader."""
         found: list[Any] = self[indices]
         return found
 
     get = __getitems__
-    """Alias: `put`, `swap` and `get` are the verbs of a ring."""
+    """Alias, because `put`, `swap` and `get` are the verbs of a ring."""
 
     def close(self) -> None:
         """Release the manifest."""
@@ -164,7 +164,7 @@ class RingDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
             self._reader = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # A DataLoader worker acquires its own lease; the lease of the parent keeps the manifest until then.
+        # A DataLoader worker acquires its own lease; until then, the parent's lease keeps the manifest.
         return {**self.__dict__, "_reader": None, "_at_end": None}
 
     def _open_reader(self) -> RingReader:
@@ -172,7 +172,8 @@ class RingDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
             if get_worker_info() is not None:
                 require_shared(self._place)
             self._reader = RingReader(open_ring(self._place), patience_s=self._patience_s)
-            # A worker ends without atexit, so the finalizer closes the reader; otherwise its reads would not count.
+            # A worker ends without atexit, and the reads of an unclosed reader would not count, therefore a finalizer
+            # closes the reader.
             self._at_end = Finalize(None, self._reader.close, exitpriority=0)
             if self._manifest is not None:
                 self._reader.pin(self._manifest.number)
@@ -198,7 +199,7 @@ class RingBatches(IterableDataset[Any]):  # type: ignore[misc, unused-ignore]
         self.patience_s = patience_s
         self._transform, self._collate = transform, collate
         self.initial_state: dict[str, Any] | None = None
-        """State from which an iteration begins."""
+        """Initial state of an iteration."""
         self.skipped = 0
         """Number of batches to skip at the beginning."""
 
@@ -208,7 +209,7 @@ class RingBatches(IterableDataset[Any]):  # type: ignore[misc, unused-ignore]
         if info is not None:
             require_shared(self.place)
         with RingReader(open_ring(self.place), patience_s=self.patience_s) as reader:
-            # A worker runs ahead of the loader, which still needs the decisions.
+            # A worker runs ahead of the loader, which still needs the decisions, therefore the worker keeps them.
             stream = BatchStream(reader, self.shape, group=self.group, rank=self.rank, forgets=False)
             if self.initial_state is not None:
                 stream.load_state_dict(self.initial_state)
@@ -228,12 +229,12 @@ class RingBatches(IterableDataset[Any]):  # type: ignore[misc, unused-ignore]
 
 
 def _pass_through(batch: Any) -> Any:
-    """Return the collated batch: the default of torch would convert arrays to tensors again."""
+    """Return the collated batch; torch's default would convert arrays to tensors again."""
     return batch
 
 
 class RingLoader:
-    """Load the batches of one rank, with a state for exact resume. `ids` names the samples of the newest batch."""
+    """Loader of one rank's batches, with a state for exact resume. `ids`: names of the newest batch's samples."""
 
     def __init__(
         self,
@@ -255,9 +256,9 @@ class RingLoader:
     ) -> None:
         """`rank`, `world_size`: default from torch.distributed. `prefetch`: batches that each worker prefetches.
 
-        `group`: a name that all processes of this training share, and no other training of the ring; default: a new one
-        for a single process, the id of the job for several. `patience_s`: limit of the wait for samples. Raises
-        RingMismatch, and RingError for batches that can never be filled.
+        `group`: a name that only the processes of this training use; default: a new name for a single process, the id
+        of the job for several. `patience_s`: limit of the wait for samples. Raises RingMismatch, and RingError for
+        batches that can never be filled.
         """
         spread = torch.distributed.is_available() and torch.distributed.is_initialized()
         self._rank = rank if rank is not None else torch.distributed.get_rank() if spread else 0
@@ -293,16 +294,16 @@ class RingLoader:
         self._skipped = 0
         """Number of batches to skip at the beginning of an iteration."""
         self._first_inserted: int | None = None
-        """Insertion number of the oldest sample that this training could have read."""
+        """Insertion number of the oldest sample in reach of this training."""
         self._metrics: dict[str, float] = {}
         self._waited_s = 0.0
         self._damaged: set[str] = set()
-        """Objects that this process and its workers have quarantined."""
+        """Objects quarantined by this process and its workers."""
         self._iteration: weakref.ref[_Iteration] | None = None
         self.ids: list[str] = []
 
     def __iter__(self) -> Iterator[Any]:
-        """Continue after the last iteration or the state. Ends a running iteration."""
+        """Continue after the last iteration or the loaded state. Ends a running iteration."""
         self._end_iteration()
         found = _Iteration(self._iterate())
         self._iteration = weakref.ref(found)
@@ -315,7 +316,7 @@ class RingLoader:
 
     def _iterate(self) -> Generator[Any, None, None]:
         self._batches.initial_state, self._batches.skipped = self._state, self._skipped
-        # Fork the workers before any thread starts.
+        # A fork after the start of a thread is unsafe, therefore the workers come first.
         workers = iter(self._loader)
         batches = BatchPrefetcher(workers) if self._loader.num_workers else workers
         place, patience_s = self._batches.place, self._batches.patience_s
@@ -324,8 +325,8 @@ class RingLoader:
                 stack.callback(batches.close)
             reader = stack.enter_context(RingReader(open_ring(place), patience_s=patience_s))
             stack.enter_context(Maintainer(self._ring, reader.name))
-            # The maintainer publishes what departed writers left. The follower walks the same plan behind the workers,
-            # which are ahead by their prefetched batches.
+            # The maintainer publishes the samples of departed writers. The follower advances through the plan behind
+            # the workers, which are ahead by their prefetched batches.
             follower = BatchStream(reader, self._shape, group=self._batches.group, rank=self._rank)
             if self._state is not None:
                 follower.load_state_dict(self._state)
@@ -336,7 +337,7 @@ class RingLoader:
                 self._skipped = 0
                 while True:
                     began = time.perf_counter()
-                    ids, batch, damaged = next(batches)  # batches are endless
+                    ids, batch, damaged = next(batches)  # The batches never end.
                     slots = follower.skip()
                     self.ids = ids
                     self._damaged.update(damaged)
@@ -349,12 +350,14 @@ class RingLoader:
 
     @property
     def waited_s(self) -> float:
-        """Total time for which the loop has waited for batches (s)."""
+        """Return the total seconds for which the loop has waited for batches."""
         return self._waited_s
 
     def data_metrics(self) -> dict[str, float]:
-        """Return metrics of the newest batch: wait (s), mean number of reads per sample so far, mean age of its samples
-        (s, by the clocks of writers and readers), damaged objects so far.
+        """Return metrics of the newest batch.
+
+        The metrics are the wait (s), the mean number of reads per sample, the mean age of the batch's samples (s, by
+        the clocks of writers and readers), and the number of damaged objects.
         """
         return self._metrics
 
@@ -386,8 +389,9 @@ class RingLoader:
             self._batches.group = require_name(self._state["group"], "group")
 
     def checkpointed(self, state: Mapping[str, Any] | None = None) -> None:
-        """Note that a checkpoint with this state, or the newest one, is safe: earlier samples are released, later ones
-        are kept until the next call.
+        """Record that a checkpoint with this state (default: the newest state) is stored.
+
+        The method releases earlier samples, and keeps later samples until the next call.
         """
         state = state if state is not None else self.state_dict()
         if not state.get("decided"):
@@ -398,7 +402,7 @@ class RingLoader:
             prune_decisions(self._ring, str(state["group"]), int(state["run"]), int(state["decided"]))
 
     def _update_metrics(self, follower: BatchStream, slots: Sequence[Slot], waited_s: float) -> None:
-        """Update the metrics after a batch of these slots."""
+        """Update the metrics after a batch of `slots`."""
         manifest, now_ms = follower.manifest, self._ring.clock() * 1000
         if self._first_inserted is None:
             self._first_inserted = manifest.inserted - len(manifest)
@@ -414,7 +418,7 @@ class RingLoader:
 
 
 class _Iteration(Iterator[Any]):
-    """The only running iteration of a RingLoader, which has one position."""
+    """Iteration of a RingLoader, which runs one iteration at a time because of its single position."""
 
     def __init__(self, batches: Generator[Any, None, None]) -> None:
         self._batches = batches
@@ -422,7 +426,7 @@ class _Iteration(Iterator[Any]):
 
     @property
     def started(self) -> bool:
-        """True after the iteration has read its starting position."""
+        """Return True after the iteration has read its starting position."""
         return inspect.getgeneratorstate(self._batches) != inspect.GEN_CREATED
 
     def __next__(self) -> Any:
@@ -431,7 +435,7 @@ class _Iteration(Iterator[Any]):
         return next(self._batches)
 
     def close(self) -> None:
-        """End the iteration although other references exist, for example in a traceback."""
+        """End the iteration even if other references exist, such as a traceback's."""
         self._ended = True
         self._batches.close()
 
@@ -454,6 +458,6 @@ def require_shared(place: str) -> None:
 
 
 def _survive_sigterm(worker: int) -> None:
-    # SIGTERM reaches every process of the machine, and multiprocessing ends workers by SIGTERM; therefore survive for a
-    # limited time.
+    # SIGTERM reaches every process of the machine, while multiprocessing, too, ends workers by SIGTERM. Therefore a
+    # worker survives SIGTERM for a limited time.
     signal.signal(signal.SIGTERM, lambda number, frame: signal.setitimer(signal.ITIMER_REAL, WORKER_GRACE_S))

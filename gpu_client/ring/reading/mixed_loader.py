@@ -1,7 +1,7 @@
 """Mix batches from several sources by weight: a live ring, a recorded data set, a folder.
 
-Each batch comes from one source. The seed and the number of the batch determine the source, so a resumed training draws
-the same sources.
+Each batch comes from one source. The seed and the number of the batch determine the source, therefore a resumed
+training draws equal sources.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Source = Iterable[Any]
 
 
 class MixedLoader:
-    """Load endless batches from several sources. `name`: source of the newest batch."""
+    """Loader of endless batches from several sources. `name`: source of the newest batch."""
 
     def __init__(self, sources: Mapping[str, tuple[Source, float]], *, seed: int = 0) -> None:
         """`sources`: source and weight by name. Raises RingError for invalid weights."""
@@ -55,7 +55,7 @@ class MixedLoader:
                 source.load_state_dict(state["sources"][name])
 
     def checkpointed(self, state: Mapping[str, Any] | None = None) -> None:
-        """Forward `checkpointed` to the sources that have it, as `RingLoader` does."""
+        """Forward the call to the sources with a method `checkpointed`, such as `RingLoader`."""
         states = {} if state is None else state["sources"]
         for name, source in self._sources.items():
             forward: Callable[[Any], object] | None = getattr(source, "checkpointed", None)
@@ -64,11 +64,11 @@ class MixedLoader:
 
     @property
     def waited_s(self) -> float:
-        """Total wait for batches of sources that measure it (s)."""
+        """Return the total seconds of waiting for sources that measure their waits."""
         return float(sum(getattr(source, "waited_s", 0.0) for source in self._sources.values()))
 
     def data_metrics(self) -> dict[str, float]:
-        """Return the metrics of the newest batch, if its source measures any."""
+        """Return the metrics of the newest batch; {} if its source has no metrics."""
         measured: Callable[[], dict[str, float]] | None = getattr(self._sources.get(self.name), "data_metrics", None)
         return measured() if measured is not None else {}
 

@@ -1,4 +1,4 @@
-"""Read a ring: pin manifests, verify samples, quarantine damaged ones."""
+"""Read a ring: pin manifests, verify samples, quarantine damaged samples."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from gpu_client.ring.store.protocol import DistantStore, ExpectingStore
 logger = logging.getLogger("baton.ring")
 
 _OPEN_OBJECTS = 64
-"""Maximum number of open objects, so that the samples of one pack are read once."""
+"""Maximum number of open objects, which save repeated reads of a pack."""
 _OPEN_BYTES = 512 * 1024 * 1024
-"""Maximum size of open objects: some stores read into memory (bytes)."""
+"""Maximum size in bytes of open objects, because some stores read objects into memory."""
 _PIN_TRIES = 100
 _ADVICE = ". Readers exclude the object; its generator makes other samples"
 _STATS_INTERVAL_S = 1.0
-"""Interval of statistics while no process waits for them (s)."""
+"""Interval in seconds of statistics while no process waits for statistics."""
 _FAST_POLL_S = 1.0
-"""Time of fast polling at the beginning of a wait (s)."""
+"""Seconds of fast polling at the beginning of a wait."""
 
 
 class RingReader:
-    """Reading process: pins manifests and publishes how much it has read. Thread-safe."""
+    """Reader that pins manifests and publishes its number of reads. Thread-safe."""
 
     def __init__(
         self,
@@ -65,17 +65,17 @@ class RingReader:
         self.read_samples = 0
         self.waited_s = 0.0
         self.waiting_s = 0.0
-        """Duration of the current `wait` (s)."""
+        """Duration of the current `wait`, in seconds."""
         self.wanted = 0
-        """Samples taken at a time: writers do not wait for fewer to be read."""
+        """Number of samples taken at a time; back-pressure gives writers at least this slack."""
         self.group = ""
-        """Name of the training's group, and the position of this process in it."""
+        """Name of the training's group, and the position of this process in the group."""
         self.run = self.decided = 0
         self._starved = False
         self.retries = 0
-        """Number of repeated reads: of manifests that were replaced and of damaged objects."""
+        """Number of repeated reads of replaced manifests and damaged objects."""
         self.quarantined: dict[str, str] = {}
-        """Damaged objects that this reader has met: problem by key."""
+        """Damaged objects of this reader: problem by key."""
         self._process = os.getpid()
         self._flushed_stats: dict[str, Any] = {}
         self._flushed_at = self._clock()
@@ -90,8 +90,8 @@ class RingReader:
 
         Raises ManifestMissing, RingMismatch.
         """
-        # Manifests among the newest `retain` are kept, and every collector that begins after the pin respects the pin.
-        # So the pin holds if the pointer, read after the pin, has not left the manifest behind.
+        # Every collector keeps the newest `retain` manifests, and a collector that begins after the pin respects the
+        # pin. Therefore the pin is valid if the pointer, read after the pin, still has the manifest among the newest.
         for _ in range(_PIN_TRIES):
             number, _ = self.ring.pointer()
             if number and (number not in self._pinned or number in self._unconfirmed):
@@ -110,7 +110,7 @@ class RingReader:
         )
 
     def keep_only(self, numbers: Iterable[int]) -> None:
-        """Release all other pins."""
+        """Release the pins of all manifests except `numbers`."""
         wanted = set(numbers)
         with self._stats_lock:
             kept = [one for one in self._pinned if one in wanted]
@@ -120,15 +120,16 @@ class RingReader:
                 self._pin(kept)
 
     def pin(self, number: int) -> RingManifest:
-        """Pin a manifest that another reader or a pin keeps. Raises ManifestMissing."""
+        """Pin a manifest that another reader or pin protects. Raises ManifestMissing."""
         with self._stats_lock:
             self._unconfirmed.discard(number)
             self._pin([*self._pinned, number])
         return self._expect_objects(self.ring.manifest(number))
 
     def wait(self, ready: Callable[[], Any], why: str, *, starving: bool = True) -> Any:
-        """Wait for a result of `ready` other than None and False. `starving`: only writers can end the wait, so they
-        must not wait for reads. Raises WaitedTooLong.
+        """Wait for a result of `ready` other than None and False. Raises WaitedTooLong.
+
+        `starving`: only writers can end the wait, therefore writers must not wait for reads.
         """
         began_at = self._clock()
         interval_s = self.ring.settings.publish_interval_s
@@ -151,7 +152,7 @@ class RingReader:
             self.waiting_s, self._starved = 0.0, False
 
     def prefetch(self, slots: Iterable[Slot]) -> None:
-        """Begin to fetch the objects of these samples from a distant store."""
+        """Prefetch the objects of the slots' samples from a distant store."""
         if isinstance(self.ring.store, DistantStore):
             keys = dict.fromkeys(slot.object.key for slot in slots)
             with self._lock:
@@ -174,7 +175,7 @@ class RingReader:
         raise AssertionError("unreachable")
 
     def sample_or_another(self, slot: Slot, manifest: RingManifest) -> tuple[Any, Slot]:
-        """Read the sample; for a damaged one a substitute of the same manifest, the same for every process."""
+        """Read a sample; substitute a damaged sample by another of its manifest, equally in every process."""
         try:
             return self.sample(slot), slot
         except ObjectDamaged:
@@ -204,7 +205,7 @@ class RingReader:
             self.read_samples += samples
 
     def wait_for_flow(self, wanted: int) -> None:
-        """Wait until the rate limit allows this many more reads."""
+        """Wait until back-pressure allows `wanted` more reads."""
         settings = self.ring.settings
         if settings.reads_per_insert is None:
             return
@@ -218,21 +219,21 @@ class RingReader:
         self.wait(ready, "the samples were read as often as samples_per_insert permits", starving=False)
 
     def flush_stats(self) -> None:
-        """Write the statistics to the lease now."""
+        """Write the statistics to the lease at once."""
         with self._stats_lock:
             content = self._stats()
             if self._lease.renew(**content):
                 self._flushed_stats = content
             elif not self._closing.is_set():
-                # This reader was taken for dead: its reads were counted, and its pinned manifests may be gone. Begin
-                # again under another name, because the old record is about to be deleted.
+                # A collector counted this reader as dead, added its reads to the total, and may have deleted its pinned
+                # manifests. The old record is about to be deleted, therefore the reader continues under another name.
                 self.read_samples -= int(self._flushed_stats.get("read", 0))
                 self._unconfirmed |= set(self._pinned)
                 self._lease = self._acquire_lease(f"{READERS}{self.name[:55]}-{secrets.token_hex(4)}")
             self._flushed_at = self._clock()
 
     def other_readers(self) -> list[dict[str, Any]]:
-        """Read the records of the other readers that are alive or have died a moment ago."""
+        """Read the records of all other readers, including readers that have died recently."""
         own = self._lease.key.removeprefix(READERS)
         return [note for name, note in list_readers(self.ring).items() if name != own]
 
@@ -241,15 +242,15 @@ class RingReader:
         return self._process == os.getpid()
 
     def close(self) -> None:
-        """Leave; the samples read still count. If the store is unreachable, other processes detect the departure."""
+        """Leave the ring; the reads still count. If the store is unreachable, other processes detect the departure."""
         self._closing.set()
-        self.prefetch(())  # cancel prefetches: the process would wait for them at its end
+        self.prefetch(())  # The end of the process would wait for prefetches.
         if self._renewing.is_alive():
             self._renewing.join()
         try:
             with self._stats_lock:
                 if self._lease.renew(manifests=[], read=self.read_samples, starved=False):
-                    # Before the record is deleted: at no time do other processes see fewer reads.
+                    # The total grows before the deletion of the record, so that other processes never see fewer reads.
                     add_departed_reads(self.ring, self.read_samples, self._lease.mark)
                 self._lease.release()
         except (RingError, OSError) as error:
@@ -265,7 +266,7 @@ class RingReader:
 
     def _acquire_lease(self, key: str) -> LeaseHandle:
         while True:
-            # An existing record of this name belongs to another process, or is about to be deleted.
+            # A record under this name belongs to another process or is about to be deleted.
             lease = LeaseHandle(self.ring.store, key, self._stats(), None)
             if not lease.lost:
                 self._flushed_stats = self._stats()
@@ -316,8 +317,9 @@ class RingReader:
         return found
 
     def _require_retained(self, key: str) -> None:
-        """Raise ManifestMissing if the object is gone because this reader was taken for dead, or the ring was removed:
-        the object is not damaged then.
+        """Raise ManifestMissing if the object was deleted and is therefore not damaged.
+
+        The object was deleted because the ring was removed, or because a collector counted this reader as dead.
         """
         if self.ring.store.read(key) is not None:
             return
@@ -342,7 +344,7 @@ class RingReader:
 
     def _renew_often(self) -> None:
         settings = self.ring.settings
-        # Writers that wait for reads need the statistics soon.
+        # Writers that wait for reads need the statistics early.
         flush_every_s = settings.publish_interval_s if settings.reads_per_insert else _STATS_INTERVAL_S
         trouble = ""
         while not self._closing.wait(min(flush_every_s, settings.lease_s / 3)):

@@ -1,9 +1,9 @@
-"""Record samples of a ring as a data set that stays: shuffled, in shards, with the origin of each sample.
+"""Record samples of a ring as a permanent data set: shuffled, in shards, with the origin of each sample.
 
     <directory>/index.json       {"version": 1, "shards": [{"name", "samples", "size_bytes", "xxh3"}], "seed", "xxh3"}
-    <directory>/shards/00000     one object as rings store them (`format/objects.py`), with many samples
+    <directory>/shards/00000     one object of the ring's format (`format/objects.py`), with many samples
 
-The index is written last: a directory without one is not a data set yet.
+The index is the last written file: a directory without an index is no data set.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gpu_client.ring.store.filesystem import DirectoryStore
 INDEX = "index.json"
 SHARDS = "shards/"
 _OPEN_SHARDS = 128
-"""Maximum number of open shards; each holds a descriptor."""
+"""Maximum number of open shards; each takes a file descriptor."""
 
 
 def record(
@@ -43,7 +43,7 @@ def record(
     shuffle: int = 4096,
     seed: int = 0,
 ) -> int:
-    """Record each new sample of the ring once, until there are enough. Returns the number of excluded damaged samples.
+    """Record `samples` samples of the ring, each once. Returns the number of excluded damaged samples.
 
     `shard`: samples in one shard. `shuffle`: size of the shuffle buffer in samples. Raises RingMismatch for a used
     directory, WaitedTooLong, StoreFull, RingError for invalid numbers.
@@ -68,7 +68,7 @@ def record(
         except ObjectDamaged:
             damaged += 1
             continue
-        # Copy: the buffer holds thousands of samples, and each would keep its object open.
+        # The buffer has thousands of samples, and an uncopied sample would keep its object open.
         buffered.append((flatten(sample).copied(), reader.provenance(slot)))
         reader.record_consumed(1)
         taken += 1
@@ -83,10 +83,10 @@ def record(
 
 
 class Recorded:
-    """A recorded data set, map-style: for torch and others."""
+    """Recorded data set, map-style, for torch and other libraries."""
 
     def __init__(self, directory: str | Path) -> None:
-        """Open the data set. Raises RingMismatch if there is none."""
+        """Open the data set. Raises RingMismatch for a missing data set."""
         self._directory = Path(directory)
         try:
             index = json.loads((self._directory / INDEX).read_text(encoding="utf-8"))
@@ -187,7 +187,7 @@ class _ShardWriter:
 
 
 def _new_slots(reader: RingReader) -> Iterator[Slot]:
-    """Yield every sample once as it becomes readable, beginning with the readable ones."""
+    """Yield every sample once: first the readable samples, then each new sample."""
     seen = 0
 
     def ready() -> RingManifest | None:
@@ -209,11 +209,11 @@ def _index_digest(index: dict[str, Any]) -> str:
 
 
 def _map_private(path: Path) -> memoryview:
-    """Map a file of any directory, also a read-only one. Raises ObjectDamaged for a missing file."""
+    """Map a file, also in a read-only directory. Raises ObjectDamaged for a missing file."""
     try:
         with path.open("rb") as file:
             size_bytes = os.fstat(file.fileno()).st_size
-            # Private mapping: the caller may write to the arrays without changing the file.
+            # The mapping is private, so that the caller may write to the arrays without changing the file.
             return memoryview(mmap.mmap(file.fileno(), size_bytes, access=mmap.ACCESS_COPY) if size_bytes else b"")
     except FileNotFoundError as error:
         raise ObjectDamaged(f"{path} is not there", "Record the data set again") from error

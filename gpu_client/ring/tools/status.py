@@ -19,7 +19,7 @@ from gpu_client.ring.reading.reader import list_readers
 
 @dataclass(frozen=True)
 class WriterRow:
-    """A generator, as described by its record."""
+    """State of a generator, from its record."""
 
     name: str
     alive: bool
@@ -27,29 +27,29 @@ class WriterRow:
     put_bytes: int
     refused: int
     waited_s: float
-    """Total wait for readers or space (s)."""
+    """Total seconds of waiting for readers or space."""
     silent_s: float = 0.0
-    """Silence longer than a lease (s), else 0; 1.5 leases are death."""
+    """Seconds since the last renewal if more than a lease, else 0; after 1.5 leases the writer is dead."""
 
     @property
     def at_work(self) -> bool:
-        """True for a writer that is alive as far as known."""
+        """Return True for a writer without signs of death."""
         return self.alive and not self.silent_s
 
     @property
     def state(self) -> str:
-        """State for people; "" for a working writer."""
+        """Return the state as text; "" for a working writer."""
         return "dead" if not self.alive else f"silent for {self.silent_s:.0f} s" if self.silent_s else ""
 
 
 @dataclass(frozen=True)
 class ReaderRow:
-    """A reader, as described by its record."""
+    """State of a reader, from its record."""
 
     name: str
     read: int
     waited_s: float
-    """Total wait for samples (s)."""
+    """Total seconds of waiting for samples."""
     damaged: int
     manifests: list[int]
 
@@ -59,44 +59,44 @@ class RingStatus:
     """State of a ring at one moment."""
 
     at: float
-    """Unix time."""
+    """Unix time of the state."""
     cap: int
     mode: str
     manifest: int
     readable: int
     inserted: int
-    """Samples that have become readable so far."""
+    """Number of samples that have become readable."""
     finished: int
-    """Samples that wait to become readable."""
+    """Number of claimed samples that are not yet readable."""
     read: int
-    """Samples read by all readers."""
+    """Number of samples read by all readers."""
     oldest_s: float | None
-    """Age of the oldest readable sample since its claim (s)."""
+    """Seconds since the claim of the oldest readable sample."""
     newest_s: float | None
     objects: int
-    """Stored objects, including garbage."""
+    """Number of stored objects, including garbage."""
     unlisted: int
-    """Stored objects that are pending or garbage."""
+    """Number of pending and garbage objects."""
     damaged: Mapping[str, str]
     writers: list[WriterRow] = field(default_factory=list)
     readers: list[ReaderRow] = field(default_factory=list)
 
     @property
     def at_work(self) -> list[WriterRow]:
-        """Working writers: only these are summed up."""
+        """Return the working writers, the only writers in sums."""
         return [row for row in self.writers if row.at_work]
 
     @property
     def reuse(self) -> float | None:
-        """Mean number of reads of a sample."""
+        """Return the mean number of reads of a sample."""
         return self.read / self.inserted if self.inserted else None
 
     def rates(self, before: RingStatus) -> tuple[float, float] | None:
-        """Samples per second that became readable and were read since `before`."""
+        """Return the samples per second that became readable, and that were read, since `before`."""
         seconds = self.at - before.at
         if seconds <= 0:
             return None
-        # The last reads of a dead reader may be lost, so the difference may be negative.
+        # The last reads of a dead reader may be lost, therefore the difference may be negative.
         return (self.inserted - before.inserted) / seconds, max(self.read - before.read, 0) / seconds
 
 
@@ -162,7 +162,7 @@ def _reader(name: str, content: Mapping[str, Any]) -> ReaderRow:
 
 MAX_STATUSES = 120
 REUSE_STATUSES = 30
-"""Number of states over which the current reuse is computed: single samples would make it jump."""
+"""Number of states for the current reuse; over fewer states, single samples would make the value jump."""
 
 
 class _RateSample(NamedTuple):
@@ -180,7 +180,7 @@ class ProcessRate:
     """Samples per second."""
     bytes_per_s: float
     waited_share: float
-    """Share of the time spent waiting."""
+    """Share of waiting in the time."""
 
 
 class RateTrend:
@@ -201,12 +201,12 @@ class RateTrend:
 
     @property
     def rates(self) -> list[tuple[float, float]]:
-        """Samples per second that became readable and were read, between each two states."""
+        """Return the samples per second that became readable, and that were read, between successive states."""
         return [found for before, after in pairwise(self._statuses) if (found := after.rates(before)) is not None]
 
     @property
     def reuse(self) -> float | None:
-        """Current mean number of reads of a sample; None without new samples."""
+        """Return the current mean number of reads of a sample; None without new samples."""
         statuses = list(self._statuses)[-REUSE_STATUSES:]
         if len(statuses) < 2 or statuses[-1].inserted == statuses[0].inserted:
             return None
@@ -222,17 +222,17 @@ class RateTrend:
 
     @property
     def bytes_per_s(self) -> float:
-        """Bytes per second of all writers."""
+        """Return the bytes per second of all writers."""
         return sum(pace.bytes_per_s for pace in self._paces(self._writers))
 
     @property
     def writers_waited_share(self) -> float | None:
-        """Mean share of waiting of the writers with a rate."""
+        """Return the mean share of waiting of the writers with a rate."""
         return _mean(pace.waited_share for pace in self._paces(self._writers))
 
     @property
     def readers_waited_share(self) -> float | None:
-        """Mean share of waiting of the readers with a rate."""
+        """Return the mean share of waiting of the readers with a rate."""
         return _mean(pace.waited_share for pace in self._paces(self._readers))
 
     def _paces(self, samples: dict[str, list[_RateSample]]) -> list[ProcessRate]:
@@ -242,7 +242,7 @@ class RateTrend:
         if len(samples) < 2:
             return None
         before, after = samples
-        # Each process reports at its own interval; an overdue one has become slower.
+        # Each process reports at its own interval; a process with an overdue report has become slower.
         seconds = max(after.at - before.at, self._statuses[-1].at - after.at)
         if seconds <= 0:
             return None
@@ -262,7 +262,7 @@ def _follow(before: dict[str, list[_RateSample]], now: dict[str, _RateSample]) -
         if samples and one[1:] == samples[-1][1:]:
             found[name] = samples
         elif samples and one.samples < samples[-1].samples:
-            found[name] = [one]  # the process was restarted
+            found[name] = [one]  # The process was restarted.
         else:
             found[name] = [*samples[-1:], one]
     return found

@@ -1,10 +1,10 @@
-"""Wirehead's classes (0.8 and 0.9) and its YAML file, on a ring in a directory.
+"""Provide Wirehead's classes (0.8 and 0.9) and its YAML file on a ring in a directory.
 
     from baton import MongoheadDataset, WireheadGenerator, WireheadLogger
 
-The file's `SWAP_CAP` and `SAMPLE` are used, and `DBNAME` names the ring: a directory beside the file, unless `RING`
-names another. Keys about MongoDB are ignored with a warning. Differences: arrays keep their type, no finished sample is
-thrown away, and a batch belongs to one generation.
+The classes use the file's `SWAP_CAP` and `SAMPLE`. `DBNAME` names the ring, a directory beside the file, unless `RING`
+names another directory. The classes ignore MongoDB's keys with a warning. Differences: arrays keep their type, every
+finished sample becomes readable, and a batch belongs to one generation.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ logger = logging.getLogger("baton.ring")
 
 _PATIENCE_S = 600.0
 _OLD_S = 3600.0
-"""Age from which a generation may be of an earlier run although a generator is at work (s)."""
+"""Age in seconds from which a generation may be of an earlier run, despite a working generator."""
 
 
 class WireheadGenerator:
-    """Put the samples of a generator into the ring, as tuples of arrays."""
+    """Writer of a generator's samples, as tuples of arrays."""
 
     def __init__(
         self, generator: Iterable[tuple[Any, ...]], config_path: str = "config.yaml", n_samples: int = int(1e9)
@@ -64,17 +64,17 @@ class WireheadGenerator:
         self._config = WireheadConfig.read(config_path)
         self._generator = iter(generator)
         self._pending: list[tuple[Any, ...]] = []
-        """The generator's last sample, if its `put` has raised without accepting it."""
+        """The generator's last sample, if its `put` raised without accepting the sample."""
         self._n_samples = n_samples
         self._ring = self._config.ring()
         self._checked_at = -float("inf")
         self._writer = RingWriter(self._ring)
-        # A script that calls `cycle` never ends a run: the finalizer closes the writer with its generator or the
-        # process.
+        # A script that calls `cycle` never ends a run, therefore a finalizer closes the writer with the generator or
+        # the process.
         weakref.finalize(self, self._writer.close)
 
     def put(self, sample: tuple[Any, ...]) -> None:
-        """Put one sample with as many arrays as SAMPLE names. Raises SampleRefused."""
+        """Put one sample with an array for each name in SAMPLE. Raises SampleRefused."""
         self._writer.put(_name_arrays(sample, self._config.kinds))
 
     def swap(self) -> None:
@@ -82,10 +82,10 @@ class WireheadGenerator:
         self._writer.swap()
 
     def cycle(self, verbose: bool = False) -> None:
-        """Put the next sample of the generator. `verbose` prints progress, and swaps that no process has printed yet.
+        """Put the next sample of the generator. `verbose` prints progress, and swaps that no process has printed.
 
-        A refused sample is logged and skipped. Raises StopIteration after the last sample, and the exceptions of
-        `RingWriter.put`: the next call repeats a sample that was not accepted.
+        The method logs and skips a refused sample. Raises StopIteration after the last sample, and the exceptions of
+        `RingWriter.put`, after which the next call repeats the sample.
         """
         sample = self._pending.pop() if self._pending else next(self._generator)
         try:
@@ -100,13 +100,13 @@ class WireheadGenerator:
             if verbose:
                 print_lines(f"Generator: {self._writer.put_samples} samples put, {self._config.cap} make a generation")
         now = time.monotonic()
-        # Swaps are not more frequent.
+        # Swaps are at most as frequent as publications.
         if now - self._checked_at >= self._ring.settings.publish_interval_s:
             self._checked_at = now
             self._record_swaps(verbose)
 
     def run(self, verbose: bool = False) -> int:
-        """Call `cycle` `n_samples` times, or until the generator ends; return how many samples were put."""
+        """Call `cycle` `n_samples` times, or until the generator ends. Returns the number of put samples."""
         try:
             for _ in range(self._n_samples):
                 try:
@@ -119,14 +119,14 @@ class WireheadGenerator:
         return self._writer.put_samples
 
     run_generator = run
-    """The name in 0.8."""
+    """Name of `run` in Wirehead 0.8."""
 
     def _record_swaps(self, verbose: bool) -> None:
         """Record new swaps. The generator that adds a swap to the record prints the swap."""
         try:
             swaps = record_swaps(self._ring)
         except (OSError, RingError) as error:
-            # The next check records the swaps: a log failure must not end a generator.
+            # A failure of the log must not end a generator, and the next check records the swaps.
             logger.warning("swaps cannot be recorded now: %s", error)
             return
         for swap in swaps:
@@ -135,7 +135,7 @@ class WireheadGenerator:
 
 
 class WireheadManager:
-    """Maintain a ring. Generators do so too: a manager is optional."""
+    """Maintainer of a ring; optional, because generators maintain the ring, too."""
 
     def __init__(self, config_path: str = "config.yaml") -> None:
         self._maintainer = Maintainer(WireheadConfig.read(config_path).ring(), "manager")
@@ -155,9 +155,9 @@ class WireheadManager:
 class MongoheadDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
     """Samples of the newest generation, by index or by lists of indices.
 
-    A list gives `{index: {"input", "label"}}`, the first array as floats, as Wirehead does; an index gives one of
-    these. Waits for the first generation. `generation` is the number of the generation read last: in another one, the
-    same index is another sample. After a swap of an incomplete generation, indices beyond its end wrap around.
+    A list gives `{index: {"input", "label"}}`, the first array as floats, as in Wirehead; an index gives one entry. The
+    constructor waits for the first generation. `generation`: number of the last read generation; in another generation,
+    an index means another sample. In an incomplete generation, indices beyond its end wrap around.
     """
 
     def __init__(  # noqa: PLR0917 - the order of Wirehead's arguments
@@ -171,9 +171,7 @@ class MongoheadDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
         id: Any = "id",
         keeptrying: Any = True,
     ) -> None:
-        """`normalize` maps the first array. `collection`, `transform`, `id` and `keeptrying` belong to MongoDB and are
-        ignored.
-        """
+        """`normalize` maps the first array. The ring ignores `collection`, `transform`, `id` and `keeptrying`."""
         of_mongodb = {"collection": collection is None, "transform": transform is None, "id": id == "id"}
         of_mongodb |= {"keeptrying": bool(keeptrying)}
         if ignored := [name for name, is_default in of_mongodb.items() if not is_default]:
@@ -206,7 +204,7 @@ class MongoheadDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int | Sequence[int]]) -> list[Any]:
-        """Return a batch of one generation, as a DataLoader requests it. Each index may be a list of indices."""
+        """Return a batch of one generation for a DataLoader. Each index may be a list of indices."""
         newest = self._newest()
         self.generation = newest.number
         return [self._of(newest, index) for index in indices]
@@ -229,7 +227,7 @@ class MongoheadDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
         for index in indices:
             if not -self._length <= index < self._length:
                 raise IndexError(f"there are {self._length} samples, and no {index}")
-            # A damaged sample is substituted, which is logged.
+            # The reader substitutes a damaged sample and logs the substitution.
             sample, _ = reader.sample_or_another(newest.slots[index % self._length % len(newest)], newest)
             first = torch.as_tensor(sample[self._kinds[0]]).float()
             found[index] = {"input": self._normalize(first) if self._normalize else first}
@@ -247,13 +245,14 @@ class MongoheadDataset(Dataset[Any]):  # type: ignore[misc, unused-ignore]
     def _open_reader(self) -> RingReader:
         if self._reader is None or not self._reader.is_own_process():
             self._reader = RingReader(open_ring(self._config.place), patience_s=self._timeout_s)
-            # A worker ends without atexit, so the finalizer closes the reader; otherwise its reads would not count.
+            # A worker ends without atexit, and the reads of an unclosed reader would not count, therefore a finalizer
+            # closes the reader.
             self._at_end = Finalize(None, self._reader.close, exitpriority=0)
         return self._reader
 
 
 class MongoTupleheadDataset(MongoheadDataset):
-    """Samples as pairs: a list gives `[(input, label)]`."""
+    """Dataset of samples as pairs: a list of indices gives `[(input, label)]`."""
 
     def _of(self, newest: RingManifest, index: int | Sequence[int]) -> Any:
         if isinstance(index, int | np.integer):

@@ -1,7 +1,7 @@
-"""Wirehead's configuration file, and its logger on a ring: swaps and snapshots as JSON lines.
+"""Read Wirehead's configuration file, and provide its logger on a ring: swaps and snapshots as JSON lines.
 
-Manifests are deleted, but the record of swaps stays. Any process may add to the record; compare-and-swap decides which
-process adds a generation, so each is added once.
+The collector deletes manifests, while the record of swaps stays. Any process may add to the record; compare-and-swap
+decides which process adds a generation, therefore the record has each generation once.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ MAX_SWAPS = 200
 
 
 class Swap(NamedTuple):
-    """A generation that became readable."""
+    """Record of a generation that became readable."""
 
     manifest: int
-    """Number of its manifest."""
+    """Number of the generation's manifest."""
     total: int
-    """Number of swaps up to this one."""
+    """Number of swaps up to and including this swap."""
     inserted: int
-    """Samples that had become readable up to this one."""
+    """Number of samples that had become readable up to and including this swap."""
     at_ms: int
 
 
@@ -48,9 +48,9 @@ def read_swaps(ring: Ring) -> list[Swap]:
 
 
 def record_swaps(ring: Ring) -> list[Swap]:
-    """Record generations that became readable since the last entry. Returns those that this call has added.
+    """Record generations that became readable since the last entry. Returns the entries added by this call.
 
-    A generation whose manifest was deleted before any call counts, and has no entry.
+    A generation whose manifest was deleted before any call counts but has no entry.
     """
     while True:
         record = ring.store.record(SWAPS)
@@ -66,7 +66,7 @@ def record_swaps(ring: Ring) -> list[Swap]:
             try:
                 found = ring.manifest(number)
             except ManifestMissing:
-                continue  # collected meanwhile
+                continue  # Collected since the listing.
             before = added[-1] if added else last
             more = found.inserted - before.inserted
             if more > 0:
@@ -110,7 +110,7 @@ class WireheadConfig(NamedTuple):
             )
         ignored = [key for key in _OF_MONGODB if key in content]
         if ignored:
-            # A warning, because scripts without logging set-up show nothing less severe.
+            # Scripts without a logging set-up show warnings and errors only, therefore the message is a warning.
             logger.warning("%s: there is no MongoDB here, so these are ignored: %s", path, ", ".join(ignored))
         unknown = [str(key) for key in content if key not in (*_USED, *_OF_MONGODB)]
         if unknown:
@@ -127,7 +127,7 @@ class WireheadConfig(NamedTuple):
         return cls(str(name), str(place), cap, tuple(kinds))
 
     def ring(self) -> Ring:
-        """Open the ring; makes a missing one."""
+        """Open the ring, or make a missing ring."""
         return make_ring(self.place, RingSettings(cap=self.cap, mode="generation", shapes="any", finite=False))
 
 
@@ -136,7 +136,7 @@ _MB = 1024 * 1024
 
 @dataclass
 class SwapLog:
-    """Generation that became readable. `swap_duration`: time for which the previous one was the newest (s)."""
+    """Log line of a swap. `swap_duration`: seconds for which the previous generation was the newest."""
 
     swap_timestamp: float
     prev_swap_timestamp: float | None = None
@@ -156,9 +156,9 @@ class SwapLog:
 class WireheadSnapshot:
     """State of a ring at one moment, in Wirehead's fields.
 
-    `write_*` describe the samples that wait for the next generation, `read_*` those of the newest; sizes follow from
-    the mean size of the working writers. A sample is counted when it is stored, and a swap is one atomic write, so
-    `in_flight`, `is_swapping`, `swap_lock_duration` and `mongo_active_ops` never change.
+    `write_*` describe the samples that wait for the next generation, `read_*` the samples of the newest generation;
+    sizes follow from the mean size of the working writers. Stored samples count at once, and a swap is one atomic
+    write, therefore `in_flight`, `is_swapping`, `swap_lock_duration` and `mongo_active_ops` never change.
     """
 
     samples_started: int = 0
@@ -195,7 +195,7 @@ class WireheadSnapshot:
 
 
 class WireheadLogger:
-    """Follow the swaps of the ring of a configuration."""
+    """Logger of the swaps of a configuration's ring."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class WireheadLogger:
         *,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
-        """Open the ring; makes a missing one. `poll_interval`: seconds between two reads. Raises RingMismatch."""
+        """Open or make the ring. `poll_interval`: seconds between two reads. Raises RingMismatch."""
         config = WireheadConfig.read(config_path)
         self._ring = config.ring()
         self._pause = pause
@@ -218,7 +218,7 @@ class WireheadLogger:
         return [self._log(one, before) for before, one in pairwise([None, *read_swaps(self._ring)]) if one is not None]
 
     def snapshot(self) -> WireheadSnapshot:
-        """Return the current state; rates are since the last call."""
+        """Return the current state, with rates since the last call."""
         logs = self.history()
         found, last = read_status(self._ring), logs[-1] if logs else None
         count = last.swap_count if last else 0
@@ -256,7 +256,7 @@ class WireheadLogger:
         )
 
     def run(self) -> None:
-        """Print each recorded swap, then each new one, until the process ends."""
+        """Print each recorded swap, then each new swap, until the process ends."""
         print_lines(f"Logger: {self.db_name}, looked at every {self.poll_interval:g} s")
         printed = 0
         while True:

@@ -1,1 +1,1 @@
-"""Checkpoints of a training process: states as files, complete or absent."""
+"""Write and read the checkpoints of a training process: states as files, complete or absent."""

@@ -1,7 +1,7 @@
-"""Copies of tensors, at once or in a background thread.
+"""Copy tensors, at once or in a background thread.
 
-The parameters and the state of an optimizer change only in its `step()`. Therefore a background thread may copy them
-while the script continues, if every such optimizer waits for the thread before its next step.
+The parameters and the state of an optimizer change only in its `step()`. Therefore a background thread may copy both
+while the script continues, if the optimizer waits for the thread before its next step.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ log = logging.getLogger("baton.training")
 
 
 def copy_all(pairs: Pairs) -> None:
-    """Copy all pairs; return when every copy is complete. GPU tensors use a stream of their own."""
+    """Copy all pairs, and return when every copy is complete. GPU tensors use a stream of their own."""
     _Copy(pairs).run()
 
 
 class _Copy:
-    """The copies of one checkpoint, made in the training thread, so that GPU streams wait for earlier computations."""
+    """Copies of one checkpoint. The training thread creates the object, so that GPU streams wait for earlier work."""
 
     def __init__(self, pairs: Pairs) -> None:
         self._pairs = pairs
@@ -48,7 +48,7 @@ class _Copy:
 
 
 class BackgroundCopy:
-    """Copies in a thread, then calls `done` there, or `failed` if either raises.
+    """Thread that copies the pairs and then calls `done`, or `failed` after an error.
 
     Each of `optimizers` waits for the thread before its next step.
     """
@@ -72,11 +72,11 @@ class BackgroundCopy:
 
     @property
     def running(self) -> bool:
-        """True until the thread has ended."""
+        """Return True until the thread has ended."""
         return self._thread.is_alive()
 
     def wait(self) -> None:
-        """Wait until `done` or `failed` was called."""
+        """Wait until the thread has called `done` or `failed`."""
         self._thread.join()
         for hook in self._hooks:
             hook.remove()
@@ -91,7 +91,7 @@ class BackgroundCopy:
 
 
 def find_optimizers(states: Iterable[object]) -> list[torch.optim.Optimizer]:
-    """Return the optimizers among `states` that can wait before a step."""
+    """Return the optimizers in `states` that can wait before a step."""
     return [
         state
         for state in states
@@ -100,7 +100,7 @@ def find_optimizers(states: Iterable[object]) -> list[torch.optim.Optimizer]:
 
 
 def split_pairs(pairs: Pairs, optimizers: Iterable[torch.optim.Optimizer]) -> tuple[Pairs, Pairs]:
-    """Split pairs into those to copy at once, and large tensors of `optimizers` that may wait."""
+    """Split pairs into pairs to copy at once, and large tensors of `optimizers` for the background thread."""
     owned = {
         (tensor.device, tensor.untyped_storage().data_ptr())
         for optimizer in optimizers

@@ -1,10 +1,10 @@
-"""Complete checkpoint directories: their marker, the commit, verification, and the removal of leftovers.
+"""Commit, verify and list checkpoint directories with their markers, and remove leftovers.
 
-A session checkpoint is written into `<output>/.checkpoint-<step>.tmp/`; every file is synced to disk, `baton.json` is
-added last, and a rename to `<output>/checkpoint-<step>/` commits the checkpoint. Therefore a directory of that name is
-complete, whenever the process died. The marker lists size and BLAKE3 of every file, so that damage is found before
-anything is loaded; a checkpoint in shared memory lists sizes only, because the agent digests the bytes that it stores.
-No torch in here.
+The session writes a checkpoint into `<output>/.checkpoint-<step>.tmp/`, syncs every file to disk, adds `baton.json`
+last, and commits the checkpoint by a rename to `<output>/checkpoint-<step>/`. Therefore a directory of this name is
+complete, whenever the process died. The marker lists size and BLAKE3 of every file, so that damage is detected before
+the load. The marker of a checkpoint in shared memory lists sizes only, because the agent digests the stored bytes. The
+module does not import torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gpu_client.training.errors import CheckpointDamagedError, CheckpointWriteEr
 log = logging.getLogger("baton.training")
 _NAME = re.compile(r"checkpoint-(0|[1-9]\d*)")
 _LEFTOVER = re.compile(r"\.checkpoint-\d+\.(tmp|old)")
-# Below this size threads cost more than they save.
+# Below this size, threads cost more than they save.
 _PARALLEL_HASH_BYTES = 64 * 1024 * 1024
 _DAMAGE_REMEDY = (
     "Resume from an older checkpoint (delete or rename this directory), or start afresh in an empty output directory"
@@ -49,7 +49,7 @@ def parse_step(path: Path) -> int:
 
 
 def staging_path(output_dir: Path, step: int) -> Path:
-    """Return the path in which the checkpoint of `step` is written before its commit."""
+    """Return the path of the checkpoint of `step` before its commit."""
     return output_dir / f".checkpoint-{step}.tmp"
 
 
@@ -66,7 +66,7 @@ def write_marker(
 ) -> None:
     """Hash every file in `directory` (if `digests`), then add the marker atomically.
 
-    With `durable` everything is on disk on return; otherwise everything survives the death of processes but not of the
+    With `durable` all files are on disk on return; otherwise the files survive the death of processes but not of the
     machine.
     """
     files: dict[str, tuple[int, str]] = {}
@@ -79,7 +79,7 @@ def write_marker(
         raise CheckpointWriteError(
             f"a checkpoint of {len(files)} files is more than {MARKER} can list", "Write fewer, larger files"
         )
-    # Beside the directory, so that the directory only ever shows finished files.
+    # The unfinished file is beside the directory, so that the directory never contains unfinished files.
     unfinished = directory.with_name(f".{MARKER}.tmp")
     with unfinished.open("wb") as stream:
         stream.write(content)
@@ -90,7 +90,7 @@ def write_marker(
 
 
 def read_marker(directory: Path) -> CheckpointMarker:
-    """Read the marker of a complete checkpoint. Raises CheckpointDamagedError if there is no readable marker."""
+    """Read the marker of a complete checkpoint. Raises CheckpointDamagedError without a readable marker."""
     path = directory / MARKER
     try:
         return parse_marker(path.read_bytes())
@@ -130,10 +130,10 @@ def verify(directory: Path) -> CheckpointMarker:
 
 
 def publish(staged: Path, final: Path, *, durable: bool = True) -> None:
-    """Commit: rename `staged` to `final`, and remove an earlier directory of that name.
+    """Commit a checkpoint: rename `staged` to `final`, and replace an earlier directory of the name.
 
-    The files are on disk already. Journals keep the order of their creation and this rename, so only the parent folder
-    needs a sync.
+    The files are already on disk. Journals keep the order of the files' creation and this rename, therefore only the
+    parent folder needs a sync.
     """
     old = final.with_name(f".{final.name}.old")
     if final.exists():
@@ -146,7 +146,7 @@ def publish(staged: Path, final: Path, *, durable: bool = True) -> None:
 
 
 def list_checkpoints(output_dir: Path) -> list[tuple[int, Path]]:
-    """List the directories `checkpoint-<step>` that have a marker, oldest step first."""
+    """List the directories `checkpoint-<step>` with a marker, oldest step first."""
     found = []
     for path in output_dir.glob("checkpoint-*"):
         name = _NAME.fullmatch(path.name)
@@ -156,7 +156,7 @@ def list_checkpoints(output_dir: Path) -> list[tuple[int, Path]]:
 
 
 def is_session_checkpoint(directory: Path) -> bool:
-    """Tell if the session wrote this checkpoint; False for an unreadable marker."""
+    """Return True if the session wrote this checkpoint; False for an unreadable marker."""
     try:
         return read_marker(directory).created_by == "session"
     except CheckpointDamagedError as error:
@@ -165,7 +165,7 @@ def is_session_checkpoint(directory: Path) -> bool:
 
 
 def clear_leftovers(output_dir: Path) -> None:
-    """Remove the leftovers of a process that died while writing."""
+    """Remove the leftovers of a process that died during a write."""
     (output_dir / f".{MARKER}.tmp").unlink(missing_ok=True)
     for path in output_dir.glob(".checkpoint-*"):
         if _LEFTOVER.fullmatch(path.name):
@@ -173,7 +173,7 @@ def clear_leftovers(output_dir: Path) -> None:
 
 
 def hash_file(path: Path, *, sync: bool = False) -> tuple[int, str]:
-    """Return size in bytes and BLAKE3 of a file; with `sync` its bytes are on disk on return."""
+    """Return size in bytes and BLAKE3 of a file; `sync` also flushes the file to disk."""
     with path.open("rb") as stream:
         size_bytes = os.fstat(stream.fileno()).st_size
         hasher = blake3(max_threads=blake3.AUTO if size_bytes >= _PARALLEL_HASH_BYTES else 1)

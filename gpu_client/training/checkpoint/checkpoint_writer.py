@@ -1,6 +1,6 @@
-"""Writing of checkpoints: into the agent's shared memory if possible, otherwise into a directory on disk.
+"""Write checkpoints into the agent's shared memory if possible, otherwise into a directory on disk.
 
-Either all ranks write or none commits; a failure on one rank fails all, so that no rank waits for ever.
+Either all ranks write or no rank commits; a failure on one rank fails all ranks, so that no rank waits forever.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from gpu_client.training.errors import CheckpointWriteError, SessionError
 log = logging.getLogger("baton.training")
 
 MAX_TAGS = 20
-"""Limit of the tagged checkpoints that stay without an agent, as in the control plane."""
+"""Maximum number of tagged checkpoints that stay without an agent, equal to the control plane's."""
 
 
 class _UnwritableError(Exception):
-    """The destination takes no checkpoint (no room, no access), on this rank or on another."""
+    """Error of a destination without room or access, on any rank."""
 
 
 class _Destination(IntEnum):
-    """Destination of a checkpoint; the first rank decides for all."""
+    """Destination of a checkpoint; the first rank decides for all ranks."""
 
     DISK = 0
     ARENA = 1
@@ -40,7 +40,7 @@ class _Destination(IntEnum):
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of one session. Every rank has a writer and calls it at the same steps."""
+    """Writer of one session's checkpoints. Every rank has a writer and calls the writer at equal steps."""
 
     def __init__(
         self,
@@ -54,8 +54,9 @@ class CheckpointWriter:
         keep: Path | None,
         on_lost: Callable[[], None],
     ) -> None:
-        """durable: the files on disk survive the machine when `write` returns. keep: a directory never to delete.
-        on_lost: called from any thread if the background copy of a checkpoint failed.
+        """durable: files on disk survive a crash of the machine after `write`. keep: a directory never to delete.
+
+        on_lost: called from any thread after a failed background copy.
         """
         self._output_dir = output_dir
         self._arena = arena
@@ -68,16 +69,16 @@ class CheckpointWriter:
         self._copy: BackgroundCopy | None = None
         self._warned: set[str] = set()
         self.skipped_steps: list[int] = []
-        """Steps whose checkpoints were skipped because the previous one was still being stored."""
+        """Steps without a checkpoint, because the agent was still storing the previous checkpoint."""
 
     def busy(self) -> bool:
-        """True while the last checkpoint is being copied, or being stored by the agent."""
+        """Return True while the background copy or the agent's upload of the last checkpoint is in progress."""
         if self._copy is not None and self._copy.running:
             return True
         return self._arena is not None and self._channel.connected and self._arena.occupied
 
     def skip(self, step: int) -> None:
-        """Record that the checkpoint of `step` is skipped for a later one."""
+        """Record that a later checkpoint replaces the checkpoint of `step`."""
         self.skipped_steps.append(step)
         if self._ranks.first:
             log.info("no checkpoint of step %d: the last one is still being stored; a newer one follows", step)
@@ -98,9 +99,9 @@ class CheckpointWriter:
         overlap: bool,
         tag: str = "",
     ) -> Path | None:
-        """Write the checkpoint of `step`; return its path, or None if it is skipped because the arena is occupied.
+        """Write the checkpoint of `step`. Returns its path; None if skipped because of an occupied arena.
 
-        Raises CheckpointWriteError; nothing of the checkpoint remains then.
+        Raises CheckpointWriteError after removing all files of the checkpoint.
         """
         self.settle()
         place = self._choose(must, stateful)
@@ -115,7 +116,7 @@ class CheckpointWriter:
         return self._write_to_disk(step, metrics, stateful, tag)
 
     def adopt(self, step: int, metrics: Mapping[str, float], staged: Path | None, tag: str = "") -> None:
-        """Commit a directory that another library has written, under its final name or as `staged`.
+        """Commit another library's directory, under its final name or as `staged`.
 
         Raises CheckpointWriteError.
         """
@@ -136,7 +137,7 @@ class CheckpointWriter:
             self.announce(step, final, metrics)
 
     def announce(self, step: int, path: Path, metrics: Mapping[str, float]) -> None:
-        """Report a complete directory to the agent, and delete older ones."""
+        """Report a complete directory to the agent, and delete older directories."""
         if self._ranks.first:
             self._channel.checkpoint_written(step, str(path), metrics)
             self._rotate()
@@ -161,7 +162,7 @@ class CheckpointWriter:
     def _stage(
         self, step: int, metrics: Mapping[str, float], stateful: Mapping[str, Any], overlap: bool, tag: str
     ) -> Path:
-        """Write into the arena. Raises _UnwritableError if the state does not fit; the arena is empty then."""
+        """Write into the arena. Raises _UnwritableError, after emptying the arena, if the state does not fit."""
         arena = self._arena
         assert arena is not None
         started = time.perf_counter()
@@ -248,19 +249,19 @@ class CheckpointWriter:
         return final
 
     def _rotate(self) -> None:
-        """Delete old session checkpoints, except those that the agent may not know, tagged ones, and the resumed."""
+        """Delete old session checkpoints, except undelivered, tagged and resumed checkpoints."""
         own = [
             (step, path)
             for step, path in checkpoint_directory.list_checkpoints(self._output_dir)
             if checkpoint_directory.is_session_checkpoint(path)
         ]
-        # With an agent the store has the tagged checkpoints; without one these are the only copies.
+        # With an agent the store has the tagged checkpoints. Without an agent these directories are the only copies.
         tagged = _newest_per_tag([path for _, path in own]) if self._durable else set()
         newest_undelivered = any(not self._channel.is_delivered(step) for step, _ in own[-self._keep_last :])
         for step, path in own[: -self._keep_last]:
             if newest_undelivered or not self._channel.is_delivered(step) or path == self._keep or path in tagged:
                 continue
-            # Renamed first, because a directory under deletion must not look like a checkpoint.
+            # A directory under deletion must not have a checkpoint's name, therefore the rename comes first.
             doomed = path.with_name(f".{path.name}.old")
             path.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
@@ -273,7 +274,7 @@ class CheckpointWriter:
         return self._ranks.gather(captured)
 
     def _phase(self, step: int, action: Callable[[], object] | None) -> None:
-        """Run one part of a checkpoint on all ranks; a failure on one rank raises on all.
+        """Run one part of a checkpoint on all ranks; a failure on one rank raises on all ranks.
 
         Raises SessionError for a faulty state, _UnwritableError for a faulty destination.
         """
@@ -311,7 +312,7 @@ class CheckpointWriter:
 
 
 def _newest_per_tag(checkpoints: Sequence[Path]) -> set[Path]:
-    """Return the newest checkpoint of each tag, for the last `MAX_TAGS` tags. `checkpoints`: oldest first."""
+    """Return the newest checkpoint of each of the last `MAX_TAGS` tags. `checkpoints`: oldest first."""
     newest: dict[str, Path] = {}
     for path in reversed(checkpoints):
         tag = checkpoint_directory.read_marker(path).tag

@@ -1,4 +1,4 @@
-"""Random states of a process: the global generators of Python, numpy, torch and the GPUs."""
+"""Capture and restore the random states of a process: generators of Python, numpy, torch and the GPUs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def capture_random() -> dict[str, Any]:
             "has_gauss": int(state["has_gauss"]),
             "gauss": float(state["gauss"]),
         }
-    # In a process that never used a GPU, the query would create a context on every device.
+    # In a process without GPU use, the query would create a context on every device.
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         captured["cuda"] = torch.cuda.get_rng_state_all()
     return captured

@@ -1,8 +1,8 @@
-"""safetensors files: the layout of a set of tensors, written to disk, or mapped and overwritten in place.
+"""Lay out tensors in safetensors files, write the files, or map and overwrite the files in place.
 
 Large tensors come first, each at the beginning of a cache line (a copy to another place takes a sixth longer); small
-ones follow, ordered by element size. So all tensors are aligned, small changing tensors do not split large constant
-ones into new chunks, and equal states make equal files.
+tensors follow, ordered by element size. Therefore all tensors are aligned, small changing tensors do not split large
+constant tensors into new chunks, and equal states make equal files.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class FileContents:
     metadata: Mapping[str, str]
 
     def signature(self) -> tuple[object, ...]:
-        """Return a value that is equal for contents with equal layouts."""
+        """Return a key that is equal for contents with equal layouts."""
         shapes = ((name, tensor.dtype, tensor.shape) for name, tensor in self.tensors.items())
         return (tuple(sorted(self.metadata.items())), *shapes)
 
 
 @dataclass(frozen=True)
 class FileLayout:
-    """Header, offsets in bytes from the file's beginning, and size of a file."""
+    """Header, offsets (bytes from the file's beginning), and size of a file."""
 
     header: bytes
     offsets: Mapping[str, int]
@@ -66,7 +66,7 @@ class FileLayout:
 
     @classmethod
     def of(cls, contents: FileContents) -> FileLayout:
-        """Compute the layout of these contents."""
+        """Compute the layout of `contents`."""
 
         def place(name: str) -> tuple[int, bool, str]:
             tensor = contents.tensors[name]
@@ -100,24 +100,24 @@ def write(path: Path, contents: FileContents) -> None:
             tensor = contents.tensors[name]
             if tensor.numel():
                 plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-                # No reshape, because a tensor with one element counts as contiguous with any stride.
+                # A tensor with one element counts as contiguous with any stride, therefore `reshape` would not do.
                 flat = plain.as_strided((plain.numel(),), (1,))
                 stream.write(flat.view(torch.uint8).numpy().data)
 
 
 class MappedFile:
-    """A safetensors file in shared memory with a fixed layout, allocated once and mapped while in use.
+    """Safetensors file in shared memory with a fixed layout, allocated once and mapped during its use.
 
-    All pages exist from the beginning: copying into `targets` cannot fail for lack of memory, and has the speed of warm
-    memory.
+    All pages exist from the beginning, therefore a copy into `targets` cannot fail for lack of memory and has the speed
+    of warm memory.
     """
 
     def __init__(self, path: Path, contents: FileContents) -> None:
-        """Create the file. Raises OSError (ENOSPC) if there is no room; then no file remains."""
+        """Create the file. Raises OSError (ENOSPC), after removing the file, if memory is short."""
         self.path = path
         self.signature = contents.signature()
         layout = FileLayout.of(contents)
-        # A new file, because another process may still map the old one.
+        # Another process may still map the old file, therefore the file is new.
         path.unlink(missing_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -133,7 +133,7 @@ class MappedFile:
         self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._pinned = False
         self.targets: dict[str, torch.Tensor] = {}
-        """Destination of each tensor; empty tensors have none."""
+        """Destination of each tensor, except empty tensors."""
         for name, offset in layout.offsets.items():
             tensor = contents.tensors[name]
             if tensor.numel():
@@ -141,7 +141,7 @@ class MappedFile:
                 self.targets[name] = part.view(tensor.dtype).view(tensor.shape)
 
     def pin(self) -> None:
-        """Register the memory for fast copies from GPUs; a refusal only makes the copies slower."""
+        """Register the memory for fast copies from GPUs; a failure only makes the copies slower."""
         if self._pinned:
             return
         with contextlib.suppress(RuntimeError, AttributeError):
@@ -149,12 +149,12 @@ class MappedFile:
             self._pinned = int(answer) == 0
 
     def remove(self) -> None:
-        """Release the memory. `targets` must not be used afterwards."""
+        """Release the memory, which invalidates `targets`."""
         if self._pinned:
             torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
         self.path.unlink(missing_ok=True)
         self.targets.clear()
         del self._bytes
-        # A target in use keeps the mapping alive; the mapping ends with the last target.
+        # A target in use keeps the mapping alive; the last target's end also ends the mapping.
         with contextlib.suppress(BufferError):
             self._memory.close()

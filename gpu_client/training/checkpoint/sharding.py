@@ -1,8 +1,8 @@
-"""Tensors whose pieces several ranks hold (FSDP2's DTensor): storing the pieces, and reading them into another split.
+"""Store the ranks' pieces of sharded tensors (FSDP2's DTensor), and read tensors into another split.
 
-Each rank stores its pieces in `<state>.rank<k>of<n>.safetensors`, whose metadata has the offset of each piece in the
-whole tensor. Reading a box of the whole tensor takes the overlapping parts of all pieces, so that another number of
-processes, another mesh, or one process with a whole model can resume.
+Each rank stores its pieces in `<state>.rank<k>of<n>.safetensors`, whose metadata contains the offset of each piece in
+the whole tensor. A read of a box of the whole tensor joins the overlapping parts of all pieces, so that another number
+of processes, another mesh, or one process with a whole model can resume.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _OFFSETS = "offsets"
 
 
 def is_sharded(value: object) -> bool:
-    """True if this process holds only a piece of the tensor."""
+    """Return True if this process has only a piece of the tensor."""
     return hasattr(value, "device_mesh")
 
 
 def file_name(state: str, rank: int, size: int) -> str:
-    """Return the name of the file in which a rank stores its pieces of a state."""
+    """Return the name of the file with a rank's pieces of a state."""
     return f"{state}.rank{rank}of{size}.safetensors"
 
 
@@ -66,7 +66,7 @@ def _box(name: str, value: Any) -> tuple[list[int], list[int]]:
 
 
 class ShardReader:
-    """Reader for all ranks' pieces of one state in a checkpoint directory; a context manager."""
+    """Reader of all ranks' pieces of one state in a checkpoint directory; a context manager."""
 
     def __init__(self, directory: Path, state: str) -> None:
         self._directory = directory
@@ -81,7 +81,7 @@ class ShardReader:
         self._files.close()
 
     def read(self, key: str, shape: list[int], like: Any) -> torch.Tensor:
-        """Read this rank's part of a tensor: the piece of `like` if that is a DTensor, else the whole tensor.
+        """Read this rank's part of a tensor: the piece for `like` if `like` is a DTensor, else the whole tensor.
 
         Raises KeyError or ValueError if the files lack a part.
         """
@@ -97,7 +97,7 @@ class ShardReader:
         )  # fmt: skip
 
     def _open(self) -> dict[str, list[tuple[list[int], Any]]]:
-        """Open the files; return the offset and file of each piece, by key."""
+        """Open the files. Returns the offset and file of each piece, by key."""
         if self._boxes is not None:
             return self._boxes
         matches = [_FILE.fullmatch(path.name) for path in self._directory.iterdir()]
@@ -122,7 +122,7 @@ class ShardReader:
             if result is None:
                 result = torch.empty(shape, dtype=piece.dtype)
             here, there, count = _overlap(offset, shape, piece_offset, piece.shape)
-            if count and tuple(piece_offset) not in seen:  # replicas store the same piece
+            if count and tuple(piece_offset) not in seen:  # Replicas store equal pieces.
                 seen.add(tuple(piece_offset))
                 result[here] = piece[there]
                 missing -= count
@@ -148,8 +148,8 @@ def _overlap(
 def find_counterpart(holder: Any, live: Any, path: tuple[Any, ...], shape: list[int]) -> Any:
     """Find the tensor that determines the split of a stored sharded tensor.
 
-    The tensor at the same place; for an optimizer without state before its first step, the parameter of the state. None
-    in a single process without either.
+    Returns the live tensor at the stored tensor's place; for an optimizer without state before its first step, the
+    state's parameter; None in a single process without either.
     """
     found = live
     for part in path:

@@ -1,12 +1,12 @@
-"""The arena: shared memory in which a checkpoint is staged, as files that the agent reads in place.
+"""Stage a checkpoint in the arena, shared memory whose files the agent reads in place.
 
-The agent makes the directory, names it in BATON_ARENA, and removes it after the attempt. The arena has one checkpoint,
-`checkpoint/`, whose files are kept and overwritten while their layout stays the same: a copy then has the speed of warm
-memory, and the state is in memory twice, not three times.
+The agent makes the directory, names the directory in BATON_ARENA, and removes the directory after the attempt. The
+arena has one checkpoint, `checkpoint/`. Checkpoints with an unchanged layout overwrite its files, so that a copy has
+the speed of warm memory, and memory contains the state twice and not three times.
 
-The marker `baton.json` passes the ownership. The training process changes files only without a marker, and writes the
-marker last: with it the checkpoint is complete, whenever that process died. Then the agent owns the files until it has
-stored (or skipped) them and removes the marker.
+The marker `baton.json` transfers the ownership. The training process changes files only without a marker, and writes
+the marker last: a marked checkpoint is complete, whenever the training process died. Then the agent owns the files
+until the agent has stored (or skipped) the checkpoint and removes the marker.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpu_client.training.checkpoint.safetensors_file import FileContents, FileLa
 from gpu_client.training.protocol import ARENA_CHECKPOINT
 
 RESERVED_FREE_BYTES = 256 * 2**20
-"""Memory that staging leaves to the training and to the agent, in bytes."""
+"""Memory in bytes that staging leaves to the training and the agent."""
 
 log = logging.getLogger("baton.training")
 
@@ -35,11 +35,11 @@ Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class NoRoomError(Exception):
-    """The state does not fit; the text has the sizes."""
+    """Error of a state that does not fit; the text contains the sizes."""
 
 
 class Arena:
-    """Use of the arena by one process. The first rank writes the marker."""
+    """Arena of one training process. The first rank writes the marker."""
 
     def __init__(self, root: Path) -> None:
         self.directory = root / ARENA_CHECKPOINT
@@ -49,21 +49,21 @@ class Arena:
 
     @property
     def occupied(self) -> bool:
-        """True while the agent owns a complete checkpoint in the arena."""
+        """Return True while the agent owns a complete checkpoint in the arena."""
         return self._marker.exists()
 
     def begin(self) -> None:
-        """Prepare an arena that is not `occupied`. Raises OSError if the agent has removed it."""
+        """Prepare an arena that is not `occupied`. Raises OSError if the agent has removed the arena."""
         if self._fresh:
-            # A process that died earlier may have left files of any layout.
+            # A dead process may have left files of any layout.
             shutil.rmtree(self.directory, ignore_errors=True)
             self.directory.mkdir(mode=0o700)
             self._fresh = False
 
     def allocate(self, files: Mapping[str, FileContents]) -> Pairs:
-        """Allocate room for these files; return the copies to make.
+        """Allocate memory for `files`. Returns the copies to make.
 
-        Raises NoRoomError; the caller must `clear` then.
+        Raises NoRoomError, after which the caller must `clear` the arena.
         """
         reused = {
             name
@@ -88,9 +88,9 @@ class Arena:
         return pairs
 
     def finish(self, step: int, metrics: Mapping[str, float], forms: Mapping[str, str], tag: str = "") -> None:
-        """Write the marker after all copies; the agent owns the checkpoint from here on."""
+        """Write the marker after all copies, which passes the checkpoint to the agent."""
         for file in self.directory.iterdir():
-            # Writing through a mapping need not change the time by which readers detect a change.
+            # Readers detect a change by the modification time, which a write through a mapping may not update.
             os.utime(file)
         checkpoint_directory.write_marker(
             self.directory, step, metrics, "session", forms, tag=tag, durable=False, digests=False
@@ -115,14 +115,14 @@ class Arena:
 
 
 def read_available_bytes(machine: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the bytes available on the machine, or in the control group (version 2) if less; None if unknown."""
+    """Return the available bytes of the machine, or of the control group (version 2) if fewer; None if unknown."""
     limits = []
     text = _read(machine)
     if found := re.search(r"^MemAvailable:\s+(\d+) kB$", text, re.MULTILINE):
         limits.append(int(found[1]) * 1024)
     limit, used = _read(group / "memory.max").strip(), _read(group / "memory.current").strip()
     if limit.isdigit() and used.isdigit():
-        # The kernel reclaims pages of files without recent use.
+        # The kernel reclaims file pages without recent use, therefore these pages count as available.
         cached = re.search(r"^inactive_file (\d+)$", _read(group / "memory.stat"), re.MULTILINE)
         limits.append(max(int(limit) - int(used) + (int(cached[1]) if cached else 0), 0))
     return min(limits, default=None)

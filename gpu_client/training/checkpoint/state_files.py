@@ -1,9 +1,9 @@
-"""State dictionaries and random states as files that load without executing anything.
+"""Store state dictionaries and random states in files that load without executing code.
 
-The tensors of each state become `<name>.safetensors` (tied weights are stored once), sharded ones
-`<name>.rank<k>of<n>.safetensors`; the structures of all states, tensors that safetensors cannot hold and the random
-states go into one small `state.pt`, which `torch.load(weights_only=True)` reads. An object with `save_state(directory)`
-/ `load_state(directory)` (accelerate's Accelerator) gets a directory of its own.
+The tensors of each state become `<name>.safetensors` (tied weights are stored once), sharded tensors
+`<name>.rank<k>of<n>.safetensors`. The structures of all states, tensors that safetensors cannot represent, and the
+random states go into one small `state.pt`, which `torch.load(weights_only=True)` reads. An object with
+`save_state(directory)` and `load_state(directory)` (accelerate's Accelerator) gets a directory of its own.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ BUNDLE = "state.pt"
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
 _RESERVED = frozenset({"state", "baton"})
 _READ_ERRORS = (OSError, RuntimeError, EOFError, KeyError, ValueError, BadZipFile, UnpicklingError, SafetensorError)
-# Errors of writing besides SessionError: torch reports a full disk as RuntimeError, safetensors has its own error.
+# Errors of a write besides SessionError. torch reports a full disk as RuntimeError, safetensors has its own error.
 WRITE_ERRORS = (OSError, RuntimeError, ValueError, SafetensorError)
 
 
 @dataclass
 class CollectedStates:
-    """The part of a checkpoint that one rank stores. Nothing is copied yet."""
+    """Part of a checkpoint that one rank stores, without copies of tensors."""
 
     forms: dict[str, str] = field(default_factory=dict)
-    """Form of each state by name: "tensors", or "directory" for a library's own files."""
+    """Form of each state, by name: "tensors", or "directory" for a library's own files."""
     files: dict[str, FileContents] = field(default_factory=dict)
     structures: dict[str, Any] = field(default_factory=dict)
     directories: dict[str, Any] = field(default_factory=dict)
     sharded: bool = False
-    """True if other ranks hold pieces of a tensor."""
+    """True if other ranks have pieces of a tensor."""
 
 
 def is_self_writing(holder: object) -> bool:
-    """Tell if a state's own library (accelerate) writes it into a directory."""
+    """Return True if a state's own library (accelerate) writes the state into a directory."""
     return hasattr(holder, "save_state") and not hasattr(holder, "state_dict")
 
 
 def collect(states: Mapping[str, object], *, rank: int = 0, size: int = 1) -> CollectedStates:
-    """Take every state apart. The first rank stores the parts that all ranks have alike.
+    """Take every state apart. The first rank stores the parts that are equal on all ranks.
 
     Raises CheckpointWriteError for an object without a state, or a sharded tensor that cannot be stored in pieces.
     """
@@ -78,9 +78,9 @@ def collect(states: Mapping[str, object], *, rank: int = 0, size: int = 1) -> Co
 
 
 def save_states(directory: Path, collected: CollectedStates, randoms: list[dict[str, Any]] | None) -> None:
-    """Write everything into `directory`.
+    """Write the collected states into `directory`.
 
-    randoms: the random states of all ranks, from `capture_random`; None on every rank but the first. Raises
+    randoms: the random states of all ranks, from `capture_random`; None on every rank except the first. Raises
     CheckpointWriteError for a state that cannot be stored as plain data.
     """
     for name, holder in collected.directories.items():
@@ -92,7 +92,7 @@ def save_states(directory: Path, collected: CollectedStates, randoms: list[dict[
 
 
 def save_bundle(directory: Path, collected: CollectedStates, randoms: list[dict[str, Any]]) -> None:
-    """Write `state.pt`: everything except the tensors in files of their own."""
+    """Write `state.pt`, which contains all parts except the tensors in files of their own."""
     path = directory / BUNDLE
     bundle = {"states": collected.structures, "random": randoms}
     plain = _is_plain(collected.structures)
@@ -100,7 +100,7 @@ def save_bundle(directory: Path, collected: CollectedStates, randoms: list[dict[
     try:
         with _without_crc32():
             torch.save(bundle, path)
-        if not plain:  # torch may still regard the objects as safe
+        if not plain:  # torch may still regard the objects as safe.
             foreign = ", ".join(sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path)))
     except (PicklingError, AttributeError, TypeError) as error:
         foreign = str(error)
@@ -114,9 +114,9 @@ def save_bundle(directory: Path, collected: CollectedStates, randoms: list[dict[
 
 
 def load_states(directory: Path, forms: Mapping[str, str], states: Mapping[str, object]) -> list[dict[str, Any]]:
-    """Restore every object of `states` from `directory`; return the random states of all ranks, not yet applied.
+    """Restore every object of `states` from `directory`. Returns the random states of all ranks, not yet applied.
 
-    Everything is read before anything is changed. Raises CheckpointDamagedError for unreadable files and
+    The function reads all files before changing an object. Raises CheckpointDamagedError for unreadable files and
     CheckpointMismatchError if an object refuses its state.
     """
     try:
@@ -148,9 +148,9 @@ def load_states(directory: Path, forms: Mapping[str, str], states: Mapping[str, 
 
 
 def stored_structure(directory: Path, name: str) -> Any | None:
-    """Read the structure of one state of a checkpoint, before anything is restored or verified.
+    """Read the structure of one state of a checkpoint, before the restore and the verification.
 
-    None if the state is missing or unreadable; `load_states` reports the damage.
+    Returns None for a missing or unreadable state; `load_states` reports the damage.
     """
     try:
         return torch.load(directory / BUNDLE, map_location="cpu", weights_only=True)["states"].get(name)
@@ -159,7 +159,7 @@ def stored_structure(directory: Path, name: str) -> Any | None:
 
 
 def is_same_state(one: object, other: object) -> bool:
-    """Compare two states; tensors are compared by content."""
+    """Return True for equal states; tensors are compared by content."""
     if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
         return (
             isinstance(one, torch.Tensor)
@@ -208,10 +208,10 @@ def _load_state(directory: Path, name: str, form: str, bundle: Mapping[str, Any]
     path = directory / f"{name}.safetensors"
     if form != "tensors":
         raise ValueError(f"{name!r} has the form {form!r}, which this version does not know")
-    # Mapped, not read: a module copies its tensors once, from the page cache into its parameters.
+    # The file is mapped and not read, so that a module copies its tensors once, from the page cache into parameters.
     tensors = load_file(str(path)) if path.exists() else {}
     if not isinstance(holder, nn.Module):
-        # Other objects keep the given tensors, and must not change them in a mapped file.
+        # Other objects keep the given tensors, whose changes must not reach a mapped file.
         tensors = {key: tensor.clone() for key, tensor in tensors.items()}
     with sharding.ShardReader(directory, name) as pieces:
         live: list[Any] = []
@@ -225,13 +225,13 @@ def _load_state(directory: Path, name: str, form: str, bundle: Mapping[str, Any]
 
 
 def _is_plain(value: object) -> bool:
-    """True if `value` consists of the plainest types only."""
+    """Return True if `value` consists of plain types only."""
     kind = type(value)
     if kind in _PLAIN or kind is torch.Tensor:
         return True
     if kind in (dict, OrderedDict):
         assert isinstance(value, dict)
-        if kind is OrderedDict and not value.__dict__.keys() <= {"_metadata"}:  # torch's module versions
+        if kind is OrderedDict and not value.__dict__.keys() <= {"_metadata"}:  # torch's module versions.
             return False
         return all(type(key) in _PLAIN and _is_plain(item) for key, item in value.items())
     return kind in (list, tuple) and all(map(_is_plain, value))  # type: ignore[call-overload]

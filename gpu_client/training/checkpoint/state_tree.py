@@ -1,8 +1,8 @@
-"""State dictionaries taken apart into tensors and structure, and put together again.
+"""Take state dictionaries apart into tensors and structure, and put them together again.
 
-The structure of a state is plain data in which a placeholder stands for each tensor in a file of its own
-(`safetensors_file.py`). Dictionaries, ordered dictionaries, lists and tuples are traversed; other values stay in place,
-also tensors that no safetensors file can hold.
+The structure of a state is plain data in which a placeholder replaces each tensor in a file of its own
+(`safetensors_file.py`). The functions traverse dictionaries, ordered dictionaries, lists and tuples; other values stay
+in place, including tensors that no safetensors file can represent.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from gpu_client.training.checkpoint.safetensors_file import DTYPE_NAMES
 from gpu_client.training.checkpoint.sharding import is_sharded
 
 Path = tuple[Any, ...]
-"""Dictionary keys and list positions that lead to a value."""
+"""Path to a value: dictionary keys and list positions."""
 
-# Prefix of a placeholder: "tensor:<key>", "shard:<shape>:<key>", or "text:<text>" for a state's own text with this
-# prefix. A placeholder is a single text, because pickling takes the time.
+# Prefix of a placeholder: "tensor:<key>", "shard:<shape>:<key>", or "text:<text>" for a state's own text with the
+# prefix. A placeholder is a single text, because pickling dominates the time.
 _MARK = "\0baton "
 _PLAIN_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 
 @dataclass
 class StateParts:
-    """A state taken apart. Keys are unique; a flat dictionary keeps its own keys."""
+    """Parts of a state. Keys are unique; a flat dictionary keeps its own keys."""
 
     structure: Any = None
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     shards: dict[str, Any] = field(default_factory=dict)
-    """Sharded tensors (DTensor), of which this process holds a piece."""
+    """Sharded tensors (DTensor), of which this process has a piece."""
 
 
 def take_apart(state: object) -> StateParts:
-    """Separate `state` into structure and tensors. Nothing is copied; tied weights become one tensor."""
+    """Separate `state` into structure and tensors, without copies. Tied weights become one tensor."""
     walk = _Walk()
     walk.parts.structure = walk.visit(state, ())
     return walk.parts
@@ -58,7 +58,7 @@ class _Walk:
             return {key: self.visit(item, (*path, key)) for key, item in value.items()}
         if kind is OrderedDict:
             ordered = OrderedDict((key, self.visit(item, (*path, key))) for key, item in value.items())
-            ordered.__dict__.update(value.__dict__)  # torch keeps the versions of modules there
+            ordered.__dict__.update(value.__dict__)  # torch keeps versions of modules in `__dict__`.
             return ordered
         if kind is list:
             return [self.visit(item, (*path, index)) for index, item in enumerate(value)]
@@ -101,7 +101,7 @@ class _Walk:
 
 
 def is_storable(tensor: torch.Tensor) -> bool:
-    """Tell if a safetensors file can hold the tensor: dense, and of a known type."""
+    """Return True if a safetensors file can represent the tensor: dense, and of a known type."""
     return (
         type(tensor) in _PLAIN_TENSORS
         and tensor.layout == torch.strided
@@ -116,8 +116,10 @@ def put_together(
     shard: Callable[[str, Path, list[int]], torch.Tensor],
     path: Path = (),
 ) -> Any:
-    """Invert `take_apart`. `tensor` returns a tensor by key, `shard` this rank's piece of a sharded tensor by key,
-    place and whole shape. Raises their KeyError for a missing tensor, ValueError for an unknown placeholder.
+    """Invert `take_apart`.
+
+    `tensor` returns a tensor by key, `shard` this rank's piece of a sharded tensor by key, place and whole shape.
+    Raises their KeyError for a missing tensor, ValueError for an unknown placeholder.
     """
     kind = type(structure)
 
