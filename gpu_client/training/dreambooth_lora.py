@@ -1,13 +1,13 @@
-"""Dreambooth with LoRA for Stable Diffusion 1.x, 2.x and SDXL: teach a model one subject from a few pictures.
+"""Teach Stable Diffusion 1.x, 2.x or SDXL one subject from a few pictures, by Dreambooth with LoRA.
 
 Under Baton the job's parameters are the fields of `DreamboothConfig`. Without Baton, a file has the same fields, the
 images are in `instance/` here, and results go to `output/`, unless --data-dir and --output-dir name other folders:
 
     accelerate launch -m gpu_client.training.dreambooth_lora --config job.yaml
 
-After a kill at any moment and a restart, the training continues: on a CPU in float32 the weights are bit for bit those
-of an uninterrupted run. The outputs are `pytorch_lora_weights.safetensors` for `pipeline.load_lora_weights`, validation
-pictures with a grid of all, and the generated class images.
+After a kill at any time and a restart, the training continues; on a CPU in float32 the weights equal the weights of an
+uninterrupted run bit for bit. The outputs are `pytorch_lora_weights.safetensors` for `pipeline.load_lora_weights`,
+validation pictures with a grid of all, and the generated class images.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from gpu_client.training.protocol import BAD_INPUT_EXIT_CODE, UNAVAILABLE_EXIT_C
 from gpu_client.training.session.session import Session
 
 EVERY_S = 30.0
-"""Interval of progress lines in seconds; each line reads the loss, which waits for the GPU."""
+"""Interval of progress lines in seconds; long, because each line reads the loss and waits for the GPU."""
 
 
 class ProgressLines:
-    """Logs step, loss and remaining time after the first step of this run, at intervals, and after the last."""
+    """Log of step, loss and remaining time after the first step of this run, at intervals, and after the last step."""
 
     def __init__(self, done: int, total: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._done, self._total, self._clock = done, total, clock
@@ -56,7 +56,7 @@ class ProgressLines:
             log.info("all %d steps are trained already: the training is complete, its files are written again", done)
 
     def after(self, step: int, loss: torch.Tensor) -> None:
-        """Record the end of a step; call after every step."""
+        """Record the end of a step. Call after every step."""
         now = self._clock()
         if self._logged_at is not None and now - self._logged_at < EVERY_S and step < self._total:
             return
@@ -69,13 +69,13 @@ class ProgressLines:
 log = logging.getLogger("baton.training")
 
 OUTPUT_DIR = Path("output")
-"""Output directory of a run without Baton, by default."""
+"""Default output directory of a run without Baton."""
 
 
 def train(session: Session, config: DreamboothConfig) -> bool:
-    """Train from the newest checkpoint to the end; False if the job stops earlier.
+    """Train from the newest checkpoint to the end. Returns False if the job stops earlier.
 
-    Raises SessionError before the first step if the job cannot be trained here.
+    Raises SessionError before the first step if this machine cannot train the job.
     """
     device = select_device()
     check_machine(config, device)
@@ -105,7 +105,7 @@ def train(session: Session, config: DreamboothConfig) -> bool:
     if prior is not None and prior.missing:
         if not prior.complete(models, encoder, session):
             return False
-        session.checkpoint(done, must=True, **state)  # from here on no attempt generates class images
+        session.checkpoint(done, must=True, **state)  # Later attempts find the class images here.
     encoder.fill([instance, *([prior.batches] if prior else [])], _prompts(config, instance, prior), session.phase)
 
     loss_of = partial(compute_denoising_loss, models, encoder, config)
@@ -121,16 +121,16 @@ def train(session: Session, config: DreamboothConfig) -> bool:
         session.report(step, total, loss=loss, learning_rate=learning_rate, epoch=instance.epoch, grad_norm=norm)
         if lines is not None:
             lines.after(step, loss)
-        # The first step's checkpoint keeps what was cached just now, because a checkpoint of step 0 was committed
-        # earlier.
+        # The checkpoint of step 0 precedes the filling of the caches, therefore the first step writes a checkpoint with
+        # newly cached tensors.
         newly_cached = step == done + 1 and encoder.cache.made > 0
         if session.checkpoint_due(step, every=1 if newly_cached else config.checkpointing_steps) or step == total:
-            # Pictures of the average put other weights into the parameters for a while, so no copy may overlap.
+            # Pictures of the average replace the weights for a while, therefore no copy may overlap.
             session.checkpoint(step, overlap=not config.use_ema, **state)
         if session.should_stop and step < total:
             if session.finishing:
-                break  # a rule ended the training
-            return False  # asked to leave; a requested checkpoint is written
+                break  # A rule ended the training.
+            return False  # A stop request; the requested checkpoint is written.
 
     shown.make(step, instance.epoch, session)
     optimization.use_average()
@@ -148,7 +148,7 @@ def accumulate(
     optimization: Optimization,
     config: DreamboothConfig,
 ) -> torch.Tensor:
-    """Add up the gradients of one step's batches; return the mean of their losses."""
+    """Add up the gradients of one step's batches. Returns the mean of their losses."""
     losses = []
     for _ in range(config.gradient_accumulation_steps):
         loss = loss_of(next(instance))
@@ -165,7 +165,7 @@ def compute_denoising_loss(
     """Compute the mean error of the noise prediction over a batch."""
     schedule, generator = models.noise_schedule, chosen.generator
     latents = models.draw_latents(encoder.moments(chosen.items), generator)
-    # Drawn on the CPU, so that every machine draws the same noise.
+    # The draw is on the CPU, so that every machine draws equal noise.
     noise = torch.randn(latents.shape, generator=generator).to(latents.device)
     timesteps = torch.randint(len(schedule), (len(latents),), generator=generator).to(latents.device)
     noisy = schedule.add_noise(latents, noise, timesteps)
@@ -190,7 +190,7 @@ def compute_min_snr_weights(models: Models, timesteps: torch.Tensor, gamma: floa
     """Compute Min-SNR weights (arXiv 2303.09556), which reduce the weight of timesteps with little noise."""
     snr = compute_snr(models.noise_schedule, timesteps)
     velocity = models.noise_schedule.config.prediction_type == "v_prediction"
-    # The last timestep of some schedules is all noise, with a ratio of 0.
+    # The last timestep of some schedules is pure noise with a ratio of 0.
     return snr.clamp(max=gamma) / (snr + 1 if velocity else snr.clamp(min=1e-8))
 
 
@@ -205,7 +205,7 @@ def _prompts(config: DreamboothConfig, instance: PictureBatches, prior: ClassIma
 
 
 def _metadata(session: Session, config: DreamboothConfig, models: Models, step: int) -> dict[str, str]:
-    """Collect facts about the origin of the weights for the file's header."""
+    """Collect facts about the origin of the weights, for the file's header."""
     facts = {
         "job": session.job_id,
         "recipe": os.environ.get("BATON_RECIPE", ""),
@@ -223,8 +223,9 @@ def _metadata(session: Session, config: DreamboothConfig, models: Models, step: 
 
 
 def _check_images_are_named(config: DreamboothConfig) -> None:
-    """Require the images' folder in a run without data directory, where all images below would be meant otherwise.
-    Raises DataError.
+    """Require the images' folder in a run without data directory. Raises DataError.
+
+    Otherwise the run would train on all images below the working directory.
     """
     if not Path(config.instance_data_dir).is_dir():
         raise DataError(
@@ -240,10 +241,10 @@ def _exit_code(error: SessionError) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line. A job that cannot be trained ends before training with one line of explanation.
+    """Run the command line. A job that cannot be trained exits before the training with one line of explanation.
 
-    The exit code is BAD_INPUT_EXIT_CODE if the parameters, the data or the checkpoint do not fit, UNAVAILABLE_EXIT_CODE
-    if the hub is unreachable, else 1.
+    The exit code is BAD_INPUT_EXIT_CODE for wrong parameters, data or checkpoints, UNAVAILABLE_EXIT_CODE for an
+    unreachable hub, else 1.
     """
     parser = argparse.ArgumentParser(prog="dreambooth_lora", description=__doc__.partition("\n")[0])
     parser.add_argument(

@@ -1,10 +1,10 @@
-"""Errors of the training session. Every message names the problem and the remedy."""
+"""Define the errors of the training session. Every message names the problem and the remedy."""
 
 from __future__ import annotations
 
 
 class SessionError(Exception):
-    """The session cannot fulfill a call; `remedy` names a correct call."""
+    """Error of a call that the session cannot fulfill; `remedy` names a correct call."""
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(f"{problem}. {remedy}")
@@ -13,12 +13,12 @@ class SessionError(Exception):
 
 
 class CheckpointDamagedError(SessionError):
-    """A checkpoint directory is incomplete, altered or unreadable. Training never silently starts from 0."""
+    """Error of an incomplete, altered or unreadable checkpoint. A training never silently starts from step 0."""
 
 
 class CheckpointMismatchError(SessionError):
-    """The checkpoint is sound but belongs to another script, model, data set or setting."""
+    """Error of a sound checkpoint that belongs to another script, model, data set or setting."""
 
 
 class CheckpointWriteError(SessionError):
-    """A checkpoint could not be written; nothing of it remains, and older checkpoints are untouched."""
+    """Error of a failed write. No file of the checkpoint remains, and older checkpoints are untouched."""

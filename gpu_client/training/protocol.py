@@ -1,6 +1,6 @@
-"""Messages between trainer and agent: JSON lines over a Unix stream socket (protocol 1), and exit codes.
+"""Define the messages between trainer and agent (JSON lines over a Unix stream socket, protocol 1) and exit codes.
 
-Needs the standard library only.
+The module imports the standard library only.
 
 trainer -> agent::
 
@@ -29,24 +29,24 @@ agent -> trainer::
     {"type": "command", "seq": 3, "kind": "set", "arguments": {"knob": "lr", "factor": 0.5}, "expires_in_s": 600}
 
 The path of a checkpoint is a directory of the output directory, or of the arena (BATON_ARENA: shared memory that the
-agent makes). The agent owns a checkpoint in the arena until it removes the marker `baton.json`; no message reports the
-removal, because a lost message would block the arena for ever. `stall_s`: seconds for which the training stood still.
-An artifact is a finished file of the output directory for display before the end. `phase`: the progress of work between
-two steps; its numbers are among the metrics too, as `<name>` and `<name>_total`. `total` is null if unknown. `leaving`:
-the report of a training that is about to end; `gpu_client/controller` describes rules and commands. `quarantined`: an
-object of a ring is damaged and excluded; any process of the job may send the message, repeatedly, on a connection of
-its own, and without a hello (`gpu_client/ring/core/damage_report.py`).
+agent makes). The agent owns a checkpoint in the arena until the agent removes the marker `baton.json`; no message
+reports the removal, because a lost message would block the arena forever. `stall_s`: duration of the training's stall
+in seconds. An artifact is a finished file of the output directory for display before the end. `phase`: the progress of
+work between two steps; the metrics repeat its numbers as `<name>` and `<name>_total`. `total` is null if unknown.
+`leaving`: the report of a training that is about to end; `gpu_client/controller` describes rules and commands.
+`quarantined`: the report of a damaged and excluded ring object; any process of the job may send the message,
+repeatedly, on a connection of its own, and without a hello (`gpu_client/ring/core/damage_report.py`).
 
 Lines are UTF-8 and at most `MAX_LINE_BYTES` long; lines with rules have at most `MAX_RULES_LINE_BYTES`, and go only to
-a trainer whose hello has "steering". Metrics are finite JSON numbers: a metric that is no number is dropped and logged
-once; a metric that is NaN or infinite is in `nonfinite`, as "nan", "inf" or "-inf". `points` are the new metrics by
-step, if they differ from the message's metrics: some belong to earlier steps, or a dropped report had others.
+a trainer whose hello has "steering". Metrics are finite JSON numbers: the trainer drops a metric that is no number and
+logs the metric once; `nonfinite` contains NaN and infinite metrics as "nan", "inf" or "-inf". `points` are the new
+metrics by step, if they differ from the message's metrics: metrics of earlier steps, or of a dropped report.
 `signals`: measurements of the session, the mean of the steps since the last message, in seconds. Both sides ignore
-unknown message types, so that either may learn new ones first.
+unknown message types, so that either side may introduce new types first.
 
 A trainer that cannot train with its job's parameters or data prints one line of explanation and exits with
-`BAD_INPUT_EXIT_CODE`: the attempt fails as `bad_input` with that line. A trainer that lacks something from elsewhere,
-though the job is correct, exits with `UNAVAILABLE_EXIT_CODE`: the attempt fails as `transfer_failed`.
+`BAD_INPUT_EXIT_CODE`: the attempt fails as `bad_input` with this line. A trainer of a correct job that lacks an
+external resource exits with `UNAVAILABLE_EXIT_CODE`: the attempt fails as `transfer_failed`.
 """
 
 from __future__ import annotations
@@ -59,24 +59,24 @@ from typing import Any
 PROTOCOL = 1
 MAX_LINE_BYTES = 64 * 1024
 MAX_RULES_LINE_BYTES = 256 * 1024
-"""Limit of a line from the agent: 32 KiB of rules can take six times their size in JSON."""
+"""Limit of a line from the agent, because 32 KiB of rules can take six times their size in JSON."""
 ARENA_CHECKPOINT = "checkpoint"
 """Directory of the checkpoint in the arena."""
 BAD_INPUT_EXIT_CODE = 65
-"""EX_DATAERR of sysexits.h: the parameters or the data are at fault, not the program."""
+"""Exit code EX_DATAERR of sysexits.h: the parameters or the data are at fault, not the program."""
 UNAVAILABLE_EXIT_CODE = 75
-"""EX_TEMPFAIL of sysexits.h: neither job nor program is at fault, and another attempt may succeed."""
+"""Exit code EX_TEMPFAIL of sysexits.h: neither job nor program is at fault, and another attempt may succeed."""
 STOP_REASONS = ("cancel", "pause", "release", "lease_lost", "rule")
 STEERING_TYPES = ("rules", "command")
-"""Messages of the agent that the controller handles."""
+"""Types of the agent's messages that the controller handles."""
 
 
 @dataclass(frozen=True)
 class TrainerDirective:
-    """A request of the agent to the training loop.
+    """Request of the agent to the training loop.
 
-    kind: "checkpoint" (write one at the next step boundary) or "stop". reason: reason of a stop, one of `STOP_REASONS`
-    or a newer word; empty for "checkpoint". checkpoint: true if a stop saves a checkpoint first.
+    kind: "checkpoint" (write a checkpoint at the next step boundary) or "stop". reason: reason of a stop, in
+    `STOP_REASONS` or a newer word; empty for "checkpoint". checkpoint: true if a stop saves a checkpoint first.
     """
 
     kind: str
@@ -85,7 +85,7 @@ class TrainerDirective:
 
 
 def parse_message(line: bytes) -> dict[str, Any]:
-    """Parse one line from the agent. Raises ValueError if the line is no message."""
+    """Parse one line from the agent. Raises ValueError for a line that is no message."""
     message = json.loads(line)
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
         raise ValueError("a message is a JSON object with a string 'type'")

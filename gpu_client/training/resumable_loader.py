@@ -1,14 +1,13 @@
-"""A seeded order of batches whose position can be stored and resumed exactly.
+"""Order batches by a seed, with a position that can be stored and resumed exactly.
 
 The order is a pure function of (size, batch size, seed, epoch, position). Therefore the state is a few numbers, a
-resume takes constant time, and no global random state is touched. The position counts the batches that the training
-loop has taken, not those that DataLoader workers have prefetched.
+resume takes constant time, and the order does not change the global random state. The position counts the batches that
+the training loop has taken, not the batches that DataLoader workers have prefetched.
 
-torchdata's StatefulDataLoader is no substitute: the dependency replaces torch's own samplers on import; its state lives
-in the workers, so it cannot continue with another number of them; it finds the position by running through the epoch;
-and each resume draws the workers' seeds from the global generator, so random augmentations differ from the
-uninterrupted run. For streams (IterableDataset) StatefulDataLoader is the better choice, and its state_dict() can be
-passed to the session.
+torchdata's StatefulDataLoader is no substitute. Its import replaces torch's own samplers. Its workers own the state,
+therefore another number of workers cannot continue. A resume runs through the epoch to the position, and draws the
+workers' seeds from the global generator, therefore random augmentations differ from the uninterrupted run. For streams
+(IterableDataset) StatefulDataLoader is the better choice, and the session accepts its state_dict().
 """
 
 from __future__ import annotations
@@ -29,23 +28,24 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from gpu_client.training.errors import CheckpointMismatchError, SessionError
 
-# Lifetime of a DataLoader worker after SIGTERM in seconds: enough for the steps before the last checkpoint.
+# Seconds for which a DataLoader worker survives SIGTERM, enough for the steps before the last checkpoint.
 WORKER_GRACE_S = 30.0
 _CHECKED_INDICES = 4096
 
 
 def derive_seed(*parts: object) -> int:
-    """Derive a seed from these parts (63 bits)."""
+    """Derive a seed of 63 bits from the parts."""
     text = ":".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
 class BatchSampler:
-    """An endless iterator over batches of indices: each epoch is a new permutation of `range(size)`.
+    """Endless iterator over batches of indices; each epoch is a new permutation of `range(size)`.
 
-    The state is the position after the last returned batch: store it after the step that used the batch. With
+    The state is the position after the last returned batch; store the state after the step that used the batch. With
     `world_size` processes each rank gets its part of a global batch of `batch_size * world_size`; ranks share one
-    state. `drop_last` drops an incomplete last batch of an epoch; without it, that batch is shorter (one process only).
+    state. `drop_last` drops an incomplete last batch of an epoch; otherwise the last batch is shorter (one process
+    only).
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class BatchSampler:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """Raises SessionError if no batch is possible."""
+        """Check the numbers. Raises SessionError if no batch is possible."""
         if size < 1 or batch_size < 1 or not 0 <= rank < world_size:
             raise SessionError(
                 f"no batches: size {size}, batch_size {batch_size}, rank {rank} of {world_size}",
@@ -79,7 +79,7 @@ class BatchSampler:
         self._size, self._batch_size, self._seed = size, batch_size, seed
         self._shuffle, self._drop_last = shuffle, drop_last
         self._rank, self._world_size = rank, world_size
-        self._order: tuple[int, torch.Tensor] | None = None  # (epoch, its permutation)
+        self._order: tuple[int, torch.Tensor] | None = None  # Epoch, and the epoch's permutation.
 
     def batch(self, epoch: int, position: int) -> list[int]:
         """Return the indices of one batch for this rank. Pure."""
@@ -88,18 +88,18 @@ class BatchSampler:
         return indices
 
     def seed_of(self, epoch: int, position: int) -> int:
-        """Return a seed for random augmentation of one batch (63 bits)."""
+        """Return a seed of 63 bits for the random augmentation of one batch."""
         return derive_seed("augment", self._seed, epoch, position, self._rank)
 
     def following(self) -> Iterator[tuple[int, int]]:
-        """Yield (epoch, position) of all batches to come, without moving the sampler."""
+        """Yield (epoch, position) of all following batches, without moving the sampler."""
         epoch, position = self.epoch, self.position
         while True:
             yield epoch, position
             epoch, position = self._after(epoch, position)
 
     def advance(self) -> None:
-        """Count one batch as taken. `epoch` and `position` name the next one."""
+        """Count one batch as taken. `epoch` and `position` identify the next batch."""
         self.epoch, self.position = self._after(self.epoch, self.position)
 
     def skip(self, batches: int) -> None:
@@ -146,7 +146,7 @@ class BatchSampler:
         return self._order[1]
 
     def _order_facts(self, epoch: int) -> dict[str, Any]:
-        # The digest detects a torch with other permutations, which would silently repeat and skip samples.
+        # A torch with other permutations would silently repeat and skip samples; the digest detects such a torch.
         head = self._permutation(epoch)[:_CHECKED_INDICES].numpy().tobytes()
         return {
             "size": self._size,
@@ -160,15 +160,15 @@ class BatchSampler:
 
 
 class ResumableLoader:
-    """A DataLoader over a `BatchSampler`, endless and exactly resumable, with any number of workers.
+    """DataLoader over a `BatchSampler`, endless and exactly resumable, with any number of workers.
 
-    Random augmentation repeats exactly after a resume: workers are seeded for every batch, so neither their number nor
-    the point of interruption matters. (Without workers the process's global generators are used, which the session
-    stores.) options go to torch's DataLoader.
+    Random augmentation repeats exactly after a resume: workers are seeded for every batch, therefore neither their
+    number nor the point of interruption matters. (Without workers, augmentation uses the process's global generators,
+    which the session stores.) options go to torch's DataLoader.
     """
 
     def __init__(self, dataset: Any, sampler: BatchSampler, **options: Any) -> None:
-        """Raises SessionError for streams, and for options that conflict with the sampler."""
+        """Check the options. Raises SessionError for streams, and for options that conflict with the sampler."""
         if isinstance(dataset, IterableDataset):
             raise SessionError(
                 "an IterableDataset has no positions to return to",
@@ -195,11 +195,11 @@ class ResumableLoader:
         if self._batches is None:
             if self._workers:
                 # Workers must end before multiprocessing waits for them. In a main process only atexit runs early
-                # enough (before torch's own hook), in a multiprocessing child only finalizers run; priority 100 comes
-                # before the queues that end the workers are closed (10).
+                # enough (before torch's own hook); a multiprocessing child runs only finalizers. Priority 100 precedes
+                # the closing (10) of the queues that end the workers.
                 atexit.register(self.close)
                 self._at_exit = Finalize(None, self.close, exitpriority=100)
-            # A private generator, because by default each new iterator would draw from the global one.
+            # By default each new iterator would draw from the global generator, therefore the generator is private.
             self._batches = iter(
                 DataLoader(
                     self._dataset,
@@ -215,11 +215,11 @@ class ResumableLoader:
 
     @property
     def waited_s(self) -> float:
-        """Seconds that the loop has waited for batches so far; in rules the metric `data.wait`."""
+        """Return the total seconds for which the loop has waited for batches; in rules the metric `data.wait`."""
         return self._waited_s
 
     def skip(self, batches: int) -> None:
-        """Skip `batches` batches; prefetched ones are dropped."""
+        """Skip `batches` batches, and drop prefetched batches."""
         self.sampler.skip(batches)
         self.close()
 
@@ -228,7 +228,7 @@ class ResumableLoader:
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`; prefetched batches are dropped."""
+        """Continue from `state`, and drop prefetched batches."""
         self.sampler.load_state_dict(state)
         self.close()
 
@@ -242,8 +242,9 @@ class ResumableLoader:
 
 
 def _requests(sampler: BatchSampler, seeded: bool) -> Iterator[Any]:
-    """Yield the DataLoader's requests. A function, because a method would keep the loader alive through its own
-    iterator.
+    """Yield the DataLoader's requests.
+
+    The generator is no method, because a method would keep the loader alive through the loader's own iterator.
     """
     for epoch, position in sampler.following():
         indices = sampler.batch(epoch, position)
@@ -251,7 +252,7 @@ def _requests(sampler: BatchSampler, seeded: bool) -> Iterator[Any]:
 
 
 class _SeededDataset:
-    """Dataset in a worker: seeds every generator for the batch, then reads its samples in order."""
+    """Dataset in a worker, which seeds every generator for a batch and then reads the batch's samples in order."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -277,9 +278,10 @@ class _SeededDataset:
 
 
 class _WorkerStart:
-    """Initializer of a worker that survives SIGTERM for a while: a host sends SIGTERM to every process, and the loop
-    needs the workers for its last steps. The time is limited, because multiprocessing also ends workers by SIGTERM when
-    their parent leaves.
+    """Initializer of a worker that survives SIGTERM for a limited time.
+
+    A host sends SIGTERM to every process, while the loop needs the workers for its last steps. The time is limited,
+    because multiprocessing, too, ends workers by SIGTERM when their parent leaves.
     """
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
@@ -292,4 +294,4 @@ class _WorkerStart:
 
 
 def _end_soon(number: int, frame: FrameType | None) -> None:
-    signal.setitimer(signal.ITIMER_REAL, WORKER_GRACE_S)  # then SIGALRM ends this worker
+    signal.setitimer(signal.ITIMER_REAL, WORKER_GRACE_S)  # SIGALRM ends this worker.

@@ -58,7 +58,7 @@ _ACTIVITIES = {"training": Activity.TRAINING}
 
 
 class JobRun:
-    """One attempt at a job. `run` returns when no process and no file of the attempt is left on the machine."""
+    """Attempt at a job. `run` returns when no process and no file of the attempt is left on the machine."""
 
     def __init__(
         self,

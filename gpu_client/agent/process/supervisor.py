@@ -72,7 +72,7 @@ def read_oom_kill_count(
 
 
 class TrainerProcess:
-    """One run of a training command; see ``start_trainer``. Thread-safe."""
+    """Process of a training command; see ``start_trainer``. Thread-safe."""
 
     def __init__(
         self,

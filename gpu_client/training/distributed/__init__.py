@@ -1,1 +1,1 @@
-"""Agreement between the processes of one training run, independent of the session."""
+"""Reach agreement between the processes of one training run, independent of the session."""

@@ -1,8 +1,7 @@
-"""Agreement between the processes of one training run (torchrun, accelerate launch); without effect in a single
-process.
+"""Run collective operations of one training run (torchrun, accelerate launch); no-ops in a single process.
 
-Every rank has to leave its loop at the same step, because the others would wait for it for ever. Therefore all ranks
-learn of a request at one agreed call per step.
+All ranks have to leave their loops at one step, because ranks in the loop would wait forever for a rank that has left.
+Therefore all ranks learn of a request at one agreed call per step.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from gpu_client.training.errors import SessionError
 
 
 class _Board:
-    """Buffers for equally many numbers of each rank; allocated once, because fresh memory is slow at every step."""
+    """Buffers for equally many numbers of each rank, reused because fresh memory is slow."""
 
     def __init__(self, size: int, width: int) -> None:
         self.width = width
@@ -32,15 +31,15 @@ class PendingGather:
     """Numbers of all ranks in transit."""
 
     def __init__(self, work: Any, board: _Board, arrived: Callable[[_Board], object]) -> None:
-        """`work`: torch's handle, which fills the board; `arrived` receives the board for reuse."""
+        """`work`: torch's handle of the operation that fills the board. `arrived` receives the board for reuse."""
         self._work = work
         self._board = board
         self._arrived = arrived
 
     def rows(self, timeout_s: float | None = None) -> list[list[float]]:
-        """Return the numbers of each rank in rank order, after all have arrived. Call once.
+        """Wait for the numbers of all ranks, and return them in rank order. Call once.
 
-        Raises RuntimeError if a rank is gone, or has not sent within `timeout_s` seconds (None: torch's own limit).
+        Raises RuntimeError if a rank has ended, or has not sent within `timeout_s` seconds (None: torch's own limit).
         """
         if timeout_s is None:
             self._work.wait()
@@ -52,10 +51,10 @@ class PendingGather:
 
 
 class Ranks:
-    """Rank and size of the run, from RANK and WORLD_SIZE as launchers set them, and its collective operations."""
+    """Rank and size of the run, from the launcher's RANK and WORLD_SIZE, and its collective operations."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        """Raises SessionError if RANK or WORLD_SIZE are no whole numbers."""
+        """Read the variables. Raises SessionError if RANK or WORLD_SIZE are no whole numbers."""
         try:
             self.rank = int(environment.get("RANK") or 0)
             self.size = int(environment.get("WORLD_SIZE") or 1)
@@ -66,15 +65,15 @@ class Ranks:
             ) from error
         self._group: Any = None
         self._board: _Board | None = None
-        """Buffers of the last gathering, after its arrival."""
+        """Buffers of the last gathering, available for reuse."""
 
     @property
     def first(self) -> bool:
-        """True on the rank that commits checkpoints and talks to the agent."""
+        """Return True on the rank that commits checkpoints and sends messages to the agent."""
         return self.rank == 0
 
     def agree(self, *values: int) -> list[int]:
-        """Return the maximum of each value over all ranks. Every rank must call this equally often."""
+        """Return the maximum of each value over all ranks. Collective: every rank must call this equally often."""
         if self.size == 1:
             return list(values)
         votes = torch.tensor(values, dtype=torch.int64)
@@ -92,15 +91,16 @@ class Ranks:
         return gathered
 
     def begin_gathering(self, values: Sequence[float]) -> PendingGather:
-        """Start sending equally many numbers from each rank to all. Does not block; every rank must call this equally
-        often.
+        """Start sending equally many numbers from each rank to all ranks, without blocking.
+
+        Collective: every rank must call this equally often.
         """
         group = self._ready_group()
         board, self._board = self._board, None
         if board is None or board.width != len(values):
             board = _Board(self.size, len(values))
         board.values[:] = values
-        # dist.all_gather takes twice the time of this call.
+        # dist.all_gather would take twice the time.
         return PendingGather(group.allgather([board.rows], [board.mine]), board, self._keep)
 
     def _keep(self, board: _Board) -> None:
@@ -121,10 +121,10 @@ class Ranks:
                     f"this is one of {self.size} processes, but torch.distributed is not initialized",
                     "Create the Accelerator (or call torch.distributed.init_process_group) before the first step",
                 )
-            # A group on the CPU does not wait for the GPU's queue, as NCCL would.
+            # NCCL would wait for the GPU's queue, therefore the group uses the CPU.
             self._group = dist.new_group(backend="gloo")
         return self._group
 
     def close(self) -> None:
-        """Drop the group; torch ends it with the process."""
+        """Drop the group, which torch ends with the process."""
         self._group = None

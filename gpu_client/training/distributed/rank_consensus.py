@@ -1,9 +1,9 @@
-"""Consensus votes: all ranks learn of a request to one rank after the same step, and no step waits for the vote.
+"""Exchange consensus votes, so that all ranks learn of a request to one rank after one step, without waiting.
 
-After a step every rank starts to send a few numbers to all, and reads the numbers of all after the next step, when they
-have arrived. Ranks with long steps wait for the fresh votes instead: the wait is negligible beside such steps, and a
-machine that will be preempted need not train a further step. Decisions of rules take effect after the same step in both
-cases.
+After a step every rank starts to send a few numbers to all ranks, and reads the numbers of all ranks after the next
+step, when the numbers have arrived. Ranks with long steps wait for the fresh votes instead, because the wait is
+negligible beside such steps, and a machine before its preemption need not train a further step. Decisions of rules take
+effect after the same step in both cases.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from typing import NamedTuple, Protocol
 from gpu_client.training.distributed.process_group import PendingGather, Ranks
 
 LONG_STEP_S = 2.5
-"""A vote of processes on one machine takes 0.4 to 2.5 ms: at most a thousandth of such a step."""
+"""Duration of a long step in seconds; a vote on one machine (0.4 to 2.5 ms) takes a thousandth at most."""
 LAST_WAIT_S = 5.0
-"""Timeout at the end of a training, for ranks that may have died, in seconds."""
+"""Timeout in seconds at the end of a training, because other ranks may have died."""
 
 log = logging.getLogger("baton.training")
 
 
 class Vote(NamedTuple):
-    """The vote of a rank after a step. The maximum over all ranks counts, field by field."""
+    """Vote of a rank after a step. The maximum over all ranks counts, field by field."""
 
     asked: int = 0
     """1 if a checkpoint is requested."""
     stop: int = 0
     """0, or the number of a reason to stop."""
     without_checkpoint: int = 0
-    """1 if nothing may be saved before the stop."""
+    """1 if no checkpoint may precede the stop."""
     has_news: int = 0
-    """1 if the rank has something to share."""
+    """1 if the rank has data to share."""
     short_steps: int = 0
     """1 if the steps are too short to wait for votes."""
 
@@ -47,46 +47,46 @@ class SharedDecisions(Protocol):
     """Data that one rank shares with all ranks."""
 
     def contribution(self) -> Sequence[float]:
-        """Return the numbers that travel with the vote: equally many on every rank."""
+        """Return the numbers of the vote: equally many on every rank."""
 
     def receive_rows(self, rows: Sequence[Sequence[float]]) -> None:
-        """Take the numbers of all ranks, in their order."""
+        """Receive the numbers of all ranks, ordered by rank."""
 
     @property
     def has_news(self) -> bool:
-        """True if this rank had something for all at its contribution."""
+        """Return True if this rank had data for all ranks at its contribution."""
 
     def share(self) -> None:
-        """Broadcast the data; every rank calls this at the same moment, one step after the vote that announced them."""
+        """Broadcast the data. Collective: every rank calls this one step after the vote that announced the data."""
 
 
 class RankConsensus:
-    """The votes of one rank. Every rank calls `collect` and `send` once after each step."""
+    """Votes of one rank. Every rank calls `collect` and `send` once after each step."""
 
     def __init__(self, ranks: Ranks, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: seconds, to tell long steps from short ones."""
+        """`clock`: seconds, for the duration of steps."""
         self._ranks = ranks
         self._clock = clock
         self._pid = os.getpid()
         self._underway: PendingGather | None = None
         self._unread: Vote | None = None
-        """The vote after the previous step, received but not yet returned."""
+        """Vote after the previous step, received but not yet returned."""
         self._answered = False
-        """True if a checkpoint was written since the last vote was sent."""
+        """True if a checkpoint was written after the last sent vote."""
         self._left_at: float | None = None
         self._short_steps = True
         self.sharing: SharedDecisions | None = None
-        """Its numbers travel with the votes, because a message of their own would cost as much again."""
+        """Data whose numbers the votes carry, because a separate message would double the cost."""
 
     def collect(self, mine: Callable[[], Vote]) -> Vote:
-        """Return the vote of all ranks, as far as all ranks know it. `mine`: returns this rank's present vote."""
+        """Return the newest vote known to all ranks. `mine`: returns this rank's present vote."""
         self._short_steps = self._left_at is None or self._clock() - self._left_at < LONG_STEP_S
         self.settle()
         votes_before, self._unread = self._unread, None
         if votes_before is not None and self._answered:
             votes_before = votes_before._replace(asked=0)
         self._answered = False
-        votes = votes_before or self._agree(mine())  # no vote precedes the first step
+        votes = votes_before or self._agree(mine())  # No vote precedes the first step.
         if votes.has_news and self.sharing is not None:
             self.sharing.share()
             votes = votes.together(self._agree(mine()))
@@ -95,20 +95,20 @@ class RankConsensus:
             self.settle()
             now = self._unread or Vote()
             votes = votes.together(now)
-            self._unread = now._replace(asked=0)  # the request takes effect now; news wait for the next step
+            self._unread = now._replace(asked=0)  # The request takes effect at once, news after the next step.
         return votes
 
     def send(self, mine: Vote) -> None:
-        """Start sending votes, which are read after the next step; not if the votes of this step were read already."""
+        """Start sending votes for the next `collect`, unless `collect` has read the votes of this step."""
         if self._unread is None:
             self._send(mine)
         self._left_at = self._clock()
 
     def settle(self, timeout_s: float | None = None) -> None:
-        """Read the numbers that all ranks sent after the last step; keep the votes for the next `collect`.
+        """Read the numbers of all ranks on the last step; keep the votes for the next `collect`.
 
-        Any rank may call this at any time, because all ranks have sent or are about to. Raises RuntimeError if a rank
-        is gone.
+        Any rank may call this method at any time, because all ranks have sent the numbers or are about to. Raises
+        RuntimeError if a rank has ended.
         """
         if self._underway is None:
             return
@@ -133,7 +133,7 @@ class RankConsensus:
             log.warning("another process ended before its last report arrived: %s", error)
 
     def _agree(self, mine: Vote) -> Vote:
-        """Vote now, and wait for all ranks."""
+        """Send a vote, and wait for the votes of all ranks."""
         return Vote(*self._ranks.agree(*self._complete(mine)))
 
     def _send(self, mine: Vote) -> None:

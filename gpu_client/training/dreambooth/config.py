@@ -1,6 +1,6 @@
 """Check the parameters of a Dreambooth job, one by one and as a whole.
 
-The parameters of the original orchestrator's job keep its names and, but for the learning rate, its defaults; the
+The parameters of the original orchestrator's job keep their names and, except the learning rate, their defaults. The
 bounds are Baton's.
 """
 
@@ -22,11 +22,11 @@ Prompt = Annotated[str, Field(min_length=1, max_length=1024)]
 Steps = Annotated[int, Field(ge=1, le=10**7)]
 Rate = Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)]
 Place = Annotated[str, Field(min_length=1, max_length=512)]
-"""A directory, or a name on the hub."""
+"""Directory, or name on the hub."""
 
 
 class DreamboothConfig(BaseModel):
-    """The parameters of a Dreambooth LoRA training; any other name is refused.
+    """Parameters of a Dreambooth LoRA training; other names are refused.
 
     The recipes `dreambooth-lora-sd` and `dreambooth-lora-sdxl` repeat the bounds: a published version must
     not change with this class, and the control plane, which refuses at submit, has no code of the training.
@@ -35,7 +35,7 @@ class DreamboothConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
-    # What to learn.
+    # The subject.
     instance_prompt: Prompt
     """Prompt that names the subject, such as `a photo of sks dog`; for every image, unless use_captions is set."""
     class_prompt: Prompt | None = None
@@ -43,22 +43,22 @@ class DreamboothConfig(BaseModel):
     instance_data_dir: str = "instance"
     """Folder of the images in the data directory; the data directory itself, if the folder does not exist."""
     class_data_dir: str = "class"
-    """Folder of the class images in the data directory; the training generates the missing ones."""
+    """Folder of the class images in the data directory; the training generates missing images."""
 
     # The base model.
     pretrained_model_name_or_path: Place = "stabilityai/stable-diffusion-xl-base-1.0"
-    """A directory (also one in the data directory) in the format of diffusers, or a name on the hub."""
+    """Directory in the format of diffusers (possibly in the data directory), or name on the hub."""
     pretrained_vae_model_name_or_path: Place | None = None
-    """VAE that replaces the base model's own."""
+    """VAE that replaces the base model's VAE."""
     revision: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     variant: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     model_type: Literal["auto", "sd", "sdxl"] = "auto"
-    """Required kind of the base model; "auto" takes either."""
+    """Required kind of the base model; "auto" accepts both kinds."""
 
-    # How long.
+    # The length.
     max_train_steps: Steps = 500
     num_train_epochs: Annotated[int, Field(ge=1, le=10**6)] = 1
-    """A number above 1 replaces max_train_steps; a given 1 does so if max_train_steps is not given."""
+    """Number of epochs. A value above 1 replaces max_train_steps, and so does an explicit 1 without max_train_steps."""
     train_batch_size: Annotated[int, Field(ge=1, le=4096)] = 1
     gradient_accumulation_steps: Annotated[int, Field(ge=1, le=4096)] = 4
     """Batches per optimizer step."""
@@ -73,7 +73,7 @@ class DreamboothConfig(BaseModel):
         "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup"
     ] = "constant"
     lr_warmup_steps: Annotated[int, Field(ge=0, le=10**7)] = 0
-    """Steps in which the learning rate rises from 0, with every scheduler, "constant" included."""
+    """Steps in which the learning rate rises from 0, with every scheduler, including "constant"."""
     lr_num_cycles: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Cycles of cosine_with_restarts."""
     lr_power: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] = 1.0
@@ -89,28 +89,28 @@ class DreamboothConfig(BaseModel):
     # The LoRA.
     lora_rank: Annotated[int, Field(ge=1, le=1024)] = 4
     lora_alpha: Annotated[float, Field(gt=0, le=65536)] | None = None
-    """The LoRA is scaled by alpha / rank; None: lora_rank."""
+    """Alpha of the LoRA, which is scaled by alpha / rank; None: lora_rank."""
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     # The images.
     resolution: Annotated[int, Field(ge=64, le=8192)] = 1024
     center_crop: bool = False
-    """Crop the middle of an image; otherwise a random part each time."""
+    """True to crop the middle of an image, False to crop a random part at each use."""
     random_flip: bool = False
     aspect_ratio_buckets: bool = False
-    """Keep aspect ratios: a batch has images of similar ratio, scaled to about resolution x resolution pixels."""
+    """True to keep aspect ratios: a batch has images of similar ratio, of about resolution x resolution pixels."""
     bucket_step: Annotated[int, Field(ge=8, le=1024)] = 64
     """Divisor of the widths and heights of buckets."""
     use_captions: bool = False
-    """Read each image's own prompt from `<name>.txt` beside the image, captions.jsonl or metadata.jsonl."""
+    """True to read each image's own prompt from `<name>.txt` beside the image, captions.jsonl or metadata.jsonl."""
     use_masks: bool = False
-    """Weigh the loss by `<name>.mask.png` beside each image: white counts, black counts unmasked_weight."""
+    """True to weigh the loss by `<name>.mask.png` beside each image: white by 1, black by unmasked_weight."""
     unmasked_weight: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Weight of a black mask pixel."""
     cache_latents: bool = False
-    """Encode each image once, not in every epoch; later attempts find the latents in the checkpoint."""
+    """True to encode each image once instead of in every epoch; the checkpoint keeps the latents for later attempts."""
     cache_text_embeddings: bool = False
-    """Encode each prompt once, and keep the text encoders out of the GPU's memory."""
+    """True to encode each prompt once, and to keep the text encoders out of the GPU's memory."""
 
     # The loss.
     with_prior_preservation: bool = False
@@ -121,7 +121,7 @@ class DreamboothConfig(BaseModel):
     snr_gamma: Annotated[float, Field(gt=0, le=1000)] | None = None
     """Gamma of Min-SNR weighting; 5 is usual."""
     use_ema: bool = False
-    """Keep a moving average of the LoRA; validation pictures and the result are made of the average."""
+    """True to keep a moving average of the LoRA, from which validation pictures and the result are made."""
     ema_decay: Annotated[float, Field(gt=0, lt=1)] = 0.9999
 
     # Pictures.
@@ -134,17 +134,17 @@ class DreamboothConfig(BaseModel):
 
     # The machine.
     seed: Annotated[int, Field(ge=0, le=2**53 - 1)] = 0
-    """Seed of all random numbers; a JSON number holds every value up to the bound exactly."""
+    """Seed of all random numbers; a JSON number represents every value up to the bound exactly."""
     cache_dir: str | None = None
     """Folder that keeps generated class images for later jobs; None: ~/.cache/baton/dreambooth; "": no folder."""
     deterministic: bool = False
-    """Make CUDA's results reproducible, at some cost; a CPU's always are."""
+    """True to make CUDA's results reproducible, at some cost. Results of a CPU are always reproducible."""
     cpu_threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Threads of a training on a CPU; the results depend on the number."""
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> Self:
-        """Make the configuration of a job's parameters. Raises ConfigError with every fault."""
+        """Make the configuration from a job's parameters. Raises ConfigError with every fault."""
         try:
             return cls.model_validate(dict(parameters))
         except ValidationError as error:
@@ -153,7 +153,7 @@ class DreamboothConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _as_meant(cls, given: Any) -> Any:
-        """Drop nulls: the original's job has a column for each field. Read false as "no": YAML reads `no` as false."""
+        """Drop nulls, because the original's job has every field; read false as "no", which YAML reads as false."""
         if not isinstance(given, dict):
             return given
         given_values = {name: value for name, value in given.items() if value is not None}
@@ -224,7 +224,7 @@ class DreamboothConfig(BaseModel):
         return self.num_train_epochs > 1 or ("num_train_epochs" in given and "max_train_steps" not in given)
 
     def total_steps(self, batches_per_epoch: int) -> int:
-        """Return the number of steps. All steps have equally many batches; one may reach into the next epoch."""
+        """Return the number of steps. All steps have equally many batches; a step may reach into the next epoch."""
         if not self._by_epochs:
             return self.max_train_steps
         return -(-self.num_train_epochs * batches_per_epoch // self.gradient_accumulation_steps)
@@ -234,7 +234,7 @@ _POLYNOMIAL_END = 1e-7
 
 
 class _InconsistentError(ValueError):
-    """Fields that contradict each other; `faults` has "fields: reason" of each contradiction."""
+    """Error of contradicting fields; `faults` contains "fields: reason" of each contradiction."""
 
     def __init__(self, faults: list[str]) -> None:
         super().__init__("; ".join(faults))

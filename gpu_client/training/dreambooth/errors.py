@@ -1,4 +1,4 @@
-"""Faults of a Dreambooth job that are found before training."""
+"""Define the errors of a Dreambooth job before its training."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from gpu_client.training.errors import SessionError
 
 
 class DreamboothError(SessionError):
-    """The job cannot be trained as submitted; nothing has been trained yet."""
+    """Error of a job that cannot be trained as submitted, raised before the training."""
 
 
 class ConfigError(DreamboothError):
-    """The configuration is wrong. `problems` lists every fault as "field: reason"."""
+    """Error of a wrong configuration. `problems` lists every fault as "field: reason"."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("the configuration is wrong: " + "; ".join(problems), "Correct it and submit the job again")
@@ -20,12 +20,12 @@ class ConfigError(DreamboothError):
 
 
 class DataError(DreamboothError):
-    """The images, captions or masks are missing or unusable."""
+    """Error of missing or unusable images, captions or masks."""
 
 
 class ModelError(DreamboothError):
-    """The base model or VAE is missing or of a kind that this script does not train."""
+    """Error of a missing base model or VAE, or of a kind that this script does not train."""
 
 
 class HubError(SessionError):
-    """The hub with the base model is unreachable; the job is correct, and another attempt may succeed."""
+    """Error of an unreachable hub. The job is correct, and another attempt may succeed."""

@@ -1,4 +1,4 @@
-"""Settings that decide the result, stored in every checkpoint, so that no attempt continues with others by accident."""
+"""Store the settings that determine the result in every checkpoint, and detect changed settings at a resume."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpu_client.training.errors import CheckpointMismatchError
 
 FREE = frozenset(
     {
-        # Places. The bytes of the images identify them.
+        # Folders. The bytes of the images identify the images.
         *("instance_data_dir", "class_data_dir", "cache_dir"),
         # A requirement for the base model, not its identity.
         "model_type",
@@ -25,7 +25,7 @@ FREE = frozenset(
         *("gradient_checkpointing", "cache_latents", "cache_text_embeddings", "deterministic", "cpu_threads"),
     }
 )
-"""Fields that may change between two attempts. The others decide the result."""
+"""Fields that may change between two attempts. All other fields determine the result."""
 
 _LENGTH = ("max_train_steps", "num_train_epochs")
 _OF_NO_LENGTH = frozenset({"constant", "constant_with_warmup"})
@@ -43,7 +43,7 @@ _SWITCHES = {
 
 
 class LearningSettings:
-    """The settings of this run. total: its number of steps."""
+    """Settings of this run. total: the run's number of steps."""
 
     def __init__(self, config: DreamboothConfig, total: int) -> None:
         self._values: dict[str, Any] = {
@@ -58,7 +58,7 @@ class LearningSettings:
     def require_same(self, checkpoint: Path | None) -> None:
         """Compare with the settings of a checkpoint. Raises CheckpointMismatchError with every differing field.
 
-        A checkpoint that cannot be read passes here: the restore reports the damage.
+        The method accepts an unreadable checkpoint; the restore reports the damage.
         """
         if checkpoint is None:
             return
@@ -71,7 +71,7 @@ class LearningSettings:
         why_not = self._why_of_no_other_length(stored["total"], parse_step(checkpoint))
         if why_not:
             lengths = [name for name in _LENGTH if before.get(name) != self._values[name]]
-            # None differs if the images differ; the restored order compares the images.
+            # If only the images differ, `lengths` is empty; the restored order compares the images.
             changes += [f"{_change(name, before, self._values)} ({why_not})" for name in lengths]
         if changes:
             raise CheckpointMismatchError(
@@ -81,13 +81,13 @@ class LearningSettings:
             )
 
     def _changed(self, before: Mapping[str, Any]) -> list[str]:
-        """List the fields that both runs have, that differ, and that have an effect in either run."""
+        """List the differing fields of both runs that have an effect in either run."""
         same_rank = before.get("lora_rank") == self._values["lora_rank"]
         return [
             name
             for name, value in self._values.items()
             if name not in _LENGTH
-            and (name != "lora_alpha" or same_rank)  # by default alpha follows from the rank
+            and (name != "lora_alpha" or same_rank)  # The default of alpha is the rank.
             and name in before
             and before[name] != value
             and (name not in _SWITCHES or (before.get(_SWITCHES[name]) and self._values[_SWITCHES[name]]))
@@ -105,10 +105,10 @@ class LearningSettings:
 
 
 class OrderWithSettings:
-    """The order of the instance's batches as a state of the session, together with the settings."""
+    """State of the session with the order of the instance's batches and the settings."""
 
     def __init__(self, batches: PictureBatches, settings: LearningSettings, checkpoint: Path | None) -> None:
-        """Raises CheckpointMismatchError if `checkpoint`, the one to resume, was written with other settings."""
+        """Raises CheckpointMismatchError if `checkpoint`, from which the run resumes, has other settings."""
         settings.require_same(checkpoint)
         self._batches = batches
         self._settings = settings

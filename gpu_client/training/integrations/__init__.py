@@ -1,1 +1,1 @@
-"""Connections of the session to torch's DataLoader, the Hugging Face Trainer and Lightning."""
+"""Connect the session to torch's DataLoader, the Hugging Face Trainer and Lightning."""

@@ -1,4 +1,4 @@
-"""Hugging Face Trainer: progress, directives and exact resume (optional extra `hf`).
+"""Connect the Hugging Face Trainer: progress, directives and exact resume (optional extra `hf`).
 
 ::
 
@@ -7,13 +7,13 @@
     trainer = Trainer(model, TrainingArguments(str(session.output_dir), ...), callbacks=[callback], ...)
     trainer.train(resume_from_checkpoint=callback.resume_from)
 
-The Trainer writes `checkpoint-<step>/` itself, with its optimizer, scheduler and random states; the callback then marks
-the directory complete and reports it to the agent. Rules see logged and evaluated metrics; rules and commands can stop,
-save, evaluate (if the Trainer has evaluation data) and change the learning rate. After `trainer.train`,
-`session.finishing` is true if a rule ended the training as complete.
+The Trainer writes `checkpoint-<step>/` itself, with its optimizer, scheduler and random states; then the callback marks
+the directory as complete and reports the directory to the agent. Rules read logged and evaluated metrics; rules and
+commands can stop, save, evaluate (if the Trainer has evaluation data) and change the learning rate. After
+`trainer.train`, `session.finishing` is true if a rule ended the training as complete.
 
-A loader with a data source, such as a ring's, resumes exactly: return it from the Trainer's `get_train_dataloader`,
-with `max_steps` and `ignore_data_skip=True`, because the loader restores its own position.
+A loader with a data source, such as a ring's loader, resumes exactly if the Trainer's `get_train_dataloader` returns
+the loader. Set `max_steps` and `ignore_data_skip=True`, because the loader restores its own position.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ LOADER = "train"
 """Name of the loader's state, in a checkpoint of the Trainer."""
 EVALUATED = "eval_"
 PRESET = "preset-nonfinite"
-"""Preset that is on for every job unless its rules switch it off."""
+"""Preset that watches every job unless the job's rules turn the preset off."""
 
 log = logging.getLogger("baton.training")
 
 
 class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not followed
-    """Connects a Trainer to the session. Use one per Trainer, on every rank."""
+    """Callback that connects a Trainer to the session. Use one callback per Trainer, on every rank."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._logged: dict[str, float] = {}
         self._predicted = 0
-        """Finished batches of the present evaluation."""
+        """Number of finished batches of the present evaluation."""
         self._loaders: dict[str, Any] = {}
-        """The training's loader, if it has a data source."""
+        """The training's loader by name, if the loader has a data source."""
         self._losses = NonfiniteLosses()
         self._filtered = False
-        """True if the session has switched off the Trainer's filter for losses that are not finite."""
+        """True if the session has switched off the Trainer's filter for nonfinite losses."""
 
     @property
     def resume_from(self) -> str | None:
-        """The verified checkpoint for `trainer.train(resume_from_checkpoint=...)`, None for a fresh start.
+        """Return the verified checkpoint for `trainer.train(resume_from_checkpoint=...)`; None for a fresh start.
 
         Raises CheckpointDamagedError if the checkpoint is incomplete or altered.
         """
@@ -126,10 +126,10 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
     ) -> TrainerControl:
-        """Report the step, with a loss that is not finite; pass requests on to the Trainer."""
+        """Report the step, with a nonfinite loss, and pass requests on to the Trainer."""
         new = {} if state.epoch is None else {"epoch": state.epoch}
         if control.should_log and self._session.alone:
-            self._losses.clear()  # the Trainer logs the loss next; it must count once
+            self._losses.clear()  # The Trainer logs the loss next; a loss must count once.
         elif (nonfinite := self._losses.take_nonfinite()) is not None:
             new["loss"] = nonfinite
             self._logged = self._logged | {"loss": nonfinite}
@@ -150,7 +150,7 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         """Report the metrics that the Trainer logs: loss, learning rate, evaluation."""
         numbers = _numbers(logs)
         self._logged = self._logged | numbers
-        # An evaluation is an event of its own, which on_evaluate reports.
+        # on_evaluate reports an evaluation as an event of its own.
         new, event = ({}, "none") if any(name.startswith(EVALUATED) for name in numbers) else (numbers, "log")
         self._session.report_new(state.global_step, state.max_steps, new, shown=self._logged, event=event)
         self._apply_requests_if_alone(state, control)
@@ -165,7 +165,7 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         eval_dataloader: Any = None,
         **_: Any,
     ) -> TrainerControl:
-        """Report the progress of an evaluation, so that the training does not seem to hang."""
+        """Report the progress of an evaluation, so that presets do not report a stuck training."""
         total = len(eval_dataloader) if eval_dataloader is not None and has_length(eval_dataloader) else 0
         self._predicted = 1 if self._predicted >= total > 0 else self._predicted + 1
         self._session.phase("evaluation", self._predicted, total)
@@ -179,7 +179,7 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         metrics: dict[str, Any] | None = None,
         **_: Any,
     ) -> TrainerControl:
-        """Report an evaluation: `eval_loss` is `eval.loss` in rules, `eval_val_loss` is `eval.val_loss`."""
+        """Report an evaluation; in rules, `eval_loss` is `eval.loss` and `eval_val_loss` is `eval.val_loss`."""
         found = {name.removeprefix(EVALUATED): value for name, value in _numbers(metrics).items()}
         self._session.steering.evaluated(state.global_step, found)
         self._apply_requests_if_alone(state, control)
@@ -213,14 +213,15 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
             control.should_training_stop = True
 
     def _apply_requests_if_alone(self, state: TrainerState, control: TrainerControl) -> None:
-        """Pass requests on within the step. Several ranks agree once per step, because a script may log on one of them
-        only.
+        """Pass requests on within the step, in a training with a single rank.
+
+        Several ranks agree once per step instead, because a script may log on a single rank.
         """
         if self._session.alone and state.global_step:
             self._apply_requests(state, control)
 
     def _follow(self, args: TrainingArguments, loader: Any, directory: Path | None) -> None:
-        """Restore the loader's position from the checkpoint, if it has a data source."""
+        """Restore the position of a loader with a data source from the checkpoint."""
         if not has_source(loader):
             return
         if directory is not None:
@@ -237,12 +238,12 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         self._session.sources.follow(self._loaders)
 
     def _watch_losses(self, args: TrainingArguments, model: Any) -> None:
-        """Switch the Trainer's loss filter off and watch the losses, if rules or the preset read them.
+        """Switch the Trainer's loss filter off and watch the losses, if rules or the preset read losses.
 
-        By default the Trainer hides a loss that is not finite, and logs rarely. All ranks decide alike, by the job's
-        environment and rules, because each filters its own part of the mean. The filter waits for each loss, so reading
-        the losses once per step instead costs no more; if the script has switched the filter off, only rules justify
-        the cost.
+        By default the Trainer hides nonfinite losses and logs rarely. All ranks decide equally, by the job's
+        environment and rules, because each rank filters its own part of the mean. The filter waits for each loss,
+        therefore reading the losses once per step instead costs no more. If the script has switched the filter off,
+        only rules justify the cost.
         """
         engine = self._session.steering.engine
         preset_reads = bool(self._session.job_id) and PRESET not in engine.presets_off
@@ -258,7 +259,7 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
 
 
 def _numbers(logs: dict[str, Any] | None) -> dict[str, float]:
-    """Return the reportable numbers; `step` and `total` belong to the report itself."""
+    """Return the reportable numbers, without `step` and `total`, which belong to the report."""
     return {
         name: value
         for name, value in (logs or {}).items()
@@ -267,10 +268,10 @@ def _numbers(logs: dict[str, Any] | None) -> dict[str, float]:
 
 
 class NonfiniteLosses:
-    """The losses of one step of a model, to find those that are not finite.
+    """Recorder of one step's losses that finds nonfinite losses.
 
-    A hook on the model sees the loss of each forward pass; a loss counts when gradients reach it. Losses of evaluations
-    do not count, nor do losses that the Trainer replaces by its own.
+    A hook on the model receives the loss of each forward pass; a loss counts when gradients reach the loss. Losses of
+    evaluations, and losses that the Trainer replaces by its own, do not count.
     """
 
     def __init__(self) -> None:
@@ -278,7 +279,7 @@ class NonfiniteLosses:
         self._handle: Any = None
 
     def watch(self, model: nn.Module) -> None:
-        """Watch this model from the next forward pass on; idempotent."""
+        """Watch a model from the next forward pass on. Idempotent."""
         if self._handle is None:
             self._handle = model.register_forward_hook(self)
 
@@ -290,8 +291,9 @@ class NonfiniteLosses:
         self._trained.clear()
 
     def __call__(self, model: nn.Module, inputs: object, outputs: object) -> None:
-        """Record a forward pass. No-op while torch.compile traces the model, whose graph the hook would break, and in a
-        copy.
+        """Record a forward pass.
+
+        The call is a no-op in a copy, and while torch.compile traces the model, whose graph the hook would break.
         """
         if torch.compiler.is_compiling() or self._handle is None:
             return
@@ -307,11 +309,11 @@ class NonfiniteLosses:
         self._trained.append(loss)
 
     def clear(self) -> None:
-        """Drop the losses of a step without reading them."""
+        """Drop the losses of a step without reading the losses."""
         self._trained.clear()
 
     def take_nonfinite(self) -> float | None:
-        """Return the sum of the losses that are not finite since the last call, or None. Waits for the GPU."""
+        """Return the sum of the nonfinite losses since the last call, or None. Waits for the GPU."""
         nonfinite = [value for value in map(_value, self._trained) if not math.isfinite(value)]
         self._trained.clear()
         return sum(nonfinite) if nonfinite else None
@@ -322,5 +324,5 @@ class NonfiniteLosses:
 
 
 def _value(loss: torch.Tensor) -> float:
-    # The mean of losses per sample is not finite if any of them is not.
+    # The mean of losses per sample is nonfinite if any loss is.
     return float(loss.mean().item())

@@ -1,4 +1,4 @@
-"""Lightning's Trainer: progress, directives, checkpoints and exact resume (optional extra `lightning`).
+"""Connect Lightning's Trainer: progress, directives, checkpoints, exact resume (optional extra `lightning`).
 
 ::
 
@@ -10,8 +10,8 @@
         ...  # write the outputs
 
 A checkpoint is the file of `trainer.save_checkpoint` (model, optimizers, schedulers, loops, callbacks), with the random
-states of all ranks and the counters of rules. Between two batches of an epoch, a training resumes exactly only if its
-loader has a state, as `ResumableLoader` and a ring's loader (both with `limit_train_batches=`) and torchdata's have. In
+states of all ranks and the counters of rules. Between two batches of an epoch, a training resumes exactly only with a
+loader that has a state: `ResumableLoader` or a ring's loader (both with `limit_train_batches=`), or torchdata's. In
 rules, `loss` is the raw loss of `training_step`, logged metrics have their names, and a validation's `val_loss` is
 `eval.loss`. Rules and commands can stop, save, validate and change the learning rate. A step is an optimizer step.
 """
@@ -45,14 +45,15 @@ _EVALUATED = re.compile(r"(?:val|valid|validation|eval)[_/.-]")
 
 
 class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not followed
-    """Connects a Trainer to the session. Use one per Trainer, on every rank."""
+    """Callback that connects a Trainer to the session. Use one callback per Trainer, on every rank."""
 
     state_key = "BatonCallback"
-    """The key of this callback's state in Lightning's checkpoints. Lightning would take the class's name, and a renamed
-    class would find no state in earlier checkpoints."""
+    """Key of this callback's state in Lightning's checkpoints.
+
+    Lightning's default is the class's name, under which a renamed class would miss the state of earlier checkpoints."""
 
     def __init__(self, session: Session, *, every: int | None = None) -> None:
-        """every: interval of checkpoints in steps; None for checkpoints on request and before a stop only."""
+        """every: interval of checkpoints in steps; None: only checkpoints on request and before a stop."""
         self._session = session
         self._every = every
         self._step = 0
@@ -60,9 +61,9 @@ class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not fol
         self._losses: list[Any] = []
         """Losses of the batches since the last step."""
         self._new: dict[str, object] = {}
-        """Metrics that these batches logged."""
+        """Metrics logged by the batches since the last step."""
         self._validated = 0
-        """Finished batches of the present validation."""
+        """Number of finished batches of the present validation."""
         self._shown: dict[str, object] = {}
         self._seen: dict[str, Any] = {}
         self._saving: dict[str, Any] | None = None
@@ -70,13 +71,13 @@ class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not fol
         self._handler: Any = None
         self._due = False
         self._sources: dict[str, Any] = {}
-        """Loaders with a data source."""
+        """Loaders with a data source, by name."""
         self._asked: tuple[Any, Any] | None = None
-        """The Trainer's validation interval, while a requested validation replaces it."""
+        """The Trainer's validation interval, which a requested validation replaces for a while."""
 
     @property
     def resume_from(self) -> str | None:
-        """The verified file for `trainer.fit(ckpt_path=...)`, None for a fresh start.
+        """Return the verified file for `trainer.fit(ckpt_path=...)`; None for a fresh start.
 
         Raises CheckpointDamagedError if the checkpoint is incomplete or altered.
         """
@@ -89,11 +90,11 @@ class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not fol
     # The session's part of Lightning's checkpoint
 
     def state_dict(self) -> dict[str, Any]:
-        """Return random states and counters of rules; empty in a checkpoint that is not the session's."""
+        """Return random states and counters of rules; {} in a checkpoint without the session."""
         return self._saving or {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the state until the training begins, because objects created before would draw random numbers."""
+        """Keep the state until the training begins, because objects created earlier draw random numbers."""
         self._loaded = state_dict
 
     # Hooks of the training
@@ -114,10 +115,10 @@ class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not fol
         self._total = int(total) if math.isfinite(total) else None
         loaders = _flat(trainer.train_dataloader)
         if self._loaded and all(map(_has_state, loaders)):
-            # Loaders with a state drew nothing from the generators; the restore undoes the script's own draws.
+            # Loaders with a state draw no random numbers; the restore undoes the script's own draws.
             self._restore_random()
         for loader, state in zip(_endless(loaders), self._loaded.get("endless", ()), strict=False):
-            # Lightning has restored the loader of an unfinished epoch already.
+            # Lightning has already restored the loader of an unfinished epoch.
             if not is_same_state(loader.state_dict(), state):
                 loader.load_state_dict(state)
         self._sources = {str(number): loader for number, loader in enumerate(loaders) if has_source(loader)}
@@ -129,7 +130,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not fol
         self._loaded = {}
         steering.resume(self._step, _endless(loaders), timed=True)
         if callable(self._handler) and threading.current_thread() is threading.main_thread():
-            # Lightning's handler would leave at once, without the session's checkpoint.
+            # Lightning's handler would end the training at once, without the session's checkpoint.
             signal.signal(signal.SIGTERM, self._handler)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -144,7 +145,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not fol
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Report the step, if this batch ends one; pass requests on to Lightning."""
+        """Report the step that this batch ends, if any, and pass requests on to Lightning."""
         self._batch_done(trainer, pl_module, outputs, batch_idx)
         self._session.steering.signals.wait_started()
 
@@ -157,7 +158,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not fol
         self._validated = 0
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
-        """Report the progress of a validation, so that the training does not seem to hang."""
+        """Report the progress of a validation, so that presets do not report a stuck training."""
         if trainer.sanity_checking or not self._step:
             return
         self._validated += 1
@@ -165,16 +166,16 @@ class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not fol
         self._session.phase("evaluation", self._validated, int(total) if math.isfinite(total) else 0)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Report a validation: `val_loss` is `eval.loss` in rules."""
+        """Report a validation; in rules, `val_loss` is `eval.loss`."""
         found = self._logged(trainer)
         if trainer.sanity_checking or not self._step:
             return
         self._restore_pace(trainer)
         self._shown |= found
-        self._report({}, event="none")  # the step was reported already
+        self._report({}, event="none")  # The step was already reported.
         evaluated = {_EVALUATED.sub("", name, count=1): value for name, value in found.items()}
         self._session.steering.evaluated(self._step, evaluated)
-        if self._session.alone:  # several ranks agree once per step
+        if self._session.alone:  # Several ranks agree once per step.
             self._due = self._session.checkpoint_due(self._step) or self._due
         if not trainer.is_last_batch:
             self._apply_requests(trainer)
@@ -202,9 +203,9 @@ class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not fol
         self._report(new)
         self._due = self._session.checkpoint_due(self._step, self._every)
         if self._session.should_stop and not self._session.finishing:
-            trainer.limit_val_batches = 0  # the machine is needed, therefore no validation before leaving
-        # Lightning's loops cannot resume between the last batch and the end of its epoch, and would not repeat a
-        # validation that is due.
+            trainer.limit_val_batches = 0  # The machine is needed: no validation before the stop.
+        # Lightning's loops cannot resume between the last batch and the end of an epoch, and would not repeat a due
+        # validation.
         if not (trainer.is_last_batch or _validates_next(trainer)):
             self._apply_requests(trainer)
 
@@ -216,11 +217,11 @@ class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not fol
         self._session.report_new(self._step, total, new, shown=shown, event=event)
 
     def _logged(self, trainer: Trainer) -> dict[str, object]:
-        """Return the metrics logged since the last call; Lightning keeps older ones beside them."""
+        """Return the metrics logged since the last call; Lightning also keeps older metrics."""
         found: dict[str, object] = {}
         for name, value in trainer.callback_metrics.items():
             before = self._seen.get(name)
-            # Each log call makes a new tensor; each read returns another view of the newest one.
+            # Each log call makes a new tensor; each read returns another view of the newest tensor.
             if before is None or before.data_ptr() != value.data_ptr():
                 self._seen[name] = found[name] = value
         return {name: value for name, value in found.items() if name not in ("step", "total", "epoch")}
@@ -251,7 +252,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not fol
             staged.mkdir()
         trainer.strategy.barrier("baton")
         steering = session.steering
-        # After an epoch Lightning begins with the first batch, but an endless order continues.
+        # After an epoch Lightning starts at the first batch, while an endless order continues.
         endless = [loader.state_dict() for loader in _endless(_flat(trainer.train_dataloader))]
         self._saving = {"random": session.gather_randoms(), "endless": endless}
         if steering.has_state:
@@ -270,7 +271,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not fol
 
 
 class _Groups:
-    """The parameter groups of all optimizers, for one knob."""
+    """Parameter groups of all optimizers, for one knob."""
 
     def __init__(self, optimizers: Iterable[Any]) -> None:
         self._optimizers = list(optimizers)
@@ -281,7 +282,7 @@ class _Groups:
 
 
 def _validates_next(trainer: Trainer) -> bool:
-    """Tell if a validation follows this batch."""
+    """Return True if a validation follows this batch."""
     loop = trainer.fit_loop
     should_validate = getattr(loop.epoch_loop, "_should_check_val_fx", None)
     return callable(should_validate) and bool(should_validate(getattr(loop, "_data_fetcher", None)))

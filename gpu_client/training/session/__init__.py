@@ -1,1 +1,1 @@
-"""The session: progress, stop requests, checkpoints and exact resume for a training loop."""
+"""Provide the session of a training loop: progress, stop requests, checkpoints and exact resume."""

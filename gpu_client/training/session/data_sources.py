@@ -1,9 +1,8 @@
-"""States that read a training's data from a ring or a similar source: their metrics, and the retention of the data.
+"""Collect the metrics of data sources (states that read a ring or a similar source), and release their data.
 
 A state is a data source if its class has one of these methods:
 
-- `data_metrics()`: plain numbers of the newest batch, which travel with each report (`data.wait`, `data.reuse`,
-  `data.age`).
+- `data_metrics()`: returns plain numbers of the newest batch for each report (`data.wait`, `data.reuse`, `data.age`).
 - `checkpointed(state)`: releases the data that only trainings before `state` would need.
 """
 
@@ -15,11 +14,12 @@ from typing import Any
 
 
 class DataSources:
-    """The data sources of one session. A callback adds the loaders that another library owns."""
+    """Data sources of one session. A callback adds the loaders that another library owns."""
 
     def __init__(self, keep_last: int) -> None:
-        """Retain the data for the newest `keep_last` checkpoints, at least two, because the newest may not be stored
-        elsewhere yet, or may be damaged.
+        """Retain the data for the newest `keep_last` checkpoints, at least two.
+
+        The newest checkpoint may be damaged or not yet uploaded, therefore a training may resume from the one before.
         """
         self._measuring: list[Any] = []
         self._states: deque[dict[str, Any]] = deque(maxlen=max(keep_last, 2))
@@ -33,7 +33,7 @@ class DataSources:
     def merge_metrics(
         self, new: Mapping[str, object], shown: Mapping[str, object]
     ) -> tuple[Mapping[str, object], Mapping[str, object]]:
-        """Add the sources' metrics to the metrics `new` and `shown` of a report; the script's own win."""
+        """Add the sources' metrics to the metrics `new` and `shown` of a report; the script's own take precedence."""
         if not self._measuring:
             return new, shown
         found: dict[str, object] = {}
@@ -43,7 +43,7 @@ class DataSources:
         return with_new, with_new if shown is new else {**found, **shown}
 
     def checkpoint_saved(self, stateful: Mapping[str, Any]) -> None:
-        """Record a checkpoint with these states, and release the data that no kept checkpoint needs."""
+        """Record a checkpoint with the states, and release the data that no kept checkpoint needs."""
         self._keep(stateful)
         oldest = self._states[0] if self._states else {}
         for name, state in stateful.items():
@@ -52,12 +52,12 @@ class DataSources:
 
     def _keep(self, stateful: Mapping[str, Any]) -> None:
         states = {name: one.state_dict() for name, one in stateful.items() if _has(one, "checkpointed")}
-        if any(states.values()):  # a source without reads has no state
+        if any(states.values()):  # A source without reads has no state.
             self._states.append(states)
 
 
 def has_source(loader: object) -> bool:
-    """Tell if a loader is endless, has a state, and releases data after checkpoints."""
+    """Return True if a loader is endless, has a state, and releases data after checkpoints."""
     return _has(loader, "checkpointed")
 
 
@@ -66,5 +66,5 @@ def _having(name: str, states: Iterable[object]) -> Iterable[object]:
 
 
 def _has(state: object, name: str) -> bool:
-    # The class is searched, because a module may have a submodule of that name.
+    # A module may have a submodule of the method's name, therefore the search covers the class only.
     return callable(getattr(type(state), name, None))

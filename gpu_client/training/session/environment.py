@@ -1,4 +1,4 @@
-"""The agent's environment variables for a training process (BATON_*), checked."""
+"""Read and check the agent's environment variables for a training process (BATON_*)."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ def read_epoch(environment: Mapping[str, str]) -> int:
 
 
 def find_resume(environment: Mapping[str, str], output: Path, resume: bool) -> Path | None:
-    """Find the checkpoint to resume: the agent's; without Baton the newest complete one, if `resume`.
+    """Find the checkpoint to resume: the agent's; without Baton the newest complete checkpoint, if `resume`.
 
-    Raises SessionError if a fresh run would mix with the checkpoints of an earlier one.
+    Raises SessionError if a fresh run would mix its checkpoints with an earlier run's.
     """
     named = environment.get("BATON_RESUME_FROM")
     if named:
@@ -108,6 +108,6 @@ def find_resume(environment: Mapping[str, str], output: Path, resume: bool) -> P
 
 
 def read_arena(environment: Mapping[str, str]) -> Path | None:
-    """Read BATON_ARENA: the agent's shared memory for staging checkpoints; None if there is none."""
+    """Read BATON_ARENA, the agent's shared memory for staging checkpoints; None without shared memory."""
     named = environment.get("BATON_ARENA")
     return Path(named) if named else None

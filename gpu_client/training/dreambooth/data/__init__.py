@@ -1,1 +1,1 @@
-"""The pictures of a Dreambooth job and the order of their batches."""
+"""Read the pictures of a Dreambooth job and order their batches."""

@@ -1,7 +1,7 @@
-"""The order of batches: pictures of one shape together, exactly resumable, every random choice a pure function.
+"""Order the batches: pictures of one shape together, exactly resumable, every random choice a pure function.
 
-The order and the seed of each batch follow from (pictures, batch size, seed, epoch, position). Therefore the state is a
-few numbers, and the draws for a batch do not depend on earlier draws.
+The order and the seed of each batch are functions of (pictures, batch size, seed, epoch, position). Therefore the state
+is a few numbers, and the draws for a batch do not depend on earlier draws.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ def list_bucket_shapes(resolution: int, step: int) -> list[Size]:
 
 
 def find_nearest_shape(size: Size, shapes: Sequence[Size]) -> Size:
-    """Return the shape that crops least of an image of `size`; of two equal ones the larger."""
+    """Return the shape that crops least of an image of `size`; among equal shapes the larger."""
     ratio = math.log(size[0] / size[1])
     return min(shapes, key=lambda shape: (abs(ratio - math.log(shape[0] / shape[1])), -shape[0] * shape[1], shape))
 
 
 @dataclass(frozen=True)
 class PictureBatch:
-    """A batch: pictures, their crops, and the generator for all further draws."""
+    """Batch of pictures, with their crops and the generator for all further draws."""
 
     items: list[tuple[Picture, Placement]]
     generator: torch.Generator
 
 
 class PictureBatches:
-    """An endless iterator over batches; each epoch takes every picture once, in a new order.
+    """Endless iterator over batches; each epoch takes every picture once, in a new order.
 
-    The last batch of a shape may be smaller. The state is the position after the last returned batch: store it after
-    the step that used the batch.
+    The last batch of a shape may be smaller. The state is the position after the last returned batch; store the state
+    after the step that used the batch.
     """
 
     def __init__(self, pictures: Sequence[Picture], config: DreamboothConfig, *, purpose: str) -> None:
@@ -67,10 +67,10 @@ class PictureBatches:
         self.batches_per_epoch = sum(-(-len(bucket) // size) for bucket in self._buckets.values())
         self.epoch = 0
         self.position = 0
-        self._order: tuple[int, list[list[int]]] | None = None  # (epoch, its batches)
+        self._order: tuple[int, list[list[int]]] | None = None  # Epoch, and the epoch's batches.
 
     def placements(self, number: int) -> list[Placement]:
-        """List every possible crop of picture `number`, if crops are not random."""
+        """List every possible crop of picture `number`, for settings without random crops."""
         flips = (False, True) if self._config.random_flip else (False,)
         return [self._placed(number, 0.5, 0.5, flip) for flip in flips]
 
@@ -114,7 +114,7 @@ class PictureBatches:
         self.epoch, self.position = epoch, int(state["position"])
 
     def _draw_placement(self, number: int, generator: torch.Generator) -> Placement:
-        # Always three draws, so that the following noise does not depend on the options.
+        # The number of draws is constant, so that the following noise does not depend on the options.
         down, right, coin = torch.rand(3, generator=generator).tolist()
         if self._config.center_crop or self._config.aspect_ratio_buckets:
             down = right = 0.5
@@ -145,6 +145,6 @@ class PictureBatches:
             "content": f"{derive_seed(content):016x}",
             **({"captions": f"{derive_seed(captions):016x}"} if self._config.use_captions else {}),
             "batch_size": self._config.train_batch_size,
-            # The value also detects a torch with other permutations, which would silently repeat and skip pictures.
+            # A torch with other permutations would silently repeat and skip pictures; the value detects such a torch.
             "order": f"{derive_seed(self._batches(epoch)):016x}",
         }

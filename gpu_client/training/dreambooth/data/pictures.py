@@ -1,4 +1,4 @@
-"""The pictures of a job: found, checked, captioned, cropped and resized."""
+"""Find, check, caption, crop and resize the pictures of a job."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class Picture:
-    """An image that decodes."""
+    """Decodable image with its prompt and mask."""
 
     name: str
     source: Path | bytes
     prompt: str
     size: Size
     digest: str
-    """Digest of the image's and its mask's bytes; equal pictures have equal latents."""
+    """Digest of the bytes of image and mask; equal digests mean equal latents."""
     mask: Path | None = None
 
     def open(self) -> Image.Image:
@@ -44,7 +44,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Placement:
-    """Transformation of a picture into a training image: resize, crop, perhaps mirror."""
+    """Transformation of a picture into a training image: resize, crop, optionally mirror."""
 
     resized: Size
     top: int
@@ -54,7 +54,7 @@ class Placement:
 
     @classmethod
     def of(cls, original: Size, shape: Size, *, down: float, right: float, flip: bool) -> Placement:
-        """Cover `shape` with the least loss; `down` and `right` place the crop, from 0 to 1."""
+        """Make the placement that covers `shape` with the least loss. `down`, `right`: place of the crop, 0 to 1."""
         scale = max(shape[0] / original[0], shape[1] / original[1])
         height = max(shape[0], round(original[0] * scale))
         width = max(shape[1], round(original[1] * scale))
@@ -67,7 +67,7 @@ class Placement:
         return torch.from_numpy(np.asarray(image, dtype=np.float32) / 127.5 - 1).permute(2, 0, 1).contiguous()
 
     def weights(self, picture: Picture, outside: float) -> torch.Tensor:
-        """Return the weights of latent pixels (1, height, width): 1 for a white mask, `outside` for a black one."""
+        """Return the weights of latent pixels (1, height, width): 1 for a white mask, `outside` for a black mask."""
         size = self.shape[0] // PIXELS_PER_LATENT, self.shape[1] // PIXELS_PER_LATENT
         if picture.mask is None:
             return torch.ones(1, *size)
@@ -84,7 +84,7 @@ class Placement:
 
 
 class _ResizedImages:
-    """Cache of recently used images, decoded and resized, which for a large photograph takes longer than a step."""
+    """Cache of decoded and resized images, because decoding a large photograph takes longer than a step."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -92,7 +92,7 @@ class _ResizedImages:
         self._images: OrderedDict[tuple[str, Size], Image.Image] = OrderedDict()
 
     def get(self, picture: Picture, size: Size) -> Image.Image:
-        """Return the picture in this size; do not modify it."""
+        """Return the picture in `size`. The caller must not modify the image."""
         key = (picture.digest, size)
         if key in self._images:
             self._images.move_to_end(key)
@@ -129,7 +129,7 @@ def read_instance_pictures(config: DreamboothConfig, data_dir: Path) -> list[Pic
 
 
 def read_class_pictures(config: DreamboothConfig, data_dir: Path) -> list[Picture]:
-    """Read the provided class pictures, up to the configured number, possibly none. Raises DataError."""
+    """Read the provided class pictures, up to the configured number. Raises DataError."""
     folder = data_dir / config.class_data_dir
     if not config.with_prior_preservation or config.class_prompt is None or not folder.is_dir():
         return []
@@ -138,7 +138,7 @@ def read_class_pictures(config: DreamboothConfig, data_dir: Path) -> list[Pictur
 
 
 def make_picture(name: str, encoded: bytes, prompt: str) -> Picture:
-    """Make a picture of an image file's bytes."""
+    """Make a picture from an image file's bytes."""
     image = _decode(encoded)
     return Picture(name, encoded, prompt, (image.height, image.width), _digest(encoded, None))
 
@@ -182,7 +182,7 @@ _REPLACE = "Replace or remove them; `baton data validate` finds such files befor
 def _decode(source: Path | bytes) -> Image.Image:
     with Image.open(source if isinstance(source, Path) else io.BytesIO(source)) as image:
         if image.mode.startswith(("I", "F")):
-            # Pillow would turn every value above 255 white.
+            # Pillow would turn all values above 255 white.
             raise ValueError("has more than 8 bits a pixel and channel: save it with 8")
         return turn_upright(image).convert("RGB")
 
@@ -198,7 +198,7 @@ def _digest(content: bytes, mask: bytes | None) -> str:
 
 
 def _captions(folder: Path, paths: Sequence[Path]) -> dict[Path, str]:
-    """Read the caption of every image. Raises DataError with the images that have none."""
+    """Read the caption of every image. Raises DataError with the images without captions."""
     listed = dict(_listed_captions(folder))
     captions = {}
     for path in paths:
@@ -217,21 +217,21 @@ def _captions(folder: Path, paths: Sequence[Path]) -> dict[Path, str]:
 
 def _text_of(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
+        return file.read_text(encoding="utf-8-sig")  # Some editors write a byte order mark.
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read ({error})", "Write captions as text in UTF-8") from error
 
 
 def _listed_captions(folder: Path) -> Iterator[tuple[Path, str]]:
     for file in (path for name in CAPTION_FILES for path in sorted(folder.rglob(name)) if _is_visible(path, folder)):
-        # `splitlines` would also split at Unicode line ends, which JSON texts may contain.
+        # JSON texts may contain Unicode line ends, at which `splitlines` would split.
         for number, line in enumerate(_text_of(file).split("\n"), 1):
             if not line.strip():
                 continue
             try:
                 entry = json.loads(line)
                 name, entry_text = entry["file_name"], entry.get("text")
-                text = entry_text if entry_text is not None else entry.get("caption")  # null counts as absent
+                text = entry_text if entry_text is not None else entry.get("caption")  # Null is absent.
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise DataError(f"{file}, line {number}: {error!r}", _CAPTION_LINE) from error
             if not isinstance(name, str) or not isinstance(text, str):
@@ -243,7 +243,7 @@ _CAPTION_LINE = 'Each line is an object: {"file_name": "1.jpg", "text": "a photo
 
 
 def _masks(folder: Path, paths: Sequence[Path]) -> dict[Path, Path]:
-    """Find the mask of every image. Raises DataError with the images that have none."""
+    """Find the mask of every image. Raises DataError with the images without masks."""
     masks = {path: path.with_name(path.stem + MASK_SUFFIX) for path in paths}
     missing = [path.relative_to(folder).as_posix() for path, mask in masks.items() if not mask.is_file()]
     if missing:

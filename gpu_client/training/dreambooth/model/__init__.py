@@ -1,1 +1,1 @@
-"""The base model, its LoRA, and the optimizer of a Dreambooth job."""
+"""Load the base model of a Dreambooth job, add its LoRA, and optimize the LoRA."""

@@ -1,4 +1,4 @@
-"""The base model: Stable Diffusion 1.x, 2.x and SDXL under one interface; loading from a directory or the hub."""
+"""Load Stable Diffusion 1.x, 2.x and SDXL from a directory or the hub, under one interface."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Conditioning:
     """Embeddings of prompts for the UNet, on the CPU or the model's device."""
 
     tokens: torch.Tensor
-    """Shape (prompts, tokens, width)."""
+    """Embeddings of tokens, of shape (prompts, tokens, width)."""
     pooled: torch.Tensor | None
-    """Shape (prompts, width), SDXL only."""
+    """Pooled embeddings of shape (prompts, width), for SDXL only."""
 
 
 class Models:
-    """The parts of one base model on one device. Only the matrices of `Lora` are trained."""
+    """Parts of one base model on one device. The training changes only the matrices of `Lora`."""
 
     def __init__(
         self, kind: str, pipeline: Any, device: torch.device, dtype: torch.dtype, fingerprint: Callable[[], str]
@@ -73,7 +73,7 @@ class Models:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of the base model with its VAE. Reads every byte of them, so read it only if needed."""
+        """Compute the digest of the base model with its VAE, which reads every byte of both."""
         return self._fingerprint()
 
     def modules(self) -> dict[str, nn.Module]:
@@ -93,7 +93,7 @@ class Models:
         return torch.as_tensor(moments).float()
 
     def draw_latents(self, moments: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Draw latents from such distributions, scaled for the UNet."""
+        """Draw latents from latent distributions, scaled for the UNet."""
         mean, log_variance = moments.to(self.device).chunk(2, dim=1)
         deviation = torch.exp(0.5 * log_variance.clamp(*_LOGVAR_RANGE))
         noise = torch.randn(mean.shape, generator=generator).to(self.device)
@@ -127,7 +127,7 @@ class Models:
                 return Conditioning(encoder(ids, attention_mask=mask)[0], None)
             output = encoder(ids, output_hidden_states=True)
             parts.append(output.hidden_states[-2])
-            pooled = output[0]  # the projection of the last encoder
+            pooled = output[0]  # The projection of the last encoder.
         return Conditioning(torch.cat(parts, dim=-1), pooled)
 
     def negative_conditioning(self) -> Conditioning:
@@ -195,10 +195,10 @@ def check_base_model(config: DreamboothConfig, data_dir: Path) -> None:
 
 
 def _place(field: str, name: str, data_dir: Path) -> Path | str:
-    """Resolve a directory or a name on the hub. Raises ModelError for a path that does not exist."""
+    """Resolve a directory or a name on the hub. Raises ModelError for a missing directory."""
     try:
         here = Path(name).expanduser()
-    except RuntimeError as error:  # an unknown user, or a user without a home directory
+    except RuntimeError as error:  # An unknown user, or a user without a home directory.
         raise ModelError(f"{field}: {name} cannot be resolved ({error})", _NAME_A_MODEL) from error
     for path in (here, data_dir / name):
         if path.is_dir():
@@ -228,7 +228,7 @@ def _load_vae(vae: Path | str, dtype: torch.dtype, **options: str | None) -> Any
     where = {name: value for name, value in options.items() if value is not None}
     try:
         config = AutoencoderKL.load_config(str(vae), **{k: v for k, v in where.items() if k != "variant"})
-        # SDXL's own VAE overflows in fp16 and its config has force_upcast; a corrected VAE does not.
+        # SDXL's own VAE overflows in fp16, and its config has force_upcast; a corrected VAE lacks both.
         upcast = bool(config.get("force_upcast", True)) and dtype == torch.float16
         return AutoencoderKL.from_pretrained(str(vae), dtype=torch.float32 if upcast else dtype, **where)
     except LOADING_ERRORS as error:
@@ -248,7 +248,7 @@ def _check_trainable(models: Models, base: Path | str) -> None:
             "Use a VAE that belongs to this kind of model",
         )
     if "beta_schedule" not in models.sampling_config:
-        # With DDPM's defaults the noise would be wrong, and the result useless.
+        # DDPM's defaults would give wrong noise and a useless result.
         raise ModelError(
             f"the noise of {base} is that of an {models.sampling_config.get('_class_name')}",
             "Models whose noise is made as Stable Diffusion's, by betas, can be trained",
@@ -260,7 +260,7 @@ def _check_trainable(models: Models, base: Path | str) -> None:
 
 def _unloadable(part: str, place: Path | str, error: Exception) -> ModelError | HubError:
     if isinstance(place, str) and is_unreachable(error):
-        # the text of diffusers would blame the model
+        # The error text of diffusers would blame the model.
         return HubError(
             f"the {part} {place} cannot be fetched: the hub cannot be reached, this machine's cache does not have it, "
             "and there is no directory of that name, here or among the inputs",
@@ -280,8 +280,8 @@ def _uses_mask(encoder: Any) -> bool:
 def _fingerprint(place: Path | str, revision: str | None) -> str:
     """Compute the fingerprint of a model.
 
-    Of a model on the hub: its commit, because a branch moves. Of a directory: all bytes, because merged LoRA weights
-    differ only in the middle of a file.
+    The fingerprint of a model on the hub is its commit, because a branch moves. The fingerprint of a directory covers
+    all bytes, because merged LoRA weights differ only in the middle of a file.
     """
     hasher = hashlib.blake2b(digest_size=16)
     if isinstance(place, str):
@@ -294,7 +294,7 @@ def _fingerprint(place: Path | str, revision: str | None) -> str:
 
 
 def _commit_of(name: str, revision: str | None) -> str | None:
-    """Return the commit in the hub's cache, whose files are in snapshots/<commit>."""
+    """Return the commit in the hub's cache, which has the files in snapshots/<commit>."""
     for file in ("model_index.json", "config.json"):
         found = try_to_load_from_cache(name, file, revision=revision)
         if isinstance(found, str):
@@ -303,14 +303,14 @@ def _commit_of(name: str, revision: str | None) -> str | None:
 
 
 _BUSY = frozenset((408, 425, 429))
-"""Temporary refusals, after which the same request can succeed."""
+"""Temporary refusals, after which a repeated request can succeed."""
 
 LOADING_ERRORS = (OSError, ValueError, TypeError, RuntimeError, httpx.HTTPError)
 """Errors of loading a model, from files and from the hub."""
 
 
 def is_unreachable(error: BaseException) -> bool:
-    """Tell if the hub was unreachable or unable to answer, which means nothing about the model.
+    """Return True if the hub was unreachable or unable to answer, which says nothing about the model.
 
     diffusers wraps the errors of the hub's library; the outermost conclusive error of the chain counts.
     """
@@ -321,7 +321,8 @@ def is_unreachable(error: BaseException) -> bool:
             return status >= 500 or status in _BUSY
         if isinstance(one, (httpx.HTTPError, ConnectionError, TimeoutError)):
             return True
-        # Raised without an answer of the hub and an empty cache, and also above refusals, which follow in the chain.
+        # The hub's library raises this error without an answer and with an empty cache, but also above refusals, which
+        # follow in the chain.
         found = found or isinstance(one, LocalEntryNotFoundError)
     return found
 

@@ -1,4 +1,4 @@
-"""The machine: its device, its capabilities, checked before anything is loaded, and its seeds."""
+"""Select the device, check the machine's capabilities before any load, and seed the generators."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def make_reproducible(config: DreamboothConfig, device: torch.device) -> None:
     if device.type == "cpu":
         torch.set_num_threads(config.cpu_threads)
     if device.type == "cpu" or config.deterministic:
-        # cuBLAS reads the variable at the first matrix multiplication.
+        # cuBLAS reads the variable at the first matrix multiplication, therefore the variable is set here.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cudnn.benchmark = False
         torch.use_deterministic_algorithms(True, warn_only=device.type != "cpu")

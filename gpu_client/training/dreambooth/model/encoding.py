@@ -1,4 +1,4 @@
-"""Inputs of the UNet: latents of pictures and embeddings of prompts, computed or cached."""
+"""Compute or read from a cache the inputs of the UNet: latents of pictures and embeddings of prompts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from gpu_client.training.dreambooth.model.base_model import Conditioning, Models
 
 
 class TensorCache:
-    """Tensors by key, on the CPU. A state of the session, so that later attempts find the tensors."""
+    """Cache of tensors by key, on the CPU. A state of the session, which later attempts restore."""
 
     def __init__(self) -> None:
         self._tensors: dict[str, torch.Tensor] = {}
         self.made = 0
-        """Number of tensors computed by this attempt."""
+        """Number of tensors that this attempt has computed."""
 
     def get(self, key: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Return the tensor of this key, computed if it is new."""
+        """Return the tensor of a key; compute a missing tensor by `make`."""
         if key not in self._tensors:
             self._tensors[key] = make().detach().cpu().contiguous()
             self.made += 1
@@ -40,7 +40,7 @@ class TensorCache:
 
 
 class Encoder:
-    """The frozen encoders of the model, with a cache."""
+    """Frozen encoders of the model, with a cache."""
 
     def __init__(self, models: Models, config: DreamboothConfig) -> None:
         self.cache = TensorCache()
@@ -50,7 +50,7 @@ class Encoder:
     def fill(
         self, batches: Iterable[PictureBatches], prompts: Sequence[str], report_phase: Callable[[str, int, int], object]
     ) -> None:
-        """Compute everything to cache; move the text encoders to the CPU if they are not needed any more.
+        """Fill the configured caches, and move text encoders without further use to the CPU.
 
         `report_phase` receives the name of the phase, the finished and the total number.
         """
@@ -119,7 +119,7 @@ class Encoder:
 
         def make_pooled() -> torch.Tensor:
             pooled = make().pooled
-            assert pooled is not None  # SDXL's second encoder has a projection
+            assert pooled is not None  # SDXL's second encoder has a projection.
             return pooled
 
         return Conditioning(tokens, self.cache.get(f"{key}.pooled", make_pooled))

@@ -1,4 +1,4 @@
-"""The LoRA: trainable matrices beside the frozen weights, as a state, and as the file that pipelines load."""
+"""Add the LoRA (trainable matrices beside the frozen weights), store its state, and export it for pipelines."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from gpu_client.training.dreambooth.model.base_model import Models
 WEIGHTS_FILE = "pytorch_lora_weights.safetensors"
 UNET_TARGETS = ["to_k", "to_out.0", "to_q", "to_v"]
 TEXT_TARGETS = ["k_proj", "out_proj", "q_proj", "v_proj"]
-# Names in diffusers, in transformers since 5, and in transformers before.
+# Names in diffusers, in transformers since version 5, and in earlier versions of transformers.
 _CHECKPOINTING = ("enable_gradient_checkpointing", "activation_checkpointing_enable", "gradient_checkpointing_enable")
 
 
 class Lora:
-    """The trainable weights, in float32. A state of the session."""
+    """Trainable weights, in float32. A state of the session."""
 
     def __init__(self, models: Models, config: DreamboothConfig) -> None:
         """Add the matrices to the models; their initial values come from torch's global generator."""
@@ -50,12 +50,12 @@ class Lora:
         if config.gradient_checkpointing:
             for module in self.modules.values():
                 next(getattr(module, name) for name in _CHECKPOINTING if hasattr(module, name))()
-        # Adapters begin in training mode, in which dropout would draw from the training's generator; a job with
-        # provided class images must train like a job that generates them.
+        # Adapters begin in training mode, whose dropout would draw from the training's generator during the generation
+        # of class images. A job with provided class images must train like a job that generates class images.
         self.training(False)
 
     def parameters(self, *names: str) -> list[nn.Parameter]:
-        """Return the trainable parameters of the named modules; of all without names."""
+        """Return the trainable parameters of the named modules; without names, of all modules."""
         return [parameter for name, parameter in self._named() if not names or name.partition(".")[0] in names]
 
     def training(self, on: bool) -> None:
@@ -64,7 +64,7 @@ class Lora:
             module.train(on)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return every matrix by its place."""
+        """Return every matrix by its place in the model."""
         return {name: parameter.detach() for name, parameter in self._named()}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -83,18 +83,18 @@ class Lora:
             tensor.copy_(state[name])
 
     def export(self, path: Path, metadata: Mapping[str, str]) -> None:
-        """Write the file for `load_lora_weights`. metadata: texts for its header."""
+        """Write the file for `load_lora_weights`. metadata: texts for the file's header."""
         tensors: dict[str, torch.Tensor] = {}
         adapters: dict[str, Any] = {}
         for name, module in self.modules.items():
             layers = convert_state_dict_to_diffusers(get_peft_model_state_dict(module))
-            # CLIPTextModel lost a level in transformers 5; files keep the level that loaders know.
+            # CLIPTextModel lost a level in transformers 5, while loaders expect the level in files.
             above = "text_model." if name != "unet" and not hasattr(module, "text_model") else ""
             tensors |= {f"{name}.{above}{key}": tensor.detach().cpu() for key, tensor in layers.items()}
             facts = {"r": self._config.lora_rank, "lora_alpha": self._alpha, "target_modules": self._targets[name]}
             adapters |= {f"{name}.{key}": value for key, value in facts.items()}
         header = {**metadata, "lora_adapter_metadata": json.dumps(adapters, sort_keys=True)}
-        # safetensors' own writer puts the header's texts in any order; this writer makes equal files of equal LoRAs.
+        # safetensors' own writer orders the header's texts arbitrarily; this writer makes equal files of equal LoRAs.
         write(path, FileContents(tensors, header))
 
     def _named(self) -> Iterator[tuple[str, nn.Parameter]]:

@@ -1,4 +1,4 @@
-"""Optimizer, learning rate schedule, loss scaling and moving average, combined into one update."""
+"""Combine optimizer, learning rate schedule, loss scaling and moving average into one update."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gpu_client.training.dreambooth.model.lora import Lora
 
 
 class Optimization:
-    """Turns gradients into new weights. `states` are for the session."""
+    """Update of the weights by gradients. `states` are for the session."""
 
     def __init__(self, lora: Lora, config: DreamboothConfig, total_steps: int, device: torch.device) -> None:
-        """Raises ConfigError if the warm-up is longer than the training."""
+        """Make the optimizer. Raises ConfigError if the warm-up is longer than the training."""
         if config.lr_warmup_steps > total_steps:
             raise ConfigError(
                 [f"lr_warmup_steps: the warm-up of {config.lr_warmup_steps} steps does not end within {total_steps}"]
@@ -32,13 +32,13 @@ class Optimization:
 
     @property
     def states(self) -> dict[str, Any]:
-        """Everything that changes with an update, by name."""
+        """Return the states that change with an update, by name."""
         states: dict[str, Any] = {"optimizer": self.optimizer, "scheduler": self.scheduler, "scaler": self.scaler}
         return states if self._ema is None else {**states, "ema": self._ema}
 
     @property
     def learning_rate(self) -> float:
-        """The UNet's learning rate of the next update."""
+        """Return the UNet's learning rate of the next update."""
         return float(self.scheduler.get_last_lr()[0])
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -53,14 +53,14 @@ class Optimization:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.scaler.get_scale() >= scale:  # otherwise the gradients overflowed, and no weight changed
+        if self.scaler.get_scale() >= scale:  # A lower scale means an overflow without a change of weights.
             self.scheduler.step()
             if self._ema is not None:
                 self._ema.step(self._parameters)
         return norm
 
     def use_average(self) -> None:
-        """Replace the weights by their average, if there is one, until `use_weights`."""
+        """Replace the weights by their average, if configured, until `use_weights`."""
         if self._ema is not None:
             self._ema.store(self._parameters)
             self._ema.copy_to(self._parameters)
@@ -72,12 +72,12 @@ class Optimization:
 
 
 class _Average(EMAModel):  # type: ignore[misc,unused-ignore]
-    """The moving average of the weights, always on their device."""
+    """Moving average of the weights, always on the weights' device."""
 
     shadow_params: list[torch.Tensor]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore an average; diffusers would leave it on the CPU."""
+        """Restore an average on the weights' device; diffusers would leave the average on the CPU."""
         devices = [average.device for average in self.shadow_params]
         super().load_state_dict(state_dict)
         self.shadow_params = [average.to(device) for average, device in zip(self.shadow_params, devices, strict=True)]
@@ -88,7 +88,7 @@ def _optimizer(lora: Lora, config: DreamboothConfig) -> torch.optim.Optimizer:
     text = [name for name in lora.modules if name != "unet"]
     if text:
         groups.append({"params": lora.parameters(*text), "lr": config.text_encoder_lr})
-    # The start has checked that the library exists.
+    # The start of the training has checked that the library exists.
     kind: Any = import_module("bitsandbytes.optim").AdamW8bit if config.use_8bit_adam else torch.optim.AdamW
     optimizer: torch.optim.Optimizer = kind(
         groups,
@@ -103,9 +103,9 @@ def _optimizer(lora: Lora, config: DreamboothConfig) -> torch.optim.Optimizer:
 def _scheduler(optimizer: torch.optim.Optimizer, config: DreamboothConfig, total_steps: int) -> Any:
     name = config.lr_scheduler
     if name == "constant" and config.lr_warmup_steps:
-        name = "constant_with_warmup"  # "constant" of diffusers ignores the warm-up
+        name = "constant_with_warmup"  # diffusers' "constant" ignores the warm-up.
     elif name == "polynomial" and config.lr_warmup_steps == total_steps:
-        # with a warm-up over all steps all schedules are equal, but polynomial divides by the remaining steps: zero
+        # A warm-up over all steps makes all schedules equal, while polynomial would divide by zero remaining steps.
         name = "constant_with_warmup"
     return get_scheduler(
         name,

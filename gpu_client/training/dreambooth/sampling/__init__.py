@@ -1,1 +1,1 @@
-"""Pictures that a Dreambooth job generates: class images and validation pictures."""
+"""Generate the pictures of a Dreambooth job: class images and validation pictures."""

@@ -1,9 +1,9 @@
-"""Class images for prior preservation: provided by the job, taken over, or generated.
+"""Provide class images for prior preservation: from the job, from other attempts and jobs, or generated.
 
-Each image is generated once. Later attempts find the images in the checkpoint on any machine (the job commits one
-before its first step, and a tenant's equal bytes are stored once); before that, they receive the parts of interrupted
-attempts. Later jobs receive the archive of a complete job (`shared_images.py` has both); jobs on the same machine also
-share a directory whose name is a digest of everything that the images depend on.
+Each image is generated once. Later attempts find the images, on any machine, in the checkpoint that the job commits
+before its first step (the store keeps a tenant's equal bytes once). Before this checkpoint, attempts receive the parts
+of interrupted attempts. Later jobs receive the archive of a complete job (`shared_images.py` has both). Jobs on one
+machine also share a directory, whose name is a digest of all values that determine the images.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from gpu_client.training.session.session import Session
 
 OUTPUT_DIR = "class_images"
 MAX_SETS = 32
-"""Number of image sets that stay on a machine."""
+"""Maximum number of image sets on a machine."""
 _JPEG: dict[str, Any] = {"format": "JPEG", "quality": 95, "subsampling": 0}
 
 log = logging.getLogger("baton.training")
 
 
 class ClassImages:
-    """The class images of a job and the order of their use. A state of the session."""
+    """Class images of a job and the order of their use. A state of the session."""
 
     def __init__(self, config: DreamboothConfig, provided: Sequence[Picture]) -> None:
         self._config = config
@@ -58,21 +58,21 @@ class ClassImages:
         """Key of the generated images."""
         self._batches: PictureBatches | None = None
         self._shared = 0
-        """Number of images that another job has shared."""
+        """Number of images from another job."""
         self._taken_over = 0
-        """Number of images that interrupted attempts had made."""
+        """Number of images from interrupted attempts."""
         self.generated = 0
         """Number of images that this attempt has generated."""
         self._prepare()
 
     @property
     def missing(self) -> int:
-        """Number of images still to make."""
+        """Return the number of missing images."""
         return self._config.num_class_images - len(self._provided) - len(self._encoded)
 
     @property
     def batches(self) -> PictureBatches:
-        """All images as batches; only if none is missing."""
+        """Return the batches of all images. Requires a complete set."""
         assert self._batches is not None
         return self._batches
 
@@ -80,7 +80,7 @@ class ClassImages:
         return next(self.batches)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the generated images as files, and the position in the order; only if none is missing."""
+        """Return the generated images as files, and the position in the order. Requires a complete set."""
         images = [torch.frombuffer(bytearray(encoded), dtype=torch.uint8) for encoded in self._encoded]
         return {"images": images, "shared": self._shared, "key": self._key, "batches": self.batches.state_dict()}
 
@@ -97,9 +97,9 @@ class ClassImages:
         self.batches.load_state_dict(state["batches"])
 
     def complete(self, models: Models, encoder: Encoder, session: Session) -> bool:
-        """Make the missing images; False if the job stops earlier.
+        """Make the missing images. Returns False if the job stops earlier.
 
-        The LoRA is untrained and has no effect yet.
+        At this time the LoRA is untrained and has no effect.
         """
         key = self._key = compute_key(self._config, models)
         shared, earlier = open_shared_images(session.data_dir, key), EarlierImages(session.data_dir, key)
@@ -125,7 +125,7 @@ class ClassImages:
                 self._encoded.append(encoded)
                 if old is None:
                     parts.add(_file_name(number), encoded)
-            if self.missing:  # complete sets go into the checkpoint
+            if self.missing:  # Complete sets go into the checkpoint.
                 parts.show_if_due()
             session.phase("class_images", len(self._provided) + len(self._encoded), self._config.num_class_images)
         if self.missing:
@@ -143,14 +143,14 @@ class ClassImages:
         return not self.missing
 
     def write(self, output_dir: Path, models: Models) -> None:
-        """Write the generated images as files, and the archive for later jobs unless they have all images."""
+        """Write the generated images as files, and the archive of new images for later jobs."""
         images = [(_file_name(number), encoded) for number, encoded in enumerate(self._encoded)]
         if images:
             (output_dir / OUTPUT_DIR).mkdir(parents=True, exist_ok=True)
         for name, encoded in images:
             (output_dir / OUTPUT_DIR / name).write_bytes(encoded)
         if len(images) > self._shared:
-            # The images may be days old, so the model in place now need not be the one that made them.
+            # The images may be older than the present model, therefore the key of their generation counts.
             write_shared(output_dir, self._key or compute_key(self._config, models), images)
 
     def _prepare(self) -> None:
@@ -172,7 +172,7 @@ class ClassImages:
 
 
 class _MachineCache:
-    """Class images on this machine for later jobs; unreadable or unwritable images are generated again."""
+    """Cache of class images on this machine; jobs generate unreadable or unwritable images again."""
 
     def __init__(self, config: DreamboothConfig, key: str) -> None:
         self._folder: Path | None = None
@@ -180,7 +180,7 @@ class _MachineCache:
         if place:
             try:
                 self._folder = Path(place).expanduser() / "class-images" / key
-            except RuntimeError as error:  # in containers: a user without a home directory or a name
+            except RuntimeError as error:  # Containers have users without a home directory.
                 log.warning("class images are not kept on this machine: %s cannot be resolved (%s)", place, error)
                 return
             self._make_room(self._folder)
@@ -199,7 +199,7 @@ class _MachineCache:
         return encoded
 
     def keep(self, number: int, encoded: bytes) -> bytes:
-        """Store the image atomically, because other jobs may be reading."""
+        """Store an image atomically, because other jobs may read at the same time."""
         if self._folder is None:
             return encoded
         try:
@@ -214,7 +214,7 @@ class _MachineCache:
 
     @staticmethod
     def _make_room(folder: Path) -> None:
-        with contextlib.suppress(OSError):  # an empty folder, or another job removing the same sets
+        with contextlib.suppress(OSError):  # An empty folder, or another job's removal.
             if folder.is_dir():
                 os.utime(folder)
             others = (path for path in folder.parent.iterdir() if path != folder)
@@ -224,7 +224,7 @@ class _MachineCache:
 
 
 def compute_key(config: DreamboothConfig, models: Models) -> str:
-    """Compute a digest of everything that generated class images depend on."""
+    """Compute a digest of all values that determine the generated class images."""
     facts = {
         "model": models.fingerprint,
         "variant": config.variant,
@@ -240,7 +240,7 @@ def compute_key(config: DreamboothConfig, models: Models) -> str:
 
 
 def _sound(encoded: bytes | None) -> bytes | None:
-    """Return the bytes if they are an image file, else None."""
+    """Return `encoded` if the bytes are an image file, else None."""
     if encoded is None:
         return None
     try:

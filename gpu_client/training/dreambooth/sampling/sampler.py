@@ -1,4 +1,4 @@
-"""Pictures generated from seeds; equal seeds give equal pictures on the same machine."""
+"""Generate pictures from seeds; equal seeds give equal pictures on one machine."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def sample(
             generator=generators,
             output_type="latent",
         ).images
-    # One by one, because at full size the decoder takes more memory than all the rest; not by the pipeline, which
-    # decodes in the UNet's precision.
+    # At full size the decoder takes most of the memory, therefore latents are decoded one by one. The pipeline would
+    # decode in the UNet's precision.
     return [_image(models.decode_latents(latent[None])[0]) for latent in latents]
 
 
 def _pipeline(models: Models) -> Any:
-    """Make a pipeline of the models' own parts, for embedded prompts."""
+    """Make a pipeline from the models' parts, for embedded prompts."""
     steps = DPMSolverMultistepScheduler.from_config(models.sampling_config)
     absent = {"safety_checker", "feature_extractor"} if models.kind == "sd" else set()
     extra = {"requires_safety_checker": False} if models.kind == "sd" else {"add_watermarker": False}
     names = {*models.text_encoders, *(name.replace("text_encoder", "tokenizer") for name in models.text_encoders)}
     before = diffusers_logging.get_verbosity()
-    diffusers_logging.set_verbosity_error()  # suppresses "Pipelines without text encoders ..."
+    diffusers_logging.set_verbosity_error()  # Suppresses "Pipelines without text encoders ...".
     try:
         pipeline = PIPELINES[models.kind](
             vae=models.vae, unet=models.unet, scheduler=steps, **dict.fromkeys(absent | names), **extra

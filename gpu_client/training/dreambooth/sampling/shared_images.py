@@ -1,8 +1,8 @@
-"""Archives of class images, for later jobs and for later attempts at the same job, on any machine.
+"""Share archives of class images with later jobs, and with later attempts of a job, on any machine.
 
-A job leaves one archive of all its images. While generating, an attempt publishes parts as artifacts, so that a
-preemption loses only the last moments. The control plane selects archives by parameters and job. The key in each
-archive is more precise, and includes the files of the base model; archives with another key are ignored.
+A complete job publishes one archive of all its images. During the generation, an attempt publishes parts as artifacts,
+so that a preemption loses only the last images. The control plane selects archives by parameters and job. The key in
+each archive is more precise and covers the files of the base model; readers ignore archives with another key.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from gpu_client.training.session.session import Session
 
 SHARED_FILE = "class_images.zip"
 PART_EVERY_S = 30.0
-"""Interval of parts in seconds; a preemption loses at most these images and an upload."""
+"""Interval of parts in seconds; a preemption loses at most the images of an interval and of an upload."""
 PART_SHARE = 50
-"""The interval grows to this fraction of the elapsed time, which limits the number of parts."""
+"""Divisor of the elapsed time: the interval grows to this fraction, which limits the number of parts."""
 PART_BYTES = 32 * 1024**2
-"""Size of a part; the agent sends artifacts before the end up to twice this size."""
+"""Size of a part in bytes, half of the agent's limit for artifacts before the end."""
 _NO_DATE = (1980, 1, 1, 0, 0, 0)
 _UNREADABLE = (
     zipfile.BadZipFile,
     *(OSError, EOFError, KeyError, ValueError, RuntimeError),
     *(zlib.error, lzma.LZMAError, struct.error),
 )
-"""Errors of Python's zipfile for damaged archives, besides its own."""
+"""Errors of Python's zipfile for damaged archives."""
 
 log = logging.getLogger("baton.training")
 
 
 class SharedImageArchive:
-    """An archive; empty if it is missing, damaged, or of another key."""
+    """Archive of images; empty for a missing or damaged archive, or an archive of another key."""
 
     def __init__(self, path: Path, key: str) -> None:
         self._path = path
@@ -55,7 +55,7 @@ class SharedImageArchive:
             log.warning("the class images in %s cannot be read (%s)", path.name, error)
 
     def read(self, name: str) -> bytes | None:
-        """Read the image file of that name; None if it is missing or damaged."""
+        """Read the image file `name`; None for a missing or damaged file."""
         if name not in self.names:
             return None
         try:
@@ -72,14 +72,14 @@ def open_shared_images(data_dir: Path, key: str) -> SharedImageArchive:
 
 
 class EarlierImages:
-    """The stored parts of earlier attempts at this job."""
+    """Stored parts of earlier attempts at this job."""
 
     def __init__(self, data_dir: Path, key: str) -> None:
         folder = data_dir / SHARED_DIR / f"{SHARED_FILE}{SHARED_PARTS}"
         self._parts = [SharedImageArchive(path, key) for path in sorted(folder.rglob("*.zip"))]
 
     def read(self, name: str) -> Iterator[bytes]:
-        """Yield the readable image files of that name; usually one or none."""
+        """Yield the readable image files `name`, at most one for each part."""
         for part in self._parts:
             encoded = part.read(name)
             if encoded is not None:
@@ -87,7 +87,7 @@ class EarlierImages:
 
 
 class ImageParts:
-    """Publishes the images of this attempt for the next one. `clock`: monotonic seconds."""
+    """Publisher of this attempt's images for the next attempt. `clock`: monotonic seconds."""
 
     def __init__(self, session: Session, key: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._session = session
@@ -97,7 +97,7 @@ class ImageParts:
         self._waiting: list[tuple[str, bytes]] = []
 
     def add(self, name: str, encoded: bytes) -> None:
-        """Add a new image; ignored without an agent."""
+        """Add a new image; a no-op without an agent."""
         if self._session.job_id:
             self._waiting.append((name, encoded))
 
@@ -109,7 +109,7 @@ class ImageParts:
             self.show()
 
     def show(self) -> None:
-        """Publish all new images. After a write error the next attempt generates them again."""
+        """Publish all new images. After a write error, the next attempt generates the images again."""
         self._shown_at = self._clock()
         if not self._waiting:
             return

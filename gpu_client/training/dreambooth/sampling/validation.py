@@ -1,6 +1,6 @@
-"""Validation pictures: generated every few epochs from the same seeds, published at once, kept in the checkpoints.
+"""Generate validation pictures every few epochs from equal seeds, publish them, and keep them in checkpoints.
 
-At the end of the training one grid collects all pictures.
+At the end of the training, one grid collects all pictures.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from gpu_client.training.session.session import Session
 OUTPUT_DIR = "validation"
 GRID_FILE = "validation_grid.png"
 MAX_PICTURES = 256
-"""Limit of a job's pictures: each is one of at most 500 output files, and in every checkpoint."""
+"""Limit of a job's pictures, because a job has at most 500 output files and every checkpoint contains all pictures."""
 
 log = logging.getLogger("baton.training")
 
 
 class ValidationPictures:
-    """Pictures of the validation prompt, by step. A state of the session.
+    """Pictures of the validation prompt by step. A state of the session.
 
     epochs: number of complete epochs at the end of the training.
     """
@@ -58,12 +58,14 @@ class ValidationPictures:
 
     @property
     def steps(self) -> list[int]:
-        """The steps that have pictures."""
+        """Return the steps with pictures."""
         return sorted(self._encoded)
 
     def due(self, epoch: int) -> bool:
-        """Tell if the interval has passed. Called at the start of a step, so that an attempt that resumes right after
-        an interval makes the pictures that the stopped attempt did not make.
+        """Return True if the interval has passed.
+
+        Call at the start of a step, so that an attempt that resumes just after an interval makes the pictures that the
+        stopped attempt did not make.
         """
         return self._config.validation_prompt is not None and epoch // self._every_epochs > self._milestone
 
@@ -88,8 +90,9 @@ class ValidationPictures:
         self._show(step, session)
 
     def show_again(self, session: Session) -> None:
-        """Write the pictures of an earlier attempt, and publish the newest ones, which that attempt may not have
-        published.
+        """Write the pictures of an earlier attempt, and publish the newest pictures again.
+
+        The earlier attempt may have ended before publishing its newest pictures.
         """
         for step in self.steps:
             self._write(step, session.output_dir)
@@ -131,9 +134,9 @@ class ValidationPictures:
 
 
 def choose_interval(config: DreamboothConfig, epochs: int) -> int:
-    """Return `validation_epochs`, or a longer interval if there would be more than MAX_PICTURES."""
+    """Return `validation_epochs`, or a longer interval that gives at most MAX_PICTURES pictures."""
     most_steps = MAX_PICTURES // config.num_validation_images
-    # The end of the training adds one more set.
+    # The end of the training adds another set.
     least = -(-epochs // (most_steps - 1))
     if config.validation_prompt is not None and least > config.validation_epochs:
         log.warning(
@@ -153,18 +156,19 @@ def _png(image: Image.Image) -> bytes:
 
 MAX_TILE_PIXELS = 512
 MAX_SIDE_PIXELS = 16_384
-"""Limit of a side; many programs stop at twice this size."""
+"""Limit of a side in pixels, half the limit of many programs."""
 MAX_PIXELS = 40_000_000
 _LEAST_WIDTH_PIXELS = 256
-"""Minimum for a readable title above small pictures."""
+"""Minimum width of a grid, for a readable title above small pictures."""
 _GAP_PIXELS = 4
 _FONT_PIXELS = (12, 24)
 _MAX_TITLE_LINES = 4
 
 
 def draw_grid(rows: Mapping[int, Sequence[bytes]], title: str, resolution: int) -> Image.Image:
-    """Draw all pictures (encoded, square, `resolution` pixels a side) by step, with a title; many pictures are reduced
-    in size.
+    """Draw a grid of all pictures by step, with a title; reduce the size of many pictures.
+
+    `rows`: encoded square pictures of `resolution` pixels a side, by step.
     """
     columns = max(len(row) for row in rows.values())
     tile = _tile(len(rows), columns, resolution)
@@ -186,7 +190,7 @@ def draw_grid(rows: Mapping[int, Sequence[bytes]], title: str, resolution: int) 
                 with Image.open(io.BytesIO(encoded)) as picture:
                     grid.paste(picture.convert("RGB").resize((tile, tile)), place)
             except (OSError, SyntaxError, ValueError) as error:
-                # The training is complete; an unreadable picture must not lose its result.
+                # The training is complete, and an unreadable picture must not lose the result.
                 log.warning("picture %d of step %d cannot be read: %s", column, step, error)
                 draw.text(place, "unreadable", fill="red", font=font)
     return grid
@@ -196,7 +200,7 @@ def _tile(rows: int, columns: int, resolution: int) -> int:
     """Compute the side of each picture in pixels."""
     fits = int((MAX_PIXELS / (rows * columns)) ** 0.5)
     tile = max(min(resolution, MAX_TILE_PIXELS, fits, MAX_SIDE_PIXELS // max(rows, columns)), 1)
-    # A smaller tile also has a smaller font, so the text still fits.
+    # A smaller tile also has a smaller font, therefore the text still fits.
     line = _line_pixels(tile)
     high = (MAX_SIDE_PIXELS - _MAX_TITLE_LINES * line) // rows - line
     return max(min(tile, MAX_SIDE_PIXELS // columns - _GAP_PIXELS, high), 1)
@@ -212,9 +216,9 @@ def _line_pixels(tile: int) -> int:
 
 
 def _wrapped(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> list[str]:
-    """Wrap a text into lines that fit; a longer text ends with three dots."""
+    """Wrap a text into lines of at most `width` pixels; a too long text ends with three dots."""
     lines: list[str] = []
-    # Pillow's own font has European letters only.
+    # Pillow's own font has only European letters.
     for word in text.encode("latin-1", "replace").decode("latin-1").split():
         joined = f"{lines[-1]} {word}" if lines else word
         if lines and font.getlength(joined) <= width:
