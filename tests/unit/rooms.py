@@ -41,6 +41,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "functions.domain": {"baton.contract"},
     "functions.recipes": {"baton.contract"},
     "functions.settings": {"baton.contract", "functions.domain"},
+    "functions.fleet.drivers": {"baton.contract", "functions.domain", "functions.fleet.records"},
+    "functions.fleet": {"baton.contract", "functions.domain"},
     "functions.storage.dynamodb.items": {"baton.contract", "functions.domain"},
     "functions.storage.dynamodb": {
         "baton.contract",

@@ -82,7 +82,7 @@ def mismatch(job: Job, worker: WorkQuery, now: int) -> str | None:
     ):
         if needed and (has is None or has < needed):
             return f"needs {needed:.15g} {name}, the worker declares {'none' if has is None else f'{has:.15g}'}"
-    if needs.gpu_models and not any(_named(wanted, worker.gpu_model or "") for wanted in needs.gpu_models):
+    if needs.gpu_models and not any(names_model(wanted, worker.gpu_model or "") for wanted in needs.gpu_models):
         return f"needs one of {', '.join(needs.gpu_models)}, the worker declares {worker.gpu_model or 'no GPU model'}"
     if needs.image and not _same_image(needs.image, worker.image or ""):
         return f"needs the image {needs.image}, the worker declares {worker.image or 'none'}"
@@ -99,7 +99,7 @@ def _same_image(wanted: str, image: str) -> bool:
     return name == wanted
 
 
-def _named(wanted: str, model: str) -> bool:
+def names_model(wanted: str, model: str) -> bool:
     """Return True if the model contains the wanted name as whole words: an "A10" is not an "A100"."""
     return re.search(rf"(?<!\w){re.escape(wanted.strip())}(?!\w)", model, re.IGNORECASE) is not None
 

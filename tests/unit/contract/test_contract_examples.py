@@ -21,6 +21,7 @@ MODULES = (
     "checkpoints.calls",
     "checkpoints.manifest",
     "errors",
+    "fleet",
     "jobs.events",
     "jobs.history",
     "jobs.job",

@@ -1,0 +1,141 @@
+"""Define fleets: documents that permit renting, the machines that follow from them, and receipts.
+
+functions/fleet rents and returns the machines; docs/fleet.md is the reference for users.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from baton.contract.base import AnswerModel, EpochSeconds, JobId, QueueName, WireModel
+
+MAX_FLEET_MACHINES = 1000
+MAX_TOKEN_LENGTH = 60
+"""Longest name of a machine at its provider: Salad's limit for container groups."""
+
+FLEET_NAME_PATTERN = r"^[a-z][a-z0-9-]{0,31}$"
+FleetName = Annotated[str, Field(pattern=FLEET_NAME_PATTERN)]
+ProviderName = Literal["loopback"]
+Usd = Annotated[float, Field(gt=0, le=1_000_000)]
+
+
+class MachineState(StrEnum):
+    """State of a rented machine. A machine is billed from `requested` on, until `gone` proves its absence."""
+
+    PLANNED = "planned"
+    REQUESTED = "requested"
+    AMBIGUOUS = "ambiguous"
+    BOOTING = "booting"
+    REGISTERED = "registered"
+    READY = "ready"
+    BUSY = "busy"
+    DRAINING = "draining"
+    LOST = "lost"
+    TERMINATING = "terminating"
+    GONE = "gone"
+    FAILED = "failed"
+
+    @property
+    def ended(self) -> bool:
+        """True if no machine exists any more: absence is proved, or the machine never existed."""
+        return self in (MachineState.GONE, MachineState.FAILED)
+
+
+class Budget(WireModel):
+    """Upper bounds of spending in USD. Every bound that is given holds at all times.
+
+    Example: `{"total_usd": 20, "per_day_usd": 5}`
+    """
+
+    total_usd: Usd | None = None
+    per_day_usd: Usd | None = None
+    """Per day, by UTC."""
+    per_month_usd: Usd | None = None
+    """Per calendar month, by UTC."""
+
+    @model_validator(mode="after")
+    def _has_a_bound(self) -> Self:
+        if self.total_usd is None and self.per_day_usd is None and self.per_month_usd is None:
+            raise ValueError("a budget needs total_usd, per_day_usd or per_month_usd")
+        return self
+
+
+class FleetSpec(WireModel):
+    """Machines that may be rented, for which jobs, at which price.
+
+    Example: `{"name": "nights", "providers": ["loopback"], "max_usd_per_hour": 0.5, "budget": {"total_usd": 20}}`
+    """
+
+    name: FleetName
+    providers: Annotated[list[ProviderName], Field(min_length=1, max_length=8)]
+    choose: Literal["price", "order"] = "price"
+    """`price`: the lowest expected total of all providers; `order`: the first provider that has an offer."""
+    gpu_models: Annotated[list[Annotated[str, Field(min_length=1, max_length=64)]], Field(max_length=32)] = []
+    min_vram_gib: Annotated[float, Field(ge=0, le=4096)] = 0
+    disk_gib: Annotated[float, Field(ge=1, le=100_000)] = 40
+    market: Literal["spot", "on-demand", "either"] = "either"
+    image: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")] | None = None
+    queues: Annotated[list[QueueName], Field(min_length=1, max_length=10)] = ["default"]
+    min: Annotated[int, Field(ge=0, le=MAX_FLEET_MACHINES)] = 0
+    max: Annotated[int, Field(ge=1, le=MAX_FLEET_MACHINES)] = 1
+    idle_timeout_s: Annotated[int, Field(ge=0, le=86_400)] = 300
+    max_usd_per_hour: Usd
+    """Price cap of one machine."""
+    max_hours: Annotated[float, Field(gt=0, le=24 * 365)] = 24
+    """Longest life of one machine."""
+    budget: Budget
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"min ({self.min}) is above max ({self.max})")
+        if self.budget.total_usd is not None and self.min * self.max_usd_per_hour > self.budget.total_usd:
+            raise ValueError(
+                f"min ({self.min}) machines at max_usd_per_hour ({self.max_usd_per_hour:g}) exceed budget.total_usd "
+                f"({self.budget.total_usd:g}) within an hour"
+            )
+        if len(set(self.providers)) < len(self.providers):
+            raise ValueError("providers names a provider twice")
+        return self
+
+
+class Receipt(AnswerModel):
+    """Proof of the cost and of the end of one machine.
+
+    Example: `{"quoted_usd_per_hour": 0.2, "observed_usd": 0.31, "absent_at": [1700000000, 1700000060], ...}`
+    """
+
+    requested_at: EpochSeconds | None = None
+    created_at: EpochSeconds | None = None
+    quoted_usd_per_hour: float
+    observed_usd: float
+    """Integral of the observed price over the life of the machine."""
+    charged_usd: float | None = None
+    """Charge by the provider's own record; None if the provider has no record."""
+    absent_at: list[EpochSeconds] = []
+    """Times of the two complete inventories without the machine; empty if the machine never existed."""
+
+
+class MachineView(AnswerModel):
+    """One rented machine.
+
+    Example: `{"id": "a1b2c3d4-nights-1-9f8e7d", "fleet": "nights", "state": "busy", "provider": "loopback", ...}`
+    """
+
+    id: str
+    fleet: str
+    state: MachineState
+    provider: str
+    provider_id: str | None = None
+    gpu_model: str | None = None
+    usd_per_hour: float
+    spent_usd: float
+    job_id: JobId | None = None
+    since: EpochSeconds
+    """Time of the last transition."""
+    reason: str = ""
+    receipt: Receipt | None = None
+    """Set once the machine is `gone` or `failed`."""

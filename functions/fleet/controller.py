@@ -1,0 +1,392 @@
+"""Run one tick of the controller: reconcile all machines with their providers, then start what is missing.
+
+The order follows from the promises: inventories first, deadlines and money before any new spending, destroys before
+creates. Every write is conditional on the controller's fence and on the version of the record, and the intent of a
+create is stored before the call. Therefore the next tick finishes whatever a tick that died at any instruction left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from baton.contract.fleet import MachineState as State
+from functions.domain.errors import WriteConflict
+from functions.domain.records import Job
+from functions.fleet import lifecycle
+from functions.fleet.demand import missing_machines
+from functions.fleet.drivers.protocol import (
+    Ambiguous,
+    Created,
+    CreateIntent,
+    Driver,
+    ProviderRefused,
+    ProviderUnavailable,
+)
+from functions.fleet.ledger import Ledger, extend, need_usd, new_warnings, release, tightest
+from functions.fleet.machine_states import MAYBE_EXISTING
+from functions.fleet.offer_ranking import RankedOffer, Workload, rank
+from functions.fleet.records import FleetEvent, Inventory, Machine, Offer, OrphanMachine, Quarantine, StoredFleet
+from functions.fleet.store import FenceLost, FleetStore
+
+logger = logging.getLogger("baton.fleet")
+
+LEASE_S = 90
+"""Lease of one tick. A function that is paused longer than its lease cannot write any more, because of the fence."""
+LEAST_TIME_S = 20
+"""Time of the function that must be left before a provider is called: a call ends within its time-out."""
+DESTROY_EVERY_S = 30
+ORPHAN_GRACE_S = 60
+"""Time between the first and the last sighting after which an orphan is destroyed."""
+ENROLS_WITHIN_S = 1800
+QUARANTINE_S = {"boot": 6 * 3600, "loss": 24 * 3600}
+LONGEST_QUARANTINE_S = 7 * 24 * 3600
+OFFERS_PER_TICK = 8
+"""Offers tried for one machine in one tick."""
+
+
+@dataclass
+class TickReport:
+    """Counters of one tick, for metrics and the summary event."""
+
+    skipped: bool = False
+    machines: dict[str, int] = field(default_factory=dict)
+    created: int = 0
+    destroyed: int = 0
+    orphans: int = 0
+    usd_per_hour: float = 0.0
+    failures: list[str] = field(default_factory=list)
+
+
+class FleetController:
+    """The controller of all fleets of a deployment.
+
+    waiting: returns the claimable jobs of a fleet's queues. worker_environment: returns the environment of a machine
+    from its enrolment token. random_token: 256 random bits, URL-safe. time_left_s: time until the function is ended.
+    """
+
+    def __init__(
+        self,
+        store: FleetStore,
+        drivers: Mapping[str, Driver],
+        *,
+        waiting: Callable[[StoredFleet], Sequence[Job]],
+        worker_environment: Callable[[str], Mapping[str, str]],
+        now: Callable[[], int],
+        random_token: Callable[[], str],
+        time_left_s: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._drivers = drivers
+        self._waiting = waiting
+        self._worker_environment = worker_environment
+        self._now = now
+        self._random_token = random_token
+        self._time_left_s = time_left_s
+        self._fence = 0
+        self._report = TickReport()
+
+    def tick(self) -> TickReport:
+        """Run one tick. Returns at once, with `skipped`, while another controller holds the fence."""
+        self._report = TickReport()
+        fence = self._store.acquire(self._random_token(), self._now(), LEASE_S)
+        if fence is None:
+            self._report.skipped = True
+            return self._report
+        self._fence = fence
+        try:
+            self._reconcile_all()
+        except FenceLost:
+            logger.warning("another controller has taken over; this tick ends")
+            return self._report
+        self._store.release(fence)
+        return self._report
+
+    def _reconcile_all(self) -> None:
+        fleets = list(self._store.fleets())
+        machines = {
+            (one.tenant, one.spec.name): list(self._store.machines(one.tenant, one.spec.name)) for one in fleets
+        }
+        rented = {machine.provider for group in machines.values() for machine in group}
+        providers = sorted(rented | {name for one in fleets if not one.stopped for name in one.spec.providers})
+        inventories = {name: found for name in providers if (found := self._inventory(name)) is not None}
+        for fleet in fleets:
+            group = machines[fleet.tenant, fleet.spec.name]
+            for at, machine in enumerate(group):
+                group[at] = self._reconcile(fleet, machine, group, inventories.get(machine.provider))
+        for group in machines.values():
+            for at, machine in enumerate(group):
+                group[at] = self._destroy(machine)
+        self._handle_orphans(inventories.values(), [machine for group in machines.values() for machine in group])
+        for fleet in fleets:
+            self._start_missing(fleet, machines[fleet.tenant, fleet.spec.name])
+        for group in machines.values():
+            for machine in group:
+                self._report.machines[machine.state] = self._report.machines.get(machine.state, 0) + 1
+                self._report.usd_per_hour += machine.usd_per_hour if machine.billed else 0.0
+
+    def _inventory(self, provider: str) -> Inventory | None:
+        """Return the provider's list of our machines; None if nothing could be read."""
+        driver = self._drivers.get(provider)
+        if driver is None or not self._may_call(driver, "inventory"):
+            return None
+        try:
+            return driver.inventory(f"{self._store.deployment()}-", self._now())
+        except (ProviderUnavailable, ProviderRefused) as error:
+            self._fail(f"{provider}: the list of machines cannot be read: {error}")
+            return None
+
+    def _reconcile(
+        self, fleet: StoredFleet, machine: Machine, group: Sequence[Machine], inventory: Inventory | None
+    ) -> Machine:
+        """Advance one machine, move its money, store both. A conflict leaves the machine to the next tick."""
+        now = self._now()
+        inventory = inventory or Inventory(provider=machine.provider, at=now, complete=False)
+        kept = sum(one.state in (State.READY, State.BUSY) for one in group) <= fleet.spec.min and not fleet.stopped
+        after = lifecycle.advance(machine, inventory, idle_timeout_s=None if kept else fleet.spec.idle_timeout_s)
+        if fleet.stopped:
+            after = lifecycle.stop(after, "the fleet is stopped", now)
+        ledger = self._store.ledger(fleet.tenant, fleet.spec.name)
+        others = [one for one in group if one.id != machine.id]
+        ledger_after = ledger.spend(after.spent_usd - machine.spent_usd, now)
+        _, room = tightest(fleet.spec.budget, ledger_after, [*others, after], now)
+        after = release(extend(after, room))
+        if after == machine:
+            return machine
+        return self._save(fleet, machine, after, ledger, ledger_after)
+
+    def _save(self, fleet: StoredFleet, before: Machine, after: Machine, ledger: Ledger, spent: Ledger) -> Machine:
+        """Store a machine with its money and its event; return the stored machine, or `before` after a conflict."""
+        now = self._now()
+        spent, warnings = new_warnings(fleet.spec.budget, spent, now)
+        events = [
+            FleetEvent(
+                at=now, type="budget.warning", reason=f"{one.name} {one.cap_usd:g} {one.period}", usd=one.spent_usd
+            )
+            for one in warnings
+        ]
+        if after.state is not before.state:
+            events.append(_event(after, now))
+        stored = after.model_copy(update={"version": before.version + 1})
+        try:
+            self._store.write(
+                self._fence,
+                fleet.tenant,
+                fleet.spec.name,
+                machine=stored,
+                ledger=None if spent == ledger else spent.model_copy(update={"version": ledger.version + 1}),
+                events=events,
+            )
+        except WriteConflict:
+            # The machine's worker has written in between, therefore the next tick decides again.
+            return before
+        self._quarantine(before, stored)
+        return stored
+
+    def _quarantine(self, before: Machine, after: Machine) -> None:
+        """Avoid a host that did not boot, or that vanished with a job."""
+        if after.offer.machine_ref is None or before.state is after.state:
+            return
+        kind = (
+            "boot"
+            if before.state in (State.BOOTING, State.REGISTERED) and after.state in (State.TERMINATING, State.LOST)
+            else "loss"
+            if after.state is State.LOST
+            else None
+        )
+        if kind is None:
+            return
+        host, now = f"{after.provider}:{after.offer.machine_ref}", self._now()
+        earlier = self._store.quarantined(0).get(host)
+        failures = earlier.failures + 1 if earlier else 1
+        until = now + min(QUARANTINE_S[kind] * 2 ** (failures - 1), LONGEST_QUARANTINE_S)
+        self._store.put_quarantine(Quarantine(host=host, until=until, failures=failures, reason=after.reason))
+
+    def _destroy(self, machine: Machine) -> Machine:
+        """Ask the provider for the end of a machine and of its duplicates, again and again until absence is proved."""
+        handles = list(machine.duplicates)
+        if machine.state is State.TERMINATING and machine.handle:
+            handles.append(machine.handle)
+        if machine.destroy_at is not None and self._now() < machine.destroy_at + DESTROY_EVERY_S:
+            return machine
+        asked = [handle for handle in handles if self._ask_destroy(machine.provider, handle)]
+        if not asked:
+            return machine
+        stored = machine.model_copy(update={"destroy_at": self._now(), "version": machine.version + 1})
+        try:
+            self._store.write(self._fence, machine.tenant, machine.fleet, machine=stored)
+        except WriteConflict:
+            return machine
+        return stored
+
+    def _ask_destroy(self, provider: str, handle: str) -> bool:
+        driver = self._drivers.get(provider)
+        if driver is None or not self._may_call(driver, "destroy"):
+            return False
+        try:
+            accepted = driver.destroy(handle)
+        except (ProviderUnavailable, ProviderRefused) as error:
+            self._fail(f"{provider}: machine {handle} cannot be destroyed yet: {error}")
+            return False
+        self._report.destroyed += accepted
+        return accepted
+
+    def _handle_orphans(self, inventories: Iterable[Inventory], machines: Sequence[Machine]) -> None:
+        """Destroy machines that carry a token of this deployment and that no live record explains."""
+        explained = {machine.id for machine in machines}
+        known = self._store.orphans()
+        for inventory in inventories:
+            for seen in inventory.sightings:
+                if seen.token in explained:
+                    continue
+                before = known.get(seen.handle)
+                orphan = OrphanMachine(
+                    provider=inventory.provider,
+                    handle=seen.handle,
+                    token=seen.token,
+                    first_seen_at=before.first_seen_at if before else inventory.at,
+                    last_seen_at=inventory.at,
+                    destroyed_at=before.destroyed_at if before else None,
+                    usd_per_hour=seen.usd_per_hour or 0.0,
+                )
+                self._report.orphans += 1
+                if inventory.at - orphan.first_seen_at >= ORPHAN_GRACE_S and self._ask_destroy(
+                    inventory.provider, seen.handle
+                ):
+                    orphan = orphan.model_copy(update={"destroyed_at": inventory.at})
+                self._store.put_orphan(self._fence, orphan)
+
+    def _start_missing(self, fleet: StoredFleet, group: list[Machine]) -> None:
+        """Start as many machines as the demand asks for and the budget permits."""
+        planned = [machine for machine in group if machine.state is State.PLANNED]
+        for machine in planned:
+            group[group.index(machine)] = self._create(fleet, machine)
+        if fleet.stopped:
+            return
+        missing = missing_machines(fleet.spec, group, self._waiting(fleet))
+        if missing == 0:
+            return
+        offers = [one for one in self._quotes(fleet) if not one.rejected]
+        taken = {machine.offer.ref for machine in group if machine.state in MAYBE_EXISTING}
+        for _ in range(missing):
+            if not self._start_one(fleet, group, [one for one in offers if one.offer.ref not in taken], taken):
+                return
+
+    def _quotes(self, fleet: StoredFleet) -> list[RankedOffer]:
+        """Return the offers of all providers of a fleet, ranked; a provider that does not answer offers nothing."""
+        offers: list[Offer] = []
+        for name in fleet.spec.providers:
+            driver = self._drivers.get(name)
+            if driver is None or not self._may_call(driver, "quote"):
+                continue
+            try:
+                offers += driver.quote(fleet.spec)
+            except (ProviderUnavailable, ProviderRefused) as error:
+                self._fail(f"{name}: no offers: {error}")
+        return rank(offers, fleet.spec, Workload(), set(self._store.quarantined(self._now())))
+
+    def _start_one(
+        self, fleet: StoredFleet, group: list[Machine], offers: Sequence[RankedOffer], taken: set[str]
+    ) -> bool:
+        """Start one machine on the first offer that its provider does not refuse; False if there is none."""
+        for ranked in offers[:OFFERS_PER_TICK]:
+            machine = self._plan(fleet, group, ranked)
+            if machine is None:
+                return False
+            taken.add(ranked.offer.ref)
+            group.append(self._create(fleet, machine))
+            if group[-1].state is not State.FAILED:
+                return True
+        return False
+
+    def _plan(self, fleet: StoredFleet, group: Sequence[Machine], ranked: RankedOffer) -> Machine | None:
+        """Reserve the money of a new machine; None if the budget has no room or the reservation cannot be stored."""
+        now, spec, offer = self._now(), fleet.spec, ranked.offer
+        ledger = self._store.ledger(fleet.tenant, spec.name)
+        bound, room = tightest(spec.budget, ledger, group, now)
+        need = need_usd(offer.usd_per_hour, offer.boot_s)
+        if need > room:
+            self._fail(
+                f"fleet {spec.name}: {bound.name} has {room:.2f} USD left, boot and one hour of the cheapest offer "
+                f"need {need:.2f} USD"
+            )
+            return None
+        suffix = hashlib.sha256(self._random_token().encode()).hexdigest()[:12]
+        machine = Machine(
+            id=f"{self._store.deployment()}-{spec.name[:28]}-{suffix}",
+            tenant=fleet.tenant,
+            fleet=spec.name,
+            version=1,
+            since=now,
+            offer=offer,
+            cap_usd_per_hour=spec.max_usd_per_hour,
+            ends_by=now + int(spec.max_hours * 3600),
+            usd_per_hour=offer.usd_per_hour,
+            reserved_usd=need,
+        )
+        # The ledger's version guards the reservation: no other controller can have reserved the same money.
+        guard = ledger.model_copy(update={"version": ledger.version + 1})
+        try:
+            self._store.write(
+                self._fence, fleet.tenant, spec.name, machine=machine, ledger=guard, events=[_event(machine, now)]
+            )
+        except WriteConflict:
+            return None
+        return machine
+
+    def _create(self, fleet: StoredFleet, machine: Machine) -> Machine:
+        """Store the intent, call the provider once, store the outcome."""
+        driver = self._drivers.get(machine.provider)
+        if driver is None or not self._may_call(driver, "create"):
+            return machine
+        secret, now = self._random_token(), self._now()
+        intended = lifecycle.request(machine, now).model_copy(
+            update={
+                "enrolment_sha256": hashlib.sha256(secret.encode()).hexdigest(),
+                "enrols_by": now + ENROLS_WITHIN_S,
+            }
+        )
+        ledger = self._store.ledger(fleet.tenant, fleet.spec.name)
+        stored = self._save(fleet, machine, intended, ledger, ledger)
+        if stored is machine:
+            return machine
+        result = driver.create(
+            CreateIntent(
+                token=machine.id,
+                offer=machine.offer,
+                image=fleet.spec.image,
+                environment=self._worker_environment(secret),
+                max_usd_per_hour=machine.cap_usd_per_hour,
+            )
+        )
+        if isinstance(result, Created):
+            self._report.created += 1
+            after = lifecycle.created(stored, result.handle, self._now(), usd_per_hour=result.usd_per_hour)
+        elif isinstance(result, Ambiguous):
+            after = lifecycle.doubt(stored, result.reason, self._now())
+        elif result.handle:
+            # A create that failed can leave a stopped machine, which is billed until it is destroyed.
+            made = lifecycle.created(stored, result.handle, self._now())
+            after = lifecycle.move(made, State.TERMINATING, self._now(), result.reason)
+        else:
+            after = lifecycle.refused(stored, result.reason, self._now())
+        return self._save(fleet, stored, release(after), ledger, ledger)
+
+    def _may_call(self, driver: Driver, call: str) -> bool:
+        """Return True if time is left for a call and the provider's minimum interval has passed."""
+        if self._time_left_s() < LEAST_TIME_S:
+            return False
+        interval_s = driver.min_interval_s.get(call, 0.0)
+        return interval_s == 0.0 or self._store.allow(driver.name, call, self._now(), interval_s)
+
+    def _fail(self, message: str) -> None:
+        logger.warning("%s", message)
+        self._report.failures.append(message)
+
+
+def _event(machine: Machine, now: int) -> FleetEvent:
+    return FleetEvent(
+        at=now, type=f"machine.{machine.state}", machine=machine.id, reason=machine.reason, usd=machine.spent_usd
+    )

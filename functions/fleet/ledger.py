@@ -1,0 +1,125 @@
+"""Keep the spending of a fleet within its budget: what was spent, what is reserved, what may be reserved.
+
+Machines hold reservations (`Machine.reserved_usd`), the ledger holds what was spent. A machine may run only as long as
+its reservation pays for the machine, and the tick extends reservations an hour ahead while the budget has room.
+Therefore spent and reserved money together never exceed the budget, even if the controller stops at any instruction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from baton.contract.fleet import Budget
+from baton.contract.fleet import MachineState as State
+from functions.domain.record_base import Record
+from functions.fleet.machine_states import STARTING, USABLE
+from functions.fleet.records import Machine
+
+HORIZON_S = 3600
+"""Time for which a running machine holds a reservation."""
+EXTENDED = STARTING | USABLE | {State.DRAINING}
+"""States whose reservation grows with time; a machine in another state is on its way out."""
+WARN_AT = 0.8
+"""Fraction of a bound at which the fleet warns."""
+
+
+class Ledger(Record):
+    """Money that a fleet spent: in total, on its current day and in its current month (UTC)."""
+
+    version: int = 0
+    spent_usd: float = 0
+    day: str = ""
+    day_usd: float = 0
+    month: str = ""
+    month_usd: float = 0
+    warned: list[str] = []
+    """Bounds whose warning was published, with their period: `day 2026-11-25`."""
+
+    def at(self, now: int) -> Ledger:
+        """Return the ledger with the counters of a day or month that has ended set to zero."""
+        day = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d")
+        if day == self.day:
+            return self
+        same_month = day[:7] == self.month
+        updates = {"day": day, "day_usd": 0.0, "month": day[:7], "month_usd": self.month_usd if same_month else 0.0}
+        return self.model_copy(update=updates)
+
+    def spend(self, usd: float, now: int) -> Ledger:
+        """Return the ledger after spending; counted on the day and in the month of `now`.
+
+        Negative for a machine that turned out never to have existed.
+        """
+        current = self.at(now)
+        sums = {name: max(0.0, getattr(current, name) + usd) for name in ("spent_usd", "day_usd", "month_usd")}
+        return current.model_copy(update=sums) if usd else current
+
+
+class Bound(Record):
+    """One bound of a budget, with the spending that counts against the bound."""
+
+    name: str
+    period: str
+    cap_usd: float
+    spent_usd: float
+
+    def room_usd(self, reserved_usd: float) -> float:
+        """Return what may still be reserved in USD; not negative."""
+        return max(0.0, self.cap_usd - self.spent_usd - reserved_usd)
+
+
+def bounds(budget: Budget, ledger: Ledger, now: int) -> list[Bound]:
+    """Return the bounds that the budget names, with the spending up to `now`."""
+    current = ledger.at(now)
+    rows = (
+        ("total_usd", "", budget.total_usd, current.spent_usd),
+        ("per_day_usd", current.day, budget.per_day_usd, current.day_usd),
+        ("per_month_usd", current.month, budget.per_month_usd, current.month_usd),
+    )
+    return [Bound(name=name, period=period, cap_usd=cap, spent_usd=spent) for name, period, cap, spent in rows if cap]
+
+
+def reserved_usd(machines: Iterable[Machine]) -> float:
+    """Return the sum of all reservations in USD."""
+    return sum(machine.reserved_usd for machine in machines if not machine.state.ended)
+
+
+def tightest(budget: Budget, ledger: Ledger, machines: Iterable[Machine], now: int) -> tuple[Bound, float]:
+    """Return the bound with the least room, and its room in USD. A budget has at least one bound."""
+    reserved = reserved_usd(machines)
+    found = bounds(budget, ledger, now)
+    bound = min(found, key=lambda one: one.room_usd(reserved))
+    return bound, bound.room_usd(reserved)
+
+
+def need_usd(usd_per_hour: float, boot_s: float) -> float:
+    """Return the reservation in USD that a new machine needs: its boot and one horizon."""
+    return usd_per_hour * (boot_s + HORIZON_S) / 3600
+
+
+def extend(machine: Machine, room_usd: float) -> Machine:
+    """Return the machine with its reservation filled up to one horizon, or by as much as there is room."""
+    if machine.priced_until is None or machine.state not in EXTENDED:
+        return machine
+    missing = min(machine.usd_per_hour * HORIZON_S / 3600 - machine.reserved_usd, room_usd)
+    if missing <= 0:
+        return machine
+    return machine.model_copy(update={"reserved_usd": machine.reserved_usd + missing})
+
+
+def release(machine: Machine) -> Machine:
+    """Return an ended machine without its reservation."""
+    return machine.model_copy(update={"reserved_usd": 0.0}) if machine.state.ended and machine.reserved_usd else machine
+
+
+def new_warnings(budget: Budget, ledger: Ledger, now: int) -> tuple[Ledger, list[Bound]]:
+    """Return the bounds that have passed WARN_AT since the last call, and the ledger that remembers them."""
+    passed = [
+        bound
+        for bound in bounds(budget, ledger, now)
+        if bound.spent_usd >= WARN_AT * bound.cap_usd and f"{bound.name} {bound.period}" not in ledger.warned
+    ]
+    if not passed:
+        return ledger, []
+    warned = [*ledger.warned, *(f"{bound.name} {bound.period}" for bound in passed)]
+    return ledger.model_copy(update={"warned": warned[-8:]}), passed

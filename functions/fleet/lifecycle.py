@@ -1,0 +1,209 @@
+"""Decide the next state of one machine, from the clock, the provider's inventory and the worker's reports.
+
+All functions are pure: records and times in, a new record out. `advance` is the whole of the controller's judgement
+about one machine; the tick writes the returned record before it calls the provider.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton.contract.fleet import MachineState as State
+from functions.fleet.machine_states import DEADLINES, EXISTING, TRANSITIONS
+from functions.fleet.records import Inventory, Machine, Sighting
+
+AMBIGUOUS_LOOKS_S = 120
+"""Shortest time after a create whose answer was lost until an absence counts. Providers list a machine late."""
+PRICE_TOLERANCE = 1.02
+"""Factor by which the observed price may exceed the cap, because providers round prices."""
+DRAIN_MARGIN_S = 420
+"""Time before the end of the reservation at which a machine drains: the grace of its checkpoint and two ticks."""
+SILENCE_S = 900
+"""Time without a sign of the worker after which a machine that has ended at its provider counts as lost."""
+
+
+class InvalidTransition(Exception):  # noqa: N818 - a fault of the caller, never of input
+    """The table of transitions does not permit the step."""
+
+
+def move(machine: Machine, to: State, now: int, reason: str = "", **updates: Any) -> Machine:
+    """Return the machine in state `to`. Raises InvalidTransition for a step that the table does not permit."""
+    if to not in TRANSITIONS[machine.state]:
+        raise InvalidTransition(f"{machine.id}: {machine.state} -> {to}")
+    return machine.model_copy(update={"state": to, "since": now, "reason": reason, **updates})
+
+
+def request(machine: Machine, now: int) -> Machine:
+    """Return the machine with the intent of a create: from now on the provider may bill the machine."""
+    return move(machine, State.REQUESTED, now, requested_at=now, priced_until=now)
+
+
+def created(machine: Machine, handle: str, now: int, *, usd_per_hour: float | None = None) -> Machine:
+    """Return the machine after its provider confirmed the create."""
+    price = machine.usd_per_hour if usd_per_hour is None else usd_per_hour
+    return move(machine, State.BOOTING, now, handle=handle, created_at=now, usd_per_hour=price, absences=[])
+
+
+def refused(machine: Machine, reason: str, now: int) -> Machine:
+    """Return the machine after a definitive refusal: the provider says that no machine was made."""
+    return move(machine, State.FAILED, now, reason, spent_usd=0.0, requested_at=None)
+
+
+def doubt(machine: Machine, reason: str, now: int) -> Machine:
+    """Return the machine after a create without a usable answer."""
+    return move(machine, State.AMBIGUOUS, now, reason)
+
+
+def enrolled(machine: Machine, now: int) -> Machine:
+    """Return the machine after its worker proved its identity; the enrolment token is used up."""
+    return move(machine, State.REGISTERED, now, enrolled_at=now, seen_at=now, enrolment_sha256=None, enrols_by=None)
+
+
+def checked(machine: Machine, problem: str, now: int) -> Machine:
+    """Return the machine after its preflight check. `problem`: the difference from the offer; empty for none."""
+    if problem:
+        return move(machine, State.TERMINATING, now, f"the preflight check failed: {problem}", seen_at=now)
+    return move(machine, State.READY, now, seen_at=now)
+
+
+def claimed(machine: Machine, job_id: str, now: int) -> Machine:
+    """Return the machine that has claimed a job."""
+    return move(machine, State.BUSY, now, job_id=job_id, seen_at=now)
+
+
+def released(machine: Machine, now: int) -> Machine:
+    """Return the machine that holds its job no longer: free for the next job, or at its end if the machine drains."""
+    to = State.TERMINATING if machine.state is State.DRAINING else State.READY
+    return move(machine, to, now, machine.reason, job_id=None, seen_at=now)
+
+
+def advance(machine: Machine, inventory: Inventory, *, idle_timeout_s: int | None) -> Machine:
+    """Return the machine as the inventory and the clock (`inventory.at`) leave it; the same object if nothing changes.
+
+    idle_timeout_s: time without a job after which a ready machine is given back; None keeps the machine.
+    """
+    now = inventory.at
+    sightings = inventory.of(machine.id)
+    machine = _accrue(_note(machine, sightings, inventory), now)
+    state = machine.state
+    if state in (State.REQUESTED, State.AMBIGUOUS, State.FAILED):
+        return _settle_create(machine, sightings, now)
+    if state is State.TERMINATING:
+        return move(machine, State.GONE, now, machine.reason) if machine.absence_proved else machine
+    if state is State.LOST:
+        return move(machine, State.TERMINATING, now, machine.reason)
+    if state in EXISTING:
+        problem = _loss(machine, sightings, now)
+        if problem:
+            return move(machine, State.LOST, now, problem)
+        limit = _limit(machine, idle_timeout_s, now)
+        if limit:
+            return _drain(machine, limit, now)
+    deadline = DEADLINES.get(state)
+    if deadline and now >= machine.since + deadline.after_s:
+        return move(machine, deadline.then, now, machine.reason or deadline.reason)
+    return machine
+
+
+def _note(machine: Machine, sightings: list[Sighting], inventory: Inventory) -> Machine:
+    """Record sightings and absences. Only a complete inventory is evidence of an absence."""
+    if not sightings:
+        if not inventory.complete or machine.state is State.PLANNED:
+            return machine
+        absences = [*machine.absences[:1], inventory.at]
+        return machine if absences == machine.absences else machine.model_copy(update={"absences": absences})
+    known = machine.handle or sightings[0].handle
+    first = next((one for one in sightings if one.handle == known), sightings[0])
+    updates: dict[str, Any] = {
+        "absences": [],
+        "duplicates": [one.handle for one in sightings if one.handle != first.handle],
+        "usd_per_hour": machine.usd_per_hour if first.usd_per_hour is None else first.usd_per_hour,
+    }
+    if first.machine_ref and first.machine_ref != machine.offer.machine_ref:
+        updates["offer"] = machine.offer.model_copy(update={"machine_ref": first.machine_ref})
+    if all(getattr(machine, name) == value for name, value in updates.items()):
+        return machine
+    return machine.model_copy(update=updates)
+
+
+def _accrue(machine: Machine, now: int) -> Machine:
+    """Add the cost since the last tick. A machine that vanished is billed until its first proved absence."""
+    if machine.priced_until is None or not machine.billed:
+        return machine
+    until = machine.absences[0] if machine.absences else now
+    elapsed_s = until - machine.priced_until
+    if elapsed_s <= 0:
+        return machine
+    cost = elapsed_s / 3600 * machine.usd_per_hour * (1 + len(machine.duplicates))
+    return machine.model_copy(
+        update={
+            "spent_usd": machine.spent_usd + cost,
+            "reserved_usd": max(0.0, machine.reserved_usd - cost),
+            "priced_until": until,
+        }
+    )
+
+
+def _settle_create(machine: Machine, sightings: list[Sighting], now: int) -> Machine:
+    """Resolve a create whose answer is missing: by the provider's list, never by a second create."""
+    if sightings:
+        found = machine.model_copy(update={"handle": sightings[0].handle})
+        if machine.state is State.FAILED:
+            reason = "the provider made the machine after its absence seemed proved"
+            return move(found, State.TERMINATING, now, reason, created_at=now, priced_until=machine.requested_at)
+        return created(found, sightings[0].handle, now)
+    if machine.state is State.REQUESTED:
+        return doubt(machine, "the controller stopped between the intent and the answer", now)
+    asked_at = machine.requested_at or machine.since
+    if (
+        machine.state is State.AMBIGUOUS
+        and machine.absence_proved
+        and machine.absences[1] >= asked_at + AMBIGUOUS_LOOKS_S
+    ):
+        return move(machine, State.FAILED, now, "the provider did not make the machine", spent_usd=0.0)
+    return machine
+
+
+def _loss(machine: Machine, sightings: list[Sighting], now: int) -> str | None:
+    """Return why the machine counts as lost; None while the machine may be alive.
+
+    Silence alone proves nothing, because the network between worker and control plane can fail.
+    """
+    if machine.absence_proved:
+        return "the machine vanished from its provider's list"
+    if sightings and not sightings[0].running:
+        silent_s = now - max(machine.seen_at or 0, machine.created_at or 0)
+        if machine.state is State.BOOTING or silent_s >= SILENCE_S:
+            return sightings[0].message or "the provider ended the machine"
+    return None
+
+
+def _limit(machine: Machine, idle_timeout_s: int | None, now: int) -> str | None:
+    """Return which limit the machine has reached; None for none."""
+    if machine.state is State.DRAINING:
+        return None
+    if machine.usd_per_hour > machine.cap_usd_per_hour * PRICE_TOLERANCE:
+        return f"the price {machine.usd_per_hour:g} USD/h exceeds the cap {machine.cap_usd_per_hour:g} USD/h"
+    if now >= machine.ends_by:
+        return "max_hours is over"
+    until = machine.budget_until
+    if until is not None and now >= until - DRAIN_MARGIN_S:
+        return "the budget is spent"
+    if machine.state is State.READY and idle_timeout_s is not None and now - machine.since >= idle_timeout_s:
+        return "no job for idle_timeout_s"
+    return None
+
+
+def stop(machine: Machine, reason: str, now: int) -> Machine:
+    """Return the machine on its way out because its fleet ends; unchanged if the machine is on its way out already."""
+    if machine.state is State.PLANNED:
+        return move(machine, State.FAILED, now, reason)
+    if machine.state in (State.BOOTING, State.REGISTERED, State.READY, State.BUSY):
+        return _drain(machine, reason, now)
+    return machine
+
+
+def _drain(machine: Machine, reason: str, now: int) -> Machine:
+    """Return the machine on its way out: by a checkpoint while it holds a job, at once otherwise."""
+    to = State.DRAINING if machine.state is State.BUSY else State.TERMINATING
+    return move(machine, to, now, reason)

@@ -1,0 +1,55 @@
+"""Define the state machine of rented machines as data: transitions, deadlines, and the states that cost money."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.contract.fleet import MachineState as State
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.PLANNED: frozenset({State.REQUESTED, State.FAILED}),
+    State.REQUESTED: frozenset({State.BOOTING, State.AMBIGUOUS, State.FAILED}),
+    State.AMBIGUOUS: frozenset({State.BOOTING, State.FAILED}),
+    State.BOOTING: frozenset({State.REGISTERED, State.LOST, State.TERMINATING}),
+    State.REGISTERED: frozenset({State.READY, State.LOST, State.TERMINATING}),
+    State.READY: frozenset({State.BUSY, State.DRAINING, State.LOST, State.TERMINATING}),
+    State.BUSY: frozenset({State.READY, State.DRAINING, State.LOST, State.TERMINATING}),
+    State.DRAINING: frozenset({State.LOST, State.TERMINATING}),
+    State.LOST: frozenset({State.TERMINATING}),
+    State.TERMINATING: frozenset({State.GONE}),
+    State.GONE: frozenset(),
+    # A create whose answer was lost can take effect after its absence seemed proved.
+    State.FAILED: frozenset({State.TERMINATING}),
+}
+
+ORPHAN_WATCH_S = 24 * 3600
+"""Time after an ambiguous create in which a late arrival is still recognized and destroyed."""
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """Longest stay in a state, and the state that follows."""
+
+    after_s: int
+    then: State
+    reason: str
+
+
+DEADLINES: dict[State, Deadline] = {
+    State.PLANNED: Deadline(120, State.FAILED, "the create was not begun in time"),
+    State.BOOTING: Deadline(900, State.TERMINATING, "the machine did not start its worker in time"),
+    State.REGISTERED: Deadline(180, State.TERMINATING, "the preflight check did not finish in time"),
+    State.DRAINING: Deadline(300, State.TERMINATING, "the grace of the checkpoint is over"),
+}
+
+EXISTING = frozenset(
+    {State.BOOTING, State.REGISTERED, State.READY, State.BUSY, State.DRAINING, State.LOST, State.TERMINATING}
+)
+"""States in which the provider knows the machine, therefore bills the machine."""
+
+MAYBE_EXISTING = EXISTING | {State.REQUESTED, State.AMBIGUOUS}
+"""States in which the provider may bill the machine."""
+
+USABLE = frozenset({State.READY, State.BUSY})
+STARTING = frozenset({State.PLANNED, State.REQUESTED, State.AMBIGUOUS, State.BOOTING, State.REGISTERED})
+"""States of a machine that will serve jobs later."""

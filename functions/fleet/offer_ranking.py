@@ -1,0 +1,81 @@
+"""Rank offers by their expected total cost, and name the reason why an offer is not taken.
+
+Cheap hosts that are slow to boot, far away or often interrupted lose by arithmetic: the expected total includes
+storage, traffic, boot time and the work that interruptions destroy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from baton.contract.fleet import FleetSpec
+from functions.domain.jobs.job_selection import names_model
+from functions.fleet.records import Offer
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Work that a machine will do, as far as it is known."""
+
+    hours: float = 1.0
+    checkpoint_every_s: float = 600.0
+    traffic_gb: float = 5.0
+    """Image, inputs and outputs together."""
+
+
+@dataclass(frozen=True)
+class RankedOffer:
+    """An offer with its expected total, or with the reason why the fleet does not take the offer."""
+
+    offer: Offer
+    expected_usd: float
+    rejected: str = ""
+
+
+def expected_usd(offer: Offer, work: Workload) -> float:
+    """Return the expected total cost in USD of doing `work` on the offer.
+
+    With rate r of interruptions per hour, each interruption repeats half a checkpoint interval and one boot:
+    hours = (work + boot) / (1 - r * (checkpoint / 2 + boot)), and the traffic of each start is paid again.
+    """
+    boot_h = offer.boot_s / 3600
+    lost_h = work.checkpoint_every_s / 7200 + boot_h
+    share = min(0.95, offer.interruptions_per_hour * lost_h)
+    hours = (work.hours + boot_h) / (1 - share)
+    starts = 1 + offer.interruptions_per_hour * hours
+    return hours * offer.usd_per_hour + starts * work.traffic_gb * offer.usd_per_gb
+
+
+def rejection(offer: Offer, spec: FleetSpec, excluded: Collection[str]) -> str:
+    """Return why the fleet does not take the offer; empty if the fleet may."""
+    if offer.usd_per_hour > spec.max_usd_per_hour:
+        return f"{offer.usd_per_hour:g} USD/h exceeds max_usd_per_hour {spec.max_usd_per_hour:g}"
+    if offer.vram_gib < spec.min_vram_gib:
+        return f"{offer.vram_gib:g} GiB VRAM, min_vram_gib is {spec.min_vram_gib:g}"
+    if offer.disk_gib < spec.disk_gib:
+        return f"{offer.disk_gib:g} GiB disk, disk_gib is {spec.disk_gib:g}"
+    if spec.gpu_models and not any(names_model(wanted, offer.gpu_model or "") for wanted in spec.gpu_models):
+        return f"{offer.gpu_model or 'no GPU'} is not among gpu_models"
+    if spec.market != "either" and offer.spot != (spec.market == "spot"):
+        return f"is {'spot' if offer.spot else 'on-demand'}, market is {spec.market}"
+    if offer.machine_ref and f"{offer.provider}:{offer.machine_ref}" in excluded:
+        return "the host is quarantined"
+    return ""
+
+
+def rank(
+    offers: Sequence[Offer], spec: FleetSpec, work: Workload, excluded: Collection[str] = frozenset()
+) -> list[RankedOffer]:
+    """Return all offers: those that fit first, in the order in which the fleet takes them, then the rejected ones.
+
+    excluded: `provider:machine_ref` of quarantined hosts.
+    """
+    ranked = [RankedOffer(one, expected_usd(one, work), rejection(one, spec, excluded)) for one in offers]
+    place: dict[str, int] = {name: at for at, name in enumerate(spec.providers)}
+
+    def key(one: RankedOffer) -> tuple[bool, int, float, str]:
+        first = place.get(one.offer.provider, len(place)) if spec.choose == "order" else 0
+        return bool(one.rejected), first, one.expected_usd, one.offer.ref
+
+    return sorted(ranked, key=key)

@@ -1,0 +1,188 @@
+"""Define the stored values of a fleet. All are frozen; a change makes a new value."""
+
+from __future__ import annotations
+
+from baton.contract.fleet import FleetSpec, MachineState, Receipt
+from functions.domain.record_base import Record
+from functions.fleet.machine_states import MAYBE_EXISTING, ORPHAN_WATCH_S
+
+MIN_ABSENCES_APART_S = 60
+"""Time between the two complete inventories that prove an absence. One list can lag behind a create."""
+
+
+class Offer(Record):
+    """One machine that a provider sells, at the price of the moment."""
+
+    provider: str
+    ref: str
+    """The provider's id of the offer."""
+    machine_ref: str | None = None
+    """The provider's id of the host, for reputation; None where the provider hides the host."""
+    gpu_model: str | None = None
+    gpus: int = 1
+    vram_gib: float = 0
+    disk_gib: float = 0
+    spot: bool = False
+    usd_per_hour: float
+    """Price of machine and disk together."""
+    usd_per_gb: float = 0
+    """Price of one GB of traffic."""
+    interruptions_per_hour: float = 0
+    boot_s: float = 180
+
+
+class Sighting(Record):
+    """One machine in a provider's inventory."""
+
+    token: str
+    handle: str
+    """The provider's id of the machine."""
+    running: bool = True
+    """False if the provider says that the machine has ended, failed or was outbid. Its disk can still be billed."""
+    usd_per_hour: float | None = None
+    machine_ref: str | None = None
+    message: str = ""
+    created_at: int = 0
+
+
+class Inventory(Record):
+    """All machines of this deployment at one provider, as of one moment."""
+
+    provider: str
+    at: int
+    complete: bool
+    """False if a page could not be read: then nothing follows from an absence."""
+    sightings: list[Sighting] = []
+
+    def of(self, token: str) -> list[Sighting]:
+        """Return the sightings of one token, oldest first; a repeated create can make several."""
+        return sorted(
+            (one for one in self.sightings if one.token == token), key=lambda one: (one.created_at, one.handle)
+        )
+
+
+class Machine(Record):
+    """A rented machine. `version` rises with every write and is the condition of the next write."""
+
+    id: str
+    """The token: name or label of the machine at its provider."""
+    tenant: str
+    fleet: str
+    version: int = 0
+    state: MachineState = MachineState.PLANNED
+    since: int
+    """Time of the last transition."""
+    reason: str = ""
+    offer: Offer
+    cap_usd_per_hour: float
+    handle: str | None = None
+    duplicates: list[str] = []
+    """Further machines that the provider made for the same token; each is destroyed."""
+    requested_at: int | None = None
+    created_at: int | None = None
+    enrolled_at: int | None = None
+    enrolment_sha256: str | None = None
+    """SHA-256 of the single-use token in the machine's environment; None once the machine has enrolled."""
+    enrols_by: int | None = None
+    """Time at which the enrolment token expires."""
+    seen_at: int | None = None
+    """Time of the last call of the machine's worker."""
+    job_id: str | None = None
+    ends_by: int
+    """Time at which the machine is drained, whatever the machine does: the end of `max_hours`."""
+    usd_per_hour: float
+    """Price that the provider last reported."""
+    spent_usd: float = 0
+    priced_until: int | None = None
+    """Time up to which `spent_usd` counts; None before the machine can exist."""
+    reserved_usd: float = 0
+    """Part of the budget that the machine may still spend."""
+    absences: list[int] = []
+    """Times of complete inventories without the machine since the last sighting: the first one and the last one."""
+    destroy_at: int | None = None
+    """Time of the last destroy call."""
+
+    @property
+    def provider(self) -> str:
+        """Name of the provider that rents the machine out."""
+        return self.offer.provider
+
+    @property
+    def absence_proved(self) -> bool:
+        """True after two complete inventories without the machine, far enough apart."""
+        return len(self.absences) == 2 and self.absences[1] - self.absences[0] >= MIN_ABSENCES_APART_S
+
+    @property
+    def budget_until(self) -> int | None:
+        """Time until which the reserved money pays for the machine; None if the machine cannot cost anything yet."""
+        if self.priced_until is None or self.usd_per_hour <= 0:
+            return None
+        return self.priced_until + int(self.reserved_usd / self.usd_per_hour * 3600)
+
+    def watched(self, now: int) -> bool:
+        """Return True if the tick must still look after the machine."""
+        if self.state is MachineState.FAILED:
+            return self.requested_at is not None and now < self.requested_at + ORPHAN_WATCH_S
+        return self.state is not MachineState.GONE
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """Return the proof of cost and end; None while the machine may exist."""
+        if not self.state.ended:
+            return None
+        return Receipt(
+            requested_at=self.requested_at,
+            created_at=self.created_at,
+            quoted_usd_per_hour=self.offer.usd_per_hour,
+            observed_usd=round(self.spent_usd, 6),
+            absent_at=self.absences,
+        )
+
+    @property
+    def billed(self) -> bool:
+        """True if the provider may bill the machine."""
+        return self.state in MAYBE_EXISTING
+
+
+class FleetEvent(Record):
+    """One line in the history of a fleet."""
+
+    at: int
+    type: str
+    machine: str | None = None
+    reason: str = ""
+    usd: float = 0
+    """Money spent on the machine, or by the fleet, so far."""
+
+
+class Quarantine(Record):
+    """A host that is not rented until `until`."""
+
+    host: str
+    """`provider:machine_ref`."""
+    until: int
+    failures: int = 1
+    reason: str = ""
+
+
+class OrphanMachine(Record):
+    """A machine with a token of this deployment that no live record explains."""
+
+    provider: str
+    handle: str
+    token: str
+    first_seen_at: int
+    last_seen_at: int
+    destroyed_at: int | None = None
+    usd_per_hour: float = 0
+
+
+class StoredFleet(Record):
+    """A fleet of a tenant. `stopped`: no machine is rented, and all are drained."""
+
+    tenant: str
+    spec: FleetSpec
+    version: int = 0
+    stopped: bool = False
+    created_at: int
+    updated_at: int

@@ -1,0 +1,79 @@
+"""Define the port of the fleet's store; `functions/storage/dynamodb/fleet.py` implements the port."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from functions.fleet.ledger import Ledger
+from functions.fleet.records import FleetEvent, Machine, OrphanMachine, Quarantine, StoredFleet
+
+
+class FleetStore(Protocol):
+    """Fleets, machines and money. Reads are strongly consistent. Every call may raise StorageUnavailable.
+
+    Writes of the controller carry its fencing token and raise FenceLost once another controller has acquired the fence.
+    """
+
+    def deployment(self) -> str:
+        """Return the id of this deployment: eight letters and digits, made once. Every token begins with the id."""
+
+    def acquire(self, holder: str, now: int, duration_s: int) -> int | None:
+        """Return a new fencing token, higher than all before; None while another holder's lease lasts."""
+
+    def release(self, fence: int) -> None:
+        """End the controller's lease early, if `fence` is still the newest."""
+
+    def fleets(self) -> Sequence[StoredFleet]:
+        """Return all fleets of all tenants."""
+
+    def put_fleet(self, fleet: StoredFleet) -> None:
+        """Store a fleet in place of its version before. Raises WriteConflict."""
+
+    def machines(self, tenant: str, fleet: str) -> Sequence[Machine]:
+        """Return the machines that the tick still watches (`Machine.watched`), in order of their ids."""
+
+    def machine(self, tenant: str, fleet: str, token: str) -> Machine | None: ...
+
+    def ended(self, tenant: str, fleet: str, *, limit: int) -> Sequence[Machine]:
+        """Return machines that the tick no longer watches, the newest first."""
+
+    def ledger(self, tenant: str, fleet: str) -> Ledger:
+        """Return the ledger of a fleet; version 0 for none."""
+
+    def write(
+        self,
+        fence: int,
+        tenant: str,
+        fleet: str,
+        *,
+        machine: Machine | None = None,
+        ledger: Ledger | None = None,
+        events: Sequence[FleetEvent] = (),
+    ) -> None:
+        """Store all values or none. Raises FenceLost, or WriteConflict if a value is not of the version before."""
+
+    def update_machine(self, tenant: str, machine: Machine) -> None:
+        """Store a machine for its worker's call, without a fence. Raises WriteConflict."""
+
+    def events(self, tenant: str, fleet: str, *, limit: int) -> Sequence[FleetEvent]:
+        """Return the newest events of a fleet, the newest first."""
+
+    def allow(self, provider: str, call: str, now: int, interval_s: float) -> bool:
+        """Claim the right to one call; False within `interval_s` of the last claim, by any controller."""
+
+    def quarantined(self, now: int) -> Mapping[str, Quarantine]:
+        """Return the hosts that may not be rented at `now`, by `provider:machine_ref`."""
+
+    def put_quarantine(self, quarantine: Quarantine) -> None:
+        """Store a quarantine in place of an earlier one of the same host."""
+
+    def orphans(self) -> Mapping[str, OrphanMachine]:
+        """Return machines that no record explains, by handle."""
+
+    def put_orphan(self, fence: int, orphan: OrphanMachine) -> None:
+        """Store an orphan in place of an earlier sighting. Raises FenceLost."""
+
+
+class FenceLost(Exception):  # noqa: N818 - a normal outcome: another controller has taken over
+    """Another controller has acquired the fence; nothing was written."""

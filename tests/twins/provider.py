@@ -1,0 +1,153 @@
+"""A provider of machines in virtual time, with a billing meter and injected faults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from baton.contract.fleet import FleetSpec
+from functions.fleet.drivers.protocol import (
+    Ambiguous,
+    Created,
+    CreateIntent,
+    CreateResult,
+    NotCreated,
+    ProviderUnavailable,
+)
+from functions.fleet.records import Inventory, Offer, Sighting
+
+
+@dataclass
+class VirtualMachine:
+    """A machine that bills from `created_at` until `ended_at`."""
+
+    handle: str
+    token: str
+    usd_per_hour: float
+    created_at: int
+    host: str
+    ended_at: int | None = None
+    running: bool = True
+
+    def billed_usd(self, now: int) -> float:
+        until = now if self.ended_at is None else self.ended_at
+        return (until - self.created_at) / 3600 * self.usd_per_hour
+
+
+@dataclass
+class Faults:
+    """Faults of the next calls; each counter falls by one at its use."""
+
+    lost_answers: int = 0
+    """Creates that take effect and whose answer is lost."""
+    resets: int = 0
+    """Creates without an effect and without an answer."""
+    snatched: int = 0
+    """Offers that are gone at the create."""
+    incomplete: int = 0
+    unreadable: int = 0
+    ignored_destroys: int = 0
+    """Destroys that the provider accepts and does not carry out."""
+    hidden: int = 0
+    """Inventories that do not list a machine yet; only machines younger than 90 s are ever hidden."""
+
+
+@dataclass
+class VirtualProvider:
+    """A driver whose machines exist in memory. `now` is the virtual clock."""
+
+    name: str = "loopback"
+    price: float = 0.2
+    slots: int = 100
+    now: int = 0
+    faults: Faults = field(default_factory=Faults)
+    machines: list[VirtualMachine] = field(default_factory=list)
+    min_interval_s: Mapping[str, float] = field(default_factory=dict)
+    creates: list[CreateIntent] = field(default_factory=list)
+
+    def _fault(self, name: str) -> bool:
+        left = getattr(self.faults, name)
+        if left:
+            setattr(self.faults, name, left - 1)
+        return bool(left)
+
+    def alive(self) -> list[VirtualMachine]:
+        return [one for one in self.machines if one.ended_at is None]
+
+    def billed_usd(self) -> float:
+        return sum(one.billed_usd(self.now) for one in self.machines)
+
+    def vanish(self, machine: VirtualMachine) -> None:
+        """End a machine without anybody's request."""
+        machine.ended_at = self.now
+
+    def quote(self, spec: FleetSpec) -> Sequence[Offer]:
+        return [
+            Offer(
+                provider=self.name,
+                ref=f"{self.name}-{self.now}-{at}",
+                machine_ref=f"host-{at}",
+                gpu_model="RTX 4090",
+                vram_gib=24,
+                disk_gib=200,
+                usd_per_hour=self.price,
+                boot_s=60,
+            )
+            for at in range(self.slots)
+        ]
+
+    def create(self, intent: CreateIntent) -> CreateResult:
+        self.creates.append(intent)
+        if self._fault("snatched"):
+            return NotCreated(reason="the offer is gone")
+        if self._fault("resets"):
+            return Ambiguous(reason="connection reset")
+        machine = VirtualMachine(
+            handle=f"{self.name}-{len(self.machines)}",
+            token=intent.token,
+            usd_per_hour=intent.offer.usd_per_hour,
+            created_at=self.now,
+            host=intent.offer.machine_ref or "",
+        )
+        self.machines.append(machine)
+        if self._fault("lost_answers"):
+            return Ambiguous(reason="timed out")
+        return Created(handle=machine.handle)
+
+    def inventory(self, prefix: str, now: int) -> Inventory:
+        if self._fault("unreadable"):
+            raise ProviderUnavailable("HTTP 502 with an HTML page")
+        if self._fault("incomplete"):
+            return Inventory(provider=self.name, at=now, complete=False)
+        hides = self._fault("hidden")
+        listed = [one for one in self.alive() if not (hides and now - one.created_at < 90)]
+        return Inventory(
+            provider=self.name,
+            at=now,
+            complete=True,
+            sightings=[
+                Sighting(
+                    token=one.token,
+                    handle=one.handle,
+                    running=one.running,
+                    usd_per_hour=one.usd_per_hour,
+                    machine_ref=one.host,
+                    created_at=one.created_at,
+                )
+                for one in listed
+                if one.token.startswith(prefix)
+            ],
+        )
+
+    def destroy(self, handle: str) -> bool:
+        if not self._fault("ignored_destroys"):
+            for one in self.alive():
+                if one.handle == handle:
+                    one.ended_at = self.now
+        return True
+
+    def logs(self, handle: str) -> str | None:
+        return None
+
+    def charged_usd(self, handle: str) -> float | None:
+        return next((one.billed_usd(self.now) for one in self.machines if one.handle == handle), None)

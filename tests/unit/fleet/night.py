@@ -1,0 +1,165 @@
+"""Simulate a fleet in virtual time: the real controller, virtual providers, workers that enrol, train and drain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from baton.contract.fleet import FleetSpec
+from baton.contract.fleet import MachineState as State
+from functions.domain.records import Job
+from functions.fleet import lifecycle
+from functions.fleet.controller import FleetController, TickReport
+from functions.fleet.records import Machine, StoredFleet
+from tests.kits.api.factories import make_job
+from tests.twins.fleet import MemoryFleetStore
+from tests.twins.provider import VirtualProvider
+
+TENANT = "acme"
+BOOT_S = 120
+TICK_S = 60
+
+
+class Killed(BaseException):
+    """The controller's process dies."""
+
+
+@dataclass
+class Training:
+    """A job: `left_s` of work; work since the last checkpoint is lost with its machine."""
+
+    job: Job
+    left_s: int
+    on: str | None = None
+    since_checkpoint_s: int = 0
+
+
+@dataclass
+class Night:
+    """One fleet, its jobs and its providers. `step` is one minute."""
+
+    spec: FleetSpec
+    providers: dict[str, VirtualProvider]
+    store: MemoryFleetStore = field(default_factory=MemoryFleetStore)
+    now: int = 1_700_000_000
+    trainings: list[Training] = field(default_factory=list)
+    silent: set[str] = field(default_factory=set)
+    """Machines whose workers never enrol."""
+    reports: list[TickReport] = field(default_factory=list)
+    interrupt: Callable[[str], None] = lambda call: None
+    """Called before every write and every provider call; may raise Killed."""
+    time_left_s: float = 60.0
+    _tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.store.put_fleet(
+            StoredFleet(tenant=TENANT, spec=self.spec, version=1, created_at=self.now, updated_at=self.now)
+        )
+        for provider in self.providers.values():
+            provider.now = self.now
+
+    def submit(self, hours: float) -> Training:
+        training = Training(make_job(id=f"job-{len(self.trainings)}"), left_s=int(hours * 3600))
+        self.trainings.append(training)
+        return training
+
+    def controller(self) -> FleetController:
+        night = self
+
+        class Store:
+            def __getattr__(self, name: str) -> object:
+                if name in ("write", "put_orphan", "put_quarantine", "acquire", "release"):
+                    night.interrupt(name)
+                return getattr(night.store, name)
+
+        class Wire:
+            def __init__(self, provider: VirtualProvider) -> None:
+                self._provider = provider
+
+            def __getattr__(self, name: str) -> object:
+                if name in ("create", "destroy", "inventory"):
+                    night.interrupt(name)
+                return getattr(self._provider, name)
+
+        return FleetController(
+            Store(),  # type: ignore[arg-type]
+            {name: Wire(one) for name, one in self.providers.items()},  # type: ignore[misc]
+            waiting=lambda fleet: [one.job for one in self.trainings if one.on is None and one.left_s > 0],
+            worker_environment=lambda token: {"BATON_ENROLMENT_TOKEN": token},
+            now=lambda: self.now,
+            random_token=self._token,
+            time_left_s=lambda: self.time_left_s,
+        )
+
+    def _token(self) -> str:
+        self._tokens += 1
+        return f"secret-{self._tokens}"
+
+    def machines(self) -> list[Machine]:
+        """Return all machines, ended ones included."""
+        live = self.store.machines(TENANT, self.spec.name)
+        return [*live, *self.store.ended(TENANT, self.spec.name, limit=10_000)]
+
+    def step(self, minutes: int = 1) -> None:
+        """Let `minutes` pass: a tick of the controller and a minute of work each."""
+        for _ in range(minutes):
+            # After a kill, the next invocation waits for the end of the dead controller's lease.
+            with suppress(Killed):
+                self.reports.append(self.controller().tick())
+            self.work()
+            self.now += TICK_S
+            for provider in self.providers.values():
+                provider.now = self.now
+
+    def work(self) -> None:
+        """One minute of all workers."""
+        alive = {one.token: one for provider in self.providers.values() for one in provider.alive() if one.running}
+        for training in self.trainings:
+            if training.on is not None and training.on not in alive:
+                training.left_s += training.since_checkpoint_s
+                training.on, training.since_checkpoint_s = None, 0
+        for machine in self.store.machines(TENANT, self.spec.name):
+            body = alive.get(machine.id)
+            if body is None or machine.id in self.silent:
+                continue
+            training = next((one for one in self.trainings if one.on == machine.id), None)
+            after = self._worker(machine, training, booted=self.now - body.created_at >= BOOT_S)
+            if after is not machine:
+                self.store.update_machine(TENANT, after.model_copy(update={"version": machine.version + 1}))
+
+    def _worker(self, machine: Machine, training: Training | None, *, booted: bool) -> Machine:
+        now = self.now
+        if machine.state is State.BOOTING and booted:
+            return lifecycle.enrolled(machine, now)
+        if machine.state is State.REGISTERED:
+            return lifecycle.checked(machine, "", now)
+        if machine.state is State.READY:
+            free = next((one for one in self.trainings if one.on is None and one.left_s > 0), None)
+            if free is None:
+                return machine
+            free.on = machine.id
+            return lifecycle.claimed(machine, free.job.id, now)
+        if training is None:
+            return machine
+        if machine.state is State.BUSY:
+            training.left_s -= TICK_S
+            training.since_checkpoint_s = (training.since_checkpoint_s + TICK_S) % 600
+            if training.left_s > 0:
+                return machine.model_copy(update={"seen_at": now})
+        if machine.state in (State.BUSY, State.DRAINING):
+            training.on, training.since_checkpoint_s = None, 0
+            return lifecycle.released(machine, now)
+        return machine
+
+    def billed_usd(self) -> float:
+        """Return the total by the providers' own meters."""
+        return sum(provider.billed_usd() for provider in self.providers.values())
+
+    def billing(self) -> list[str]:
+        """Return the tokens of all machines that bill now."""
+        return [one.token for provider in self.providers.values() for one in provider.alive()]
+
+    def spent_usd(self) -> float:
+        """Return the total by the ledger."""
+        return self.store.ledger(TENANT, self.spec.name).spent_usd

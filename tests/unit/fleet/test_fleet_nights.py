@@ -1,0 +1,309 @@
+"""Whole nights of a fleet in virtual time: faults of providers, hosts and controllers; each asserts state and money."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from baton.contract.fleet import FleetSpec
+from baton.contract.fleet import MachineState as State
+from functions.fleet.records import StoredFleet
+from functions.fleet.store import FenceLost
+from tests.twins.provider import Faults, VirtualMachine, VirtualProvider
+from tests.unit.fleet.night import TENANT, Killed, Night
+
+
+def spec(**changes: Any) -> FleetSpec:
+    document = {
+        "name": "nights",
+        "providers": ["loopback"],
+        "max_usd_per_hour": 1,
+        "budget": {"total_usd": 10},
+        "max": 3,
+        **changes,
+    }
+    return FleetSpec.model_validate(document)
+
+
+def make_night(faults: Faults | None = None, **changes: Any) -> Night:
+    return Night(spec(**changes), {"loopback": VirtualProvider(faults=faults or Faults())})
+
+
+def require_clean_end(night: Night, *, overrun_usd: float = 0.0) -> None:
+    """Nothing bills, every machine has a receipt, the ledger is the provider's meter to a minute per machine."""
+    assert night.billing() == []
+    assert {one.state for one in night.machines()} <= {State.GONE, State.FAILED}
+    price = night.providers["loopback"].price
+    made = len(night.providers["loopback"].machines)
+    assert night.spent_usd() == pytest.approx(night.billed_usd(), abs=made * price * 4 / 60 + 1e-6)
+    total = night.spec.budget.total_usd
+    assert total is not None
+    assert night.billed_usd() <= total + overrun_usd
+    for machine in night.machines():
+        assert machine.reserved_usd == 0
+        assert machine.receipt is not None
+        if machine.state is State.GONE:
+            assert len(machine.absences) == 2
+
+
+def test_a_job_gets_a_machine_and_the_machine_goes_back() -> None:
+    night = make_night()
+    training = night.submit(hours=1)
+    night.step(90)
+    assert training.left_s <= 0
+    assert [one.state for one in night.machines()] == [State.GONE]
+    require_clean_end(night)
+    # Boot 2 to 4 minutes, one hour of work, 5 minutes idle, one minute to be seen.
+    assert 0.2 * 66 / 60 <= night.billed_usd() <= 0.2 * 75 / 60
+
+
+def test_a_fleet_without_jobs_rents_nothing() -> None:
+    night = make_night()
+    night.step(30)
+    assert night.providers["loopback"].creates == []
+
+
+def test_a_lost_answer_is_resolved_by_the_list() -> None:
+    night = make_night(Faults(lost_answers=1, hidden=1))
+    night.submit(hours=0.5)
+    night.step(60)
+    assert len(night.providers["loopback"].creates) == 1
+    require_clean_end(night)
+
+
+def test_a_create_without_effect_fails_after_two_looks_and_the_next_offer_is_taken() -> None:
+    night = make_night(Faults(resets=1))
+    training = night.submit(hours=0.5)
+    night.step(70)
+    assert training.left_s <= 0
+    assert [one.state for one in night.machines()].count(State.FAILED) == 1
+    require_clean_end(night)
+
+
+def test_a_machine_that_appears_after_its_absence_seemed_proved_is_destroyed() -> None:
+    night = make_night(Faults(resets=1))
+    night.submit(hours=0.2)
+    night.step(6)
+    (failed,) = [one for one in night.machines() if one.state is State.FAILED]
+    provider = night.providers["loopback"]
+    provider.machines.append(VirtualMachine("late", failed.id, 0.2, night.now, "host-0"))
+    night.step(60)
+    require_clean_end(night)
+
+
+def test_eight_snatched_offers_cost_one_tick() -> None:
+    night = make_night(Faults(snatched=8))
+    training = night.submit(hours=0.5)
+    night.step(2)
+    assert len(night.providers["loopback"].creates) == 9
+    night.step(60)
+    assert training.left_s <= 0
+    require_clean_end(night)
+
+
+def test_a_machine_that_never_enrols_is_given_back_and_its_host_avoided() -> None:
+    night = make_night()
+    night.submit(hours=0.2)
+    night.step(1)
+    (first,) = night.machines()
+    night.silent.add(first.id)
+    night.step(90)
+    assert first.offer.machine_ref not in {
+        one.offer.machine_ref for one in night.machines() if one.created_at and one.created_at > night.now - 60 * 70
+    }
+    require_clean_end(night)
+
+
+def test_a_host_that_vanishes_is_lost_and_the_job_goes_on_elsewhere() -> None:
+    night = make_night()
+    training = night.submit(hours=1)
+    night.step(30)
+    provider = night.providers["loopback"]
+    provider.vanish(provider.alive()[0])
+    night.step(90)
+    assert training.left_s <= 0
+    assert len(provider.machines) == 2
+    assert f"loopback:{provider.machines[0].host}" in night.store.quarantined(night.now)
+    require_clean_end(night)
+
+
+def test_unknown_is_never_taken_for_gone() -> None:
+    night = make_night()
+    night.submit(hours=1)
+    night.step(20)
+    night.providers["loopback"].faults = Faults(incomplete=5, unreadable=5)
+    night.step(10)
+    assert [one.state for one in night.machines()] == [State.BUSY]
+    night.step(80)
+    require_clean_end(night)
+
+
+def test_a_destroy_that_is_ignored_is_repeated_and_billed() -> None:
+    night = make_night(Faults(ignored_destroys=15))
+    night.submit(hours=0.2)
+    night.step(60)
+    require_clean_end(night)
+    assert night.billed_usd() > 0.2 * (12 + 15) / 60
+
+
+def test_the_budget_ends_the_work_with_a_checkpoint() -> None:
+    night = make_night(budget={"total_usd": 0.5})
+    training = night.submit(hours=24)
+    night.step(60 * 6)
+    assert training.left_s > 0
+    assert {one.reason for one in night.machines()} >= {"the budget is spent"}
+    require_clean_end(night)
+    assert any("needs" in text or "need " in text for text in night.reports[-1].failures)
+    assert [one.type for one in night.store.events(TENANT, "nights", limit=100)].count("budget.warning") == 1
+
+
+def test_a_price_that_rises_above_the_cap_drains() -> None:
+    night = make_night(max_usd_per_hour=0.25)
+    night.submit(hours=1)
+    night.step(30)
+    provider = night.providers["loopback"]
+    provider.alive()[0].usd_per_hour = 0.4
+    night.step(3)
+    assert [one.usd_per_hour for one in provider.alive()] == [0.2]
+
+
+def test_a_stopped_fleet_gives_everything_back() -> None:
+    night = make_night()
+    for _ in range(3):
+        night.submit(hours=5)
+    night.step(20)
+    assert len(night.billing()) == 3
+    fleet = night.store.fleets()[0]
+    night.store.put_fleet(fleet.model_copy(update={"stopped": True, "version": fleet.version + 1}))
+    night.step(10)
+    require_clean_end(night)
+    # Every worker had time for a checkpoint before its machine ended.
+    assert all(one.since_checkpoint_s == 0 and one.on is None for one in night.trainings)
+
+
+def test_machines_of_other_deployments_are_never_touched() -> None:
+    night = make_night()
+    provider = night.providers["loopback"]
+    provider.machines.append(VirtualMachine("foreign", "otherdep-nights-1", 9.0, night.now, "h"))
+    night.submit(hours=0.2)
+    night.step(60)
+    assert [one.token for one in provider.alive()] == ["otherdep-nights-1"]
+
+
+def test_an_orphan_is_destroyed_after_two_sightings() -> None:
+    night = make_night()
+    provider = night.providers["loopback"]
+    provider.machines.append(VirtualMachine("stray", "dep10000-nights-0", 9.0, night.now, "h"))
+    night.step(1)
+    assert len(provider.alive()) == 1
+    night.step(2)
+    assert provider.alive() == []
+    assert night.store.orphans()["stray"].destroyed_at is not None
+
+
+def test_a_tick_without_time_starts_nothing() -> None:
+    night = make_night()
+    night.submit(hours=1)
+    night.time_left_s = 10.0
+    night.step(3)
+    assert night.providers["loopback"].creates == []
+
+
+def test_only_one_controller_at_a_time_writes() -> None:
+    night = make_night()
+    night.submit(hours=1)
+    first = night.store.acquire("paused", night.now, 90)
+    assert night.controller().tick().skipped
+    night.now += 100
+    assert not night.controller().tick().skipped
+    (machine,) = night.store.machines(TENANT, "nights")
+    with pytest.raises(FenceLost):
+        night.store.write(first or 0, TENANT, "nights", machine=machine.model_copy(update={"version": 9}))
+
+
+def calls_of_a_night() -> int:
+    calls = 0
+
+    def count(call: str) -> None:
+        nonlocal calls
+        calls += 1
+
+    night = make_night(Faults(lost_answers=1))
+    night.interrupt = count
+    night.submit(hours=0.2)
+    night.step(40)
+    return calls
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_controller_killed_at_any_call_leaves_nothing_behind(part: int) -> None:
+    total = calls_of_a_night()
+    assert total > 60
+    for victim in range(part, total, 4):
+        left = victim
+
+        def kill(call: str) -> None:
+            nonlocal left
+            left -= 1
+            if left == -1:
+                raise Killed
+
+        night = make_night(Faults(lost_answers=1))
+        night.interrupt = kill
+        training = night.submit(hours=0.2)
+        night.step(90)
+        assert training.left_s <= 0, victim
+        assert len(night.providers["loopback"].creates) <= 2, victim
+        require_clean_end(night)
+
+
+def random_night(seed: int) -> None:
+    draw = random.Random(seed)
+    budget = draw.choice([0.5, 2.0, 6.0])
+    night = make_night(
+        budget={"total_usd": budget}, max=draw.randint(1, 4), min=int(budget > 1 and draw.random() < 0.3)
+    )
+    provider = night.providers["loopback"]
+    jobs = [night.submit(hours=draw.uniform(0.1, 2)) for _ in range(draw.randint(1, 5))]
+    for _ in range(300):
+        if draw.random() < 0.1:
+            name = draw.choice(list(Faults.__dataclass_fields__))
+            setattr(provider.faults, name, draw.randint(1, 4))
+        if draw.random() < 0.03 and provider.alive():
+            provider.vanish(draw.choice(provider.alive()))
+        if draw.random() < 0.02:
+            provider.price = draw.uniform(0.1, 1.5)
+        kill_at = draw.randint(0, 40) if draw.random() < 0.05 else None
+
+        def perhaps(call: str, left: list[int | None] = [kill_at]) -> None:  # noqa: B006 - one list per minute
+            if left[0] is not None:
+                left[0] -= 1
+                if left[0] < 0:
+                    left[0] = None
+                    raise Killed
+
+        night.interrupt = perhaps
+        night.step()
+        rows = {one.id for one in night.machines() if not one.state.ended}
+        assert all(token in rows for token in night.billing())
+        reserved = sum(one.reserved_usd for one in night.machines())
+        assert night.spent_usd() + reserved <= budget + 1.5 * 4 * 10 / 60
+    provider.faults = Faults()
+    night.interrupt = lambda call: None
+    fleet: StoredFleet = night.store.fleets()[0]
+    night.store.put_fleet(fleet.model_copy(update={"stopped": True, "version": fleet.version + 1}))
+    night.step(30)
+    assert night.billing() == []
+    assert all(one.state.ended for one in night.machines())
+    # Overrun: ignored destroys and unread lists of the last machines.
+    assert night.billed_usd() <= budget + 4 * 1.0 * 20 / 60
+    if budget == 6.0 and provider.price <= 1:
+        assert sum(one.left_s <= 0 for one in jobs) >= 1
+
+
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_random_nights_stay_within_their_budget_and_end_clean(first: int) -> None:
+    for seed in range(first, first + 50):
+        random_night(seed)
