@@ -102,6 +102,19 @@ class FleetSpec(WireModel):
         return self
 
 
+class BoundView(AnswerModel):
+    """One bound of a budget, with the money that counts against the bound.
+
+    Example: `{"name": "per_day_usd", "period": "2026-11-25", "cap_usd": 5, "spent_usd": 1.2, "reserved_usd": 0.4}`
+    """
+
+    name: Literal["total_usd", "per_day_usd", "per_month_usd"]
+    period: str = ""
+    cap_usd: float
+    spent_usd: float
+    reserved_usd: float
+
+
 class Receipt(AnswerModel):
     """Proof of the cost and of the end of one machine.
 
@@ -139,3 +152,108 @@ class MachineView(AnswerModel):
     reason: str = ""
     receipt: Receipt | None = None
     """Set once the machine is `gone` or `failed`."""
+
+
+class FleetView(AnswerModel):
+    """A fleet with its money and its machines that have not ended.
+
+    Example: `{"stopped": false, "bounds": [], "machines": [], "waits": "", "created_at": 1700000000, ...}`
+    """
+
+    spec: FleetSpec
+    stopped: bool = False
+    bounds: list[BoundView] = []
+    machines: list[MachineView] = []
+    waits: str = ""
+    """Why the last tick did not start a machine that the fleet lacks; empty if the fleet lacks none."""
+    created_at: EpochSeconds
+    updated_at: EpochSeconds
+
+
+class FleetPage(AnswerModel):
+    """All fleets of a tenant.
+
+    Example: `{"fleets": []}`
+    """
+
+    fleets: list[FleetView]
+
+
+class MachinePage(AnswerModel):
+    """Machines of a fleet that have ended, with their receipts, the newest first.
+
+    Example: `{"machines": []}`
+    """
+
+    machines: list[MachineView]
+
+
+class FleetEventView(AnswerModel):
+    """One line in the history of a fleet.
+
+    Example: `{"at": 1700000000, "type": "machine.booting", "machine": "a1b2c3d4-nights-9f8e7d", "usd": 0}`
+    """
+
+    at: EpochSeconds
+    type: str
+    machine: str | None = None
+    reason: str = ""
+    usd: float = 0
+
+
+class FleetEventPage(AnswerModel):
+    """The newest events of a fleet, the newest first.
+
+    Example: `{"events": []}`
+    """
+
+    events: list[FleetEventView]
+
+
+class EnrollRequest(WireModel):
+    """First call of a rented machine's worker, with the enrolment token as API key: the hardware that the machine has.
+
+    Example: `{"gpu_model": "NVIDIA GeForce RTX 4090", "gpus": 1, "vram_gib": 24, "disk_gib": 80}`
+    """
+
+    gpu_model: Annotated[str, Field(max_length=64)] | None = None
+    gpus: Annotated[int, Field(ge=0, le=64)] = 0
+    vram_gib: Annotated[float, Field(ge=0, le=4096)] = 0
+    disk_gib: Annotated[float, Field(ge=0, le=10**6)] = 0
+
+
+class EnrollAnswer(AnswerModel):
+    """Identity of the machine, and the API key of its worker. The key ends with the machine.
+
+    Example: `{"machine_id": "a1b2c3d4-nights-9f8e7d", "api_key": "baton_...", "queues": ["default"], ...}`
+    """
+
+    machine_id: str
+    api_key: str
+    queues: list[QueueName]
+    usd_per_hour: float
+    heartbeat_interval_s: int
+
+
+class MachineHeartbeat(WireModel):
+    """Sign of life of a machine's worker: the job that the worker holds.
+
+    Example: `{"job_id": "146683a1-cb76-4702-9fef-fcccd32594f1"}`
+    """
+
+    job_id: JobId | None = None
+
+
+class MachineOrders(AnswerModel):
+    """Answer to a machine's heartbeat.
+
+    Example: `{"state": "busy", "drain": false, "reason": "", "alone_s": 900, "heartbeat_interval_s": 60}`
+    """
+
+    state: MachineState
+    drain: bool
+    """True if the worker must commit a checkpoint, give its job back and end."""
+    reason: str = ""
+    alone_s: int
+    """Time without an answer of the control plane after which the worker ends itself, although nobody asked."""
+    heartbeat_interval_s: int
