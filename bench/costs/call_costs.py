@@ -23,7 +23,7 @@ from bench.api.request_counts import FILES
 from bench.costs.units import Meter
 from bench.harness.plane import TENANT, Plane
 from functions.api.admin.keys import generate_key
-from functions.api.checkpoints.retention import run_due_retentions
+from functions.api.checkpoints.retention_runner import run_due_retentions
 from functions.api.http.authorizer import authorize
 from functions.api.operations.sweeper import sweep
 from functions.api.rules.rule_evaluation_runs import evaluate_due_jobs

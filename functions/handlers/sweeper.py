@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from functions.api.checkpoints.retention import run_due_retentions
+from functions.api.checkpoints.retention_runner import run_due_retentions
 from functions.api.operations.service_probe import probe_api
 from functions.api.operations.sweeper import sweep
 from functions.handlers.startup import start_logging

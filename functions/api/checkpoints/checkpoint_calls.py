@@ -19,7 +19,7 @@ from baton.contract.checkpoints.manifest import Manifest, Pack
 from baton.contract.errors import ErrorCode
 from baton.contract.names import CHECKPOINTS_BUCKET
 from baton.contract.worker.calls import ProgressRequest, StatusAnswer
-from functions.api.checkpoints.retention import RetentionRunner, read_checkpoints, read_manifest
+from functions.api.checkpoints.retention_runner import RetentionRunner, read_checkpoints, read_manifest
 from functions.api.http.context import ApiCall, Context, require_job
 from functions.api.objects.declared_uploads import presign_if_missing
 from functions.api.worker.lease_guard import WRITE_TRIES, apply_as_bearer, require_lease

@@ -23,7 +23,7 @@ from baton.contract.worker.calls import (
     WorkItem,
 )
 from functions.api.checkpoints.checkpoint_calls import find_sound_checkpoints
-from functions.api.checkpoints.retention import RetentionRunner
+from functions.api.checkpoints.retention_runner import RetentionRunner
 from functions.api.http.context import ApiCall, Context, require_job
 from functions.api.jobs import legacy_api
 from functions.api.jobs.legacy_api import InputListTooLarge, list_input_keys

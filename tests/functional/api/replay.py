@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from baton.contract.names import Scope
-from functions.api.checkpoints.retention import run_due_retentions
+from functions.api.checkpoints.retention_runner import run_due_retentions
 from functions.api.http.authorizer import authorize
 from functions.api.http.dispatch import dispatch
 from functions.api.http.route import Function

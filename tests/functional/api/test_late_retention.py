@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from baton.contract.names import CHECKPOINTS_BUCKET
 from baton.contract.worker.calls import AGENT_CRASHED
-from functions.api.checkpoints.retention import JOBS_A_SWEEP
+from functions.api.checkpoints.retention_runner import JOBS_A_SWEEP
 from functions.domain.errors import StorageUnavailable
 from functions.domain.jobs.attempt_end import LATE_AFTER_S
 from functions.domain.records import Job
@@ -202,7 +202,7 @@ def test_more_than_one_transaction_can_forget_goes_with_several_sweeps(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = with_leavings(api)
-    monkeypatch.setattr("functions.api.checkpoints.retention.MAX_DELETED_RECORDS", 1)
+    monkeypatch.setattr("functions.api.checkpoints.retention_runner.MAX_DELETED_RECORDS", 1)
     for step in (5, 6):
         api.context.jobs.protect_checkpoint(held.id, job_of(api, held).checkpoint_step or 0, api.clock.now() + 3600)
         held.commit(step, {"a": b"at %d" % step}).ok()

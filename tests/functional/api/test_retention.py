@@ -8,7 +8,7 @@ import pytest
 from blake3 import blake3
 
 from baton.contract.checkpoints.manifest import Pack, parse_manifest
-from functions.api.checkpoints import retention
+from functions.api.checkpoints import retention_runner
 from functions.domain.checkpoints.packs import PackSnapshot
 from functions.domain.checkpoints.retention import MAX_TAGS
 from functions.domain.errors import StorageUnavailable, WriteConflict
@@ -209,7 +209,7 @@ def test_a_manifest_of_a_newer_version_stops_no_commit_and_is_not_told_to_be_dam
     held = held_with(api, keep_last=2)
     held.commit(1).ok()
     with monkeypatch.context() as rolled_back:
-        rolled_back.setattr(retention, "parse_manifest", lambda _: parse_manifest(b'{"version": 3}'))
+        rolled_back.setattr(retention_runner, "parse_manifest", lambda _: parse_manifest(b'{"version": 3}'))
         held.commit(2).ok()
         held.commit(3).ok()
         answer = api.post(f"/job/{held.id}/checkpoints/3/urls", key="submit")

@@ -18,7 +18,7 @@ from blake3 import blake3
 from baton.contract.errors import ErrorCode
 from baton.contract.names import BUCKETS, CHECKPOINTS_BUCKET, DATA_BUCKET, Scope
 from functions.api.admin.keys import generate_key
-from functions.api.checkpoints.retention import run_due_retentions
+from functions.api.checkpoints.retention_runner import run_due_retentions
 from functions.api.http.authorizer import authorize
 from functions.api.http.context import Context
 from functions.api.http.dispatch import dispatch

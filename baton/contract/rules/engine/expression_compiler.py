@@ -21,11 +21,11 @@ from baton.contract.rules.language.typed_ast import (
 )
 from baton.contract.rules.limits import LIMITS, Limits
 from baton.contract.rules.metrics import Kind
-from baton.contract.rules.windows import window_fast_paths
+from baton.contract.rules.windows import window_closures
 from baton.contract.rules.windows.running_statistics import Average, BestPoint, Lagged, SampledMetric, Streak, are_equal
 from baton.contract.rules.windows.series import Follower, ObservationClock, Series
 from baton.contract.rules.windows.sliding_windows import Extreme, Median, Moments, SlidingWindow
-from baton.contract.rules.windows.window_fast_paths import Reader, Value
+from baton.contract.rules.windows.window_closures import Reader, Value
 
 F = TypeVar("F", bound=Follower)
 
@@ -218,11 +218,11 @@ class Compiler:
             extreme = self._follow(
                 metric, f"{function}({size})", lambda series: Extreme(series, clock, most, seconds, sign=sign)
             )
-            return _over_duration(extreme, extreme.value, 1) if seconds else window_fast_paths.read_extreme(extreme)
+            return _over_duration(extreme, extreme.value, 1) if seconds else window_closures.read_extreme(extreme)
         if function == "median":
             most = min(most, self._limits.median_points)
             median = self._follow(metric, f"median({size})", lambda series: Median(series, clock, most, seconds))
-            return _over_duration(median, median.value, 1) if seconds else window_fast_paths.read_median(median)
+            return _over_duration(median, median.value, 1) if seconds else window_closures.read_median(median)
         if function in ("delta", "count"):
             window = self._follow(metric, f"points({size})", lambda series: SlidingWindow(series, clock, most, seconds))
             return _size(window) if function == "count" else _over_duration(window, lambda: _change(window), 2)
@@ -233,7 +233,7 @@ class Compiler:
         moments.sums.with_squares = moments.sums.with_squares or function in ("std", "zscore")
         moments.sums.weighs = moments.sums.weighs or function == "slope"
         if not seconds:
-            return window_fast_paths.MOMENT_READERS[function](moments)
+            return window_closures.MOMENT_READERS[function](moments)
         compute = {"mean": moments.mean, "std": moments.std, "slope": moments.slope, "zscore": moments.zscore}[function]
         return _over_duration(moments, compute, 1 if function == "mean" else 2)
 

@@ -21,7 +21,7 @@ from baton.contract.rules.engine.verdicts import Operand, State, Verdict
 from baton.contract.rules.language.typed_ast import Aggregate, Grouped, Reading, walk
 from baton.contract.rules.numbers import decode, encode
 from baton.contract.rules.windows.series import ObservationClock, Series
-from baton.contract.rules.windows.window_fast_paths import Reader, Value
+from baton.contract.rules.windows.window_closures import Reader, Value
 
 STATE_VERSION = 1
 MAX_PROBLEM_CHARS = 120

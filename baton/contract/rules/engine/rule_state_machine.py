@@ -16,7 +16,7 @@ from baton.contract.rules.document.rule import Rule
 from baton.contract.rules.engine.verdicts import State
 from baton.contract.rules.numbers import decode, encode
 from baton.contract.rules.windows.series import Series
-from baton.contract.rules.windows.window_fast_paths import Reader
+from baton.contract.rules.windows.window_closures import Reader
 
 MAX_ERRORS = 3
 

@@ -17,7 +17,7 @@ from baton.contract.rules.limits import LIMITS
 from baton.contract.rules.metrics import Metric, MetricCatalog
 from baton.contract.rules.windows.series import SCALE_STEP, ObservationClock
 from baton.contract.rules.windows.sliding_windows import Moments
-from baton.contract.rules.windows.window_fast_paths import MOMENT_READERS, Reader
+from baton.contract.rules.windows.window_closures import MOMENT_READERS, Reader
 from tests.kits.rules.naive_evaluator import World
 from tests.properties.profiles import machine_settings
 
