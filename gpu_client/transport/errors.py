@@ -1,31 +1,31 @@
-"""The exceptions of calls to the control plane and of transfers.
+"""Define the exceptions of calls to the control plane and of transfers.
 
     BatonError
-    ├── ApiError                  the control plane refused; repeating the call unchanged will not help
+    ├── ApiError                  the control plane refused; an unchanged retry fails again
     │   ├── Unauthorized          the API key is unknown, revoked, expired or lacks the scope
     │   ├── TokenRefused          a one-time transfer token is used up, expired or for another object: request a new one
-    │   ├── InvalidRequest        malformed or out of bounds: `field` names the place
-    │   ├── NotFound              no such job, checkpoint, object or route
+    │   ├── InvalidRequest        a malformed request or a value out of bounds; `field` names the place
+    │   ├── NotFound              a missing job, checkpoint, object or route
     │   ├── LeaseLost             the attempt may no longer write: stop the trainer, claim again
     │   ├── LeaseExpired          renew the lease with a heartbeat, then repeat
     │   ├── NotStoredYet          a declared object is not stored: upload it, then repeat
     │   ├── DigestMismatch        a stored object has other bytes than declared
-    │   ├── StepNotNewer          this step or a later one is committed already
-    │   ├── RollbackRefused       the rollback budget is spent, or the checkpoint is no longer kept
+    │   ├── StepNotNewer          this step or a later step is already committed
+    │   ├── RollbackRefused       the rollback budget is spent, or retention has deleted the checkpoint
     │   └── Conflict              any other conflict with the state of the job
     ├── Unreachable               no usable answer after all retries: connection, timeout, 429, 5xx
     ├── UnexpectedAnswer          an answer that does not match the models of this version
     ├── TransferError             the transfer of one object failed for good
     │   ├── ObjectMissing         404: the object is not in the store
-    │   ├── ChecksumMismatch      the bytes differ from the declared ones, also after a second transfer
-    │   │   └── FalseDigest       the stored bytes arrived intact, and the declared BLAKE3 is not theirs
+    │   ├── ChecksumMismatch      the bytes differ from the declaration, also after a second transfer
+    │   │   └── FalseDigest       the stored bytes arrived intact, and the declared BLAKE3 is false
     │   ├── UrlExpired            the presigned URL has expired: request a new one
     │   ├── FileChanged           a local file changed during the transfer
     │   └── UnsafePath            a destination would lie outside its directory
     ├── DiskFull                  no space (or quota) left on this machine
     └── TransferCanceled          the caller's cancel event was set
 
-Messages never carry the API key, a token, or the query of a presigned URL.
+Messages never contain the API key, a token, or the query of a presigned URL.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class BatonError(Exception):
-    """Root of the exceptions that the transport raises on purpose."""
+    """Base class of the transport's exceptions."""
 
 
 class ApiError(BatonError):
-    """The control plane refused. `code` is an `ErrorCode` of `baton.contract`, or `http_<status>` for other bodies.
+    """Refusal of a call. `code` is an `ErrorCode` of `baton.contract`, or `http_<status>` for other bodies.
 
-    `after_retry` is true if an earlier try of the same call went unanswered, which the server may have carried out.
-    `foreign` is true if a proxy, a firewall or a gateway refused instead of our API; such a refusal may pass and is not
-    about the request. `problems`: all faults of the request, if the answer lists more than one.
+    `after_retry` is true if an earlier try of the call got no answer, which the server may have executed. `foreign` is
+    true if a proxy, a firewall or a gateway refused instead of the API; a retry after such a refusal may succeed.
+    `problems`: all faults of the request, if the answer lists several.
     """
 
     def __init__(
@@ -77,96 +77,96 @@ class ApiError(BatonError):
 
 
 class Unauthorized(ApiError):  # noqa: N818 - named after what the caller branches on
-    """The API key does not permit this call."""
+    """Error of an API key that does not permit the call."""
 
 
 class TokenRefused(ApiError):  # noqa: N818
-    """The one-time transfer token was used up, has expired or is for another object."""
+    """Error of a one-time transfer token that is used up, expired or for another object."""
 
 
 class InvalidRequest(ApiError):  # noqa: N818
-    """The request is malformed or a value is out of bounds."""
+    """Error of a malformed request, or of a value out of bounds."""
 
 
 class NotFound(ApiError):  # noqa: N818
-    """The job, object or route does not exist, or belongs to another tenant."""
+    """Error of a job, object or route that does not exist or belongs to another tenant."""
 
 
 class LeaseLost(ApiError):  # noqa: N818
-    """The attempt may no longer write: reassigned, canceled, finished, or the call had no lease."""
+    """Error of an attempt that may no longer write: reassigned, canceled, finished, or without a lease."""
 
 
 class LeaseExpired(ApiError):  # noqa: N818
-    """The lease has expired, but a heartbeat may still renew it."""
+    """Error of an expired lease that a heartbeat may still renew."""
 
 
 class NotStoredYet(ApiError):  # noqa: N818
-    """A declared object is not stored with the declared size and checksum."""
+    """Error of a declared object that the store lacks."""
 
 
 class RollbackRefused(ApiError):  # noqa: N818
-    """The rule's rollback budget is spent, or the checkpoint to roll back to is no longer kept."""
+    """Error of a refused rollback: the rule's budget is spent, or retention has deleted the checkpoint."""
 
 
 class DigestMismatch(ApiError):  # noqa: N818
-    """A stored object has another size or checksum than declared."""
+    """Error of a stored object whose size or checksum differs from the declaration."""
 
 
 class StepNotNewer(ApiError):  # noqa: N818
-    """The newest committed checkpoint has this step or a later one."""
+    """Error of a commit whose step is not above the newest committed step."""
 
 
 class Conflict(ApiError):  # noqa: N818
-    """The call conflicts with the state of the job in another way."""
+    """Error of another conflict between the call and the job's state."""
 
 
 class Unreachable(BatonError):  # noqa: N818
-    """No usable answer within the tries and the time allowed."""
+    """Error of a call without a usable answer within its tries and time."""
 
 
 class UnexpectedAnswer(BatonError):  # noqa: N818
-    """The answer is well-formed, but does not match the models of this version."""
+    """Error of a well-formed answer that does not match the models of this version."""
 
 
 class TransferError(BatonError):
-    """The transfer of one object failed, and repeating it unchanged will not help."""
+    """Error of a failed transfer that an unchanged retry would not repair."""
 
 
 class ObjectMissing(TransferError):  # noqa: N818
-    """The store has no such object."""
+    """Error of a missing object."""
 
 
 class ChecksumMismatch(TransferError):  # noqa: N818
-    """The bytes differ from the declared ones."""
+    """Error of bytes that differ from the declaration."""
 
 
 class FalseDigest(ChecksumMismatch):
-    """The bytes have the declared size and CRC-64/NVME, but another BLAKE3: the declared digest is false.
+    """Error of a false declared BLAKE3: the bytes have the declared size and CRC-64/NVME but another BLAKE3.
 
-    Fetching the bytes again does not help.
+    Another fetch of the bytes does not help.
     """
 
     code = ErrorCode.DIGEST_MISMATCH
 
 
 class UrlExpired(TransferError):  # noqa: N818
-    """The presigned URL has expired."""
+    """Error of an expired presigned URL."""
 
 
 class FileChanged(TransferError):  # noqa: N818
-    """A local file changed while it was hashed or uploaded, so that its declared digest is no longer valid."""
+    """Error of a local file that changed during its hashing or upload, which makes its declared digest false."""
 
 
 class UnsafePath(TransferError):  # noqa: N818
-    """A destination lies outside of its directory."""
+    """Error of a destination outside its directory."""
 
 
 class DiskFull(BatonError):  # noqa: N818
-    """No space left on this machine."""
+    """Error of a full disk or an exhausted quota."""
 
 
 class TransferCanceled(BatonError):  # noqa: N818
-    """The caller's cancel event is set; the transfer sends and writes nothing more."""
+    """Error of a canceled transfer, which sends and writes no more bytes."""
 
 
 _BY_CODE: dict[str, type[ApiError]] = {
@@ -213,6 +213,6 @@ def disk_full(error: OSError, operation: str) -> DiskFull | None:
 
 
 def without_query(url: str) -> str:
-    """Return a URL for messages, without its query, because the query of a presigned URL is a signature."""
+    """Return a URL without its query for messages, because the query of a presigned URL is a signature."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.hostname or ''}{':' + str(parts.port) if parts.port else ''}{parts.path}"

@@ -1,7 +1,7 @@
-"""The one retry loop of calls and transfers, and its policy.
+"""Retry calls and transfers by a policy.
 
-After stripe-python's `_should_retry`: a short list of statuses, capped exponential backoff (here with full jitter, so
-that the machines of a fleet do not return in step), and never sooner than the server's Retry-After says.
+The policy follows stripe-python's `_should_retry`: a short list of statuses, capped exponential backoff (here with full
+jitter, so that the machines of a fleet do not retry in step), and no retry before the server's Retry-After.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""The server, or a gateway before it, refuses for now. Every other status from 400 on is about the request itself."""
+"""Statuses of temporary refusals by the server or a gateway. Every other status from 400 on concerns the request."""
 
 RETRIED_CODES = frozenset({ErrorCode.CONFLICT.value})
-"""Another client changed the same item at the same moment: repeating the call is the remedy."""
+"""Error codes of concurrent changes of one item, for which a retry is the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """Bounds of one call's tries. No pause begins that would end after `budget_s` seconds."""
+    """Limits of one call's tries. No pause begins that would end after `budget_s` seconds."""
 
     max_tries: int = 10
     budget_s: float = 60.0
@@ -39,9 +39,9 @@ class RetryPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Failure of one try. `status` None: no complete answer came (connection, timeout, cut short).
+    """Failure of one try. `status` None: no complete answer (connection error, timeout, truncated answer).
 
-    `overload`: the server reports, or its silence suggests, that it has too much to do.
+    `overload`: True if the server reports an overload, or its silence suggests one.
     """
 
     reason: str
@@ -52,10 +52,10 @@ class Failure:
 
 
 class RetryLater(Exception):  # noqa: N818 - a normal outcome, tried again
-    """A try failed; the policy decides whether to repeat it.
+    """Failure of one try, for which the policy decides about a retry.
 
-    `stale`: the server had closed a kept-alive connection before the request came; a repetition needs no pause and does
-    not count as a try.
+    `stale`: the server had closed a kept-alive connection before the request; a retry needs no pause and does not count
+    as a try.
     """
 
     def __init__(self, failure: Failure, *, stale: bool = False) -> None:
@@ -65,7 +65,7 @@ class RetryLater(Exception):  # noqa: N818 - a normal outcome, tried again
 
 
 class GaveUp(Exception):  # noqa: N818 - callers turn it into an error of their own
-    """The policy allows no further try. `failures`: of all tries, oldest first; `last`: what the last one raised."""
+    """End of all tries. `failures`: failures of all tries, oldest first. `last`: exception of the last try."""
 
     def __init__(self, failures: list[Failure], last: RetryLater, elapsed_s: float) -> None:
         self.failures = failures
@@ -84,10 +84,10 @@ def call_with_retry(
     clock: Callable[[], float] | None = None,
     repeatable: bool = True,
 ) -> T:
-    """Return the result of `once`, repeated while it raises RetryLater and `policy` allows another try.
+    """Return the result of `once`, repeated while `once` raises RetryLater and `policy` allows another try.
 
     `pause` waits for seconds. The policy's budget counts all time by `clock`; without a clock, only the pauses.
-    `repeatable` as for `retry_delay_s`. Raises GaveUp, and every other exception of `once` at once.
+    `repeatable`: see `retry_delay_s`. Raises GaveUp, and every other exception of `once` at once.
     """
     began_s = clock() if clock else 0.0
     waited_s = 0.0
@@ -114,16 +114,17 @@ def call_with_retry(
 def retry_delay_s(
     policy: RetryPolicy, failure: Failure, *, tries: int, elapsed_s: float, draw: float, repeatable: bool = True
 ) -> float | None:
-    """Return the seconds to wait before the next try; None to give up.
+    """Return the seconds to wait before the next try; None without another try.
 
-    `tries` have been made in `elapsed_s`; `draw` is a random number in [0, 1). A call that is not `repeatable` (it has
-    neither fence nor idempotency key) is repeated only after 429, because the server sends 429 before it does anything.
+    `tries`: number of tries in `elapsed_s` seconds. `draw`: random number in [0, 1). `repeatable`: False for a call
+    with neither fence nor idempotency key, which is repeated only after 429, because the server sends 429 before any
+    effect.
     """
     if not _may_pass(failure) or tries >= policy.max_tries or not (repeatable or failure.status == 429):
         return None
     delay_s = draw * min(policy.max_delay_s, policy.first_delay_s * 2.0 ** min(tries - 1, 30))
     if failure.retry_after_s is not None:
-        # At least the backoff: a Retry-After of 0 would otherwise cause ten requests without a pause.
+        # A Retry-After of 0 would cause ten requests without a pause, therefore the backoff is the minimum.
         delay_s = max(delay_s, failure.retry_after_s)
     return delay_s if elapsed_s + delay_s <= policy.budget_s else None
 
@@ -133,9 +134,9 @@ def _may_pass(failure: Failure) -> bool:
 
 
 def parse_retry_after(value: str | None, *, date: str | None) -> float | None:
-    """Return the seconds that a Retry-After header asks for; None if it has no usable value.
+    """Return the seconds in a Retry-After header; None for an unusable value.
 
-    A point in time is compared with the answer's own Date header, never with this machine's clock.
+    The function compares a point in time with the answer's own Date header, never with this machine's clock.
     """
     if value is None:
         return None

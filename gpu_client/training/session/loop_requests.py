@@ -1,9 +1,8 @@
-"""Requests of the agent, of rules and of SIGTERM to the training loop, and the step at which the loop sees each.
+"""Pass requests of the agent, of rules and of SIGTERM to the training loop, each after an agreed step.
 
-Requests arrive at any moment, from the channel's thread or a signal handler, and are recorded by single assignments (no
-locks, because a handler may interrupt anything). The loop sees a stop with a checkpoint only after `due` has requested
-that checkpoint, so that no loop leaves without saving; with several ranks, every rank sees a request after the same
-call.
+Requests arrive at any time, from the channel's thread or a signal handler. Single assignments record the requests,
+without locks, because a handler may interrupt any code. The loop learns of a stop with a checkpoint only after `due`
+has requested the checkpoint, so that no loop leaves without saving. Several ranks learn of a request after one call.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from gpu_client.training.distributed.rank_consensus import RankConsensus, Shared
 from gpu_client.training.protocol import STOP_REASONS, TrainerDirective
 
 SIGNAL_REASON = "signal"
-# Of two reasons on different ranks the later one wins.
+# The order decides between two reasons of different ranks: the later reason in the tuple wins.
 _REASONS = (SIGNAL_REASON, "other", *STOP_REASONS)
 
 log = logging.getLogger("baton.training")
@@ -31,7 +30,7 @@ log = logging.getLogger("baton.training")
 
 @dataclass(frozen=True)
 class _Stop:
-    """A request to stop; `reason` is one of the agent's, or "signal" for SIGTERM."""
+    """Request to stop. `reason`: a reason of the agent, or "signal" for SIGTERM."""
 
     reason: str
     checkpoint: bool
@@ -42,7 +41,7 @@ def _stop_of(votes: Vote) -> _Stop | None:
 
 
 class LoopRequests:
-    """The pending requests. `receive` and the signal handler write them, the training thread reads them."""
+    """Pending requests, written by `receive` and the signal handler, read by the training thread."""
 
     def __init__(self, ranks: Ranks, *, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock`: seconds, for the consensus of several ranks."""
@@ -50,14 +49,14 @@ class LoopRequests:
         self._consensus = RankConsensus(ranks, clock=clock)
         self._pid = os.getpid()
         self._checkpoint_requested = False
-        self._stop: _Stop | None = None  # the present request of this process
-        self._agreed: _Stop | None = None  # the request that all ranks saw in the last call of due
+        self._stop: _Stop | None = None  # The present request of this process.
+        self._agreed: _Stop | None = None  # The request of all ranks in the last call of `due`.
         self.tag = ""
         """Tag of the next checkpoint."""
-        self._answered = False  # true after a checkpoint for the agreed stop
+        self._answered = False  # True after a checkpoint for the agreed stop.
         self._uses_due = False
         self.postponed = False
-        """True if a due checkpoint waits until the previous one is stored."""
+        """True if a due checkpoint waits for the upload of the previous checkpoint."""
         self._previous: Callable[[int, FrameType | None], Any] | int | None = None
         self._installed = False
 
@@ -66,7 +65,7 @@ class LoopRequests:
         self._consensus.sharing = sharing
 
     def settle(self) -> None:
-        """Read the votes of the last step, which otherwise wait for the next one."""
+        """Read the votes of the last step at once, and not after the next step."""
         self._consensus.settle()
 
     def close(self) -> None:
@@ -75,7 +74,7 @@ class LoopRequests:
 
     @property
     def should_stop(self) -> bool:
-        """True if the loop should leave now."""
+        """Return True if the loop should leave after this step."""
         if self._agreed is not None:
             return True
         stop = self._stop
@@ -85,18 +84,19 @@ class LoopRequests:
 
     @property
     def stop_reason(self) -> str | None:
-        """Reason of the stop, once `should_stop` is true."""
+        """Return the reason of the stop, once `should_stop` is true."""
         if not self.should_stop:
             return None
-        stop = self._stop or self._agreed  # the own request may have a reason that a vote cannot carry
+        stop = self._stop or self._agreed  # A vote cannot carry every reason.
         return stop.reason if stop is not None else None
 
     def due(
         self, step: int, on_interval: bool, busy: Callable[[], bool] = lambda: False, *, last: bool = False
     ) -> bool:
-        """Tell if a checkpoint is due after `step`. All ranks agree here.
+        """Return True if a checkpoint is due after `step`. Collective: all ranks agree.
 
-        While `busy` (called only if needed) a checkpoint is postponed, unless `last`: no further step is known.
+        While `busy` (called only if needed) returns True, the method postpones a checkpoint, unless `last` (no further
+        step is known).
         """
         self._uses_due = True
         alone = self._ranks.size == 1
@@ -104,10 +104,11 @@ class LoopRequests:
         asked, stop = bool(votes.asked), self._stop if alone else _stop_of(votes)
         wanted = on_interval or asked or self.postponed
         if stop is None and wanted:
-            # All ranks know that a checkpoint is due, so all agree at once; beside a checkpoint the cost is negligible.
+            # All ranks know that a checkpoint is due, therefore all ranks agree at once; the cost is negligible beside
+            # a checkpoint.
             (self.postponed,) = map(bool, self._ranks.agree(int(not last and busy())))
         if not alone:
-            # A known request is not voted for again, because it is being fulfilled or postponed.
+            # The loop fulfills or postpones a known request, therefore no vote repeats the request.
             mine = self._votes()
             self._consensus.send(mine._replace(asked=0) if wanted else mine)
             if last:
@@ -117,22 +118,22 @@ class LoopRequests:
         if self._agreed is None:
             log.warning("stopping after step %d (%s)", step, stop.reason)
         self._agreed = stop
-        # A stop without checkpoint: the lease is lost or the job is canceled, so nothing may or need be saved.
+        # A stop without checkpoint means a lost lease or a canceled job, whose checkpoint would be useless.
         return stop.checkpoint and (on_interval or asked or not self._answered)
 
     def starting_checkpoint(self) -> None:
-        """Begin a checkpoint on all ranks: later requests are for another one."""
+        """Begin a checkpoint on all ranks; later requests are for another checkpoint."""
         self._checkpoint_requested = False
         self._consensus.mark_answered()
         self.postponed = False
 
     def checkpoint_skipped(self) -> None:
-        """Postpone the checkpoint until there is room for it."""
+        """Postpone the checkpoint until the arena is free."""
         self.postponed = True
 
     @property
     def stopping(self) -> bool:
-        """True if a stop is known to all ranks."""
+        """Return True if all ranks know of a stop."""
         return self._agreed is not None or (self._ranks.size == 1 and self._stop is not None)
 
     def checkpoint_written(self) -> None:
@@ -141,12 +142,12 @@ class LoopRequests:
         self._answered = self._agreed is not None
 
     def receive(self, directive: TrainerDirective) -> None:
-        """Take a directive of the agent; from any thread."""
+        """Record a directive of the agent. Thread-safe."""
         if directive.kind == "checkpoint":
             self._checkpoint_requested = True
             return
         earlier = self._stop
-        # After a stop without checkpoint nothing may be saved any more.
+        # A stop without checkpoint stays in force, because no checkpoint may follow.
         checkpoint = directive.checkpoint and (earlier is None or earlier.checkpoint)
         self._stop = _Stop(directive.reason, checkpoint)
 
@@ -167,7 +168,7 @@ class LoopRequests:
         reason = 1 + _REASONS.index(stop.reason if stop.reason in _REASONS else "other")
         return Vote(int(asked), reason, int(not stop.checkpoint))
 
-    # --- SIGTERM: hosts that take a machine back send it to every process ---------------------------------------------
+    # --- SIGTERM: a preempting host sends the signal to every process -------------------------------------------------
 
     def install(self) -> None:
         """Handle SIGTERM as a stop with a checkpoint; an existing handler runs afterwards."""
@@ -176,7 +177,7 @@ class LoopRequests:
             return
         previous = signal.getsignal(signal.SIGTERM)
         if previous is None or previous == signal.SIG_IGN:
-            return  # a handler in C, or SIGTERM is ignored on purpose
+            return  # A handler in C, or SIGTERM is ignored on purpose.
         self._previous = previous
         signal.signal(signal.SIGTERM, self._on_sigterm)
         self._installed = True
@@ -190,8 +191,8 @@ class LoopRequests:
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         stop = self._stop
-        # A forked child that inherited this handler ends as by default; so does a loop that was ordered to leave
-        # without saving.
+        # A forked child inherits this handler and must end as by default. A loop with a stop without checkpoint ends at
+        # once, too.
         end_now = os.getpid() != self._pid or (stop is not None and not stop.checkpoint)
         if stop is None:
             self._stop = _Stop(SIGNAL_REASON, checkpoint=True)

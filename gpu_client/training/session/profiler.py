@@ -1,4 +1,4 @@
-"""The action `profile`: a few steps under torch's profiler, with the trace as an artifact."""
+"""Run the action `profile`: profile a few steps with torch's profiler, and publish the trace as an artifact."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpu_client.controller.action_executor import UnsupportedActionError, format
 
 MAX_STEPS = 100
 MAX_TRACE_BYTES = 64 * 1024**2
-"""Limit of an artifact before a job's end."""
+"""Size limit of a trace in bytes, which is the limit of artifacts before a job's end."""
 FOLDER = "profile"
 """Folder of the traces in the output directory."""
 
@@ -37,11 +37,11 @@ class StepProfiler:
 
     @property
     def active(self) -> bool:
-        """True while steps are being profiled."""
+        """Return True during a profile."""
         return self._profile is not None
 
     def begin(self, steps: int, step: int, on_done: OnDone) -> str:
-        """Profile the next `steps` after `step`; `on_done` receives success and a text at the end.
+        """Profile the next `steps` steps after `step`; `on_done` receives success and a text at the end.
 
         Raises UnsupportedActionError, and the errors of the profiler.
         """

@@ -1,6 +1,6 @@
-"""The training session: progress, directives, atomic checkpoints and exact resume for any training loop.
+"""Provide the training session: progress, directives, atomic checkpoints and exact resume for any training loop.
 
-A script with a session can be killed at any moment and continued elsewhere with bit-identical results::
+A script with a session can be killed at any time and continued elsewhere with bit-identical results::
 
     with Session.start() as session:
         done = session.resume(model=model, optimizer=optimizer, batches=batches)
@@ -41,7 +41,7 @@ from gpu_client.training.session.loop_requests import LoopRequests
 from gpu_client.training.session.profiler import StepProfiler
 
 STEERING = "steering"
-"""Name of the session's own state in checkpoints: the counters of rules, if there are any."""
+"""Name of the session's own state in checkpoints, which contains the counters of rules."""
 
 
 def require_whole(name: str, value: int) -> int:
@@ -76,10 +76,10 @@ log = logging.getLogger("baton.training")
 
 
 class Session:
-    """An attempt at one job, inside the training process. Made by `Session.start`.
+    """Attempt at one job, inside the training process. `Session.start` makes the session.
 
-    job_id and epoch are "" and 0 without Baton. params is the job's parameters. In a run of several processes every
-    rank makes a session, and calls `checkpoint_due`, `checkpoint` and `resume` at the same steps.
+    job_id and epoch are "" and 0 without Baton. params: parameters of the job. In a run of several processes every rank
+    makes a session, and calls `checkpoint_due`, `checkpoint` and `resume` at equal steps.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Session:
         ranks: Ranks,
         control: Mapping[str, Any],
     ) -> None:
-        """Prefer `Session.start`."""
+        """Scripts call `Session.start` instead."""
         self.output_dir = output_dir
         self.params = params
         self.job_id = job_id
@@ -108,14 +108,14 @@ class Session:
         self._last_report: tuple[int, int, Mapping[str, object]] = (0, 0, {})
         self._last_committed: tuple[int, Path] | None = None
         self.sources = DataSources(keep_last)
-        # Under an agent this directory dies with the machine; only the agent's uploads survive.
+        # Under an agent the output directory is lost with the machine, therefore syncs to disk would be useless.
         self._durable = channel_path is None
         output_dir.mkdir(parents=True, exist_ok=True)
         if ranks.first:
             checkpoint_directory.clear_leftovers(output_dir)
         self._loop_requests = LoopRequests(ranks)
         self.steering = Steering(self._loop_requests, ranks)
-        """Rules and commands: the capabilities of this loop, and requests to the loop."""
+        """Controller of rules and commands, with the capabilities of this loop."""
         self._loop_requests.attach(self.steering)
         self.steering.offer(profiler=StepProfiler(output_dir, self.artifact, first=ranks.first))
         path, steering = channel_path if ranks.first else None, self.steering
@@ -150,13 +150,13 @@ class Session:
         rules: str | Path | None = None,
         variables: Mapping[str, str] = os.environ,
     ) -> Self:
-        """Start a session. The agent's environment variables (BATON_*) win over the arguments.
+        """Start a session. The agent's environment variables (BATON_*) take precedence over the arguments.
 
         output_dir, data_dir, params: for runs without Baton.
         resume: without Baton, continue from the newest complete checkpoint in the output directory. (Under Baton the
             agent names the checkpoint.)
-        keep_last: number of checkpoints that stay in the output directory, at least 1. Older ones are deleted once
-            the agent knows of their successors.
+        keep_last: number of checkpoints that stay in the output directory, at least 1. The session deletes older
+            checkpoints once the agent knows of their successors.
         rules: without Baton, a file of rules (docs/rules.md). (Under Baton the job has its rules.)
 
         Raises SessionError without output directory or readable parameters, or if checkpoints of two runs would mix.
@@ -182,26 +182,28 @@ class Session:
 
     @property
     def data_dir(self) -> Path:
-        """Directory of the job's inputs. Raises SessionError if there is none."""
+        """Return the directory of the job's inputs. Raises SessionError without a directory."""
         if self._data_dir is None:
             raise SessionError("no data directory is known", "Pass Session.start(data_dir=...) or set BATON_DATA_DIR")
         return self._data_dir
 
     def report(self, step: int, total: int, **metrics: object) -> None:
-        """Report progress: `step` of `total` (0 if unknown) is done, with numbers (or tensors of one element).
+        """Report progress: the finished `step` of `total` (0 if unknown), with numbers or tensors of one element.
 
-        Cheap enough for every step: at most one report per 0.2 s is read and sent. Raises SessionError for a fraction.
+        The call is cheap enough for every step, because the session reads and sends at most one report per 0.2 s.
+        Raises SessionError for a fraction.
         """
         self.report_new(step, total, metrics, shown=metrics)
 
     def report_new(
         self, step: int, total: int, new: Mapping[str, object], *, shown: Mapping[str, object], event: str = ""
     ) -> None:
-        """Report metrics; `shown` also has older ones for display. event: `step`, `log`, or `none` if rules get
-        nothing.
+        """Report metrics; `shown` also has older metrics for display.
+
+        event: `step`, `log`, or `none` for a report without an evaluation of rules.
         """
-        # The values stay unread until the next report, because reading (or detaching) them would dominate the cost;
-        # after backward() a loss holds no activations.
+        # Reading (or detaching) the values would dominate the cost, therefore the values stay unread until the next
+        # report. After backward() a loss keeps no activations.
         if type(step) is not int or type(total) is not int:
             step, total = require_whole("step", step), require_whole("total", total)
         self._last_report = (step, total, shown)
@@ -214,29 +216,29 @@ class Session:
 
     @property
     def alone(self) -> bool:
-        """True if this is the only process of the training."""
+        """Return True in the only process of a training."""
         return self._ranks.size == 1
 
     def phase(self, name: str, done: int, total: int) -> None:
-        """Report progress between steps, for example `done` of `total` images encoded.
+        """Report progress between steps, such as `done` of `total` encoded images.
 
-        name: the name of a metric, such as `cached_latents`. `baton watch` shows the phase, and a change of `done`
-            counts as progress for `no_progress_timeout_s`. As cheap as `report`.
+        name: a valid metric name, such as `cached_latents`. `baton watch` shows the phase, and a change of `done`
+            counts as progress for `no_progress_timeout_s`. The call is as cheap as `report`.
         """
         step, total_steps, metrics = self._last_report
         done, total = require_whole("done", done), require_whole("total", total)
         progress = {name: done, f"{name}_total": total}
-        # The phase comes first, because the agent drops metrics beyond its limit.
+        # The agent drops metrics beyond its limit, therefore the phase comes first.
         self._channel.report(step, total_steps, {**progress, **metrics, **progress}, phase=(name, done, total), new={})
 
     def artifact(self, path: str | Path) -> None:
-        """Show a finished file of the output directory in `baton watch` now, not only at the job's end.
+        """Show a finished file of the output directory in `baton watch` before the job's end.
 
-        path: absolute, or relative to the output directory. A name like `step-500.png` contains its step. The file must
-            not change any more; after a rewrite, call artifact() again. At most 64 MiB.
+        path: absolute, or relative to the output directory. A name such as `step-500.png` contains its step. The file
+            must not change any more; after a rewrite, call artifact() again. The size limit is 64 MiB.
 
         The call costs one message: the agent uploads the file in the background. The file belongs to the job's outputs
-        only if those name the file or its directory. Raises SessionError if there is no such file.
+        only if the outputs name the file or its directory. Raises SessionError for a missing file.
         """
         file = (self.output_dir / path).resolve()
         if not file.is_relative_to(self.output_dir.resolve()) or not file.is_file():
@@ -251,29 +253,29 @@ class Session:
 
     @property
     def should_stop(self) -> bool:
-        """True if the loop should leave now. Cheap; read at every step.
+        """Return True if the loop should leave after this step. Cheap enough for every step.
 
-        A stop with a checkpoint becomes visible after `checkpoint_due` has requested that checkpoint, in scripts that
-        call `checkpoint_due`; otherwise at once. With several processes every rank sees the stop after the same
-        `checkpoint_due`.
+        In scripts that call `checkpoint_due`, a stop with a checkpoint becomes visible after `checkpoint_due` has
+        requested the checkpoint; in other scripts at once. With several processes every rank learns of the stop after
+        the same call of `checkpoint_due`.
         """
         return self._loop_requests.should_stop
 
     @property
     def stop_reason(self) -> str | None:
-        """Reason of the stop: "cancel", "pause", "release", "lease_lost", "rule", "signal" (SIGTERM); None without."""
+        """Return the stop's reason: "cancel", "pause", "release", "lease_lost", "rule", "signal" (SIGTERM), or None."""
         return self._loop_requests.stop_reason
 
     @property
     def finishing(self) -> bool:
-        """True if a rule or command ended the training early, as complete: leave the loop and write the outputs."""
+        """Return True after a rule or command ended the training as complete: leave the loop, write the outputs."""
         return self.steering.finishing
 
     def checkpoint_due(self, step: int, every: int | None = None) -> bool:
-        """Tell if a checkpoint is due after `step`: each `every` steps, on request, and before a stop.
+        """Return True if a checkpoint is due after `step`: each `every` steps, on request, and before a stop.
 
-        Call once after every step; with several processes all ranks agree here. A checkpoint that is due while the last
-        one is being stored is skipped; the first step afterwards is due instead.
+        Call once after every step; with several processes all ranks agree in this call. During the upload of the last
+        checkpoint the session skips due checkpoints; the first step afterwards is due instead.
         """
         if every is not None and every < 1:
             raise SessionError(f"a checkpoint every {every} steps is not possible", "every is at least 1, or None")
@@ -287,7 +289,7 @@ class Session:
 
     @property
     def skipped_checkpoints(self) -> list[int]:
-        """The steps whose checkpoints were skipped because the previous one was still being stored."""
+        """Return the steps whose checkpoints the session skipped during the upload of the previous checkpoint."""
         return list(self._writer.skipped_steps)
 
     def checkpoint(
@@ -299,24 +301,24 @@ class Session:
         overlap: bool = False,
         **stateful: Any,
     ) -> Path | None:
-        """Take the checkpoint of `step`; return its path, or None if it is skipped for a later one.
+        """Write the checkpoint of `step`. Returns its path; None if the session skips it for a later checkpoint.
 
-        stateful: everything that the loop changes: objects with state_dict() and load_state_dict() (model, optimizer,
-            scheduler, sampler, scaler, ...), an accelerate Accelerator, a torch.Generator. The random states of
-            Python, numpy, torch and CUDA are added automatically.
-        metrics: numbers to keep with the checkpoint; by default those reported for this step.
+        stateful: all objects that the loop changes: objects with state_dict() and load_state_dict() (model, optimizer,
+            scheduler, sampler, scaler, ...), an accelerate Accelerator, a torch.Generator. The session adds the random
+            states of Python, numpy, torch and CUDA.
+        metrics: numbers to keep with the checkpoint; by default the reported metrics of this step.
         must: never skip the checkpoint. A checkpoint before a stop or after the last reported step is never skipped.
-        overlap: copy the parameters and state of the optimizers among `stateful` in the background; an optimizer waits
-            for the copy before its next step. Only for loops that change both nowhere but in optimizer.step().
+        overlap: copy the parameters and state of the optimizers in `stateful` in the background; an optimizer waits for
+            the copy before its next step. Only for loops that change parameters and state in optimizer.step() alone.
 
-        Afterwards either the whole checkpoint exists or nothing of it. Raises CheckpointWriteError.
+        The call is atomic: afterwards the whole checkpoint exists, or no part of it. Raises CheckpointWriteError.
         """
         step = require_whole("step", step)
         if self._last_committed is not None and self._last_committed[0] == step:
             tag = self._loop_requests.tag
             self._loop_requests.starting_checkpoint()
             self._loop_requests.checkpoint_written()
-            if tag:  # a tag requested after the write belongs to the next checkpoint
+            if tag:  # A later tag belongs to the next checkpoint.
                 self._loop_requests.tag = tag
                 self._loop_requests.checkpoint_skipped()
             return self._last_committed[1]
@@ -341,7 +343,7 @@ class Session:
         return path
 
     def _is_last(self, step: int) -> bool:
-        """Tell if `step` is the last one, as far as reported."""
+        """Return True if `step` is the last reported step of the training."""
         reported, total, _ = self._last_report
         return reported == step and step >= total > 0
 
@@ -350,10 +352,10 @@ class Session:
     ) -> Path:
         """Commit a `<output>/checkpoint-<step>/` that another library has finished writing (see BatonCallback).
 
-        staged: another directory of the output directory in which the checkpoint was written; it is renamed now, and
-            deleted after newer checkpoints, as the session's own are.
+        staged: another directory of the output directory with the finished checkpoint. The session renames the
+            directory, and deletes the checkpoint after newer ones, as for its own checkpoints.
 
-        That library resumes the checkpoint, not `resume`.
+        The other library resumes from the checkpoint; `resume` does not.
         """
         step = require_whole("step", step)
         final = checkpoint_directory.checkpoint_path(self.output_dir, step)
@@ -367,11 +369,11 @@ class Session:
         return final
 
     def resume(self, **stateful: Any) -> int:
-        """Restore everything from the checkpoint to resume; return its step, 0 for a fresh start.
+        """Restore all states from the checkpoint to resume. Returns the checkpoint's step; 0 for a fresh start.
 
-        Name the same states as for `checkpoint`. Random states are restored too, so create models and data order before
-        this call and draw nothing in between. Raises CheckpointDamagedError or CheckpointMismatchError; after either,
-        the objects may be partly restored and must not be trained.
+        Pass the states of `checkpoint` under their names. The method also restores random states, therefore create
+        models and data order before this call, and draw no random numbers in between. Raises CheckpointDamagedError or
+        CheckpointMismatchError, after which the objects may be partly restored and must not be trained.
         """
         directory = self.resume_from
         if directory is None:
@@ -399,7 +401,7 @@ class Session:
     def gather_randoms(self) -> list[dict[str, Any]] | None:
         """Gather the random states of all ranks for another library's checkpoint; None except on the first rank.
 
-        Every rank calls this at the same moment.
+        Collective: all ranks call this method together.
         """
         return self._ranks.gather(capture_random())
 

@@ -1,4 +1,4 @@
-"""Calls about API keys, webhooks and rings, and the health call, which needs no key."""
+"""Call the API for API keys, webhooks and rings, and the health call, which needs no key."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from gpu_client.transport.api.calls import ApiCalls, segment
 
 
 class AdminCalls(ApiCalls):
-    """Create, list and revoke API keys and webhooks."""
+    """Calls about API keys, webhooks and the health of the control plane."""
 
     def create_key(self, request: KeyCreate) -> KeyCreated:
-        """Create a key, shown only in this answer. Sent once, because a retry could leave a second live key."""
+        """Create a key, shown only in this answer. Without retries, because a retry could leave a second valid key."""
         return self._read(KeyCreated, "create_key", "POST", "/keys", body=request, repeatable=False)
 
     def list_keys(self, *, limit: int = 100, cursor: str | None = None) -> KeyPage:
@@ -38,11 +38,11 @@ class AdminCalls(ApiCalls):
         return self._read(KeyPage, "list_keys", "GET", "/keys", query={"limit": limit, "cursor": cursor})
 
     def revoke_key(self, key_id: str) -> None:
-        """Revoke a key: the API refuses it from now on."""
+        """Revoke a key, which the API refuses afterwards."""
         self._send("revoke_key", "DELETE", f"/keys/{segment(key_id)}")
 
     def create_webhook(self, request: WebhookCreate) -> WebhookCreated:
-        """Create a webhook; only this answer has its secret. Sent once, because a retry could create a second one."""
+        """Create a webhook; only this answer has its secret. Without retries, which could create a second webhook."""
         return self._read(WebhookCreated, "create_webhook", "POST", "/webhooks", body=request, repeatable=False)
 
     def list_webhooks(self) -> list[WebhookView]:
@@ -50,7 +50,7 @@ class AdminCalls(ApiCalls):
         return self._read(WebhookList, "list_webhooks", "GET", "/webhooks").webhooks
 
     def delete_webhook(self, webhook_id: str) -> None:
-        """Delete a webhook. Raises NotFound also if the answer of an earlier try was lost."""
+        """Delete a webhook. Raises NotFound for a deleted webhook, also after a lost answer of an earlier try."""
         self._send("delete_webhook", "DELETE", f"/webhooks/{segment(webhook_id)}")
 
     def deliveries(self, webhook_id: str, *, limit: int = 100, cursor: str | None = None) -> DeliveryPage:
@@ -59,7 +59,7 @@ class AdminCalls(ApiCalls):
         return self._read(DeliveryPage, "deliveries", "GET", path, query={"limit": limit, "cursor": cursor})
 
     def replay_webhook(self, webhook_id: str, job_id: str, from_seq: int = 1) -> ReplayAnswer:
-        """Deliver a job's events again. Sent once, because each try delivers them once more."""
+        """Deliver a job's events again. Without retries, because each try delivers the events again."""
         body = ReplayRequest(job_id=job_id, from_seq=from_seq)
         path = f"/webhooks/{segment(webhook_id)}/replay"
         return self._read(ReplayAnswer, "replay_webhook", "POST", path, body=body, repeatable=False)
@@ -70,10 +70,10 @@ class AdminCalls(ApiCalls):
 
 
 class RingCalls(ApiCalls):
-    """Records of rings, and URLs of their objects. Each call is repeatable: the same write has the same version."""
+    """Calls about records of rings and URLs of their objects. Idempotent, because equal writes have equal versions."""
 
     def ring_records(self, ring: str, request: RecordsRequest) -> RecordsAnswer:
-        """Write one record and read some."""
+        """Write one record and read other records, in one call."""
         return self._read(RecordsAnswer, "ring_records", "POST", f"{_ring(ring)}/records", body=request)
 
     def ring_urls(self, ring: str, request: UrlsRequest) -> UrlsAnswer:
@@ -93,7 +93,7 @@ class RingCalls(ApiCalls):
         return self._read(RingsPage, "rings", "GET", "/rings", query={"limit": limit, "cursor": cursor})
 
     def remove_ring(self, ring: str) -> RemovalAnswer:
-        """Remove a part of a ring; repeat until the answer reports completion. Raises NotFound for an unknown ring."""
+        """Remove a part of a ring; repeat until the answer reports completion. Raises NotFound for a missing ring."""
         return self._read(RemovalAnswer, "remove_ring", "DELETE", _ring(ring))
 
 

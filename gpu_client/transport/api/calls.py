@@ -1,4 +1,4 @@
-"""Base of the groups of calls: sends request models, validates answers, builds paths."""
+"""Provide the base of the call groups: send request models, validate answers, build paths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Page(Protocol):
-    """An answer that is one page of a list."""
+    """Answer with one page of a list."""
 
     @property
     def next_cursor(self) -> str | None:
@@ -28,7 +28,7 @@ P = TypeVar("P", bound=Page)
 
 
 class _Request(TypedDict, total=False):
-    """Optional parts of a call, besides kind, method and path."""
+    """Optional parts of a call; required are kind, method and path."""
 
     query: Mapping[str, object] | BaseModel | None
     body: BaseModel
@@ -38,14 +38,14 @@ class _Request(TypedDict, total=False):
 
 
 class ApiCalls:
-    """Sends calls. All methods raise ApiError, Unreachable, UnexpectedAnswer."""
+    """Base of call groups. All methods raise ApiError, Unreachable, UnexpectedAnswer."""
 
     def __init__(self, http: HttpClient, *, budget_s: float | None = None) -> None:
         self._http = http
         self._budget_s = budget_s
 
     def _read(self, model: type[T], kind: str, method: str, path: str, **request: Unpack[_Request]) -> T:
-        """Send a call and return its answer as `model`. Raises UnexpectedAnswer if the answer is not one."""
+        """Send a call and return its answer as `model`. Raises UnexpectedAnswer for an answer of another form."""
         answer = self._send(kind, method, path, **request)
         try:
             return cast(T, _adapter(cast(Any, model)).validate_python(answer.data))
@@ -64,7 +64,7 @@ class ApiCalls:
             method=method,
             path=path,
             query=_query(request.get("query")),
-            # Send only the fields that the caller has set.
+            # The body contains only the fields that the caller has set.
             body=body.model_dump_json(exclude_unset=True) if body is not None else None,
             headers={**lease, **request.get("headers", {})},
             repeatable=request.get("repeatable", True),

@@ -1,4 +1,4 @@
-"""The client of the control plane: one typed method per call of the API."""
+"""Provide the client of the control plane, with one typed method per call of the API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpu_client.transport.transfer.manager import Transfer
 
 
 class BatonClient(SubmitterCalls, WorkerCalls, AdminCalls, RingCalls, ObjectCalls):
-    """All calls; the scopes of the API key permit some of them. Safe from several threads.
+    """Client with all calls of the API; the scopes of the API key decide which calls succeed. Thread-safe.
 
     Every method raises ApiError (by kind, see `errors`), Unreachable after all retries, UnexpectedAnswer.
     """
@@ -27,7 +27,7 @@ class BatonClient(SubmitterCalls, WorkerCalls, AdminCalls, RingCalls, ObjectCall
         transfer: Transfer | None = None,
         http: HttpClient | None = None,
     ) -> None:
-        """`policy` bounds the tries of each call. `http` replaces the other arguments (for tests)."""
+        """`policy`: limits of each call's tries. `http` replaces all other arguments (for tests)."""
         transfer = transfer or Transfer()
         super().__init__(http or HttpClient(url, api_key, policy=policy, sent=transfer.count_upload), transfer)
 
@@ -37,7 +37,7 @@ class BatonClient(SubmitterCalls, WorkerCalls, AdminCalls, RingCalls, ObjectCall
         return self._http.stats
 
     def within(self, budget_s: float) -> BatonClient:
-        """Return a client with the same connections and counters whose calls each end within `budget_s` seconds."""
+        """Return a client with shared connections and counters whose calls each end within `budget_s` seconds."""
         limited = BatonClient(self._http.url, "", transfer=self.transfer, http=self._http)
         limited._budget_s = budget_s
         return limited

@@ -1,7 +1,7 @@
-"""Calls to the control plane: one pooled session, timeouts, retries, errors by type, requests counted by kind.
+"""Send calls to the control plane: pooled connections, timeouts, retries, typed errors, counters by kind.
 
-Every call has a time budget over all its tries. The session never follows a redirect, so that the API key goes to the
-configured URL only. The key appears in no log line, message or `repr`.
+Every call has a time budget over all its tries. The client never follows a redirect, so that the API key goes only to
+the configured URL. The key appears in no log line, message or `repr`.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from gpu_client.transport.retry import (
 
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 35.0
-"""Longer than API Gateway's limit of 30 s for a handler."""
+"""Read timeout in seconds, longer than API Gateway's limit of 30 s for a handler."""
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
-"""Lambda answers at most 6 MB, therefore a larger answer does not come from our API."""
+"""Maximum size of an answer. Lambda answers at most 6 MB, therefore a larger answer comes from another server."""
 
 _PLAIN_CODES = {401: ErrorCode.UNAUTHORIZED, 404: ErrorCode.NOT_FOUND, 413: ErrorCode.PAYLOAD_TOO_LARGE}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """Request to the API. `kind` is its name in counters and log lines."""
+    """Request to the API. `kind`: name in counters and log lines."""
 
     kind: str
     method: str
@@ -59,19 +59,19 @@ class Call:
     body: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     repeatable: bool = True
-    """True if a repetition has the same effect: reads, fenced writes, calls with an idempotency key."""
+    """True for an idempotent call: a read, a fenced write, a call with an idempotency key."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer with a status below 300."""
+    """Answer with a status below 300."""
 
     status: int
     data: Any
 
 
 class _Refused(RetryLater):
-    """The server answered with an error."""
+    """Failure of a try to which the server answered with an error."""
 
     def __init__(self, failure: Failure, error: ApiError) -> None:
         self.error = error
@@ -79,7 +79,7 @@ class _Refused(RetryLater):
 
 
 class HttpClient:
-    """Sends calls. Safe from several threads; `sleep`, `clock` and `draw` are for tests."""
+    """Sender of calls. Thread-safe; `sleep`, `clock` and `draw` are for tests."""
 
     def __init__(
         self,
@@ -114,9 +114,9 @@ class HttpClient:
         self._session.close()
 
     def call(self, call: Call, *, budget_s: float | None = None) -> Answer:
-        """Return the answer to `call`, after as many tries as the policy and `budget_s` allow.
+        """Send `call` and return the answer, with the retries that the policy and `budget_s` allow.
 
-        Raises ApiError (refused), Unreachable (no usable answer), UnexpectedAnswer (not our API).
+        Raises ApiError (refused), Unreachable (no usable answer), UnexpectedAnswer (an answer of another server).
         """
         policy = self.policy if budget_s is None else replace(self.policy, budget_s=budget_s)
         started = self._clock()
@@ -162,12 +162,12 @@ class HttpClient:
             ) as response:
                 body = self._read(response, until=until)
         except (requests.ConnectionError, requests.Timeout, HTTPError) as error:
-            # urllib3 raises its HTTPError from reading the raw body, which requests does not wrap.
+            # A read of the raw body raises urllib3's HTTPError, which requests does not wrap.
             raise RetryLater(Failure(reason=_reason(error))) from error
         return self._understood(call, response, body)
 
     def _read(self, response: requests.Response, *, until: float) -> bytes:
-        """Return the body. A body that takes longer than the call may take is a timeout, even if bytes still arrive."""
+        """Return the body. A body that outlasts the call's budget is a timeout, even if bytes still arrive."""
         body = bytearray()
         for piece in _pieces(response):
             body += piece
@@ -200,7 +200,7 @@ class HttpClient:
         error = gave_up.last.error if isinstance(gave_up.last, _Refused) else None
         if error is not None and error.status < 500 and error.status not in RETRIED_STATUSES:
             self.stats.refused(error.code)
-            # The server may have carried out an earlier try whose answer got lost.
+            # The server may have executed an earlier try whose answer was lost.
             error.after_retry = any(one.status is None or one.status >= 500 for one in gave_up.failures[:-1])
             return error
         tries = len(gave_up.failures)
@@ -211,7 +211,7 @@ class HttpClient:
 
 
 class _OneContextAdapter(HTTPAdapter):
-    """Uses the shared TLS context, unchanged, for every connection of the session."""
+    """Adapter that uses the shared TLS context, unchanged, for every connection of the session."""
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
         super().init_poolmanager(*args, ssl_context=shared_tls(), **kwargs)
@@ -220,13 +220,13 @@ class _OneContextAdapter(HTTPAdapter):
         return super().proxy_manager_for(proxy, ssl_context=shared_tls(), **proxy_kwargs)
 
     def cert_verify(self, conn: Any, url: str, verify: bool | str, cert: Any) -> None:
-        """Keep the context's roots, because requests by default reads its bundle again for each connection."""
+        """Keep the context's root certificates; requests would read its bundle again for each connection."""
         conn.cert_reqs = "CERT_REQUIRED"
 
 
 def _session(api_key: str) -> requests.Session:
     session = requests.Session()
-    # Off, because it would also send ~/.netrc passwords. Each call looks up its proxies instead.
+    # With trust_env, requests would also send ~/.netrc passwords. Each call finds its proxies instead.
     session.trust_env = False
     session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
     session.headers.clear()
@@ -240,13 +240,13 @@ def _session(api_key: str) -> requests.Session:
 
 
 def _pieces(response: requests.Response) -> Iterator[bytes]:
-    """Yield body pieces as they arrive, because requests' own iterator waits for full pieces."""
+    """Yield body pieces on arrival; requests' own iterator would wait for full pieces."""
     while piece := response.raw.read1(64 * 1024):
         yield piece
 
 
 def parse_error(status: int, body: bytes) -> ApiError:
-    """Return the error of an answer of 400 or more: from our body, API Gateway's `{"message"}`, or a foreign text."""
+    """Return the error of an answer of 400 or more: from the API's body, API Gateway's `{"message"}`, or other text."""
     try:
         data = json.loads(body)
     except ValueError:
@@ -288,7 +288,7 @@ def _reason(error: BaseException) -> str:
     cause = error.args[0] if error.args and isinstance(error.args[0], BaseException) else error
     cause = getattr(cause, "reason", None) or cause
     root = cause.__cause__
-    # For example "Connection refused", without the names of urllib3's objects.
+    # `strerror` is a text such as "Connection refused", without the names of urllib3's objects.
     text = root.strerror if isinstance(root, OSError) and root.strerror else str(cause)
     return f"{type(error).__name__}: {text[:200]}"
 
@@ -297,7 +297,7 @@ def _checked_url(url: str) -> str:
     try:
         parts = urlsplit(url.strip())
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # Brackets without an address, or an invalid port.
+    except ValueError:  # The URL has brackets without an address, or an invalid port.
         usable = False
     if not usable or parts.query or parts.fragment or parts.username:
         raise ValueError("the API's URL must look like https://host or https://host/stage")

@@ -1,4 +1,4 @@
-"""Users' objects: uploads by batches of presigned URLs, downloads of single objects by one-time token."""
+"""Upload users' objects by batches of presigned URLs, and download single objects by one-time tokens."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from gpu_client.transport.transfer.manager import DEFAULT_WORKERS, Download, Pro
 from gpu_client.transport.transfer.upload_rounds import LocalFile, Missing, Target, upload_in_rounds
 
 FILES_PER_BATCH = 500
-"""Half of a call's limit, so that URLs are made shortly before their use."""
+"""Files of one call, half of the call's limit, so that URLs are made shortly before their use."""
 
 MAX_EXPIRED_ROUNDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """An object and its destination, the file `path` below `root`. Given size and digests are verified."""
+    """Object and its destination, the file `path` below `root`. The download verifies given sizes and digests."""
 
     bucket: str
     key: str
@@ -49,7 +49,7 @@ class Wanted:
 
 
 class ObjectCalls(ApiCalls):
-    """Upload, download, list and delete objects of the API's buckets."""
+    """Calls that upload, download, list and delete objects of the API's buckets."""
 
     def __init__(self, http: HttpClient, transfer: Transfer, *, budget_s: float | None = None) -> None:
         super().__init__(http, budget_s=budget_s)
@@ -63,9 +63,9 @@ class ObjectCalls(ApiCalls):
         cancel: CancelEvent | None = None,
         progress: Progress | None = None,
     ) -> dict[str, FileDigest]:
-        """Upload local files under the given keys; return the digests of the stored files.
+        """Upload local files under the given keys. Returns the digests of the stored files.
 
-        Raises what Transfer raises: then some files may be stored and others not; repeating is safe.
+        Raises the errors of Transfer, after which some files may be stored; a repeated call is idempotent.
         """
         stored: dict[str, FileDigest] = {}
         remaining = iter(files.items())
@@ -121,7 +121,7 @@ class ObjectCalls(ApiCalls):
     ) -> None:
         """Fetch one object to the file `path`; with `digest`, verify the object first.
 
-        Raises NotFound (no such object) besides what Transfer raises.
+        Raises NotFound for a missing object, and the errors of Transfer.
         """
         wanted = Wanted(
             bucket=bucket,
@@ -142,9 +142,9 @@ class ObjectCalls(ApiCalls):
         cancel: CancelEvent | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Fetch several objects at once. A file that exists under its name afterwards is complete, also after an error.
+        """Fetch several objects at once. A file under its final name is complete, also after an error.
 
-        Raises as `download` does; the first failure stops the others, except FalseDigest, which is raised after them.
+        Raises the errors of `download`. The first failure stops the other fetches; FalseDigest is raised after them.
         """
         lock = threading.Lock()
         false: list[FalseDigest] = []
@@ -179,14 +179,14 @@ class ObjectCalls(ApiCalls):
                 )
                 self.transfer.download([item], cancel=cancel, progress=progress)
             except (UrlExpired, TokenRefused) as error:
-                # The server also refuses a token that was redeemed by a request whose answer was lost.
+                # A request whose answer was lost has redeemed its token, which the server refuses afterwards.
                 if last or (isinstance(error, TokenRefused) and error.code != ErrorCode.TOKEN_INVALID):
                     raise
             else:
                 return
 
     def delete_objects(self, bucket: str, keys: Sequence[str], *, cancel: CancelEvent | None = None) -> None:
-        """Delete objects in parallel. The first failure stops the others; repeating is safe."""
+        """Delete objects in parallel. The first failure stops the other deletions; a repeated call is idempotent."""
         run_batch(keys, lambda key, _: self.delete_object(bucket, key), workers=DEFAULT_WORKERS, cancel=cancel)
 
     def delete_object(self, bucket: str, key: str) -> None:
@@ -215,7 +215,7 @@ class ObjectCalls(ApiCalls):
 
 def _upload_file(key: str, digest: FileDigest) -> UploadFile:
     named = UploadFile(key=key, size_bytes=digest.size_bytes, crc64nvme=digest.crc64nvme)
-    # A file without parts has no field `parts`.
+    # pydantic omits unset fields, therefore `parts` stays unset for a file without parts.
     return named if digest.parts is None else named.model_copy(update={"parts": digest.parts})
 
 

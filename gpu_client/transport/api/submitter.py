@@ -1,4 +1,4 @@
-"""Calls of the scope `submit`: jobs, their history, rules, live commands, recipes."""
+"""Call the API with the scope `submit`: jobs, their history, rules, live commands, recipes."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ DEFAULT_LIMIT = 100
 
 
 class SubmitterCalls(ApiCalls):
-    """Submit, read, steer and stop jobs; register recipes."""
+    """Calls that submit, read, steer and stop jobs, and register recipes."""
 
     def submit(self, job: JobSubmit | DreamboothSubmit, *, idempotency_key: str | None = None) -> JobView:
-        """Submit a job once. Each call makes its own idempotency key, so that its retries cannot submit a second job.
+        """Submit a job once. Each call makes an idempotency key, so that its retries cannot submit a second job.
 
-        With a key of the caller, repeating the call is safe too.
+        With the caller's own key, repeated calls are idempotent, too.
         """
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         return self._read(JobView, "submit", "POST", "/job", body=job, headers=headers)
 
     def submit_batch(self, jobs: Sequence[JobSubmit], *, idempotency_key: str | None = None) -> list[JobView]:
-        """Submit 1 to 1,000 jobs, all or none; return them in order."""
+        """Submit 1 to 1,000 jobs atomically. Returns the jobs in order."""
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         body = BatchSubmit(jobs=list(jobs))
         return self._read(list[JobView], "submit_batch", "POST", "/jobs/batch", body=body, headers=headers)
@@ -63,7 +63,7 @@ class SubmitterCalls(ApiCalls):
         newest_first: bool = False,
     ) -> JobPage:
         """Return one page of jobs, oldest first by default. A page may be empty although more pages follow."""
-        # "asc" is the default and is not sent.
+        # "asc" is the default, therefore the query omits "asc".
         order = "desc" if newest_first else None
         query = {"status": status, "queue": queue, "order": order, "limit": limit, "cursor": cursor}
         return self._read(JobPage, "jobs", "GET", "/jobs", query=query)
@@ -94,12 +94,12 @@ class SubmitterCalls(ApiCalls):
         return self._read(LogPage, "logs", "GET", f"{job_path(job_id)}/logs", query=query)
 
     def metrics(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> MetricPage:
-        """Return one page of a training's metrics. Poll with the page's `next_cursor` to follow them."""
+        """Return one page of a training's metrics. Poll with the page's `next_cursor` to follow the metrics."""
         query = {"limit": limit, "cursor": cursor}
         return self._read(MetricPage, "metrics", "GET", f"{job_path(job_id)}/metrics", query=query)
 
     def metric_points(self, job_id: str) -> Iterator[MetricPoint]:
-        """Yield all metrics of a training so far, attempt after attempt."""
+        """Yield all present metrics of a training, attempt by attempt."""
         cursor: str | None = None
         while True:
             page = self.metrics(job_id, cursor=cursor)
@@ -113,7 +113,7 @@ class SubmitterCalls(ApiCalls):
         return self._steer("stop", job_id, StopRequest(message=message), wanted={JobState.CANCELED})
 
     def pause(self, job_id: str, *, message: str = "") -> TransitionAnswer:
-        """Pause the job; a running one commits a checkpoint first."""
+        """Pause the job; a running job commits a checkpoint first."""
         wanted = {JobState.PAUSED, JobState.RUNNING}
         return self._steer("pause", job_id, StopRequest(message=message), wanted=wanted)
 
@@ -122,12 +122,12 @@ class SubmitterCalls(ApiCalls):
         return self._steer("resume", job_id, StopRequest(), wanted={JobState.PENDING, JobState.RUNNING})
 
     def retry(self, job_id: str, *, from_step: int | None = None, reset_counters: bool = True) -> TransitionAnswer:
-        """Run an ended job again, from its newest checkpoint, from that of `from_step`, or from the start (0)."""
+        """Run an ended job again, from its newest checkpoint, the checkpoint of `from_step`, or the start (0)."""
         body = RetryRequest(from_step=from_step, reset_counters=reset_counters)
         return self._steer("retry", job_id, body, wanted={JobState.PENDING, JobState.RUNNING})
 
     def _steer(self, kind: str, job_id: str, body: BaseModel, *, wanted: Collection[JobState]) -> TransitionAnswer:
-        """Send a state change. If the first try took effect but its answer was lost, return the effect of that try."""
+        """Send a state change. If the answer of a successful first try was lost, return the effect of the first try."""
         try:
             return self._read(TransitionAnswer, kind, "POST", f"{job_path(job_id)}/{kind}", body=body)
         except ApiError as error:
@@ -138,12 +138,12 @@ class SubmitterCalls(ApiCalls):
             raise
 
     def put_rules(self, job_id: str, text: str, *, if_revision: int | None = None) -> RulesView:
-        """Store the next revision of a job's rules. Repeating the same text has no effect."""
+        """Store the next revision of a job's rules. Idempotent for an unchanged text."""
         body = RulesRequest(text=text, if_revision=if_revision)
         return self._read(RulesView, "put_rules", "PUT", f"{job_path(job_id)}/rules", body=body)
 
     def rules(self, job_id: str) -> RulesView:
-        """Return the newest rules of a job, and its worker's last report about them."""
+        """Return the newest rules of a job, and the worker's last report about these rules."""
         return self._read(RulesView, "rules", "GET", f"{job_path(job_id)}/rules")
 
     def rules_history(self, job_id: str, *, limit: int = 20, cursor: str | None = None) -> RulesHistory:
@@ -152,7 +152,7 @@ class SubmitterCalls(ApiCalls):
         return self._read(RulesHistory, "rules_history", "GET", f"{job_path(job_id)}/rules/history", query=query)
 
     def command(self, job_id: str, request: CommandRequest, *, idempotency_key: str | None = None) -> Command:
-        """Send a command to a job's training once. Each call makes its own idempotency key, as `submit` does."""
+        """Send a command to a job's training once. Each call makes an idempotency key, as in `submit`."""
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         path = f"{job_path(job_id)}/commands"
         return self._read(Command, "command", "POST", path, body=request, headers=headers)
@@ -163,12 +163,12 @@ class SubmitterCalls(ApiCalls):
         return self._read(CommandList, "commands", "GET", path)
 
     def push_recipe(self, document: str) -> RecipeView:
-        """Register a recipe. Repeating the same document has no effect."""
+        """Register a recipe. Idempotent for an unchanged document."""
         body = RecipePush(document=document)
         return self._read(RecipeView, "push_recipe", "POST", "/recipes", body=body)
 
     def recipes(self, *, limit: int = 100, cursor: str | None = None) -> RecipePage:
-        """Return one page of the recipes, built-in ones first."""
+        """Return one page of the recipes, built-in recipes first."""
         query = {"limit": limit, "cursor": cursor}
         return self._read(RecipePage, "recipes", "GET", "/recipes", query=query)
 

@@ -1,4 +1,4 @@
-"""Calls of the scope `worker`: one attempt, from claim to its end. The lease token of the claim fences each write."""
+"""Call the API with the scope `worker`, from an attempt's claim to its end. The lease token fences each write."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ MAX_DAMAGE_MESSAGE = 512
 
 
 class WorkerCalls(ApiCalls):
-    """Claim a job, run it, report about it. All writes raise LeaseLost or LeaseExpired without a valid lease."""
+    """Calls of an attempt, from claim to report. Writes without a valid lease raise LeaseLost or LeaseExpired."""
 
     def claim(self, query: WorkQuery) -> WorkItem | None:
-        """Claim a job with its lease; return None if no job suits this worker.
+        """Claim a job with its lease. Returns None if no job suits this worker.
 
-        The call is sent once, because a retry would claim a second job, and workers poll anyway. If the answer is lost,
-        the claimed job is interrupted until its lease expires.
+        The method does not retry, because a retry would claim a second job, and workers poll anyway. If the answer is
+        lost, the claimed job waits for the expiry of its lease.
         """
         items = self._read(list[WorkItem], "claim", "GET", "/work", query=query, headers=_LEASE_AWARE, repeatable=False)
         return items[0] if items else None
 
     def peek(self, query: WorkQuery) -> list[dict[str, Any]]:
-        """Return the job that a claim would return now, without claiming it: none or one."""
+        """Return, without a claim, the job that a claim would return: a list of one job or none."""
         return self._read(list[dict[str, Any]], "peek", "GET", "/work/peek", query=query, headers=_LEASE_AWARE)
 
     def heartbeat(self, job_id: str, lease_token: str, request: HeartbeatRequest | None = None) -> HeartbeatAnswer:
-        """Renew the lease, report progress, return the directive. `client.within(budget_s)` bounds the call."""
+        """Renew the lease, report progress, return the directive. `client.within(budget_s)` limits the time."""
         path = f"/heartbeat/{segment(job_id)}"
         return self._read(
             HeartbeatAnswer, "heartbeat", "POST", path, body=request or HeartbeatRequest(), lease_token=lease_token
         )
 
     def commit(self, lease_token: str, manifest: Manifest) -> CommitAnswer:
-        """Commit a checkpoint, or return which packs are missing. Repeating the same manifest is safe."""
+        """Commit a checkpoint, or return the missing packs. Idempotent for an unchanged manifest."""
         path = f"{job_path(manifest.job_id)}/checkpoints"
         return self._read(CommitAnswer, "commit", "POST", path, body=manifest, lease_token=lease_token)
 
@@ -64,7 +64,7 @@ class WorkerCalls(ApiCalls):
         return self._read(BlobUrls, "blob_urls", "POST", path, body=body, lease_token=lease_token)
 
     def report_damaged(self, job_id: str, step: int, lease_token: str, *, epoch: int, message: str) -> None:
-        """Report that a committed checkpoint's bytes do not verify, so that no attempt resumes from it."""
+        """Report a damaged committed checkpoint, so that no attempt resumes from this checkpoint."""
         path = f"{job_path(job_id)}/checkpoints/{step}/damaged"
         body = DamagedRequest(epoch=epoch, message=message[:MAX_DAMAGE_MESSAGE])
         self._send("report_damaged", "POST", path, body=body, lease_token=lease_token)
@@ -72,7 +72,7 @@ class WorkerCalls(ApiCalls):
     def declare_artifacts(
         self, job_id: str, lease_token: str, artifacts: Sequence[DeclaredArtifact]
     ) -> ArtifactsAnswer:
-        """Declare outputs before their upload; return URLs for those that are not stored."""
+        """Declare outputs before their upload. Returns URLs for the missing outputs."""
         body = ArtifactsRequest(artifacts=list(artifacts))
         return self._read(
             ArtifactsAnswer,
@@ -84,7 +84,7 @@ class WorkerCalls(ApiCalls):
         )
 
     def complete(self, lease_token: str, request: CompleteRequest) -> TransitionAnswer:
-        """Complete the job. Raises NotStoredYet or DigestMismatch if an artifact is not as declared."""
+        """Complete the job. Raises NotStoredYet or DigestMismatch for an artifact that differs from its declaration."""
         return self._read(TransitionAnswer, "complete", "POST", "/complete", body=request, lease_token=lease_token)
 
     def fail(self, lease_token: str, request: FailRequest) -> TransitionAnswer:
@@ -92,16 +92,16 @@ class WorkerCalls(ApiCalls):
         return self._read(TransitionAnswer, "fail", "POST", "/fail", body=request, lease_token=lease_token)
 
     def release(self, lease_token: str, request: ReleaseRequest) -> TransitionAnswer:
-        """End the attempt, so that another worker can claim the job now."""
+        """End the attempt, so that another worker can claim the job at once."""
         return self._read(TransitionAnswer, "release", "POST", "/release", body=request, lease_token=lease_token)
 
     def inputs_page(self, job_id: str, lease_token: str, *, cursor: str | None = None) -> InputPage:
-        """Return one page of the job's inputs. The same cursor returns fresh URLs after the old ones have expired."""
+        """Return one page of the job's inputs. A repeated call returns fresh URLs after an expiry."""
         path = f"{job_path(job_id)}/inputs"
         return self._read(InputPage, "inputs", "GET", path, query={"cursor": cursor}, lease_token=lease_token)
 
     def inputs(self, job_id: str, lease_token: str) -> Iterator[InputPage]:
-        """Yield all pages of the job's inputs, requested one by one, so that their URLs are fresh."""
+        """Yield all pages of the job's inputs, each requested just before its use, so that the URLs are fresh."""
         cursor: str | None = None
         while True:
             page = self.inputs_page(job_id, lease_token, cursor=cursor)
@@ -111,5 +111,5 @@ class WorkerCalls(ApiCalls):
                 return
 
     def send_logs(self, job_id: str, lease_token: str, chunk: LogChunk) -> None:
-        """Store lines of output. Repeating the same chunk has no effect."""
+        """Store lines of output. Idempotent for an unchanged chunk."""
         self._read(StatusAnswer, "send_logs", "POST", f"{job_path(job_id)}/logs", body=chunk, lease_token=lease_token)

@@ -1,4 +1,4 @@
-"""A cap in bytes per second, shared by weight between the kinds of traffic. The module never sleeps itself."""
+"""Share a bandwidth cap (bytes per second) by weight between the kinds of traffic, without sleeping."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from contextlib import contextmanager
 from typing import Literal
 
 Traffic = Literal["checkpoint", "artifact", "data"]
-"""Kinds of bulk traffic. API calls, log lines included, are tiny, therefore they count but never wait."""
+"""Kinds of bulk traffic. API calls, including log lines, are tiny, therefore API calls count but never wait."""
 
 WEIGHTS: Mapping[Traffic, float] = {"checkpoint": 2.0, "artifact": 1.0, "data": 1.0}
-"""Shares of simultaneous traffic. Checkpoints weigh more, because a lost machine costs what is not yet uploaded."""
+"""Weights of simultaneous traffic. Checkpoints weigh more, because a lost machine loses unfinished uploads."""
 
 _BURST_S = 0.1
 _LEAST_BURST_BYTES = 64 * 1024
 _QUANTUM_BYTES = 16 * 1024
-"""Least grant, unless the caller asks for less, because many tiny writes cost more than they move."""
+"""Minimum grant in bytes, unless the caller wants less; smaller writes would cost more than they transfer."""
 
 _LONGEST_WAIT_S = 0.25
-"""Longest wait before the next request, because another kind may finish meanwhile and free its share."""
+"""Longest wait in seconds before the next request, because another kind may finish and free its share."""
 
 
 class Bandwidth:
-    """Token buckets: one for each kind of traffic, and a common one for the rest. Safe from several threads.
+    """Token buckets: one for each kind of traffic, and a shared bucket for unused shares. Thread-safe.
 
     In any `t` seconds the buckets grant at most `t * bytes_per_s` and one burst each. An active kind gets at least its
-    share by weight; the others get what it does not use.
+    share by weight; other kinds get the unused rest.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class Bandwidth:
                     self._common = min(self.burst_bytes, self._common + self._own.pop(traffic))
 
     def take(self, traffic: Traffic, wanted_bytes: int) -> tuple[int, float]:
-        """Return how many of `wanted_bytes` may move now; if none, also the seconds until the next request.
+        """Return the number of granted bytes, up to `wanted_bytes`; if 0, also the seconds until the next request.
 
-        Only during `using(traffic)`.
+        Call only during `using(traffic)`.
         """
         with self._lock:
             self._fill()
@@ -84,12 +84,12 @@ class Bandwidth:
             return 0, min(_LONGEST_WAIT_S, max(0.001, wait_s))
 
     def give_back(self, size_bytes: int) -> None:
-        """Return granted bytes that did not move."""
+        """Return granted but unused bytes to the buckets."""
         with self._lock:
             self._common = min(self.burst_bytes, self._common + size_bytes)
 
     def spend(self, size_bytes: int) -> None:
-        """Count bytes that have moved without a grant; waiting traffic waits longer for them."""
+        """Count bytes sent without a grant, for which waiting traffic waits longer."""
         with self._lock:
             self._fill()
             self._common -= size_bytes

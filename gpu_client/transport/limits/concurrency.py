@@ -1,4 +1,4 @@
-"""The number of simultaneous connections, as large as it raises the total speed. Pure: the module opens no socket."""
+"""Adapt the number of simultaneous connections to the total speed. Pure: the module opens no socket."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import time
 from collections.abc import Callable
 
 FIRST = 4
-"""Connections at the start. Enough for most lines; object stores limit each connection to some 90 MB/s."""
+"""Initial number of connections, enough for most networks; object stores limit a connection to some 90 MB/s."""
 
 EPOCH_S = 1.0
 COOLDOWN_EPOCHS = 15
-"""Epochs without a new experiment after one that did not help, because lines do not change every second."""
+"""Number of epochs without an experiment after a failed one, because networks do not change every second."""
 
 _WORTH = 0.3
-"""Least speed of an added connection, as a share of the earlier ones' speed each, to stay."""
+"""Minimum speed of an added connection that stays, as a share of an earlier connection's speed."""
 _FULLY_USED = 0.9
 
 
 class AdaptiveLimit:
-    """Adds connections while the total speed rises, removes those that did not help, halves on `slow_down`.
+    """Limit of connections that grows while the total speed rises, undoes useless growth, and halves on `slow_down`.
 
-    Safe from several threads. Only epochs in which nearly all allowed connections were in use are judged. The first
-    epoch after a change is skipped, because filling buffers look like speed.
+    Thread-safe. The limit judges only epochs in which nearly all allowed connections were in use, and skips the first
+    epoch after a change, because filling buffers look like speed.
     """
 
     def __init__(self, most: int, *, first: int = FIRST, clock: Callable[[], float] = time.monotonic) -> None:
@@ -34,18 +34,18 @@ class AdaptiveLimit:
         self._lock = threading.Lock()
         self._in_use = 0
         self._before: tuple[int, float] | None = None
-        """During an experiment: the earlier number of connections, and their bytes per second."""
+        """Number of connections before the experiment in progress, and their bytes per second; None without one."""
         self._cooldown_epochs = 0
         self._halved_at: float | None = None
         self._begin(clock(), settled=False)
 
     @property
     def allowed(self) -> int:
-        """Return how many connections may be in use now."""
+        """Return the maximum number of connections in use."""
         return self._allowed
 
     def enter(self) -> bool:
-        """Count a connection as in use; return False if no more are allowed."""
+        """Count a connection as in use. Returns False at the limit."""
         with self._lock:
             if self._in_use >= self._allowed:
                 return False
@@ -60,7 +60,7 @@ class AdaptiveLimit:
             self._in_use -= 1
 
     def moved(self, size_bytes: int) -> None:
-        """Count bytes that have moved."""
+        """Count transferred bytes."""
         with self._lock:
             self._count_use()
             self._bytes += size_bytes
@@ -68,11 +68,11 @@ class AdaptiveLimit:
                 self._judge(self._used_at)
 
     def slow_down(self) -> None:
-        """Halve the allowed connections, after the store asked for it or timed out. Connections in use continue."""
+        """Halve the limit after the store's request or a timeout. Connections in use continue."""
         with self._lock:
             now = self._clock()
             if self._halved_at is not None and now - self._halved_at < EPOCH_S:
-                return  # The store refuses all simultaneous requests at once, which is one signal.
+                return  # Simultaneous refusals are one signal.
             self._halved_at = now
             self._before = None
             self._cooldown_epochs = COOLDOWN_EPOCHS

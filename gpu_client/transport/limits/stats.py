@@ -1,4 +1,4 @@
-"""Counters: control-plane calls by kind, transferred objects and bytes."""
+"""Count control-plane calls by kind, and transferred objects and bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 
 class CallStats:
-    """Control-plane requests by kind. Every try counts as a request. Safe from several threads."""
+    """Counters of control-plane requests by kind. Every try counts as a request. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -17,31 +17,31 @@ class CallStats:
         self._refusals: Counter[str] = Counter()
 
     def count(self, kind: str, *, retry: bool) -> None:
-        """Count a request before it is sent."""
+        """Count a request before its sending."""
         with self._lock:
             self._requests[kind] += 1
             self._retries[kind] += retry
 
     def refused(self, code: str) -> None:
-        """Count a call that ended in an ApiError with this code."""
+        """Count a call that ended in an ApiError with the code."""
         with self._lock:
             self._refusals[code] += 1
 
     @property
     def requests(self) -> dict[str, int]:
-        """Return the requests sent by kind, retries included."""
+        """Return the number of sent requests by kind, including retries."""
         with self._lock:
             return dict(self._requests)
 
     @property
     def retries(self) -> dict[str, int]:
-        """Return the requests that repeated an earlier one, by kind."""
+        """Return the number of retries by kind."""
         with self._lock:
             return dict(+self._retries)
 
     @property
     def refusals(self) -> dict[str, int]:
-        """Return the calls that the control plane refused, by error code."""
+        """Return the number of refused calls by error code."""
         with self._lock:
             return dict(self._refusals)
 
@@ -52,17 +52,17 @@ class CallStats:
 
 @dataclass
 class TransferCounts:
-    """Transferred objects and payload bytes. The bytes of a try that failed half-way count as `wasted_bytes`."""
+    """Counts of transferred objects and payload bytes. The bytes of a failed try count as `wasted_bytes`."""
 
     uploaded_objects: int = 0
     uploaded_parts: int = 0
-    """Parts of large objects. A large object also counts as one object when its parts are joined."""
+    """Parts of large objects. A large object also counts as an object when the store joins its parts."""
     uploaded_bytes: int = 0
     already_stored_objects: int = 0
-    """Uploads that the store refused because the object existed already: a success without effect."""
+    """Uploads of existing objects, which the store refused; a success without effect."""
     downloaded_objects: int = 0
     downloaded_ranges: int = 0
-    """Ranges of objects that were fetched to memory."""
+    """Ranges of objects fetched to memory."""
     downloaded_bytes: int = 0
     retries: int = 0
     wasted_bytes: int = 0
@@ -70,7 +70,7 @@ class TransferCounts:
 
 @dataclass
 class TransferStats:
-    """TransferCounts that several threads update."""
+    """Thread-safe TransferCounts."""
 
     _counts: TransferCounts = field(default_factory=TransferCounts)
     _lock: threading.Lock = field(default_factory=threading.Lock)

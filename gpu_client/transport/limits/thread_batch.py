@@ -1,4 +1,4 @@
-"""Work on many items in a few threads: the first failure, or a cancel event, stops all of them."""
+"""Process many items in a few threads; the first failure or a cancel event stops all threads."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from gpu_client.transport.net.cancellation import CancelEvent, Flight, stop_if_s
 
 T = TypeVar("T")
 Slot = Callable[[Callable[[], bool]], AbstractContextManager[object]]
-"""Reserves what a thread needs to work on an item. May wait, until the given function returns True: no work is left."""
+"""Reservation of a thread's resources for an item. May wait until the given function returns True (no work is left)."""
 
 _POLL_S = 0.05
-"""Interval between checks of the cancel event while bytes move."""
+"""Interval in seconds between checks of the cancel event."""
 
 _JOIN_TIMEOUT_S = 2.0
-"""Longest wait for the threads of a stopped batch. A thread that still blocks (in a name look-up, for example) is a
-daemon and ends at its next step, before it writes anything."""
+"""Longest wait in seconds for the threads of a stopped batch. A thread that still blocks (in a name look-up, for
+example) is a daemon and ends at its next step, before any write."""
 
 
 class _Batch(Generic[T]):
-    """The state that the threads of one batch share."""
+    """Shared state of the threads of one batch."""
 
     def __init__(
         self, items: Sequence[T], work: Callable[[T, Flight], None], cancel: CancelEvent | None, slot: Slot
@@ -39,7 +39,7 @@ class _Batch(Generic[T]):
         self._left = len(items)
 
     def loop(self) -> None:
-        """Work on items until none is left; the body of each thread."""
+        """Process items until the last; the body of each thread."""
         try:
             while self._step():
                 pass
@@ -49,7 +49,7 @@ class _Batch(Generic[T]):
             self._flight.abort()
 
     def _step(self) -> bool:
-        """Work on one item; return False if none is left to begin."""
+        """Process one item. Returns False without a remaining item."""
         with self._slot(self._over):
             item = self._take()
             if item is None:
@@ -79,7 +79,7 @@ class _Batch(Generic[T]):
             thread.join(max(0.0, join_until - time.monotonic()))
 
     def raise_failure(self) -> None:
-        """Raise the first failure, else the first UrlExpired, if there is one."""
+        """Raise the first failure, else the first UrlExpired, if any."""
         if self.failure is not None:
             raise self.failure
         if self._expired is not None:
@@ -96,8 +96,8 @@ def run_batch(
 ) -> None:
     """Call `work` on each item, in at most `workers` threads, each within a `slot`.
 
-    Raises the first failure, and TransferCanceled if `cancel` is set. After UrlExpired no new item begins, but items in
-    progress finish, because stopping them would waste their bytes.
+    Raises the first failure, and TransferCanceled if `cancel` is set. After UrlExpired no further item begins, but
+    items in progress finish, because a stop would waste their bytes.
     """
     if cancel is not None:
         stop_if_set(cancel)
@@ -115,7 +115,7 @@ def run_batch(
         raise
     batch.raise_failure()
     if cancel is not None:
-        stop_if_set(cancel)  # The threads may have noticed the event first and left items undone.
+        stop_if_set(cancel)  # The threads may have detected the event first and skipped items.
 
 
 def _join(thread: threading.Thread, cancel: CancelEvent | None) -> None:

@@ -15,20 +15,20 @@ from gpu_client.transport.limits.stats import TransferStats
 from gpu_client.transport.net.cancellation import CancelEvent, Flight, stop_if_set
 
 Progress = Callable[[int], None]
-"""Receives the number of bytes that have moved, negative when a transfer starts again; called in worker threads."""
+"""Callback for the number of transferred bytes, negative when a transfer restarts; called in worker threads."""
 
 Pause = Callable[[CancelEvent, float], object]
-"""Waits for seconds, or until the event is set."""
+"""Function that waits for seconds, or until the event is set."""
 
 _POLL_S = 0.1
 
 HALF_LIFE_S = 20.0
 LEAST_BYTES = 1024 * 1024
-"""Least bytes for a measurement, because fewer measure the latency of an answer, not the speed of the line."""
+"""Minimum bytes of a measurement; fewer bytes would measure the latency of an answer, not the network's speed."""
 
 
 class TransferChannel:
-    """All uploads, or all downloads. `cap_bytes_per_s` None: no cap. Safe from several threads."""
+    """Channel of all uploads, or all downloads. `cap_bytes_per_s` None: no cap. Thread-safe."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class TransferChannel:
         self._pause = pause
         self._lock = threading.Lock()
         self._queue: deque[threading.Condition] = deque()
-        """Waiting threads in order of arrival; only the first is woken by a change."""
+        """Waiting threads in order of arrival; a change wakes only the first thread."""
 
     @contextmanager
     def slot(self, over: Callable[[], bool]) -> Iterator[None]:
-        """Reserve one connection for the `with` block. Waits for it, until `over()` is true: then no work is left."""
+        """Reserve a connection for the `with` block. Waits until a connection is free or `over()` is true."""
         entered = self._enter(over)
         try:
             yield
@@ -65,7 +65,8 @@ class TransferChannel:
             self._queue.append(place)
             try:
                 while True:
-                    # In turn, because the many threads of a checkpoint would otherwise pass a connection to each other.
+                    # Threads enter in turn; otherwise the many threads of a checkpoint would pass connections to each
+                    # other.
                     if self._queue[0] is place and self.limit.enter():
                         return True
                     if over():
@@ -99,7 +100,7 @@ class TransferChannel:
 
 
 class Flow:
-    """The bytes of one try: permitted by the cap, counted after they have moved."""
+    """Flow of one try's bytes, which the cap permits before and counters record after their transfer."""
 
     def __init__(self, channel: TransferChannel, flight: Flight, meter: Meter, pause: Pause, traffic: Traffic) -> None:
         self._channel = channel
@@ -109,10 +110,10 @@ class Flow:
         self._traffic = traffic
         self._granted_bytes = 0
         self.lost_bytes = 0
-        """Bytes that would have to move again if this try failed now."""
+        """Number of bytes that a failure of this try would lose."""
 
     def allow(self, wanted_bytes: int) -> int:
-        """Return how many of the next `wanted_bytes` may move now. Waits; raises TransferCanceled."""
+        """Wait for and return the number of granted bytes, up to `wanted_bytes`. Raises TransferCanceled."""
         stop_if_set(self._flight)
         cap = self._channel.cap
         if cap is None:
@@ -131,7 +132,7 @@ class Flow:
         self._meter.add(size_bytes)
 
     def passed(self, size_bytes: int) -> None:
-        """Count bytes that have moved and that the caller discards."""
+        """Count transferred bytes that the caller discards."""
         if self._channel.cap is not None:
             self._granted_bytes -= size_bytes
         self._channel.limit.moved(size_bytes)
@@ -142,28 +143,28 @@ class Flow:
         self.lost_bytes = 0
 
     def give_back(self) -> None:
-        """Return bytes to the cap that were permitted and did not move."""
+        """Return granted but unused bytes to the cap."""
         if self._channel.cap is not None and self._granted_bytes > 0:
             self._channel.cap.give_back(self._granted_bytes)
             self._granted_bytes = 0
 
 
 class Meter:
-    """Forwards progress of several threads, one call at a time."""
+    """Meter that forwards progress of several threads, one call at a time."""
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
         self._lock = threading.Lock()
 
     def add(self, size_bytes: int) -> None:
-        """Report `size_bytes` more, fewer if negative."""
+        """Report `size_bytes` further bytes; negative numbers take progress back."""
         if self._progress is not None and size_bytes:
             with self._lock:
                 self._progress(size_bytes)
 
 
 class SpeedMeter:
-    """Bytes per second of the time with transfers in progress, exponentially weighted. Safe from several threads."""
+    """Meter of the bytes per second during transfers, exponentially weighted. Thread-safe."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -188,14 +189,14 @@ class SpeedMeter:
                 self._under_way -= 1
 
     def moved(self, size_bytes: int) -> None:
-        """Count bytes that have moved, also those of a try that fails later."""
+        """Count transferred bytes, including bytes of a try that fails later."""
         with self._lock:
             self._pass_time()
             self._total_bytes += size_bytes
             self._bytes += size_bytes
 
     def bytes_per_s(self) -> float | None:
-        """Return the measured bytes per second; None before enough bytes have moved."""
+        """Return the measured bytes per second; None before enough transferred bytes."""
         with self._lock:
             self._pass_time()
             if self._total_bytes < LEAST_BYTES or not self._busy_s:

@@ -1,4 +1,4 @@
-"""Reused memory buffers for ranges, within a budget."""
+"""Pool memory buffers for ranges, within a budget."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from gpu_client.transport.net.cancellation import CancelEvent, stop_if_set
 
 _ROUND_BYTES = 256 * 1024
-"""The pool rounds sizes up to a multiple of this, so that a freed buffer fits later requests."""
+"""Granularity of buffer sizes in bytes, so that a freed buffer fits later requests."""
 
 _WASTE = 4
-"""A free buffer larger than this many times the request stays free while the budget allows a new one."""
+"""Maximum ratio of a free buffer's size to the request; a larger buffer is reused only if the budget is exhausted."""
 
 _POLL_S = 0.1
 
 
 class BufferPool:
-    """Buffers of any size. The pool grants a buffer larger than the budget only while no other is in use."""
+    """Pool of buffers of any size. The pool grants a buffer above the budget only while no other buffer is in use."""
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
@@ -29,12 +29,12 @@ class BufferPool:
 
     @property
     def allocated_bytes(self) -> int:
-        """Return the bytes of all buffers, in use or free."""
+        """Return the size in bytes of all buffers, in use or free."""
         return self._allocated_bytes
 
     @contextmanager
     def buffer(self, size_bytes: int, cancel: CancelEvent) -> Iterator[memoryview]:
-        """Yield a buffer of `size_bytes` with arbitrary content. Waits for the budget; raises TransferCanceled."""
+        """Wait for the budget, and yield a buffer of `size_bytes` with arbitrary content. Raises TransferCanceled."""
         buffer = self._take(size_bytes, cancel)
         try:
             yield memoryview(buffer)[:size_bytes]
@@ -46,7 +46,7 @@ class BufferPool:
                 self._freed.notify_all()
 
     def clear(self) -> None:
-        """Release the memory of the buffers that are not in use."""
+        """Release the memory of the free buffers."""
         with self._freed:
             self._drop(self._budget_bytes)
 

@@ -1,4 +1,4 @@
-"""Cancellation of transfers: the caller's event, and the sockets that the batch shuts when the event is set."""
+"""Cancel transfers: watch the caller's event, and shut the batch's sockets when the event is set."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gpu_client.transport.errors import TransferCanceled
 
 
 class CancelEvent(Protocol):
-    """The part of `threading.Event` that transfers use."""
+    """Event that cancels transfers; `threading.Event` is one."""
 
     def is_set(self) -> bool:
-        """Return True once every transfer shall stop."""
+        """Return True after the cancellation."""
         ...
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the event is set or `timeout` seconds have passed; return True if the event is set."""
+        """Wait until the event is set or `timeout` seconds have passed. Returns True if the event is set."""
         ...
 
 
@@ -28,7 +28,7 @@ def stop_if_set(cancel: CancelEvent) -> None:
 
 
 class Flight:
-    """The sockets of one batch of transfers. Shutting a socket wakes the thread that is blocked in it."""
+    """Sockets of one batch of transfers. The shutdown of a socket wakes the thread that waits for the socket."""
 
     def __init__(self, cancel: CancelEvent | None = None) -> None:
         self._cancel = cancel
@@ -37,15 +37,15 @@ class Flight:
         self._aborted = threading.Event()
 
     def is_set(self) -> bool:
-        """Return True once the flight is aborted or the caller's event is set. A Flight is itself a CancelEvent."""
+        """Return True after an abort or the caller's event, which makes a Flight a CancelEvent."""
         return self._aborted.is_set() or (self._cancel is not None and self._cancel.is_set())
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the flight is aborted or `timeout` seconds have passed; return True if it is aborted."""
+        """Wait until the abort or for `timeout` seconds. Returns True after an abort."""
         return self._aborted.wait(timeout)
 
     def enter(self, sock: socket.socket) -> None:
-        """Register `sock` before its use. Raises TransferCanceled if the flight is aborted already."""
+        """Register `sock` before its use. Raises TransferCanceled after an abort."""
         with self._lock:
             if self.is_set():
                 raise TransferCanceled("canceled by the caller")
@@ -57,11 +57,11 @@ class Flight:
             self._sockets.discard(sock)
 
     def abort(self) -> None:
-        """Shut all registered sockets, which wakes their threads, and refuse new ones."""
+        """Shut all registered sockets, which wakes their threads, and refuse new sockets."""
         with self._lock:
             self._aborted.set()
             for sock in self._sockets:
                 try:
                     sock.shutdown(socket.SHUT_RDWR)
                 except OSError:
-                    continue  # The other side has closed the socket, therefore its thread is awake.
+                    continue  # The peer has closed the socket, which woke the thread.

@@ -1,8 +1,8 @@
-"""Keep-alive connections to the object store, on the standard library's `http.client`.
+"""Keep connections to the object store alive, on the standard library's `http.client`.
 
-A presigned transfer needs exact control: the signed headers and no others, no redirects, no credentials from the
-environment, an answer that arrives before the upload is complete, and threads that a cancellation can wake. The proxies
-of the environment are not used.
+A presigned transfer needs exact control: only the signed headers, no redirects, no credentials from the environment, an
+answer before the end of an upload, and threads that a cancellation can wake. The module ignores the environment's
+proxies.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from gpu_client.transport.retry import Failure, RetryLater
 
 CONNECT_TIMEOUT_S = 10.0
 STALL_TIMEOUT_S = 60.0
-"""A connection on which no byte moves for this long is closed; a slow one that moves bytes is not."""
+"""Seconds without a byte after which a connection is closed; slow connections with bytes stay open."""
 
 SENT_BYTES = 256 * 1024
-"""Most bytes of one `sendall`, because one call has to finish within the stall timeout."""
+"""Maximum bytes of one `sendall`, because one call has to finish within the stall timeout."""
 
 _ENCODED = re.compile(r"[\x21-\x7e]*")
 
 _Origin = tuple[str, str, int | None]
 SendBody = Callable[[socket.socket], None]
-"""Writes the request's body to the given socket."""
+"""Function that writes the request's body to a socket."""
 
 
 @cache
 def user_agent() -> str:
-    """Return the User-Agent header. Cached, because reading the package's metadata takes longer than a request."""
+    """Return the User-Agent header, cached because reading the package's metadata takes longer than a request."""
     try:
         release = version("baton")
     except PackageNotFoundError:
@@ -52,10 +52,10 @@ def user_agent() -> str:
 
 @cache
 def shared_tls() -> ssl.SSLContext:
-    """Return the one TLS context, cached because making a context takes tens of milliseconds.
+    """Return the shared TLS context, cached because making a context takes tens of milliseconds.
 
-    The context trusts the machine's roots (SSL_CERT_FILE and SSL_CERT_DIR included), because a company's proxy has
-    roots that certifi lacks, and certifi's, because slim container images have no roots of their own.
+    The context trusts the machine's root certificates (including SSL_CERT_FILE and SSL_CERT_DIR), because certifi lacks
+    the roots of companies' proxies, and certifi's root certificates, because slim container images have no roots.
     """
     context = ssl.create_default_context()
     context.load_verify_locations(cafile=certifi.where())
@@ -64,14 +64,14 @@ def shared_tls() -> ssl.SSLContext:
 
 
 class BrokenConnection(RetryLater):
-    """The connection failed before a whole answer came. `timed_out`: no byte moved within the stall timeout."""
+    """Failure of a connection before a complete answer. `timed_out`: True after a stall timeout."""
 
     def __init__(self, message: str, *, stale: bool = False, timed_out: bool = False) -> None:
         super().__init__(Failure(reason=message, overload=timed_out), stale=stale)
 
 
 class Connections:
-    """Idle connections by origin, at most `max_idle` each. Safe from several threads."""
+    """Pool of idle connections, at most `max_idle` for each origin. Thread-safe."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Connections:
         """Send a request and yield its answer, whose body the caller reads.
 
         The connection stays open for reuse if the caller has read the body to its end. Raises BrokenConnection (also
-        when reading in the `with` block fails), TransferCanceled, TransferError for an invalid URL.
+        after a failed read in the `with` block), TransferCanceled, TransferError for an invalid URL.
         """
         origin, target = _split(url)
         connection, used_before = self._open(origin, url)
@@ -121,7 +121,7 @@ class Connections:
             yield response
             reusable = response.isclosed() and not response.will_close and connection.sock is not None
         except (http.client.HTTPException, OSError) as error:
-            # An OSError here is one of the socket: the caller converts those of local files (`local_errors`).
+            # The caller converts OSErrors of local files (`local_errors`), therefore this OSError is the socket's.
             stale = used_before and response is None and isinstance(error, ConnectionError)
             timed_out = isinstance(error, TimeoutError)
             raise BrokenConnection(f"{type(error).__name__}: {error}", stale=stale, timed_out=timed_out) from error
@@ -130,14 +130,14 @@ class Connections:
             if not (reusable and self._keep(origin, connection)):
                 connection.close()
                 if response is not None:
-                    response.close()  # A response that closes its connection owns the socket.
+                    response.close()  # A response with a closing connection owns the socket.
 
     def _open(self, origin: _Origin, url: str) -> tuple[http.client.HTTPConnection, bool]:
-        """Return a connection, and whether it was used before."""
+        """Return a connection, and True if the connection was used before."""
         while connection := self._idle_one(origin):
             if not _is_readable(connection.sock):
                 return connection, True
-            connection.close()  # An idle connection is readable only if the other side has closed it.
+            connection.close()  # An idle connection is readable only if the peer has closed it.
         scheme, host, port = origin
         if scheme == "https":
             tls = self._tls or shared_tls()
@@ -184,12 +184,12 @@ def _split(url: str) -> tuple[_Origin, str]:
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError:  # The text of the exception may contain the query, therefore it is not shown.
+    except ValueError:  # The exception's text may contain the query and is dropped.
         raise TransferError(f"not a URL: {url.partition('?')[0][:80]!r}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise TransferError(f"not an http(s) URL: {without_query(url)[:200]!r}")
     if not _ENCODED.fullmatch(url):
-        # http.client would refuse the URL too, but with the signature in its message.
+        # http.client would refuse the URL with the signature in the message.
         raise TransferError(f"not a URL, because a character is not percent-encoded: {without_query(url)[:200]!r}")
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return (parts.scheme, parts.hostname, port), target
@@ -202,7 +202,7 @@ def _request(
     headers: Mapping[str, str],
     send_body: SendBody | None,
 ) -> http.client.HTTPResponse:
-    """Send the request and return the answer, also a refusal that the server sends before it has read the body."""
+    """Send the request and return the answer, including a refusal before the end of the body."""
     connection.putrequest(method, target, skip_accept_encoding=True)
     for name, value in {"User-Agent": user_agent(), "Accept-Encoding": "identity", **headers}.items():
         if name.lower() != "host":
@@ -212,7 +212,7 @@ def _request(
         connection.endheaders()
         if send_body is not None:
             send_body(connection.sock)
-    except (ConnectionError, ssl.SSLError) as error:  # A stalled connection (TimeoutError) has no answer to wait for.
+    except (ConnectionError, ssl.SSLError) as error:  # A stalled connection (TimeoutError) has no answer.
         broken = error
     try:
         response = connection.getresponse()

@@ -1,6 +1,6 @@
-"""Size, BLAKE3 and CRC-64/NVME of a file in one pass: what a manifest declares and the object store verifies.
+"""Compute size, BLAKE3 and CRC-64/NVME of a file in one pass, for manifests and the object store's verification.
 
-A large file also gets the checksum of each of its upload parts; the checksum of the file is combined from them.
+For a large file, the pass also computes the checksum of each upload part and combines the file's checksum from them.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ READ_BYTES = 1024 * 1024
 
 @dataclass(frozen=True)
 class FileDigest:
-    """The identity of a file's bytes: `blake3` as lower-case hex, `crc64nvme` as base64 of the big-endian u64."""
+    """Digest of a file's bytes: `blake3` as lower-case hex, `crc64nvme` as base64 of the big-endian u64."""
 
     size_bytes: int
     blake3: str
     crc64nvme: str
     parts: Parts | None = field(default=None, compare=False, repr=False)
-    """The upload parts of a large file; the same bytes always have the same parts."""
+    """Upload parts of a large file; equal bytes have equal parts."""
 
 
 class Digester:
-    """Digests bytes piece by piece. With `part_bytes`, keeps the checksum of each part of that size."""
+    """Digester of bytes, piece by piece. `part_bytes`: size of the parts whose checksums the digester keeps."""
 
     def __init__(self, *, part_bytes: int | None = None) -> None:
         self._blake3 = blake3()
@@ -60,7 +60,7 @@ class Digester:
 
     @property
     def digest(self) -> FileDigest:
-        """Return the digest of all bytes added so far."""
+        """Return the digest of all added bytes."""
         found = [*self._parts, (self._part_crc, self._part_size_bytes)]
         parts = [(crc, size_bytes) for crc, size_bytes in found if size_bytes]
         whole = 0
@@ -86,11 +86,11 @@ def digest_bytes(data: bytes) -> FileDigest:
 def hash_file(path: Path, *, cancel: CancelEvent | None = None) -> FileDigest:
     """Return the digest of the file at `path`, following symlinks.
 
-    Raises FileChanged if the file is written, replaced or removed meanwhile, TransferError if it cannot be read,
-    TransferCanceled.
+    Raises FileChanged if a process writes, replaces or removes the file during the call, TransferError for an
+    unreadable file, TransferCanceled.
     """
     try:
-        # Non-blocking, because opening a FIFO would otherwise wait for a writer.
+        # Without O_NONBLOCK, opening a FIFO would wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             before = os.fstat(descriptor)

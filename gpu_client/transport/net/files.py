@@ -1,4 +1,4 @@
-"""Local files of transfers: destinations that cannot leave their directory, all-or-nothing writes."""
+"""Write the local files of transfers atomically, to destinations that cannot leave their directory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_NAME_BYTES = 255
 
 @contextmanager
 def local_errors(operation: str) -> Iterator[None]:
-    """Convert OSErrors of local files to DiskFull or TransferError, because a retry would not repair them."""
+    """Convert OSErrors of local files, which no retry repairs, to DiskFull or TransferError."""
     try:
         yield
     except OSError as error:
@@ -27,8 +27,8 @@ def local_errors(operation: str) -> Iterator[None]:
 def safe_destination(root: Path, relative: str) -> Path:
     """Return the path of `relative` ('/'-separated, from an untrusted source) below `root`, and make its directories.
 
-    Raises UnsafePath if `relative` contains '..' or the like, or if a directory on the way is a symlink, because a
-    symlink can lead outside of `root`.
+    Raises UnsafePath if `relative` contains '..' or similar parts, or if a directory of the path is a symlink, which
+    can lead outside `root`.
     """
     problem = path_problem(relative)
     if problem:
@@ -53,7 +53,7 @@ def safe_destination(root: Path, relative: str) -> Path:
 
 
 class StagedFile:
-    """A file written under a temporary name; it gets its own name complete or not at all."""
+    """File written under a temporary name, which gets its final name complete or not at all."""
 
     def __init__(self, destination: Path, *, fsync: bool) -> None:
         self._destination = destination
@@ -74,11 +74,11 @@ class StagedFile:
                 piece = piece[os.write(self._descriptor, piece) :]
 
     def commit(self) -> None:
-        """Rename the file to its destination. With `fsync`, after its bytes are on the disk."""
+        """Rename the file to its destination; with `fsync`, after flushing its bytes to the disk."""
         with local_errors(f"writing {self._destination}"):
             if self._fsync:
                 os.fsync(self._descriptor)
-            # Close before the rename, because some file systems report a full disk only at close.
+            # Some file systems report a full disk only at close, therefore the close precedes the rename.
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
             self._aside.replace(self._destination)
@@ -92,7 +92,7 @@ class StagedFile:
 
 
 def write_whole(destination: Path, data: bytes) -> None:
-    """Write or replace a file, completely or not at all. Raises DiskFull or TransferError."""
+    """Write or replace a file atomically. Raises DiskFull or TransferError."""
     with StagedFile(destination, fsync=False) as file:
         file.write(memoryview(data))
         file.commit()

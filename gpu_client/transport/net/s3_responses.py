@@ -1,4 +1,4 @@
-"""Answers of S3 and compatible stores: their meaning, their bodies piece by piece, the ranges they contain."""
+"""Interpret answers of S3 and compatible stores: refusals, bodies piece by piece, ranges."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 
 
 class Pace(Protocol):
-    """Limits and counts the bytes of one try."""
+    """Limit and counter of one try's bytes."""
 
     def allow(self, wanted_bytes: int) -> int:
-        """Return how many of the next `wanted_bytes` may move now, at least 1. Waits; raises TransferCanceled."""
+        """Wait for and return the number of granted bytes, from 1 to `wanted_bytes`. Raises TransferCanceled."""
         ...
 
     def moved(self, size_bytes: int) -> None:
-        """Count bytes that have moved."""
+        """Count transferred bytes."""
         ...
 
     def passed(self, size_bytes: int) -> None:
-        """Count bytes that have moved and that the caller discards."""
+        """Count transferred bytes that the caller discards."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class RefusedRequest:
-    """A request with its answer of 300 or more. `name` is the object's name in messages."""
+    """Request with an answer of 300 or more. `name`: the object's name in messages."""
 
     name: str
     method: str
@@ -55,14 +55,14 @@ class RefusedRequest:
 
 
 def judge_refusal(refused: RefusedRequest) -> Failure | TransferError:
-    """Return a Failure if a repetition may succeed, else the error to raise."""
+    """Return a Failure if a retry may succeed, else the error to raise."""
     name, method, status = refused.name, refused.method, refused.status
     code, message = _code_and_message(refused.body)
     summary = f"{status} {code or ''} {message or ''}".strip()
     retry_after_s = parse_retry_after(refused.retry_after, date=refused.date)
     passing = status in RETRIED_STATUSES or code in _PASSING_CODES
     if passing or (status == 409 and method == "PUT"):
-        # 409 on a create-only PUT: another upload of the same object is in progress.
+        # 409 on a create-only PUT means that another upload of the object is in progress.
         overload = status in (429, 503) or code in _OVERLOAD_CODES
         return Failure(reason=summary, status=503, code=code, retry_after_s=retry_after_s, overload=overload)
     if code in _DIGEST_CODES:
@@ -72,7 +72,8 @@ def judge_refusal(refused: RefusedRequest) -> Failure | TransferError:
     if status == 403 and _ran_out(refused.url, refused.date):
         return UrlExpired(f"{name}: the presigned URL has run out ({summary})")
     if status == 412:
-        # The version that the URL may replace is gone; our own unanswered try may have replaced it.
+        # The version that the URL may replace no longer exists; an earlier unanswered try may have replaced the
+        # version.
         return UrlExpired(f"{name}: the object has changed since the URL was made ({summary})")
     if code == "NoSuchUpload":
         # Another client has completed the multipart upload, or a lifecycle rule has ended it.
@@ -98,18 +99,18 @@ def url_life_s(url: str) -> int | None:
 
 
 def _ran_out(url: str, date: str | None) -> bool:
-    """Return True if the URL has expired by the store's clock. Not every store names that reason in its answer."""
+    """Return True if the URL has expired by the store's clock, which not every store states in its answer."""
     query = parse_qs(urlsplit(url).query)
     try:
         signed_at = datetime.strptime(query["X-Amz-Date"][0], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
         life = timedelta(seconds=int(query["X-Amz-Expires"][0]))
         return date is not None and parsedate_to_datetime(date) >= signed_at + life
     except (KeyError, ValueError, TypeError, OverflowError):
-        return False  # No AWS-style URL, a Date without a zone, or numbers out of bounds.
+        return False  # The URL is not AWS-style, Date has no zone, or numbers are out of bounds.
 
 
 def require_success(response: HTTPResponse, *, name: str, method: str, url: str) -> None:
-    """Raise the error of an answer unless it is a success (200 of S3; 201 or 204 to a PUT of compatible stores)."""
+    """Raise the error of an answer other than a success (200 of S3; 201 or 204 of compatible stores to a PUT)."""
     if response.status in (200, 201, 204):
         return
     outcome = judge_refusal(
@@ -134,7 +135,7 @@ def read_to_end(response: HTTPResponse) -> None:
 
 
 def pieces(response: HTTPResponse, pace: Pace) -> Iterator[memoryview]:
-    """Yield the body's pieces, each valid until the next one. Raises BrokenConnection if bytes are missing."""
+    """Yield the body's pieces, each valid until the next piece. Raises BrokenConnection if bytes are missing."""
     view = memoryview(bytearray(CHUNK_BYTES))
     announced = response.length
     received = 0
@@ -152,7 +153,7 @@ def range_headers(offset: int, end: int, object_bytes: int) -> dict[str, str]:
 
 
 def begins_at(response: HTTPResponse, *, name: str, url: str, offset: int, end: int, object_bytes: int) -> int:
-    """Return the offset in the object at which the body begins: `offset`, or 0 if the store sends the whole object.
+    """Return the body's offset in the object: `offset`, or 0 if the store sends the whole object.
 
     Raises ChecksumMismatch for another range or an object of another size, and the error of a refusal.
     """
@@ -175,7 +176,7 @@ def begins_at(response: HTTPResponse, *, name: str, url: str, offset: int, end: 
 
 
 def skip(response: HTTPResponse, size_bytes: int, pace: Pace) -> None:
-    """Discard the next bytes of the body. They count for the bandwidth cap, not for the progress."""
+    """Discard the next bytes of the body, which count for the bandwidth cap but not for the progress."""
     view = memoryview(bytearray(CHUNK_BYTES))
     while size_bytes:
         got = response.readinto(view[: pace.allow(min(size_bytes, CHUNK_BYTES))])
@@ -186,6 +187,6 @@ def skip(response: HTTPResponse, size_bytes: int, pace: Pace) -> None:
 
 
 def require_end(response: HTTPResponse, *, name: str) -> None:
-    """Raise ChecksumMismatch if more bytes follow. Without a length, only the end of the connection ends the body."""
+    """Raise ChecksumMismatch if more bytes follow. A body without a length ends with its connection."""
     if response.length is None and response.read(1):
         raise ChecksumMismatch(f"{name}: the store sends more bytes than were asked for")

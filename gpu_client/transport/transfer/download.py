@@ -1,4 +1,4 @@
-"""GETs by presigned URL: whole objects to files, large ones in parts, ranges to memory."""
+"""GET by presigned URL: whole objects to files, large objects in parts, ranges to memory."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _TRAFFIC: Traffic = "data"
 
 MAX_READ_BYTES = 4 * 1024 * 1024
 READ_S = 0.05
-"""Target duration of one read of a range: longer reads delay the progress, shorter ones cost more calls."""
+"""Target duration of one read of a range in seconds; longer reads delay the progress, shorter reads cost calls."""
 
 
 class Downloads:
-    """Performs one download, part or range at a time, in the calling thread."""
+    """Downloader of one object, part or range at a time, in the calling thread."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Downloads:
         self._buffers = buffers
 
     def whole(self, item: Download, flight: Flight, meter: Meter) -> None:
-        """Fetch a whole object by one connection, verified while it arrives."""
+        """Fetch a whole object by one connection, and verify the bytes on arrival."""
         destination = safe_destination(item.root, item.path)
         size_bytes = self._tries.twice_if_altered(
             item.name, flight, self._channel, lambda: self._whole_once(item, destination, flight, meter)
@@ -74,7 +74,8 @@ class Downloads:
                     if digester:
                         digester.update(piece)
                 if item.size_bytes is not None and size_bytes < item.size_bytes:
-                    # Without Content-Length only the end of the connection ends the body.
+                    # A body without Content-Length ends with its connection, therefore a short body is a broken
+                    # connection.
                     raise BrokenConnection(f"ended after {size_bytes} of {item.size_bytes} bytes")
                 if digester:
                     _verify(item, digester.digest)
@@ -170,7 +171,7 @@ class Downloads:
     def _range_once(
         self, item: RangeDownload, view: memoryview, arrived: _RangeProgress, flight: Flight, meter: Meter
     ) -> None:
-        """Fetch the bytes that have not arrived. The last piece stays in `view`, delivered without a connection."""
+        """Fetch the missing bytes. The last piece stays in `view`, for a delivery without a connection."""
         offset, end = item.offset + arrived.size_bytes, item.offset + item.size_bytes
         headers = range_headers(offset, end, item.object_bytes)
         with (
@@ -222,7 +223,7 @@ class Downloads:
 
 @dataclass
 class _RangeProgress:
-    """Bytes of a range that have arrived in all its tries, and those of them not delivered yet."""
+    """Progress of a range over all its tries: arrived bytes, and arrived but undelivered bytes."""
 
     size_bytes: int = 0
     waiting_bytes: int = 0
@@ -232,6 +233,6 @@ def _verify(item: Download, found: FileDigest) -> None:
     if item.crc64nvme is not None and found.crc64nvme != item.crc64nvme:
         raise ChecksumMismatch(f"{item.name}: CRC-64/NVME is {found.crc64nvme} instead of {item.crc64nvme}")
     if item.blake3 is not None and found.blake3 != item.blake3:
-        # The CRC matches the stored bytes, therefore the network did not alter them and the declared BLAKE3 is false.
+        # The CRC matches the stored bytes, therefore the network altered no byte and the declared BLAKE3 is false.
         kind = ChecksumMismatch if item.crc64nvme is None else FalseDigest
         raise kind(f"{item.name}: BLAKE3 is {found.blake3} instead of {item.blake3}")

@@ -1,7 +1,7 @@
 """Download a large file in parts by several concurrent connections.
 
-The file gets its name after all parts have arrived and are verified. If URLs expire before, the parts stay in a
-temporary file, and the next download of the same object by the same process resumes from them.
+The file gets its name after the verification of all parts. If URLs expire earlier, the parts stay in a temporary file,
+from which the process's next download of the object resumes.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from gpu_client.transport.net.files import local_errors
 from gpu_client.transport.transfer.transfer_requests import Download
 
 PARTS_FROM_BYTES = 32 * 1024**2
-"""Least size of an object that is fetched in parts."""
+"""Minimum size of an object that is fetched in parts."""
 
 _LEAST_PART_BYTES = 8 * 1024**2
 _MOST_PARTS = 12
-"""Few and large parts, because a part whose request began in time arrives although its URL expires meanwhile: even the
-slowest line needs few rounds of URLs."""
+"""Maximum number of parts. A part whose request began in time arrives despite the expiry of its URL, therefore few and
+large parts need few rounds of URLs even on the slowest network."""
 
 
 class FilePart:
-    """The bytes from `offset` up to `end`; the bytes before `reached` have arrived."""
+    """Part of a file: the bytes from `offset` up to `end`. The bytes before `reached` have arrived."""
 
     def __init__(self, offset: int, end: int) -> None:
         self.offset = self.reached = offset
@@ -44,15 +44,15 @@ def parts_of(size_bytes: int) -> list[FilePart]:
 
 
 class PartedFile:
-    """The destination of one download's parts. Safe from several threads."""
+    """Destination of one download's parts. Thread-safe."""
 
     def __init__(self, item: Download, destination: Path, size_bytes: int) -> None:
-        """Make no file yet, because a batch may have more files than a process may have open."""
+        """Create no file yet, because a batch may have more files than a process may have open."""
         self.item = item
         self.size_bytes = size_bytes
         self.parts: Sequence[FilePart] = parts_of(size_bytes)
         self.spoiled: ChecksumMismatch | None = None
-        """Set if the parts cannot belong to one object; the download then fetches the object as a whole."""
+        """Error of parts that cannot belong to one object, after which the download fetches the whole object."""
         self.complete = False
         self.destination = destination
         self._aside = destination.with_name(f".{secrets.token_hex(8)}.part")
@@ -64,7 +64,7 @@ class PartedFile:
         self._left: set[FilePart] = set()
 
     def make(self) -> None:
-        """Create the file with all of its space, unless it exists. Raises TransferCanceled if the file is closed."""
+        """Create a missing file with all of its space. Raises TransferCanceled if the file is closed."""
         with self._lock, local_errors(f"creating {self.destination}"):
             if self._closed:
                 raise TransferCanceled("the batch has ended")
@@ -74,15 +74,15 @@ class PartedFile:
                 _allocate(self._descriptor, self.size_bytes)
 
     def begin(self) -> list[FilePart]:
-        """Return the parts that have not arrived, or the last part if all have."""
+        """Return the missing parts; without missing parts, the last part."""
         left = [part for part in self.parts if part.reached < part.end]
-        self._left = set(left) or {self.parts[-1]}  # One part has to complete the file.
+        self._left = set(left) or {self.parts[-1]}  # A part has to complete the file.
         return [part for part in self.parts if part in self._left]
 
     def pin(self, etag: str | None) -> None:
         """Record the version (ETag) of a part's object. Raises ChecksumMismatch if another part has another version.
 
-        An answer without ETag is accepted if the download has digests, because they detect mixed versions too.
+        The method accepts an answer without ETag if the download has digests, which also detect mixed versions.
         """
         with self._lock:
             if etag is None and not (self.item.blake3 or self.item.crc64nvme):
@@ -112,7 +112,7 @@ class PartedFile:
             self._done_with()
 
     def finish(self, part: FilePart) -> bool:
-        """Mark `part` as arrived or no longer needed; return True for the last part."""
+        """Mark `part` as arrived or unnecessary. Returns True for the last part."""
         with self._lock:
             self._left.discard(part)
             return not self._left
@@ -130,7 +130,7 @@ class PartedFile:
         return digester.digest
 
     def commit(self) -> None:
-        """Rename the file to its destination. With `fsync`, after its bytes are on the disk."""
+        """Rename the file to its destination; with `fsync`, after flushing its bytes to the disk."""
         with local_errors(f"writing {self.destination}"):
             if self.item.fsync:
                 os.fsync(self._descriptor)
@@ -144,7 +144,7 @@ class PartedFile:
             self._close()
 
     def resume(self, item: Download) -> bool:
-        """Reopen the file for fresh URLs; return False if `item` is another object or the file is gone."""
+        """Reopen the file for fresh URLs. Returns False for another object or a missing file."""
         promised = (item.name, item.size_bytes, item.blake3, item.crc64nvme)
         ours = (self.item.name, self.item.size_bytes, self.item.blake3, self.item.crc64nvme)
         if promised != ours or self.spoiled or self._using:
@@ -159,13 +159,13 @@ class PartedFile:
         return True
 
     def discard(self) -> None:
-        """Remove the temporary file, if it exists."""
+        """Remove the temporary file, if any."""
         with local_errors(f"cleaning up after {self.destination}"):
             self._close()
             self._aside.unlink(missing_ok=True)
 
     def _close(self) -> None:
-        """Close after the last user, because a late thread must not write to a descriptor that another file reuses."""
+        """Close after the last user, because a late thread must not write to a reused descriptor."""
         with self._lock:
             if self._closed:
                 return
@@ -182,7 +182,7 @@ class PartedFile:
 
 
 def _allocate(descriptor: int, size_bytes: int) -> None:
-    """Allocate the space, so that a full disk fails before the first byte is fetched."""
+    """Allocate the space, so that a full disk fails before the first fetch."""
     try:
         os.posix_fallocate(descriptor, 0, size_bytes)
     except (AttributeError, OSError) as error:

@@ -1,8 +1,8 @@
-"""Transfers of objects by presigned URL: parallel, streamed, verified, repeated after failures, cancelable at once.
+"""Transfer objects by presigned URL: parallel, streamed, verified, retried, cancelable at once.
 
-A transfer needs one small buffer for each connection, and a budget for ranges that are fetched to memory. Every failure
-is raised; if one object fails for good, the rest of its batch stops first. An interrupted PUT starts again, therefore
-large files are uploaded in parts (`upload_rounds`); an interrupted range or large download resumes.
+A transfer needs one small buffer for each connection, and a budget for ranges in memory. Every failure raises; a
+permanent failure of one object stops the rest of its batch first. An interrupted PUT starts again, therefore large
+files are uploaded in parts (`upload_rounds`); an interrupted range or large download resumes.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ __all__ = ["Download", "Progress", "RangeDownload", "Segment", "Transfer", "Tran
 DEFAULT_WORKERS = 4
 RANGES_BYTES = 256 * 1024**2
 _USED_WITHIN = 0.9
-"""Share of a URL's lifetime after which no request begins with it, because the store would refuse the request."""
+"""Share of a URL's lifetime after which no request uses the URL, because the store would refuse the request."""
 
 TRANSFER_POLICY = RetryPolicy(max_tries=8, budget_s=300.0, first_delay_s=0.5, max_delay_s=20.0)
-"""Here `budget_s` bounds the pauses between tries, not the time in which bytes move."""
+"""Retry policy of transfers. `budget_s` limits the pauses between tries, not the time of transfers."""
 
 
 class TransferSpeed:
-    """Recent bytes per second while transfers were in progress; None before the first measurement."""
+    """Recent bytes per second during transfers; None before the first measurement."""
 
     def __init__(
         self, uploads: TransferChannel, downloads: TransferChannel, max_upload_bytes_per_s: float | None
@@ -53,7 +53,7 @@ class TransferSpeed:
         self._max_upload_bytes_per_s = max_upload_bytes_per_s
 
     def upload_bytes_per_s(self) -> float | None:
-        """Return the bytes per second of all uploads together; before a measurement, the cap."""
+        """Return the bytes per second of all uploads together; before a measurement the cap."""
         measured = self._uploads.speed.bytes_per_s()
         return self._max_upload_bytes_per_s if measured is None else measured
 
@@ -63,7 +63,7 @@ class TransferSpeed:
 
 
 class Transfer:
-    """Uploads and downloads. Safe from several threads; `pause`, `draw` and `clock` are for tests.
+    """Manager of uploads and downloads. Thread-safe; `pause`, `draw` and `clock` are for tests.
 
     Each direction uses at most `workers` connections, and fewer if more do not raise the speed. Ranges use up to
     `memory_bytes`. All methods raise TransferError and its kinds, DiskFull, Unreachable (after all retries),
@@ -108,12 +108,12 @@ class Transfer:
             file.discard()
 
     def count_upload(self, size_bytes: int) -> None:
-        """Count bytes that an API call has sent without waiting: under a cap, uploads wait for them."""
+        """Count bytes of an API call, for which uploads under a cap wait."""
         if self._sending.cap is not None:
             self._sending.cap.spend(size_bytes)
 
     def wait(self, delay_s: float, cancel: CancelEvent | None = None) -> None:
-        """Pause for `delay_s` seconds before a repetition. Raises TransferCanceled."""
+        """Pause for `delay_s` seconds before a retry. Raises TransferCanceled."""
         event = cancel if cancel is not None else threading.Event()
         self._pause(event, delay_s)
         stop_if_set(event)
@@ -126,10 +126,10 @@ class Transfer:
         progress: Progress | None = None,
         stored: Callable[[Upload], object] | None = None,
     ) -> None:
-        """PUT all items, whose URLs are fresh. An object that exists already (412 to a create-only PUT) is a success.
+        """PUT all items by fresh URLs. An existing object (412 to a create-only PUT) is a success.
 
-        After UrlExpired the uploads in progress have finished; ask for URLs of the missing ones. UrlExpired is raised
-        before a URL expires that no request has used in time. `stored` is called with each item, in worker threads.
+        After UrlExpired the uploads in progress have finished; request URLs of the missing items. The method raises
+        UrlExpired shortly before the expiry of an unused URL. Worker threads call `stored` with each item.
         """
         meter = Meter(progress)
         channel = self._sending
@@ -152,10 +152,10 @@ class Transfer:
     def download(
         self, items: Sequence[Download], *, cancel: CancelEvent | None = None, progress: Progress | None = None
     ) -> None:
-        """GET all items. A file that exists under its name afterwards is complete and verified, also after an error.
+        """GET all items. A file under its final name is complete and verified, also after an error.
 
-        After UrlExpired the downloads in progress have finished; ask for URLs of the missing ones. Objects whose
-        `size_bytes` is known and large are fetched in parts, by several connections at once.
+        After UrlExpired the downloads in progress have finished; request URLs of the missing items. Several connections
+        fetch the parts of an object with a known, large `size_bytes`.
         """
         meter = Meter(progress)
         files: list[PartedFile] = []
@@ -173,9 +173,9 @@ class Transfer:
     def fetch_ranges(
         self, items: Sequence[RangeDownload], *, cancel: CancelEvent | None = None, progress: Progress | None = None
     ) -> None:
-        """GET all ranges and deliver each, in any order, several at the same time.
+        """GET all ranges and deliver each range, in any order, several at a time.
 
-        After UrlExpired the ranges in progress have been delivered; ask for URLs of the others.
+        After UrlExpired the ranges in progress have been delivered; request URLs of the other ranges.
         """
         meter = Meter(progress)
         try:
@@ -199,7 +199,7 @@ class Transfer:
 
     @contextmanager
     def _parted(self, files: list[PartedFile]) -> Iterator[None]:
-        """Close all files afterwards: each is complete, parked because its URLs have expired, or removed."""
+        """Close all files at the end: each file is complete, parked because of expired URLs, or removed."""
         expired = False
         try:
             yield
@@ -227,4 +227,4 @@ class Transfer:
 
 
 _Piece = Callable[[Flight], None]
-"""The work that a thread does without giving up its connection slot."""
+"""Work of a thread within one connection slot."""

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class TransferRetry:
-    """Repeats transfers by `policy`, whose budget bounds the pauses. Reports overload of the store to the channel."""
+    """Retry of transfers by `policy`, whose budget limits the pauses. Reports overload of the store to the channel."""
 
     def __init__(
         self, policy: RetryPolicy, stats: TransferStats, *, pause: Pause, draw: Callable[[], float] = random.random
@@ -30,9 +30,9 @@ class TransferRetry:
         self._draw = draw
 
     def twice_if_altered(self, name: str, flight: Flight, channel: TransferChannel, once: Callable[[], T]) -> T:
-        """Repeat `once` as `until_done` does, and once more after ChecksumMismatch.
+        """Repeat `once` as in `until_done`, and once more after ChecksumMismatch.
 
-        The network can alter bytes, therefore only a second mismatch proves that the bytes are wrong at their source.
+        The network can alter bytes, therefore only a second mismatch proves that the stored bytes are wrong.
         """
         try:
             return self.until_done(name, flight, channel, once)
@@ -44,7 +44,7 @@ class TransferRetry:
             return self.until_done(name, flight, channel, once)
 
     def until_done(self, name: str, flight: Flight, channel: TransferChannel, once: Callable[[], T]) -> T:
-        """Return the result of `once`, repeated while it raises RetryLater.
+        """Return the result of `once`, repeated while `once` raises RetryLater.
 
         Raises Unreachable after all tries, TransferCanceled, and every other exception of `once` at once.
         """

@@ -1,4 +1,7 @@
-"""Requests of transfers: uploads, downloads to files, ranges to memory. `name` is the object's name in messages."""
+"""Define the requests of transfers: uploads, downloads to files, ranges to memory.
+
+`name` is the object's name in messages.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from gpu_client.transport.limits.bandwidth import Traffic
 
 @dataclass(frozen=True)
 class Segment:
-    """A range of a local file."""
+    """Range of a local file."""
 
     path: Path
     offset: int
@@ -20,7 +23,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Upload:
-    """PUT of segments, one after the other. `headers` are signed, therefore they are sent exactly as given."""
+    """PUT of joined segments. The signed `headers` are sent unchanged."""
 
     name: str
     segments: tuple[Segment, ...]
@@ -29,9 +32,9 @@ class Upload:
     headers: Mapping[str, str]
     traffic: Traffic = "checkpoint"
     file_bytes: int | None = None
-    """Size of the segments' file, checked before sending, so that a file that has grown is not sent."""
+    """Size of the segments' file, compared before sending, so that no grown file is sent."""
     part: bool = False
-    """True for one part of a multipart upload; the object exists after the control plane has joined its parts."""
+    """True for a part of a multipart upload, whose parts the control plane joins to an object."""
 
     def __post_init__(self) -> None:
         if sum(segment.size_bytes for segment in self.segments) != self.size_bytes:
@@ -63,9 +66,9 @@ class Upload:
 
 @dataclass(frozen=True, kw_only=True)
 class Download:
-    """GET of an object into the file `path` below `root`. Given size and digests are verified before the file appears.
+    """GET of an object to the file `path` below `root`, which appears after the check of given sizes and digests.
 
-    `fsync=False` suits directories that a crash of the machine loses anyway.
+    `fsync=False` suits directories that do not survive a crash of the machine.
     """
 
     name: str
@@ -84,12 +87,12 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RangeDownload:
-    """A range of an object of `object_bytes`, to memory.
+    """GET of a range of an object of `object_bytes` to memory.
 
-    `deliver` is called in a worker thread with the bytes in order, `piece_bytes` at a time (None: all at once); each
-    piece is valid until `deliver` returns. `begin` is called before the first piece. If `deliver` raises
-    ChecksumMismatch, the range is fetched once more from its first byte; a second one, and every other exception, ends
-    the batch. `deliver` must not raise OSError, because the transfer would treat it as a failure of the connection.
+    A worker thread calls `begin`, then `deliver` with the bytes in order, `piece_bytes` at a time (None: all at once);
+    each piece is valid until `deliver` returns. After the first ChecksumMismatch of `deliver` the transfer fetches the
+    range again from its first byte; a second mismatch, and every other exception, ends the batch. `deliver` must not
+    raise OSError, which the transfer would treat as a failure of the connection.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""PUTs by presigned URL: segments of local files, sent one after the other through one buffer."""
+"""PUT segments of local files by presigned URL, one by one through one buffer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpu_client.transport.transfer.transfer_requests import Segment, Upload
 
 
 class Uploads:
-    """Performs one upload at a time, in the calling thread."""
+    """Uploader of one object at a time, in the calling thread."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Uploads:
         self._clock = clock
 
     def put(self, item: Upload, flight: Flight, meter: Meter, *, begin_by: float | None = None) -> None:
-        """PUT `item` until the store has it. Raises UrlExpired for a try that would begin after `begin_by` (s)."""
+        """PUT `item`, with retries. Raises UrlExpired for a try that would begin after `begin_by` (s)."""
 
         def once() -> bool:
             if begin_by is not None and self._clock() >= begin_by:
@@ -54,7 +54,7 @@ class Uploads:
             self._stats.add(already_stored_objects=1)
 
     def _put_once(self, item: Upload, flight: Flight, meter: Meter) -> bool:
-        """PUT once; return True if the object was uploaded, False if it already existed."""
+        """PUT once. Returns True for an uploaded object, False for an already existing object."""
         headers = {name: value for name, value in item.headers.items() if name.lower() != "content-length"}
         headers["Content-Length"] = str(item.size_bytes)
         with self._channel.attempt(flight, meter, self._stats, item.traffic) as flow:
@@ -74,9 +74,9 @@ class Uploads:
 def send_segments(
     sock: socket.socket, segments: Sequence[Segment], flow: Flow, *, file_bytes: int | None = None
 ) -> None:
-    """Send the segments' bytes. `file_bytes`: the size that the segments' file must still have.
+    """Send the segments' bytes. `file_bytes`: required size of the segments' file.
 
-    Raises FileChanged if a file is gone or too short, TransferError if it cannot be read, OSError of the socket.
+    Raises FileChanged for a missing or too short file, TransferError for an unreadable file, OSError of the socket.
     """
     buffer = memoryview(bytearray(CHUNK_BYTES))
     filled = 0
@@ -98,7 +98,7 @@ def send_segments(
 
 
 class _Files:
-    """Opens the segments' files, one at a time."""
+    """Cache of one open file of the segments."""
 
     def __init__(self, file_bytes: int | None) -> None:
         self._file_bytes = file_bytes
@@ -112,7 +112,7 @@ class _Files:
             self._close()
             with local_errors(f"reading {segment.path}"):
                 try:
-                    # Non-blocking, because opening a FIFO would otherwise wait for a writer.
+                    # Without O_NONBLOCK, opening a FIFO would wait for a writer.
                     self._descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
                 except FileNotFoundError as error:
                     raise FileChanged(f"{segment.path} does not exist (any more)") from error
@@ -149,7 +149,7 @@ def _send_all(sock: socket.socket, piece: memoryview, flow: Flow) -> None:
 
 
 def _joined(segments: Iterable[Segment]) -> Iterator[Segment]:
-    """Yield the same bytes in as few segments as possible."""
+    """Join adjacent segments of one file."""
     last: Segment | None = None
     for segment in segments:
         if last is not None and (segment.path, segment.offset) == (last.path, last.offset + last.size_bytes):

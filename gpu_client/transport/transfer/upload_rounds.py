@@ -1,8 +1,8 @@
-"""Uploads of files in as many rounds of URLs as needed: ask for URLs, send what is missing, ask again.
+"""Upload files in rounds: request URLs of missing files, send these files, and repeat until all files are stored.
 
-A small file is one PUT. A large file is sent in parts, several at once; the next request for its URLs lets the control
-plane join the stored parts to an object. Stored bytes are never sent again, also those of an earlier process: after a
-kill, the next process resumes.
+A small file is one PUT. A large file consists of parts, several sent at once; the next request for its URLs lets the
+control plane join the stored parts to an object. No round sends stored bytes again, including bytes of an earlier
+process, therefore a process resumes the upload of a killed process.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from gpu_client.transport.transfer.transfer_requests import Segment, Upload
 logger = logging.getLogger(__name__)
 
 MAX_FRUITLESS_ROUNDS = 4
-"""Consecutive rounds without progress before the upload fails."""
+"""Consecutive rounds without progress after which the upload fails."""
 
 _PAUSE_S = 1.0
 
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A file to store; it must not change during the upload."""
+    """File to store, which must not change during the upload."""
 
     path: Path
     digest: FileDigest
@@ -41,7 +41,7 @@ class LocalFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The URL for the file `name`, or for its part number `part`."""
+    """URL for the file `name`, or for the file's part `part`."""
 
     name: str
     url: str
@@ -51,14 +51,14 @@ class Target:
 
 @dataclass(frozen=True)
 class Missing:
-    """Objects that the store lacks. `pending`: files in parts, which need a round after their parts are stored."""
+    """Targets of the objects that the store lacks. `pending`: files in parts, which need a further round."""
 
     targets: Sequence[Target]
     pending: AbstractSet[str]
 
 
 Ask = Callable[[Sequence[str]], Missing]
-"""Asks the control plane which of the named files are missing, with URLs."""
+"""Function that requests from the control plane the missing files among the named files, with URLs."""
 
 
 def upload_in_rounds(
@@ -70,16 +70,16 @@ def upload_in_rounds(
     cancel: CancelEvent | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Upload files until all are stored. `progress` counts every byte, also those that were stored before.
+    """Upload files until all are stored. `progress` counts every byte, including bytes stored earlier.
 
-    Raises what `ask` and the transfer raise; UrlExpired or TransferError after rounds without progress.
+    Raises the errors of `ask` and the transfer; UrlExpired or TransferError after rounds without progress.
     """
     _Rounds(transfer, files, ask, traffic=traffic, cancel=cancel, progress=progress).run()
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """A file, or one of its parts."""
+    """File, or part of a file."""
 
     name: str
     part: int | None
@@ -95,9 +95,9 @@ class _Rounds:
     cancel: CancelEvent | None
     progress: Progress | None
     stored: set[_Piece] = field(default_factory=set)
-    """Pieces that the current round has stored."""
+    """Pieces stored in the current round."""
     sent_bytes: Counter[str] = field(default_factory=Counter)
-    """Bytes sent of each file."""
+    """Number of sent bytes of each file."""
 
     def run(self) -> None:
         wanted = list(self.files)
@@ -118,7 +118,7 @@ class _Rounds:
             wanted = [name for name in wanted if name in missing.pending or name in unsent]
 
     def _send(self, uploads: Mapping[_Piece, Upload]) -> UrlExpired | None:
-        """Send one round; return UrlExpired if some URLs expired, whose pieces the next round sends."""
+        """Send one round. Returns UrlExpired if URLs expired, whose pieces the next round sends."""
         pieces = {id(upload): piece for piece, upload in uploads.items()}
         self.stored.clear()
         try:
@@ -136,7 +136,7 @@ class _Rounds:
         return None
 
     def _finish(self, names: AbstractSet[str]) -> None:
-        """Count files as stored, and their bytes that an earlier process had sent as progress."""
+        """Count files as stored, and the bytes sent by an earlier process as progress."""
         for name in names:
             size_bytes, sent_bytes = self.files[name].digest.size_bytes, self.sent_bytes[name]
             if self.progress is not None and size_bytes > sent_bytes:
