@@ -207,7 +207,9 @@ def emulator_environment(
     inherited: Mapping[str, str], listener: socket.socket, port: int, state_dir: Path | None
 ) -> dict[str, str]:
     """Return the environment of the child: the parent's without AWS_* and PYTHON*, plus the settings of ministack."""
-    kept = {name: value for name, value in inherited.items() if not name.startswith(("AWS_", "PYTHON", "MINISTACK"))}
+    inherited_variables = {
+        name: value for name, value in inherited.items() if not name.startswith(("AWS_", "PYTHON", "MINISTACK"))
+    }
     settings = {
         "PYTHONPATH": str(_ROOT),
         "PYTHONUNBUFFERED": "1",
@@ -231,7 +233,7 @@ def emulator_environment(
             "S3_PERSIST": "1",
             "S3_DATA_DIR": str(state_dir / "s3"),
         }
-    return kept | settings
+    return inherited_variables | settings
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:

@@ -53,8 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
         while not stop.wait(CLOUD_CHECK_S):
             stack.check()
     except EmulatorError as error:
-        kept = "the state is lost" if options.forget else f"the state is kept in {options.state_dir}"
-        print(f"The local stack ends, {kept}: {error}", file=sys.stderr)
+        state_note = "the state is lost" if options.forget else f"the state is kept in {options.state_dir}"
+        print(f"The local stack ends, {state_note}: {error}", file=sys.stderr)
         return 1
     finally:
         if not options.json:
@@ -73,8 +73,8 @@ def _announce(stack: LocalStack, options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps({"url": stack.url, "cloud_url": stack.cloud_url, "keys": stack.keys}), flush=True)
         return
-    kept = "state in memory" if options.forget else f"state in {options.state_dir}"
-    print(f"Baton is running at {stack.url} ({kept})\n", flush=True)
+    state_note = "state in memory" if options.forget else f"state in {options.state_dir}"
+    print(f"Baton is running at {stack.url} ({state_note})\n", flush=True)
     for name, key in stack.keys.items():
         print(f"  {name:7} key  {key}")
     print(

@@ -167,8 +167,8 @@ class ScaleOrderExecutor:
         found = self.jobs.get(one)
         if found is None:
             return None
-        kept = self.jobs.commands(one) if found.state is JobState.RUNNING else []
-        return rules.remove_job(found, kept, order, by_job=self.job.id, now=self.now)
+        commands = self.jobs.commands(one) if found.state is JobState.RUNNING else []
+        return rules.remove_job(found, commands, order, by_job=self.job.id, now=self.now)
 
     def _copy(self, order: ScaleOrder, one: str) -> Transaction:
         named = order.source or ""

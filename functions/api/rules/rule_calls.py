@@ -107,13 +107,13 @@ def give_command(context: Context, call: ApiCall) -> Command:
     key_sha256 = sha256(key.encode()).hexdigest() if key else None
 
     def decide(job: Job) -> tuple[Transaction | None, tuple[Job, CommandRecord]]:
-        kept = context.jobs.commands(job.id)
-        before = next((one for one in kept if key_sha256 is not None and one.key_sha256 == key_sha256), None)
+        commands = context.jobs.commands(job.id)
+        before = next((one for one in commands if key_sha256 is not None and one.key_sha256 == key_sha256), None)
         if before is not None:
             if _request_identity(before) != (body.kind, body.arguments, body.expires_in_s):
                 raise Refusal(ErrorCode.IDEMPOTENCY_MISMATCH, field="idempotency-key")
             return None, (job, before)
-        change = rules.add_command(job, kept, body, key_sha256=key_sha256, now=call.now)
+        change = rules.add_command(job, commands, body, key_sha256=key_sha256, now=call.now)
         return change, (change.job, change.records(CommandRecord)[0])
 
     job, command = _apply(context, call, decide)
@@ -123,8 +123,8 @@ def give_command(context: Context, call: ApiCall) -> Command:
 def list_commands(context: Context, call: ApiCall) -> CommandList:
     """List a job's commands and their results, newest first."""
     job = require_job(context, call, call.path["id"])
-    kept = context.jobs.commands(job.id) if job.commands_seq else []
-    return CommandList(commands=[rules.command_view(job, one, call.now) for one in reversed(kept)])
+    commands = context.jobs.commands(job.id) if job.commands_seq else []
+    return CommandList(commands=[rules.command_view(job, one, call.now) for one in reversed(commands)])
 
 
 def require_sound_rules(text: str, field: str) -> str:

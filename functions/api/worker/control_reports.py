@@ -140,7 +140,7 @@ def release_by_rule(
             fence,
             wish,
             resumable=list(islice(found, needed)),
-            kept=find_sound_checkpoints(context, job),
+            checkpoints=find_sound_checkpoints(context, job),
             progress=progress,
             now=call.now,
         )

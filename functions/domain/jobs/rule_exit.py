@@ -35,13 +35,13 @@ def end_attempt_by_rule(
     wish: LeaveByRule,
     *,
     resumable: Sequence[CheckpointRecord],
-    kept: Iterable[CheckpointRecord] = (),
+    checkpoints: Iterable[CheckpointRecord] = (),
     progress: Progress | None,
     now: int,
 ) -> Transaction:
     """End the attempt as the rule orders, without a failure and without a backoff.
 
-    `resumable`: checkpoints to resume from, among which a rollback chooses. `kept`: all kept checkpoints, newest first;
+    `resumable`: checkpoints to resume from, among which a rollback chooses. `checkpoints`: all kept ones, newest first;
     read only for the text of a refusal.
     """
     require_running(job)
@@ -53,7 +53,7 @@ def end_attempt_by_rule(
         chosen = choose_checkpoint(resumable, wish.rollback, job.spec.policy.retention)
         done = _rolled_back(job, wish.rollback, by, chosen)
         if chosen is None:
-            _require_nothing_lost(job, wish.rollback, by, kept)
+            _require_nothing_lost(job, wish.rollback, by, checkpoints)
         place = (chosen.step, chosen.epoch) if chosen else (None, None)
         updates |= {"rollbacks": [*job.rollbacks, done], "checkpoint_step": place[0], "checkpoint_epoch": place[1]}
         if place != (job.checkpoint_step, job.checkpoint_epoch):
@@ -106,14 +106,14 @@ def _rolled_back(job: Job, wish: Rollback, by: EndedBy, chosen: CheckpointRecord
     )
 
 
-def _require_nothing_lost(job: Job, wish: Rollback, by: EndedBy, kept: Iterable[CheckpointRecord]) -> None:
+def _require_nothing_lost(job: Job, wish: Rollback, by: EndedBy, checkpoints: Iterable[CheckpointRecord]) -> None:
     """Refuse to begin at step 0 a job that had a checkpoint before the step to which the rule rolls back.
 
     Without a first step the job may have had such a checkpoint, therefore the rollback is refused.
     """
     if job.checkpoint_step is None or (job.first_step is not None and job.first_step >= wish.before_step):
         return
-    steps = [one.step for one in kept]
+    steps = [one.step for one in checkpoints]
     oldest = f"the oldest kept checkpoint is of step {steps[-1]}" if steps else "no checkpoint is kept"
     raise Refusal(
         ErrorCode.ROLLBACK_NOT_KEPT,

@@ -34,12 +34,12 @@ def update_member(
     order = {(one.metric, one.step): place for place, one in enumerate(before.values)}
     # Beyond MAX_VALUES the values with the oldest requests are dropped.
     names = sorted(known, key=lambda name: (name not in wanted, -order.get(name, len(order)), name[0], name[1] or -1))
-    kept = [MemberValue(metric=name[0], step=name[1], value=known[name]) for name in names[:MAX_VALUES][::-1]]
-    if not kept:
+    values = [MemberValue(metric=name[0], step=name[1], value=known[name]) for name in names[:MAX_VALUES][::-1]]
+    if not values:
         return before
-    if kept == before.values and before.expires_at > now + RETENTION_S // 2:
+    if values == before.values and before.expires_at > now + RETENTION_S // 2:
         return before
-    return MemberRecord(values=kept, expires_at=now + RETENTION_S)
+    return MemberRecord(values=values, expires_at=now + RETENTION_S)
 
 
 def reported_values(progress: Progress) -> dict[str, float | None]:

@@ -167,11 +167,11 @@ def copy_job(
 
 
 def remove_job(
-    job: Job, kept: Sequence[CommandRecord], order: ScaleOrder, *, by_job: str, now: int
+    job: Job, commands: Sequence[CommandRecord], order: ScaleOrder, *, by_job: str, now: int
 ) -> Transaction | None:
     """Cancel a waiting job, or give a running training the command `stop`; None if the job is removed already.
 
-    Refused for a paused job. `kept`: the commands of a running job. Its worker knows commands, because original
+    Refused for a paused job. `commands`: the commands of a running job. Its worker knows commands, because original
     workers receive only jobs in the original's form, which have no tags.
     """
     if is_removed(job, order, by_job):
@@ -185,7 +185,7 @@ def remove_job(
     left = {"left_by": _name(order, by_job)}
     asked = CommandRequest(kind=CommandKind.STOP, outcome="complete", save=True)
     more = {"rule": order.rule, "expires_at": now + STOP_COMMAND_LIFE_S}
-    change = steering.add_command(job, kept, asked, key_sha256=None, now=now, more=more)
+    change = steering.add_command(job, commands, asked, key_sha256=None, now=now, more=more)
     change = change.with_job(leaving=True, left_epoch=job.epoch, **left)
     event_message = f"{message}: command {change.job.commands_seq}, stop"
     return change.with_event(
@@ -208,12 +208,12 @@ def may_have_lost_stop(job: Job) -> bool:
     return job.leaving and not (job.state is JobState.RUNNING and job.epoch == job.left_epoch)
 
 
-def recount_leaving(job: Job, kept: Sequence[CommandRecord], now: int) -> Job:
-    """Return a job that `may_have_lost_stop` with `leaving` derived from its commands, `kept`.
+def recount_leaving(job: Job, commands: Sequence[CommandRecord], now: int) -> Job:
+    """Return a job that `may_have_lost_stop` with `leaving` derived from its commands, `commands`.
 
     If the attempt was lost after its answer to the stop, no later attempt receives the stop, and the job counts again.
     """
-    return job.model_copy(update={"leaving": steering.has_pending_stop(job, kept, now)})
+    return job.model_copy(update={"leaving": steering.has_pending_stop(job, commands, now)})
 
 
 def _name(order: ScaleOrder, by_job: str) -> str:

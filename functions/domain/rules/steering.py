@@ -74,7 +74,7 @@ def put_rules(
 
 def add_command(
     job: Job,
-    kept: Sequence[CommandRecord],
+    commands: Sequence[CommandRecord],
     request: CommandRequest,
     *,
     key_sha256: str | None,
@@ -83,7 +83,7 @@ def add_command(
 ) -> Transaction:
     """Add a command. A running worker is notified, a later worker receives the command at its start.
 
-    `kept`: the job's commands, oldest first. `more`: fields of the record of a rule's command.
+    `commands`: the job's commands, oldest first. `more`: fields of the record of a rule's command.
     """
     require_steerable(job)
     if request.kind is CommandKind.PAUSE and job.state is not JobState.RUNNING:
@@ -102,17 +102,17 @@ def add_command(
         expires_at=now + request.expires_in_s,
         key_sha256=key_sha256,
     ).model_copy(update=dict(more or {}))
-    going = _superfluous(job, kept, len(kept) + 1 - MAX_COMMANDS, now)
+    going = _superfluous(job, commands, len(commands) + 1 - MAX_COMMANDS, now)
     change = notify_lease(update_job(job, now, commands_seq=record.seq)).put(record)
     return change.also(*(Delete(key=one.key(job.id, one.seq)) for one in going))
 
 
-def _superfluous(job: Job, kept: Sequence[CommandRecord], surplus: int, now: int) -> list[CommandRecord]:
+def _superfluous(job: Job, commands: Sequence[CommandRecord], surplus: int, now: int) -> list[CommandRecord]:
     """Return the commands to delete: the oldest executed commands, last the commands that a resume repeats."""
     if surplus <= 0:
         return []
-    waiting = {one.seq for one in kept if _waits(job, one, now)}
-    done = sorted((one for one in kept if one.seq not in waiting), key=lambda one: (_done_again(one), one.seq))
+    waiting = {one.seq for one in commands if _waits(job, one, now)}
+    done = sorted((one for one in commands if one.seq not in waiting), key=lambda one: (_done_again(one), one.seq))
     if len(done) < surplus:
         raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"{len(waiting)} commands of job {job.id} wait already.")
     return done[:surplus]
@@ -138,9 +138,9 @@ def _waits(job: Job, command: CommandRecord, now: int) -> bool:
     return command.status == "waiting" and live
 
 
-def has_pending_stop(job: Job, kept: Iterable[CommandRecord], now: int) -> bool:
+def has_pending_stop(job: Job, commands: Iterable[CommandRecord], now: int) -> bool:
     """Return True if a rule's stop waits for the present or the next training."""
-    return any(one.kind is CommandKind.STOP and one.rule is not None and _waits(job, one, now) for one in kept)
+    return any(one.kind is CommandKind.STOP and one.rule is not None and _waits(job, one, now) for one in commands)
 
 
 def _done_again(command: CommandRecord) -> bool:

@@ -38,7 +38,7 @@ class TrainerResult(NamedTuple):
 
 
 class TrainerRun:
-    """One run of a trainer, from its start to its end.
+    """Run of a trainer, from its start to its end.
 
     `lease_lost` is set when the lease is lost; `stop_reason` returns the reason to release the job. `collect` stages
     complete checkpoints; its argument is True after a checkpoint notice. `base` is added to the trainer's steps to

@@ -53,14 +53,14 @@ def logs(
     with session.client() as client:
         job_id = resolve_job_id(client, job_id)
         printer = _LogPrinter(session, as_json)
-        kept: deque[LogLine] = deque(maxlen=tail)
+        newest: deque[LogLine] = deque(maxlen=tail)
         reader = _LogReader(client, job_id)
         for line in reader.read_new():
             if tail is None:
                 printer.show(line)
             else:
-                kept.append(line)
-        for line in kept:
+                newest.append(line)
+        for line in newest:
             printer.show(line)
         if follow:
             _follow(session, client, job_id, reader, printer)

@@ -231,8 +231,8 @@ def _describe_attempt(attempt: AttemptView) -> str:
     lasted = duration((attempt.ended_at or attempt.started_at) - attempt.started_at)
     reason = attempt.reason
     because = f" ({reason.code}{': ' + reason.message if reason.message else ''})" if reason else ""
-    kept = f"; committed step {attempt.checkpoint_step}" if attempt.checkpoint_step is not None else ""
-    details = f"{useful}{because}{_format_exit(attempt)}{kept}{_format_last_line(attempt)}"
+    committed = f"; committed step {attempt.checkpoint_step}" if attempt.checkpoint_step is not None else ""
+    details = f"{useful}{because}{_format_exit(attempt)}{committed}{_format_last_line(attempt)}"
     return f"{attempt_text}: {_END_TEXTS[attempt.end]} after {lasted}{details}"
 
 

@@ -190,7 +190,7 @@ def _started_stack() -> Iterator[Mapping[str, object]]:
 @contextmanager
 def _started_agent(url: str, key: str, workspace: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Start a worker for one job."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
     settings = {
         "BATON_API_URL": url,
         "BATON_API_KEY": key,
@@ -202,7 +202,7 @@ def _started_agent(url: str, key: str, workspace: Path) -> Iterator[subprocess.P
     }
     command = [sys.executable, "-m", "gpu_client.agent"]
     with _terminated(
-        subprocess.Popen(command, env={**kept, **settings}, stdin=subprocess.DEVNULL, start_new_session=True)
+        subprocess.Popen(command, env={**inherited, **settings}, stdin=subprocess.DEVNULL, start_new_session=True)
     ) as process:
         yield process
 

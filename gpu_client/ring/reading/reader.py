@@ -96,10 +96,10 @@ class RingReader:
             number, _ = self.ring.pointer()
             if number and (number not in self._pinned or number in self._unconfirmed):
                 with self._stats_lock:
-                    kept = [one for one in self._pinned if one != self._transient_pin]
+                    pinned = [one for one in self._pinned if one != self._transient_pin]
                     self._unconfirmed.discard(number)
                     self._transient_pin = number
-                    self._pin([*kept, number])
+                    self._pin([*pinned, number])
                 later, _ = self.ring.pointer()
                 if later - number >= self.ring.settings.retain or number in self._unconfirmed:
                     self.retries += 1
@@ -113,11 +113,11 @@ class RingReader:
         """Release the pins of all manifests except `numbers`."""
         wanted = set(numbers)
         with self._stats_lock:
-            kept = [one for one in self._pinned if one in wanted]
+            pinned = [one for one in self._pinned if one in wanted]
             self._transient_pin = 0
             self._unconfirmed &= wanted
-            if kept != self._pinned:
-                self._pin(kept)
+            if pinned != self._pinned:
+                self._pin(pinned)
 
     def pin(self, number: int) -> RingManifest:
         """Pin a manifest that another reader or pin protects. Raises ManifestMissing."""

@@ -31,14 +31,14 @@ def document(argument: str, **more: object) -> str:
 @pytest.mark.parametrize(
     ("argument", "says"),
     [
-        ("{{ parameters.steps + parameters.word }}", "only numbers"),
+        ("{{ parameters.steps + parameters.word }}", "arithmetic takes numbers"),
         ("--x={{ parameters.names }}", "a list cannot be part of a text"),
         ("{{ parameters.steps | upper }}", "this filter takes text"),
-        ("{{ parameters.word | abs }}", "only numbers"),
+        ("{{ parameters.word | abs }}", "arithmetic takes numbers"),
         ("{{ parameters.word | join(',') }}", "'join' takes a list"),
         ("{{ parameters.rate | length }}", "'length' takes text or a list"),
         ("{{ 1 if parameters.word < 3 else 2 }}", "not supported between"),
-        ("{{ parameters.extra + parameters.word }}", "only numbers"),
+        ("{{ parameters.extra + parameters.word }}", "arithmetic takes numbers"),
     ],
 )
 def test_a_type_that_never_fits_is_told_with_its_line(argument: str, says: str) -> None:
