@@ -63,3 +63,5 @@ class Scope(StrEnum):
     ADMIN = "admin"
     RING = "ring"
     """Ring calls only."""
+    ENROLL = "enroll"
+    """The first call of a rented machine only; the key names the machine."""

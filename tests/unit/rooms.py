@@ -59,7 +59,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "functions.storage": {"baton.contract", "functions.domain"},
     # Every package uses the request, the errors and the pages; none of them knows a call.
-    "functions.api.http": {"baton.contract", "functions.domain", "functions.settings"},
+    "functions.api.http": {
+        "baton.contract",
+        "functions.domain",
+        "functions.fleet.store",
+        "functions.settings",
+    },
     # Conditional writes: the packages below the worker's calls prove leases, too.
     "functions.api.worker.lease_guard": {"baton.contract", "functions.domain", "functions.api.http"},
     "functions.api.admin": {"baton.contract", "functions.domain", "functions.api.http"},

@@ -64,7 +64,14 @@ def health(context: Context, call: ApiCall) -> HealthAnswer:
 
 
 def generate_key(
-    random: Randomness, *, tenant: str, name: str, scopes: Sequence[Scope], now: int, expires_at: int | None
+    random: Randomness,
+    *,
+    tenant: str,
+    name: str,
+    scopes: Sequence[Scope],
+    now: int,
+    expires_at: int | None,
+    machine: str | None = None,
 ) -> tuple[ApiKey, str]:
     """Return a new key: the record to store, and the whole key `<prefix>_<id>_<secret>`."""
     key_id, secret = random.key_id(), random.token()
@@ -76,6 +83,7 @@ def generate_key(
         scopes=tuple(dict.fromkeys(scopes)),
         created_at=now,
         expires_at=expires_at,
+        machine=machine,
     )
     return key, f"{KEY_PREFIX}_{key_id}_{secret}"
 

@@ -43,7 +43,8 @@ def authorize(event: Mapping[str, Any], keys: KeyReader, now: int, leases: RingL
         found = ErrorCode.UNAVAILABLE
     if isinstance(found, ApiKey):
         known = {"tenant": found.tenant, "key_id": found.id, "scopes": ",".join(found.scopes)}
-        return {"isAuthorized": True, "context": known}
+        bound = {"machine": found.machine} if found.machine else {}
+        return {"isAuthorized": True, "context": known | bound}
     return {"isAuthorized": True, "context": {"auth_error": found.value}}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from baton.contract.errors import ErrorCode
 from baton.contract.names import Scope
@@ -30,6 +30,10 @@ from functions.domain.ports import (
 from functions.domain.records import Job
 from functions.settings import ControlPlaneSettings
 
+if TYPE_CHECKING:
+    # Only the function `machines` loads the records of fleets.
+    from functions.fleet.store import FleetStore
+
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
@@ -50,6 +54,8 @@ class Context:
     window: ClaimWindow = field(default_factory=ClaimWindow)
     rings: RingStore | None = None
     """Only the function that serves rings has this store; the other functions do not load its module."""
+    fleet: FleetStore | None = None
+    """Only the function that serves fleets has this store."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,8 @@ class Principal:
     scopes: frozenset[Scope]
     rings: frozenset[str] | None = None
     """The only rings that the caller may use; None: every ring of the tenant."""
+    machine: str | None = None
+    """The rented machine to which the caller's key belongs, as `<fleet>/<token>`; None for the keys of users."""
 
 
 def is_original(scopes: frozenset[str], headers: Mapping[str, str]) -> bool:

@@ -121,7 +121,13 @@ def _require_principal(event: Event, route: Route) -> Principal:
         needed = " or ".join(sorted(route.scopes))
         raise Refusal(ErrorCode.WRONG_SCOPE, f"This call needs the scope {needed}.", field="x-api-key")
     rings = frozenset(str(found["rings"]).split(",")) if "rings" in found else None
-    return Principal(tenant=str(found["tenant"]), key_id=str(found.get("key_id", "")), scopes=scopes, rings=rings)
+    return Principal(
+        tenant=str(found["tenant"]),
+        key_id=str(found.get("key_id", "")),
+        scopes=scopes,
+        rings=rings,
+        machine=found.get("machine"),
+    )
 
 
 def _parse_path(given: Mapping[str, str], route: Route) -> dict[str, str]:

@@ -14,7 +14,7 @@ from baton.contract.errors import ErrorCode as E
 from baton.contract.names import Scope
 from functions.api.http.context import ApiCall, Context
 
-Function = Literal["submitter", "worker", "transfer", "admin", "rings"]
+Function = Literal["submitter", "worker", "transfer", "admin", "rings", "machines"]
 """Privilege group: a Lambda function with its own role."""
 
 SUBMIT = frozenset({Scope.SUBMIT})
@@ -22,6 +22,7 @@ WORKER = frozenset({Scope.WORKER})
 ADMIN = frozenset({Scope.ADMIN})
 BOTH = SUBMIT | WORKER
 RING = frozenset({Scope.RING})
+ENROLL = frozenset({Scope.ENROLL})
 NOBODY: frozenset[Scope] = frozenset()
 
 

@@ -27,6 +27,8 @@ class ApiKey:
     created_at: int
     expires_at: int | None = None
     revoked_at: int | None = None
+    machine: str | None = None
+    """The rented machine that presents the key, as `<fleet>/<token>`; None for the keys of users."""
 
 
 class KeyReader(Protocol):
