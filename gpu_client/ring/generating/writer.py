@@ -323,7 +323,7 @@ class RingWriter:
             if settings.max_bytes is not None:
                 self._wait_while(lambda size=encoded.size_bytes: self._grants.reserve(size, count))  # type: ignore[misc]
             # An existing object may be of any process and is not claimed.
-            if self._store_with_retries(lambda key=found.key, pieces=encoded: self._ring.store.create(key, pieces)):  # type: ignore[misc]
+            if self._create_with_retries(found.key, encoded):
                 break
         else:
             raise RingMismatch(
@@ -339,7 +339,7 @@ class RingWriter:
         claim = self._unclaimed
         if claim is None:
             return
-        self._store_with_retries(lambda: self._ring.store.create(claim.key, []))
+        self._create_with_retries(claim.key, [])
         # A new owner takes the lease and then begins an epoch: a claim that existed while the lease was ours counts.
         if not self._lease.is_own():
             raise self._fenced_error()
@@ -358,12 +358,12 @@ class RingWriter:
         self._ring.store.create(ending.key, [])
         return ending.object
 
-    def _store_with_retries(self, store: Callable[[], bool]) -> bool:
+    def _create_with_retries(self, key: str, pieces: Sequence[memoryview]) -> bool:
         began_at = self._clock()
         stats = False
         while True:
             try:
-                return store()
+                return self._ring.store.create(key, pieces)
             except StoreFull:
                 if self._should_give_up() or self._clock() - began_at > self._patience_s or self._closing.is_set():
                     raise

@@ -1,7 +1,8 @@
 """A ring in a directory: on a disk, on NFS, or in memory (`/dev/shm`).
 
-Objects are written to a temporary file and linked into place, which fails if the name exists. Records are replaced
-under a lock. Reads map the file.
+Objects are written to a temporary file and linked into place, which fails if the name exists; small objects of samples,
+which do not count before their claim exists, are written in place. Records are replaced under a lock. Reads map the
+file.
 
 Mappings hold no file descriptor. `mmap.mmap` keeps a descriptor as long as the mapping lives (until Python 3.13), so a
 process that holds a thousand samples could open no more files.
@@ -75,6 +76,10 @@ TEMPORARY = "tmp"
 _LOCK = "lock"
 _WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+IN_PLACE_BYTES = 4 * 1024 * 1024
+"""Maximum size of an object that is written under its own name. The name of a larger one would exist without a claim
+for so long that collections could count the object of a living writer as an orphan.
+"""
 _MAX_PIECES = 512
 """Buffers in one `writev`; the kernel accepts 1024."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -152,8 +157,9 @@ class DirectoryStore:
         """Implement the protocol."""
         path = self._path + key
         if isinstance(pieces, EncodedObject):
-            return self._create_object(path, pieces)
-        if not any(pieces):
+            if pieces.size_bytes <= IN_PLACE_BYTES:
+                return self._create_in_place(path, pieces)
+        elif not any(pieces):
             # An empty file needs no temporary file.
             with self._full:
                 made = self._make_once(path, lambda: self._make_empty(path))
@@ -262,8 +268,12 @@ class DirectoryStore:
     def close(self) -> None:
         """Do nothing."""
 
-    def _create_object(self, path: str, pieces: EncodedObject) -> bool:
-        """Write an object of samples under its own name: an object without a claim is garbage, complete or not."""
+    def _create_in_place(self, path: str, pieces: EncodedObject) -> bool:
+        """Write an object of samples under its own name, and remove what a failure leaves of the object.
+
+        A link and a removal of a temporary name take as long as writing 64 KiB. A writer that is killed meanwhile
+        leaves an incomplete object without a claim: garbage, which no manifest lists.
+        """
         fd = -1
 
         def open_new() -> None:

@@ -16,7 +16,10 @@ class RingBackend(Protocol):
     """
 
     def create(self, key: str, pieces: Sequence[memoryview]) -> bool:
-        """Store an object completely or not at all. Returns False, without a change, if the key exists."""
+        """Store an object completely or not at all. Returns False, without a change, if the key exists.
+
+        A process that is killed may leave an incomplete object of samples (`EncodedObject`), which lacks its claim.
+        """
 
     def read(self, key: str) -> memoryview | None:
         """Read an object; None if absent. The bytes stay valid after a deletion, and the caller may change them."""

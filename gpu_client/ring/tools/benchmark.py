@@ -30,7 +30,7 @@ from gpu_client.ring.format.manifest import ObjectId
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store.filesystem import TEMPORARY
+from gpu_client.ring.store.filesystem import IN_PLACE_BYTES, TEMPORARY
 from gpu_client.ring.store.protocol import RemovingStore
 from gpu_client.ring.store.uri import open_store
 
@@ -105,6 +105,10 @@ class StoreBenchmark:
         self._store = open_store(self.place, make=True)
         # Writers never wait for readers, and no sample is replaced before it is read.
         self._settings = settings or RingSettings(cap=4 * samples)
+        # Raw files are made where the store makes its files. ext4 without a journal keeps inodes of removed files for a
+        # minute and skips all of them for each new file nearby: recently removed files would slow down only one of two
+        # directories.
+        self._raw_temporary = None if self.size_bytes * self._settings.pack < IN_PLACE_BYTES else _RAW_TEMPORARY
         self.ring = make_ring(self.place, self._settings)
         self._writer = RingWriter(self.ring, _WRITER)
         self._raw_first = False
@@ -130,8 +134,8 @@ class StoreBenchmark:
                     *self._time_pair(partial(self._raw_put, key, pieces), partial(self._writer.put, self.sample))
                 )
             )
-            if self._directory is not None:
-                (self._directory / _RAW_TEMPORARY).rename(self._directory / key)
+            if self._directory is not None and self._raw_temporary is not None:
+                (self._directory / self._raw_temporary).rename(self._directory / key)
         self._writer.swap()
         with RingReader(self.ring) as reader:
             slots = reader.newest().slots[-(self._writer.put_samples - first) :]
@@ -182,10 +186,7 @@ class StoreBenchmark:
         if self._directory is None:
             self._store.create(key, pieces)
         else:
-            # Write where the store makes its files. ext4 without a journal keeps inodes of removed files for a minute
-            # and skips all of them for each new file nearby: recently removed files would slow down only one of two
-            # directories.
-            self._new_file(self._directory / _RAW_TEMPORARY, pieces)
+            self._new_file(self._directory / (self._raw_temporary or key), pieces)
 
     def _raw_get(self, key: str) -> None:
         if self._directory is not None:

@@ -15,11 +15,11 @@ import pytest
 
 from gpu_client.ring.core.ring import make_ring, open_ring
 from gpu_client.ring.errors import RingMismatch, StoreFull
-from gpu_client.ring.format.objects import _LARGE_BYTES, _NO_DIGEST, EncodedObject
+from gpu_client.ring.format.objects import _NO_DIGEST, EncodedObject
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
-from gpu_client.ring.store.filesystem import DirectoryStore
+from gpu_client.ring.store.filesystem import IN_PLACE_BYTES, DirectoryStore
 from tests.unit.ring.ring_kit import Died
 
 NOBODY = 65534
@@ -50,8 +50,8 @@ def as_nobody() -> Iterator[None]:
 
 
 def large_object(kind: type[EncodedObject] = EncodedObject) -> EncodedObject:
-    """One that is hashed while it is written."""
-    data = memoryview(random.Random(1).randbytes(_LARGE_BYTES))
+    """One that is hashed while it is written, and is too large to be written under its own name."""
+    data = memoryview(random.Random(1).randbytes(IN_PLACE_BYTES))
     entry = ["bytes", "", [len(data)], len(data), "none", 0, len(data), _NO_DIGEST]
     return kind({"samples": [{"structure": {"a": 0}, "arrays": [entry], "seed": None}]}, [data], {0: entry})
 
@@ -162,11 +162,11 @@ def test_a_directory_that_is_closed_in_the_middle_of_it_costs_no_sample(others_d
         ring = make_ring(str(others_directory / "ring"), RingSettings(cap=4))
         writer = RingWriter(ring, "w", threads=False)
         writer.put(np.array([0]))
-        beside = others_directory / "ring/tmp"
-        beside.chmod(0o555)
+        samples = others_directory / "ring/samples/w"
+        samples.chmod(0o555)
         with pytest.raises(PermissionError):
             writer.put(np.array([1]))
-        beside.chmod(0o755)
+        samples.chmod(0o755)
         writer.put(np.array([1]))
         writer.put(np.array([2]))
         writer.close()
