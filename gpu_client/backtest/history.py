@@ -46,7 +46,7 @@ class Column:
 
     @property
     def total(self) -> int:
-        """Number of points."""
+        """Return the number of points."""
         return len(self.rows)
 
 
@@ -63,12 +63,12 @@ class History:
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return len(self.steps)
 
     @property
     def points(self) -> int:
-        """Number of points of all metrics."""
+        """Return the number of points of all metrics."""
         return sum(column.total for column in self.columns.values())
 
     @cached_property

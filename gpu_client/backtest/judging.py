@@ -160,7 +160,7 @@ def _why_not(rule: Rule, metrics: MetricCatalog, history: History) -> str:
 
 
 def _never_reported(rule: Rule, history: History) -> str:
-    """Name the metrics of a rule that the history lacks; "" for none."""
+    """Return a text on the rule's metrics that the history lacks; "" without such metrics."""
     missing = [name for name in rule.metrics if not history.has(name)]
     return f"never reported: {_nearest(missing, history)}" if missing else ""
 

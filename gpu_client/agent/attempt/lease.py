@@ -147,7 +147,7 @@ class LeaseKeeper:
         return self.proven or self.beat()
 
     def beat(self) -> bool:
-        """Send one heartbeat; returns True if it was accepted and the attempt goes on."""
+        """Send one heartbeat. Returns True if the control plane accepted the heartbeat and the attempt continues."""
         with self._sending:
             if self._lost is not None or self._closed.is_set():
                 return False

@@ -179,12 +179,12 @@ class ChannelServer:
         return self._broadcast({"type": "directive", "directive": "checkpoint"}, replayed=False)
 
     def request_stop(self, reason: StopReason, checkpoint: bool) -> int:
-        """Ask every process, also later ones, to leave. Returns the number of processes reached now."""
+        """Ask all processes, including later processes, to stop. Returns the number of reached processes."""
         message = {"type": "directive", "directive": "stop", "reason": reason, "checkpoint": checkpoint}
         return self._broadcast(message, replayed=True)
 
     def send_steering(self, message: dict[str, Any]) -> int:
-        """Send rules or a command to every process, also later ones, that follows them. Returns the number reached now.
+        """Send rules or a command to all steered processes, including later ones. Returns the number of recipients.
 
         `expires_in_s` counts from this call.
         """

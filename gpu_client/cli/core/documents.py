@@ -40,6 +40,6 @@ def raise_faults(file: Path, faults: Sequence[Fault]) -> NoReturn:
 
 
 def require_no_faults(file: Path, faults: Sequence[Fault]) -> None:
-    """Raise CliError if there is a fault."""
+    """Raise CliError with the faults, if any."""
     if faults:
         raise_faults(file, faults)

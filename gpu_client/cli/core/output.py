@@ -118,7 +118,7 @@ class CommandOutput:
         self._print(table)
 
     def table(self, columns: Sequence[TableColumn | str], rows: Iterable[Sequence[str]]) -> None:
-        """Write rows under headings. Omits empty columns, and the whole table if there is no row."""
+        """Write rows under headings. Omits empty columns, and the whole table without rows."""
         every = [column if isinstance(column, TableColumn) else TableColumn(column) for column in columns]
         cells = [[plain(cell) for cell in row] for row in rows]
         kept = [number for number in range(len(every)) if any(row[number] for row in cells)]
@@ -157,12 +157,12 @@ class CommandOutput:
 
     @property
     def terminal_size(self) -> tuple[int, int]:
-        """Lines and columns of the terminal on standard error."""
+        """Return lines and columns of the terminal on standard error."""
         return self.err.height, self.err.width
 
     @property
     def supports_unicode(self) -> bool:
-        """True if standard error accepts UTF-8."""
+        """Return True if standard error accepts UTF-8."""
         return self.err.encoding.lower().startswith("utf")
 
     def fields(self, pairs: Iterable[tuple[str, str]]) -> None:
@@ -186,7 +186,7 @@ class CommandOutput:
 
     @property
     def live(self) -> bool:
-        """True if standard error is a terminal."""
+        """Return True if standard error is a terminal."""
         return self.err.is_terminal
 
 

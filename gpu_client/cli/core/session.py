@@ -61,7 +61,7 @@ class CliSession:
 
     @cached_property
     def output(self) -> CommandOutput:
-        """Output streams of this run."""
+        """Return the output streams of this run."""
         return CommandOutput()
 
     def profile(self) -> ConnectionProfile:

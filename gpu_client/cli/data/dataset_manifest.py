@@ -152,7 +152,7 @@ def _manifest(place: str, entries: Mapping[str, DatasetFile]) -> DatasetManifest
 
 
 def _serialize(manifest: DatasetManifest) -> bytes:
-    # Omit the field if it is False, so that agents without this field can read manifests of finished pushes.
+    # Finished manifests omit the field, so that agents without this field can read these manifests.
     return manifest.model_dump_json(exclude=None if manifest.unfinished else {"unfinished"}).encode()
 
 

@@ -129,7 +129,7 @@ class _DelayNotice:
         self._announced_epoch = 0
 
     def announce(self, job: JobView) -> None:
-        """Print the interval if it is long. Raises ApiError, Unreachable, UnexpectedAnswer."""
+        """Print a long interval. Raises ApiError, Unreachable, UnexpectedAnswer."""
         if job.state is not JobState.RUNNING or job.epoch == self._announced_epoch:
             return
         if self._attempt is None or self._attempt.epoch != job.epoch:

@@ -27,7 +27,7 @@ class LostTime:
 
     @property
     def cause(self) -> str:
-        """Cause as text."""
+        """Return the cause as text."""
         return _CAUSES[self.name]
 
 

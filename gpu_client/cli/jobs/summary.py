@@ -45,7 +45,7 @@ class JobSummary:
 
     @property
     def share(self) -> float | None:
-        """Progress from 0 to 1."""
+        """Return the progress, from 0 to 1."""
         if self.state is JobState.COMPLETE:
             return 1.0
         if self.step is None or not self.total_steps:
@@ -61,7 +61,7 @@ class JobSummary:
 def summarize(
     job: JobView, attempt: AttemptView | None, price_per_hour: float | None, goodput: Goodput | None = None
 ) -> JobSummary:
-    """Summarize a job. `attempt`: the newest attempt, used while it runs. `goodput`: sum over all attempts."""
+    """Summarize a job. `attempt`: the newest attempt, used if running. `goodput`: sum over all attempts."""
     live = attempt if attempt and attempt.ended_at is None and job.state is JobState.RUNNING else None
     progress = (live.progress if live else None) or job.progress
     runtime_s = job.counters.runtime_s + running_s(job, live)

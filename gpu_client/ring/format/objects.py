@@ -1,4 +1,4 @@
-"""Stored objects: a header that describes the samples, then their arrays, each aligned to a cache line.
+"""Encode and decode stored objects: a header that describes the samples, then their arrays, aligned to cache lines.
 
     offset  bytes
     0       8      b"BATON\\0RG"
@@ -9,7 +9,7 @@
     32             the header: JSON, then zeros up to the next multiple of 64
                    arrays, zeros between them up to the next multiple of 64
 
-All numbers are little-endian. An object holds one sample, or several small ones (a pack). The header's digest, an
+All numbers are little-endian. An object contains one sample, or several small samples (a pack). The header's digest, an
 array's digest, or a required zero covers every bit.
 """
 
@@ -39,13 +39,13 @@ _json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 This module makes the headers, which contain no cycles; the check for cycles would take a sixth of the time.
 """
 _PART_BYTES = 2 * 1024 * 1024
-"""Bytes to write at a time and then hash from the processor cache; also one mapped page of the page cache."""
+"""Bytes of one write, hashed afterwards from the processor's cache; also one mapped page of the page cache."""
 _LARGE_BYTES = 1024 * 1024
-"""Smaller arrays are hashed before the write, and written several at a time."""
+"""Array size in bytes below which arrays are hashed before the write and written several at a time."""
 
 
 class Provenance(NamedTuple):
-    """Origin of the samples of an object: enough to make them again."""
+    """Origin of an object's samples, sufficient to make the samples again."""
 
     writer: str
     epoch: int
@@ -57,14 +57,14 @@ class Provenance(NamedTuple):
 
 
 class EncodedObject(Sequence[memoryview]):
-    """An object ready to be stored: the header, then arrays and gaps.
+    """Encoded object: the header, then arrays and gaps.
 
-    The header holds the digests of the arrays. A store that can write the header last hashes each array while writing
-    it, so the bytes come from memory once.
+    The header contains the digests of the arrays. A store that can write the header last hashes each array during its
+    write, and reads the bytes from memory once.
     """
 
     def __init__(self, header: dict[str, Any], body: list[memoryview], undigested: dict[int, list[Any]]) -> None:
-        """`undigested`: header entries without a digest, by index of their bytes in the body."""
+        """`undigested`: header entries without a digest, by the index of their bytes in the body."""
         self._header, self._body, self._undigested = header, body, undigested
         self._body_bytes = sum(map(len, body))
         self._head = self._head_now()
@@ -76,18 +76,16 @@ class EncodedObject(Sequence[memoryview]):
 
     @property
     def head_is_known(self) -> bool:
-        """True if all digests are known, so the pieces can be written in order."""
+        """Return True if all digests are known, which permits writing the pieces in order."""
         return not self._undigested
 
     @property
     def head_bytes(self) -> int:
-        """Size of the header."""
+        """Return the size of the header in bytes."""
         return len(self._head)
 
     def behind_head(self) -> Iterator[list[memoryview]]:
-        """Yield the body, a few pieces at a time; hashes each piece after the caller has written it. May be iterated
-        again.
-        """
+        """Yield the body, a few pieces at a time, and hash each piece after the caller's write. Repeatable."""
         end = len(self._head)
         waiting: list[memoryview] = []
         for place, piece in enumerate(self._body):
@@ -98,7 +96,7 @@ class EncodedObject(Sequence[memoryview]):
                 continue
             digest, begin = xxhash.xxh3_64(), 0
             while begin < len(piece):
-                # Parts that end at a multiple of their length in the file: the kernel takes a tenth longer for others.
+                # Parts end at multiples of their length in the file; other parts take the kernel a tenth longer.
                 part = piece[begin : begin + _PART_BYTES - end % _PART_BYTES]
                 yield [*waiting, part]
                 digest.update(part)
@@ -111,7 +109,7 @@ class EncodedObject(Sequence[memoryview]):
             self._head = self._head_now()
 
     def head(self) -> memoryview:
-        """Return the header; hashes the body first if digests are missing."""
+        """Return the header, after hashing the body if digests are missing."""
         if self._undigested:
             for _ in self.behind_head():
                 pass
@@ -172,10 +170,10 @@ def encode(
 
 
 class StoredSamples:
-    """A stored object, opened. The first access to a sample verifies the sample."""
+    """Opened object. The first access to a sample verifies the sample."""
 
     def __init__(self, name: str, data: memoryview) -> None:
-        """`name`: for messages. Raises ObjectDamaged for a damaged header."""
+        """`name`: name of the object in messages. Raises ObjectDamaged for a damaged header."""
         self.name = name
         self._data = data
         self._verified: set[int] = set()
@@ -207,7 +205,7 @@ class StoredSamples:
             found = unflatten(entry["structure"], arrays)
         except ObjectDamaged:
             raise
-        except Exception as error:  # a codec's library raises whatever it likes
+        except Exception as error:  # A codec's library may raise any error.
             raise self._damaged(f"sample {number} cannot be read ({error})") from error
         self._verified.add(number)
         return found

@@ -1,7 +1,7 @@
 """Measure the speed of a ring at a place, beside the limits of the place and the machine: `baton ring bench`.
 
-The two sides are measured sample by sample in turns, so a shared machine slows both equally. The benchmark makes and
-removes a ring of its own below the place and does not touch others.
+The benchmark measures the ring and the raw operations in turns, sample by sample, so that a shared machine slows both
+equally. The benchmark makes and removes a ring of its own below the place and does not touch other rings.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ class BenchmarkTurn:
     """Seconds for one sample by each operation."""
 
     raw_put_s: float
-    """Write the bytes to a new file; outside directories, to a new object."""
+    """Seconds to write the bytes to a new file; outside directories, to a new object."""
     put_s: float
-    """`RingWriter.put`: store and claim."""
+    """Seconds of `RingWriter.put` (store and claim)."""
     raw_get_s: float = 0.0
-    """Map and hash; outside directories, fetch and hash."""
+    """Seconds to map and hash; outside directories, to fetch and hash."""
     get_s: float = 0.0
-    """`RingReader.sample`: verify and rebuild."""
+    """Seconds of `RingReader.sample` (verify and rebuild)."""
 
 
 @dataclass
 class BenchmarkRates:
-    """Measurements of one place. `size_bytes`: of a sample."""
+    """Measurements of one place. `size_bytes`: size of a sample."""
 
     size_bytes: int
     turns: list[BenchmarkTurn] = field(default_factory=list)
@@ -66,12 +66,12 @@ class BenchmarkRates:
         return 1 / float(median(getattr(turn, name) for turn in self.turns))
 
     def of_raw(self, name: str) -> float:
-        """Return the reached share of the raw limit of `put` or `get`: the median of the turns' ratios."""
+        """Return the share of the raw limit that `put` or `get` reaches: the median of the turns' ratios."""
         return float(median(getattr(turn, f"raw_{name}_s") / getattr(turn, f"{name}_s") for turn in self.turns))
 
 
 def make_sample(size_bytes: int, seed: int = 0) -> dict[str, Array]:
-    """Make an incompressible image and label of this total size (bytes)."""
+    """Make an incompressible image and label of `size_bytes` bytes in total."""
     half = size_bytes // 2
     chance = np.random.default_rng(seed)
     return {
@@ -81,7 +81,7 @@ def make_sample(size_bytes: int, seed: int = 0) -> dict[str, Array]:
 
 
 class StoreBenchmark:
-    """A temporary ring below a place, while entered."""
+    """Temporary ring below a place; a context manager."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class StoreBenchmark:
         settings: RingSettings | None = None,
         raw_put: Callable[[Path, Sequence[memoryview]], object] | None = None,
     ) -> None:
-        """`samples`: number in a round. `raw_put`: baseline in a directory, default `write_new_file`.
+        """`samples`: number of samples in a round. `raw_put`: baseline in a directory, default `write_new_file`.
 
         Raises RingMismatch for an unusable place.
         """
@@ -103,7 +103,7 @@ class StoreBenchmark:
         self._directory = _directory_of(self.place)
         self._made = [] if self._directory is None else [one for one in self._directory.parents if not one.exists()]
         self._store = open_store(self.place, make=True)
-        # Writers never wait for readers, and no sample is replaced before it is read.
+        # With this `cap`, writers never wait for readers, and no sample is replaced before its read.
         self._settings = settings or RingSettings(cap=4 * samples)
         # Raw files are made where the store makes its files. ext4 without a journal keeps inodes of removed files for a
         # minute and skips all of them for each new file nearby: recently removed files would slow down only one of two
@@ -117,8 +117,8 @@ class StoreBenchmark:
 
     def run_round(self) -> list[BenchmarkTurn]:
         """Put and read the samples of one round, each beside the raw operation."""
-        # Object keys, because stores may keep objects apart from records; of an epoch that the writer never reaches,
-        # because unclaimable objects of other writers may be collected.
+        # Stores may keep objects apart from records, therefore the raw keys are object keys. The collector may delete
+        # unclaimable objects of other writers, therefore the keys have a later epoch of the same writer.
         raws = [ObjectId(_WRITER, _RAW_EPOCH, self._rounds * self.samples + at).key for at in range(self.samples)]
         self._rounds += 1
         if self._directory is not None:
@@ -175,7 +175,7 @@ class StoreBenchmark:
         self._store.close()
 
     def _time_pair(self, raw: Callable[[], object], ring_action: Callable[[], object]) -> tuple[float, float]:
-        """Time both operations (s), alternating the first: the second finds warmer caches and other free memory."""
+        """Return the seconds of both operations; alternate the first, because the second finds warmer caches."""
         self._raw_first = not self._raw_first
         if self._raw_first:
             return _time(raw), _time(ring_action)
@@ -198,7 +198,7 @@ class StoreBenchmark:
 
 
 def run_benchmark(place: str, *, size_bytes: int, samples: int, rounds: int) -> BenchmarkRates:
-    """Measure rounds after one warm-up round. Raises RingMismatch, StoreFull, and OSError."""
+    """Measure `rounds` rounds after one warm-up round. Raises RingMismatch, StoreFull, and OSError."""
     rates = BenchmarkRates(size_bytes)
     with StoreBenchmark(place, make_sample(size_bytes), samples) as there:
         for number in range(rounds + 1):
@@ -226,7 +226,7 @@ def map_and_hash(path: Path) -> int:
 
 
 def measure_machine(size_bytes: int, tries: int = 5) -> dict[str, float]:
-    """Measure bytes per second that one thread copies, hashes, and sends over loopback; medians."""
+    """Return the median bytes per second that one thread copies, hashes, and sends over loopback."""
     source = np.random.default_rng(1).integers(0, 256, size_bytes, np.uint8)
     target = np.empty_like(source)
     ways: dict[str, Callable[[], object]] = {
