@@ -75,6 +75,8 @@ class ControlPlaneSettings(BaseModel):
     """Seconds for which heartbeats of an original client renew the lease without `/progress`; before the first
     `/progress` twice as long. Without a lease token the control plane cannot recognize a hanging or a foreign
     program."""
+    fleet_clock_speed: Annotated[int, Field(ge=1, le=3600)] = 1
+    """Speed of the fleets' clock, for demos and tests: with 60 an hour of rent passes in a minute."""
     version: str = "0.1.0"
 
     @classmethod
