@@ -1,4 +1,4 @@
-"""Define the keys of the six tables. functions/storage/README.md lists the access patterns."""
+"""Define the keys of the seven tables. functions/storage/README.md lists the access patterns."""
 
 from __future__ import annotations
 
@@ -21,6 +21,23 @@ DUE = "DUE"
 """The one partition of the index `due`."""
 WATCH = "WATCH"
 """Key of the reclaim watermark in the heartbeats table."""
+
+FLEETS = "FLEETS"
+"""Partition of all fleets of all tenants, by `fleet_sk`."""
+FLEET_LEDGER = "LEDGER"
+"""Sort key of a fleet's ledger."""
+LIVE_MACHINE = "LIVE#"
+"""Prefix of the sort keys of machines that the tick watches; the id of the machine follows."""
+ENDED_MACHINE = "ENDED#"
+"""Prefix of the sort keys of other machines, by the time of their end."""
+FLEET_EVENT = "EVENT#"
+"""Prefix of the sort keys of a fleet's events, by time."""
+FLEET_CONTROLLER = "CONTROLLER"
+"""Partition of the controller's single items: `FENCE`, `DEPLOYMENT` and `CLOCK`."""
+QUARANTINES = "QUARANTINES"
+"""Partition of hosts that are not rented for a time, by `provider:machine_ref`."""
+ORPHANS = "ORPHANS"
+"""Partition of machines that no record explains, by handle."""
 
 DUE_BUCKET_S = 3600
 """Minimum interval between two moves of a lease in the index `due`, however often the lease is renewed. A move costs
@@ -118,6 +135,31 @@ def rings_pk(tenant: str) -> str:
 def ring_pk(tenant: str, name: str, ring_id: str) -> str:
     """Return the partition of a ring's records, unique to the ring."""
     return f"RING#{tenant}#{name}#{ring_id}"
+
+
+def fleet_sk(tenant: str, name: str) -> str:
+    """Return the sort key of a fleet: the fleets of a tenant by name."""
+    return f"{tenant}#{name}"
+
+
+def fleet_pk(tenant: str, name: str) -> str:
+    """Return the partition of a fleet's ledger, machines and events."""
+    return f"FLEET#{tenant}#{name}"
+
+
+def ended_machine_sk(ended_at: int, machine_id: str) -> str:
+    """Return the sort key of a machine that the tick no longer watches."""
+    return f"{ENDED_MACHINE}{ended_at:011d}#{machine_id}"
+
+
+def fleet_event_sk(at: int, written_ns: int, place: int) -> str:
+    """Return the sort key of a fleet's event: by time, within one second in the order of the writes."""
+    return f"{FLEET_EVENT}{at:011d}#{written_ns:020d}#{place:02d}"
+
+
+def provider_call_pk(provider: str) -> str:
+    """Return the partition of the times of a provider's next calls; its sort keys are the kinds of calls."""
+    return f"CALL#{provider}"
 
 
 def api_key_pk(key_id: str) -> str:

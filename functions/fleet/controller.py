@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from baton.contract.fleet import MachineState as State
 from functions.domain.errors import WriteConflict
@@ -41,10 +43,22 @@ DESTROY_EVERY_S = 30
 ORPHAN_GRACE_S = 60
 """Time between the first and the last sighting after which an orphan is destroyed."""
 ENROLS_WITHIN_S = 1800
+"""Time after the intent of a create within which the machine's enrolment key is valid."""
+NO_DRIVER = "this deployment has no driver for the provider"
 QUARANTINE_S = {"boot": 6 * 3600, "loss": 24 * 3600}
 LONGEST_QUARANTINE_S = 7 * 24 * 3600
 OFFERS_PER_TICK = 8
 """Offers tried for one machine in one tick."""
+
+
+class MachineKeys(Protocol):
+    """The API keys of machines."""
+
+    def issue(self, machine: Machine, expires_at: int) -> tuple[str, Mapping[str, str]]:
+        """Store a new enrolment key; return its id and the environment of the machine, which contains the key."""
+
+    def revoke(self, key_id: str) -> None:
+        """Revoke a key; idempotent."""
 
 
 @dataclass
@@ -52,6 +66,9 @@ class TickReport:
     """Counters of one tick, for metrics and the summary event."""
 
     skipped: bool = False
+    """True if another controller held the fence."""
+    finished: bool = False
+    """True if the tick looked after every fleet; False also if there is no fleet."""
     machines: dict[str, int] = field(default_factory=dict)
     created: int = 0
     destroyed: int = 0
@@ -63,8 +80,8 @@ class TickReport:
 class FleetController:
     """The controller of all fleets of a deployment.
 
-    waiting: returns the claimable jobs of a fleet's queues. worker_environment: returns the environment of a machine
-    from its enrolment token. random_token: 256 random bits, URL-safe. time_left_s: time until the function is ended.
+    waiting: returns the claimable jobs of a fleet's queues. random_token: 256 random bits, URL-safe. time_left_s: time
+    until the function is ended.
     """
 
     def __init__(
@@ -73,7 +90,7 @@ class FleetController:
         drivers: Mapping[str, Driver],
         *,
         waiting: Callable[[StoredFleet], Sequence[Job]],
-        worker_environment: Callable[[str], Mapping[str, str]],
+        keys: MachineKeys,
         now: Callable[[], int],
         random_token: Callable[[], str],
         time_left_s: Callable[[], float],
@@ -81,7 +98,7 @@ class FleetController:
         self._store = store
         self._drivers = drivers
         self._waiting = waiting
-        self._worker_environment = worker_environment
+        self._keys = keys
         self._now = now
         self._random_token = random_token
         self._time_left_s = time_left_s
@@ -89,8 +106,10 @@ class FleetController:
         self._report = TickReport()
 
     def tick(self) -> TickReport:
-        """Run one tick. Returns at once, with `skipped`, while another controller holds the fence."""
+        """Run one tick. Returns at once without fleets, and with `skipped` while another controller holds the fence."""
         self._report = TickReport()
+        if not self._store.fleets():
+            return self._report
         fence = self._store.acquire(self._random_token(), self._now(), LEASE_S)
         if fence is None:
             self._report.skipped = True
@@ -102,6 +121,7 @@ class FleetController:
             logger.warning("another controller has taken over; this tick ends")
             return self._report
         self._store.release(fence)
+        self._report.finished = True
         return self._report
 
     def _reconcile_all(self) -> None:
@@ -130,7 +150,10 @@ class FleetController:
     def _inventory(self, provider: str) -> Inventory | None:
         """Return the provider's list of our machines; None if nothing could be read."""
         driver = self._drivers.get(provider)
-        if driver is None or not self._may_call(driver, "inventory"):
+        if driver is None:
+            self._fail(f"{provider}: {NO_DRIVER}")
+            return None
+        if not self._may_call(driver, "inventory"):
             return None
         try:
             return driver.inventory(f"{self._store.deployment()}-", self._now())
@@ -170,6 +193,9 @@ class FleetController:
         if after.state is not before.state:
             events.append(_event(after, now))
         stored = after.model_copy(update={"version": before.version + 1})
+        if after.state.ended and not before.state.ended and after.worker_key:
+            # Before the write, because no later tick looks after an ended machine.
+            self._keys.revoke(after.worker_key)
         try:
             self._store.write(
                 self._fence,
@@ -259,60 +285,78 @@ class FleetController:
                 self._store.put_orphan(self._fence, orphan)
 
     def _start_missing(self, fleet: StoredFleet, group: list[Machine]) -> None:
-        """Start as many machines as the demand asks for and the budget permits."""
+        """Start as many machines as the demand asks for and the budget permits; store why a machine is not started."""
         planned = [machine for machine in group if machine.state is State.PLANNED]
         for machine in planned:
             group[group.index(machine)] = self._create(fleet, machine)
-        if fleet.stopped:
+        waits = "" if fleet.stopped else self._start(fleet, group)
+        if waits:
+            self._report.failures.append(f"fleet {fleet.spec.name}: {waits}")
+        ledger = self._store.ledger(fleet.tenant, fleet.spec.name)
+        if waits == ledger.waits:
             return
+        logger.info("fleet %s waits: %s", fleet.spec.name, waits or "no longer")
+        told = ledger.model_copy(update={"waits": waits, "version": ledger.version + 1})
+        # Only the controller writes the ledger; after a conflict on the fence the next tick stores the text.
+        with suppress(WriteConflict):
+            self._store.write(self._fence, fleet.tenant, fleet.spec.name, ledger=told)
+
+    def _start(self, fleet: StoredFleet, group: list[Machine]) -> str:
+        """Start the machines that the fleet lacks; return why one is not started, empty if the fleet lacks none."""
         missing = missing_machines(fleet.spec, group, self._waiting(fleet))
         if missing == 0:
-            return
-        offers = [one for one in self._quotes(fleet) if not one.rejected]
+            return ""
+        ranked, problems = self._quotes(fleet)
         taken = {machine.offer.ref for machine in group if machine.state in MAYBE_EXISTING}
         for _ in range(missing):
-            if not self._start_one(fleet, group, [one for one in offers if one.offer.ref not in taken], taken):
-                return
+            problem = self._start_one(fleet, group, [one for one in ranked if one.offer.ref not in taken], taken)
+            if problem:
+                return "; ".join([*problems, problem])
+        return ""
 
-    def _quotes(self, fleet: StoredFleet) -> list[RankedOffer]:
-        """Return the offers of all providers of a fleet, ranked; a provider that does not answer offers nothing."""
+    def _quotes(self, fleet: StoredFleet) -> tuple[list[RankedOffer], list[str]]:
+        """Return the ranked offers of all providers of a fleet, and why a provider was not heard."""
         offers: list[Offer] = []
+        problems: list[str] = []
         for name in fleet.spec.providers:
             driver = self._drivers.get(name)
-            if driver is None or not self._may_call(driver, "quote"):
-                continue
-            try:
-                offers += driver.quote(fleet.spec)
-            except (ProviderUnavailable, ProviderRefused) as error:
-                self._fail(f"{name}: no offers: {error}")
-        return rank(offers, fleet.spec, Workload(), set(self._store.quarantined(self._now())))
+            if driver is None:
+                problems.append(f"{name}: {NO_DRIVER}")
+            elif not self._may_call(driver, "quote"):
+                problems.append(f"{name}: the provider may be asked again only in a later tick")
+            else:
+                try:
+                    offers += driver.quote(fleet.spec)
+                except (ProviderUnavailable, ProviderRefused) as error:
+                    problems.append(f"{name}: no offers: {error}")
+        return rank(offers, fleet.spec, Workload(), set(self._store.quarantined(self._now()))), problems
 
     def _start_one(
-        self, fleet: StoredFleet, group: list[Machine], offers: Sequence[RankedOffer], taken: set[str]
-    ) -> bool:
-        """Start one machine on the first offer that its provider does not refuse; False if there is none."""
-        for ranked in offers[:OFFERS_PER_TICK]:
-            machine = self._plan(fleet, group, ranked)
+        self, fleet: StoredFleet, group: list[Machine], ranked: Sequence[RankedOffer], taken: set[str]
+    ) -> str:
+        """Start one machine on the first offer that its provider does not refuse; return why there is none."""
+        problem = f"no offer fits, the nearest: {ranked[0].rejected}" if ranked else "no offer is left"
+        for one in [one for one in ranked if not one.rejected][:OFFERS_PER_TICK]:
+            machine, problem = self._plan(fleet, group, one)
             if machine is None:
-                return False
-            taken.add(ranked.offer.ref)
+                return problem
+            taken.add(one.offer.ref)
             group.append(self._create(fleet, machine))
             if group[-1].state is not State.FAILED:
-                return True
-        return False
+                return ""
+            problem = group[-1].reason
+        return problem
 
-    def _plan(self, fleet: StoredFleet, group: Sequence[Machine], ranked: RankedOffer) -> Machine | None:
-        """Reserve the money of a new machine; None if the budget has no room or the reservation cannot be stored."""
+    def _plan(self, fleet: StoredFleet, group: Sequence[Machine], ranked: RankedOffer) -> tuple[Machine | None, str]:
+        """Reserve the money of a new machine; or return why the budget or the store does not permit the reservation."""
         now, spec, offer = self._now(), fleet.spec, ranked.offer
         ledger = self._store.ledger(fleet.tenant, spec.name)
         bound, room = tightest(spec.budget, ledger, group, now)
         need = need_usd(offer.usd_per_hour, offer.boot_s)
         if need > room:
-            self._fail(
-                f"fleet {spec.name}: {bound.name} has {room:.2f} USD left, boot and one hour of the cheapest offer "
-                f"need {need:.2f} USD"
+            return None, (
+                f"{bound.name} has {room:.2f} USD left, boot and one hour of the cheapest offer need {need:.2f} USD"
             )
-            return None
         suffix = hashlib.sha256(self._random_token().encode()).hexdigest()[:12]
         machine = Machine(
             id=f"{self._store.deployment()}-{spec.name[:28]}-{suffix}",
@@ -333,21 +377,17 @@ class FleetController:
                 self._fence, fleet.tenant, spec.name, machine=machine, ledger=guard, events=[_event(machine, now)]
             )
         except WriteConflict:
-            return None
-        return machine
+            return None, "another call changed the ledger at the same moment"
+        return machine, ""
 
     def _create(self, fleet: StoredFleet, machine: Machine) -> Machine:
         """Store the intent, call the provider once, store the outcome."""
         driver = self._drivers.get(machine.provider)
         if driver is None or not self._may_call(driver, "create"):
             return machine
-        secret, now = self._random_token(), self._now()
-        intended = lifecycle.request(machine, now).model_copy(
-            update={
-                "enrolment_sha256": hashlib.sha256(secret.encode()).hexdigest(),
-                "enrols_by": now + ENROLS_WITHIN_S,
-            }
-        )
+        now = self._now()
+        key_id, environment = self._keys.issue(machine, now + ENROLS_WITHIN_S)
+        intended = lifecycle.request(machine, now).model_copy(update={"worker_key": key_id})
         ledger = self._store.ledger(fleet.tenant, fleet.spec.name)
         stored = self._save(fleet, machine, intended, ledger, ledger)
         if stored is machine:
@@ -357,7 +397,7 @@ class FleetController:
                 token=machine.id,
                 offer=machine.offer,
                 image=fleet.spec.image,
-                environment=self._worker_environment(secret),
+                environment=environment,
                 max_usd_per_hour=machine.cap_usd_per_hour,
             )
         )

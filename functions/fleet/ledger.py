@@ -35,6 +35,8 @@ class Ledger(Record):
     month_usd: float = 0
     warned: list[str] = []
     """Bounds whose warning was published, with their period: `day 2026-11-25`."""
+    waits: str = ""
+    """Why the last tick did not start a machine that the fleet lacks; empty if the fleet lacks none."""
 
     def at(self, now: int) -> Ledger:
         """Return the ledger with the counters of a day or month that has ended set to zero."""

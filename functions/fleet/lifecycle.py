@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from baton.contract.fleet import MachineState as State
-from functions.fleet.machine_states import DEADLINES, EXISTING, TRANSITIONS
+from functions.fleet.machine_states import DEADLINES, EXISTING, ORPHAN_WATCH_S, TRANSITIONS
 from functions.fleet.records import Inventory, Machine, Sighting
 
 AMBIGUOUS_LOOKS_S = 120
@@ -56,7 +56,7 @@ def doubt(machine: Machine, reason: str, now: int) -> Machine:
 
 def enrolled(machine: Machine, now: int) -> Machine:
     """Return the machine after its worker proved its identity; the enrolment token is used up."""
-    return move(machine, State.REGISTERED, now, enrolled_at=now, seen_at=now, enrolment_sha256=None, enrols_by=None)
+    return move(machine, State.REGISTERED, now, enrolled_at=now, seen_at=now)
 
 
 def checked(machine: Machine, problem: str, now: int) -> Machine:
@@ -155,6 +155,8 @@ def _settle_create(machine: Machine, sightings: list[Sighting], now: int) -> Mac
     if machine.state is State.REQUESTED:
         return doubt(machine, "the controller stopped between the intent and the answer", now)
     asked_at = machine.requested_at or machine.since
+    if machine.state is State.FAILED and now >= asked_at + ORPHAN_WATCH_S:
+        return machine.model_copy(update={"watch_over": True})
     if (
         machine.state is State.AMBIGUOUS
         and machine.absence_proved

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baton.contract.fleet import FleetSpec, MachineState, Receipt
 from functions.domain.record_base import Record
-from functions.fleet.machine_states import MAYBE_EXISTING, ORPHAN_WATCH_S
+from functions.fleet.machine_states import MAYBE_EXISTING
 
 MIN_ABSENCES_APART_S = 60
 """Time between the two complete inventories that prove an absence. One list can lag behind a create."""
@@ -81,10 +81,8 @@ class Machine(Record):
     requested_at: int | None = None
     created_at: int | None = None
     enrolled_at: int | None = None
-    enrolment_sha256: str | None = None
-    """SHA-256 of the single-use token in the machine's environment; None once the machine has enrolled."""
-    enrols_by: int | None = None
-    """Time at which the enrolment token expires."""
+    worker_key: str | None = None
+    """Id of the machine's API key: the enrolment key, then the key of the worker. Revoked at the machine's end."""
     seen_at: int | None = None
     """Time of the last call of the machine's worker."""
     job_id: str | None = None
@@ -99,6 +97,8 @@ class Machine(Record):
     """Part of the budget that the machine may still spend."""
     absences: list[int] = []
     """Times of complete inventories without the machine since the last sighting: the first one and the last one."""
+    watch_over: bool = False
+    """True for a failed machine once a late arrival is no longer expected."""
     destroy_at: int | None = None
     """Time of the last destroy call."""
 
@@ -119,10 +119,11 @@ class Machine(Record):
             return None
         return self.priced_until + int(self.reserved_usd / self.usd_per_hour * 3600)
 
-    def watched(self, now: int) -> bool:
-        """Return True if the tick must still look after the machine."""
+    @property
+    def watched(self) -> bool:
+        """True if the tick must still look after the machine."""
         if self.state is MachineState.FAILED:
-            return self.requested_at is not None and now < self.requested_at + ORPHAN_WATCH_S
+            return self.requested_at is not None and not self.watch_over
         return self.state is not MachineState.GONE
 
     @property
@@ -137,6 +138,12 @@ class Machine(Record):
             observed_usd=round(self.spent_usd, 6),
             absent_at=self.absences,
         )
+
+    @property
+    def event(self) -> FleetEvent:
+        """The transition to the present state, as a line in the history of the fleet."""
+        type_ = f"machine.{self.state}"
+        return FleetEvent(at=self.since, type=type_, machine=self.id, reason=self.reason, usd=self.spent_usd)
 
     @property
     def billed(self) -> bool:

@@ -18,14 +18,19 @@ class FleetStore(Protocol):
     def deployment(self) -> str:
         """Return the id of this deployment: eight letters and digits, made once. Every token begins with the id."""
 
+    def clock_base(self, now: int) -> int:
+        """Return the instant of the first call, for the clock of the fleets."""
+
     def acquire(self, holder: str, now: int, duration_s: int) -> int | None:
         """Return a new fencing token, higher than all before; None while another holder's lease lasts."""
 
     def release(self, fence: int) -> None:
         """End the controller's lease early, if `fence` is still the newest."""
 
-    def fleets(self) -> Sequence[StoredFleet]:
-        """Return all fleets of all tenants."""
+    def fleets(self, tenant: str | None = None) -> Sequence[StoredFleet]:
+        """Return the fleets of a tenant by name; None: the fleets of all tenants."""
+
+    def fleet(self, tenant: str, name: str) -> StoredFleet | None: ...
 
     def put_fleet(self, fleet: StoredFleet) -> None:
         """Store a fleet in place of its version before. Raises WriteConflict."""
@@ -33,7 +38,8 @@ class FleetStore(Protocol):
     def machines(self, tenant: str, fleet: str) -> Sequence[Machine]:
         """Return the machines that the tick still watches (`Machine.watched`), in order of their ids."""
 
-    def machine(self, tenant: str, fleet: str, token: str) -> Machine | None: ...
+    def machine(self, tenant: str, fleet: str, token: str) -> Machine | None:
+        """Return a machine that the tick still watches; None for any other."""
 
     def ended(self, tenant: str, fleet: str, *, limit: int) -> Sequence[Machine]:
         """Return machines that the tick no longer watches, the newest first."""
@@ -53,8 +59,8 @@ class FleetStore(Protocol):
     ) -> None:
         """Store all values or none. Raises FenceLost, or WriteConflict if a value is not of the version before."""
 
-    def update_machine(self, tenant: str, machine: Machine) -> None:
-        """Store a machine for its worker's call, without a fence. Raises WriteConflict."""
+    def update_machine(self, machine: Machine, events: Sequence[FleetEvent] = ()) -> None:
+        """Store a machine and its events for its worker's call, without a fence. Raises WriteConflict."""
 
     def events(self, tenant: str, fleet: str, *, limit: int) -> Sequence[FleetEvent]:
         """Return the newest events of a fleet, the newest first."""

@@ -1,4 +1,4 @@
-"""Definitions of the six DynamoDB tables, for the local stack, the tests and the deployed stack."""
+"""Definitions of the seven DynamoDB tables, for the local stack, the tests and the deployed stack."""
 
 from __future__ import annotations
 
@@ -115,7 +115,9 @@ TOKENS = Table(
 WEBHOOKS = Table(suffix="webhooks", key=KeySchema(partition="pk", sort="sk"), ttl_attribute="ttl")
 RECIPES = Table(suffix="recipes", key=KeySchema(partition="pk", sort="sk"))
 RINGS = Table(suffix="rings", key=KeySchema(partition="pk", sort="sk"))
-TABLES = (JOBS, HEARTBEATS, TOKENS, WEBHOOKS, RECIPES, RINGS)
+# Events, quarantines and orphans expire; fleets, machines and ledgers have no `ttl`.
+FLEET = Table(suffix="fleet", key=KeySchema(partition="pk", sort="sk"), ttl_attribute="ttl")
+TABLES = (JOBS, HEARTBEATS, TOKENS, WEBHOOKS, RECIPES, RINGS, FLEET)
 
 
 def create_tables(client: Any, prefix: str) -> None:

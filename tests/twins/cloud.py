@@ -1,7 +1,8 @@
-"""Build all nine stores in memory over one state and one lock: the twins of the real stores, for tests."""
+"""Build all ten stores in memory over one state and one lock: the twins of the real stores, for tests."""
 
 from __future__ import annotations
 
+from tests.twins.fleet import MemoryFleetStore
 from tests.twins.jobs import MemoryJobStore
 from tests.twins.leases import MemoryLeaseStore
 from tests.twins.objects import MemoryObjectStore
@@ -15,7 +16,7 @@ from tests.twins.webhooks import MemoryWebhookStore
 
 
 class MemoryCloud:
-    """All nine stores over one state. `objects` has test hooks of its own."""
+    """All ten stores over one state. `objects` has test hooks of its own."""
 
     def __init__(self) -> None:
         self.state = MemoryState()
@@ -27,4 +28,5 @@ class MemoryCloud:
         self.webhooks = MemoryWebhookStore(self.state)
         self.recipes = MemoryRecipeStore(self.state)
         self.rings = MemoryRings(self.state)
+        self.fleet = MemoryFleetStore()
         self.objects = MemoryObjectStore()

@@ -11,11 +11,12 @@ from functions.fleet.store import FenceLost
 
 
 class MemoryFleetStore:
-    """Twin of DynamoFleetStore. `now`: the clock that decides which failed machines are still watched."""
+    """Twin of DynamoFleetStore."""
 
     def __init__(self) -> None:
-        self.now = 0
+        self._clock_base: int | None = None
         self._fence = 0
+        self._holder = ""
         self._lease_until = 0
         self._fleets: dict[tuple[str, str], StoredFleet] = {}
         self._machines: dict[str, Machine] = {}
@@ -28,11 +29,16 @@ class MemoryFleetStore:
     def deployment(self) -> str:
         return "dep10000"
 
+    def clock_base(self, now: int) -> int:
+        if self._clock_base is None:
+            self._clock_base = now
+        return self._clock_base
+
     def acquire(self, holder: str, now: int, duration_s: int) -> int | None:
-        self.now = now
-        if now < self._lease_until:
+        if now < self._lease_until and holder != self._holder:
             return None
         self._fence += 1
+        self._holder = holder
         self._lease_until = now + duration_s
         return self._fence
 
@@ -40,8 +46,11 @@ class MemoryFleetStore:
         if fence == self._fence:
             self._lease_until = 0
 
-    def fleets(self) -> Sequence[StoredFleet]:
-        return list(self._fleets.values())
+    def fleets(self, tenant: str | None = None) -> Sequence[StoredFleet]:
+        return [one for (owner, _), one in sorted(self._fleets.items()) if tenant in (None, owner)]
+
+    def fleet(self, tenant: str, name: str) -> StoredFleet | None:
+        return self._fleets.get((tenant, name))
 
     def put_fleet(self, fleet: StoredFleet) -> None:
         before = self._fleets.get((fleet.tenant, fleet.spec.name))
@@ -50,14 +59,15 @@ class MemoryFleetStore:
         self._fleets[fleet.tenant, fleet.spec.name] = fleet
 
     def machines(self, tenant: str, fleet: str) -> Sequence[Machine]:
-        return [one for one in self._of(tenant, fleet) if one.watched(self.now)]
+        return [one for one in self._of(tenant, fleet) if one.watched]
 
     def machine(self, tenant: str, fleet: str, token: str) -> Machine | None:
-        return self._machines.get(token)
+        found = self._machines.get(token)
+        return found if found and found.watched and (found.tenant, found.fleet) == (tenant, fleet) else None
 
     def ended(self, tenant: str, fleet: str, *, limit: int) -> Sequence[Machine]:
-        over = [one for one in self._of(tenant, fleet) if not one.watched(self.now)]
-        return sorted(over, key=lambda one: one.since, reverse=True)[:limit]
+        over = [one for one in self._of(tenant, fleet) if not one.watched]
+        return sorted(over, key=lambda one: (one.since, one.id), reverse=True)[:limit]
 
     def _of(self, tenant: str, fleet: str) -> list[Machine]:
         found = [one for one in self._machines.values() if (one.tenant, one.fleet) == (tenant, fleet)]
@@ -79,7 +89,7 @@ class MemoryFleetStore:
         if fence != self._fence:
             raise FenceLost
         if machine is not None:
-            self._require_next(self._machines.get(machine.id), machine)
+            self._require_next(machine)
         if ledger is not None and ledger.version != self.ledger(tenant, fleet).version + 1:
             raise WriteConflict
         if machine is not None:
@@ -88,17 +98,18 @@ class MemoryFleetStore:
             self._ledgers[tenant, fleet] = ledger
         self._events.setdefault((tenant, fleet), []).extend(events)
 
-    def update_machine(self, tenant: str, machine: Machine) -> None:
-        self._require_next(self._machines.get(machine.id), machine)
+    def update_machine(self, machine: Machine, events: Sequence[FleetEvent] = ()) -> None:
+        self._require_next(machine)
         self._machines[machine.id] = machine
+        self._events.setdefault((machine.tenant, machine.fleet), []).extend(events)
 
-    @staticmethod
-    def _require_next(before: Machine | None, after: Machine) -> None:
+    def _require_next(self, after: Machine) -> None:
+        before = self.machine(after.tenant, after.fleet, after.id)
         if after.version != (before.version if before else 0) + 1:
             raise WriteConflict
 
     def events(self, tenant: str, fleet: str, *, limit: int) -> Sequence[FleetEvent]:
-        return self._events.get((tenant, fleet), [])[::-1][:limit]
+        return sorted(self._events.get((tenant, fleet), []), key=lambda one: one.at)[::-1][:limit]
 
     def allow(self, provider: str, call: str, now: int, interval_s: float) -> bool:
         if now < self._calls.get((provider, call), 0.0):

@@ -43,10 +43,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "functions.settings": {"baton.contract", "functions.domain"},
     "functions.fleet.drivers": {"baton.contract", "functions.domain", "functions.fleet.records"},
     "functions.fleet": {"baton.contract", "functions.domain"},
-    "functions.storage.dynamodb.items": {"baton.contract", "functions.domain"},
+    "functions.storage.dynamodb.items": {"baton.contract", "functions.domain", "functions.fleet"},
     "functions.storage.dynamodb": {
         "baton.contract",
         "functions.domain",
+        "functions.fleet",
         "functions.storage.failures",
         "functions.storage.paging",
         "functions.storage.tables",
@@ -67,6 +68,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # Conditional writes: the packages below the worker's calls prove leases, too.
     "functions.api.worker.lease_guard": {"baton.contract", "functions.domain", "functions.api.http"},
+    "functions.api.fleet": {
+        "baton.contract",
+        "functions.domain",
+        "functions.fleet",
+        "functions.api.http",
+        "functions.api.admin.keys",
+    },
     "functions.api.admin": {"baton.contract", "functions.domain", "functions.api.http"},
     "functions.api.rules": {
         "baton.contract",

@@ -44,18 +44,20 @@ def get_items(client: Any, table: str, wanted: Sequence[Item], *, consistent: bo
     return items
 
 
-def query(client: Any, table: str, limit: int, start: Item | None = None, **request: Any) -> list[Item]:
+def query(client: Any, table: str, limit: int | None, start: Item | None = None, **request: Any) -> list[Item]:
     """Read up to `limit` items after `start`, with several requests if an answer ends at DynamoDB's limit of 1 MB.
 
-    `request`: the other arguments of Query.
+    `limit` None reads all items. `request`: the other arguments of Query.
     """
     items: list[Item] = []
     while True:
         if start is not None:
             request["ExclusiveStartKey"] = start
+        if limit is not None:
+            request["Limit"] = limit - len(items)
         with failures_translated():
-            answer = client.query(TableName=table, Limit=limit - len(items), **request)
+            answer = client.query(TableName=table, **request)
         items += answer["Items"]
         start = answer.get("LastEvaluatedKey")
-        if start is None or len(items) >= limit:
+        if start is None or (limit is not None and len(items) >= limit):
             return items

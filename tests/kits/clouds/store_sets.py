@@ -24,8 +24,10 @@ from functions.domain.ports import (
     WebhookStore,
 )
 from functions.domain.table_keys import job_id_of
+from functions.fleet.store import FleetStore
 from functions.local.emulator import Emulator
 from functions.storage.clients import dynamodb_client, s3_client
+from functions.storage.dynamodb.fleet import DynamoFleetStore
 from functions.storage.dynamodb.jobs import DynamoJobStore
 from functions.storage.dynamodb.leases import DynamoLeaseStore
 from functions.storage.dynamodb.packs import DynamoPackStore
@@ -54,6 +56,7 @@ class Cloud:
     recipes: RecipeStore
     shared: SharedStore
     rings: RingStore
+    fleet: FleetStore
     prefix: str = ""
     dynamodb: Any = None
     s3: Any = None
@@ -95,6 +98,7 @@ def memory_cloud() -> Cloud:
         memory.recipes,
         memory.shared,
         memory.rings,
+        memory.fleet,
         memory=memory,
     )
 
@@ -116,6 +120,7 @@ def aws_cloud(kind: str, dynamodb: Any, s3: Any, prefix: str) -> Cloud:
         DynamoRecipeStore(dynamodb, prefix),
         DynamoSharedStore(dynamodb, prefix),
         DynamoRings(dynamodb, prefix),
+        DynamoFleetStore(dynamodb, prefix),
         prefix=prefix,
         dynamodb=dynamodb,
         s3=s3,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -46,6 +46,8 @@ class Night:
     trainings: list[Training] = field(default_factory=list)
     silent: set[str] = field(default_factory=set)
     """Machines whose workers never enrol."""
+    revoked: set[str] = field(default_factory=set)
+    """API keys of ended machines."""
     reports: list[TickReport] = field(default_factory=list)
     interrupt: Callable[[str], None] = lambda call: None
     """Called before every write and every provider call; may raise Killed."""
@@ -86,7 +88,7 @@ class Night:
             Store(),  # type: ignore[arg-type]
             {name: Wire(one) for name, one in self.providers.items()},  # type: ignore[misc]
             waiting=lambda fleet: [one.job for one in self.trainings if one.on is None and one.left_s > 0],
-            worker_environment=lambda token: {"BATON_ENROLMENT_TOKEN": token},
+            keys=self,
             now=lambda: self.now,
             random_token=self._token,
             time_left_s=lambda: self.time_left_s,
@@ -95,6 +97,16 @@ class Night:
     def _token(self) -> str:
         self._tokens += 1
         return f"secret-{self._tokens}"
+
+    def issue(self, machine: Machine, expires_at: int) -> tuple[str, Mapping[str, str]]:
+        """Issue an enrolment key: the night is its own MachineKeys."""
+        self.interrupt("issue")
+        key_id = self._token()
+        return key_id, {"BATON_ENROLMENT_TOKEN": key_id}
+
+    def revoke(self, key_id: str) -> None:
+        self.interrupt("revoke")
+        self.revoked.add(key_id)
 
     def machines(self) -> list[Machine]:
         """Return all machines, ended ones included."""
@@ -123,10 +135,10 @@ class Night:
             body = alive.get(machine.id)
             if body is None or machine.id in self.silent:
                 continue
-            training = next((one for one in self.trainings if one.on == machine.id), None)
-            after = self._worker(machine, training, booted=self.now - body.created_at >= BOOT_S)
+            held = next((one for one in self.trainings if one.on == machine.id), None)
+            after = self._worker(machine, held, booted=self.now - body.created_at >= BOOT_S)
             if after is not machine:
-                self.store.update_machine(TENANT, after.model_copy(update={"version": machine.version + 1}))
+                self.store.update_machine(after.model_copy(update={"version": machine.version + 1}))
 
     def _worker(self, machine: Machine, training: Training | None, *, booted: bool) -> Machine:
         now = self.now

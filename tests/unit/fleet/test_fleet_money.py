@@ -92,11 +92,17 @@ def test_a_cheap_host_that_is_far_slow_or_fragile_costs_more() -> None:
 
 def test_each_rejected_offer_has_its_reason_and_the_order_may_be_the_users() -> None:
     spec = make_spec(gpu_models=["RTX 4090"], min_vram_gib=20, disk_gib=50, max_usd_per_hour=0.5, market="spot")
-    good = {"gpu_model": "NVIDIA GeForce RTX 4090", "vram_gib": 24, "disk_gib": 60, "spot": True, "usd_per_hour": 0.3}
+    good: dict[str, Any] = {
+        "gpu_model": "NVIDIA GeForce RTX 4090",
+        "vram_gib": 24,
+        "disk_gib": 60,
+        "spot": True,
+        "usd_per_hour": 0.3,
+    }
     offers = [
         Offer(provider="loopback", ref=name, **{**good, **changes})
         for name, changes in {
-            "fits": {},
+            "fits": dict[str, Any](),
             "dear": {"usd_per_hour": 0.6},
             "small": {"vram_gib": 16},
             "full": {"disk_gib": 10},

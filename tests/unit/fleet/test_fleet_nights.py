@@ -11,6 +11,7 @@ from baton.contract.fleet import FleetSpec
 from baton.contract.fleet import MachineState as State
 from functions.fleet.records import StoredFleet
 from functions.fleet.store import FenceLost
+from tests.twins.fleet import MemoryFleetStore
 from tests.twins.provider import Faults, VirtualMachine, VirtualProvider
 from tests.unit.fleet.night import TENANT, Killed, Night
 
@@ -42,6 +43,7 @@ def require_clean_end(night: Night, *, overrun_usd: float = 0.0) -> None:
     assert total is not None
     assert night.billed_usd() <= total + overrun_usd
     for machine in night.machines():
+        assert machine.worker_key is None or machine.worker_key in night.revoked
         assert machine.reserved_usd == 0
         assert machine.receipt is not None
         if machine.state is State.GONE:
@@ -91,6 +93,56 @@ def test_a_machine_that_appears_after_its_absence_seemed_proved_is_destroyed() -
     provider.machines.append(VirtualMachine("late", failed.id, 0.2, night.now, "host-0"))
     night.step(60)
     require_clean_end(night)
+
+
+def test_a_failed_create_is_watched_for_a_day_and_then_is_history() -> None:
+    night = make_night(Faults(resets=1))
+    night.submit(hours=0.2)
+    night.step(60)
+    store = night.store
+    (failed,) = store.machines(TENANT, "nights")
+    assert failed.state is State.FAILED and failed.requested_at is not None
+    night.now = failed.requested_at + 86_400
+    night.step(1)
+    assert store.machines(TENANT, "nights") == []
+    assert failed.id in {one.id for one in store.ended(TENANT, "nights", limit=9)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "faults", "waits"),
+    [
+        ({"max_usd_per_hour": 0.1}, {}, "no offer fits, the nearest: 0.2 USD/h exceeds max_usd_per_hour 0.1"),
+        ({"budget": {"total_usd": 0.1}}, {}, "total_usd has 0.10 USD left, boot and one hour"),
+        ({}, {"snatched": 8}, "the offer is gone"),
+    ],
+)
+def test_a_fleet_says_why_it_waits_until_it_waits_no_longer(
+    changes: dict[str, Any], faults: dict[str, int], waits: str
+) -> None:
+    night = make_night(Faults(**faults), **changes)
+    night.submit(hours=0.2)
+    night.step(1)
+    assert night.store.ledger(TENANT, "nights").waits.startswith(waits)
+    night.trainings.clear()
+    night.step(1)
+    assert night.store.ledger(TENANT, "nights").waits == ""
+
+
+def test_a_fleet_of_a_provider_without_a_driver_waits() -> None:
+    night = Night(spec(), {})
+    night.submit(hours=0.2)
+    night.step(1)
+    assert night.reports[-1].finished
+    waits = "loopback: this deployment has no driver for the provider; no offer is left"
+    assert night.store.ledger(TENANT, "nights").waits == waits
+
+
+def test_a_tick_without_fleets_acquires_nothing() -> None:
+    night = make_night()
+    night.store = MemoryFleetStore()
+    night.step(1)
+    assert (night.reports[-1].finished, night.reports[-1].skipped) == (False, False)
+    assert night.store.acquire("first", night.now, 90) == 1
 
 
 def test_eight_snatched_offers_cost_one_tick() -> None:
@@ -155,7 +207,7 @@ def test_the_budget_ends_the_work_with_a_checkpoint() -> None:
     assert training.left_s > 0
     assert {one.reason for one in night.machines()} >= {"the budget is spent"}
     require_clean_end(night)
-    assert any("needs" in text or "need " in text for text in night.reports[-1].failures)
+    assert "need " in night.store.ledger(TENANT, "nights").waits
     assert [one.type for one in night.store.events(TENANT, "nights", limit=100)].count("budget.warning") == 1
 
 

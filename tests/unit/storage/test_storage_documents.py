@@ -27,6 +27,8 @@ from functions.domain.records import (
     Spec,
     TransferGrant,
 )
+from functions.fleet.ledger import Ledger
+from functions.fleet.records import FleetEvent, Machine, OrphanMachine, Quarantine, StoredFleet
 from functions.storage.dynamodb.items.documents import MAX_DOCUMENT_BYTES, dump, load
 
 
@@ -41,6 +43,7 @@ def all_models() -> set[type[BaseModel]]:
     found: set[type[BaseModel]] = set()
     pending: set[type[BaseModel]] = {Attempt, CheckpointRecord, Event, Job, SharedRecord, TransferGrant, Progress}
     pending |= {RulesRecord, CommandRecord, ControlRecord, RuleStateRecord, ScalingRecord}
+    pending |= {StoredFleet, Machine, Ledger, FleetEvent, Quarantine, OrphanMachine}
     while pending:
         model = pending.pop()
         found.add(model)
@@ -76,6 +79,19 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "tag": "",
     },
     "Event": {"data": {}},
+    "FleetEvent": {"reason": "", "usd": 0},
+    "FleetSpec": {
+        "choose": "price",
+        "gpu_models": [],
+        "min_vram_gib": 0,
+        "disk_gib": 40,
+        "market": "either",
+        "queues": ["default"],
+        "min": 0,
+        "max": 1,
+        "idle_timeout_s": 300,
+        "max_hours": 24,
+    },
     "Goodput": {
         "productive_s": 0.0,
         "repeated_s": 0.0,
@@ -116,6 +132,38 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "priced_s": 0,
         "ends": 0,
     },
+    "Ledger": {
+        "version": 0,
+        "spent_usd": 0,
+        "day": "",
+        "day_usd": 0,
+        "month": "",
+        "month_usd": 0,
+        "warned": [],
+        "waits": "",
+    },
+    "Machine": {
+        "version": 0,
+        "state": "planned",
+        "reason": "",
+        "duplicates": [],
+        "spent_usd": 0,
+        "reserved_usd": 0,
+        "absences": [],
+        "watch_over": False,
+    },
+    "Offer": {
+        "gpus": 1,
+        "vram_gib": 0,
+        "disk_gib": 0,
+        "spot": False,
+        "usd_per_gb": 0,
+        "interruptions_per_hour": 0,
+        "boot_s": 180,
+    },
+    "OrphanMachine": {"usd_per_hour": 0},
+    "Quarantine": {"failures": 1, "reason": ""},
+    "StoredFleet": {"version": 0, "stopped": False},
     "RuleStateRecord": {"revision": 0, "epoch": 0, "step": 0, "seen_at": 0, "errors": 0, "member": {}, "orders": []},
     "ScaleOrder": {"copies": 0, "leaving": []},
     "ScalingRecord": {"copies": [], "leaving": [], "expires_at": 0},
