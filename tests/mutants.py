@@ -1,8 +1,8 @@
 """Break one line of the product at a time, and show that a test fails for each: `make mutants`.
 
 `mutations.toml` lists the lines that carry a promise. For each mutant the runner copies the checkout into a temporary
-directory, replaces the text, and runs the named tests there. A mutant is caught if a test fails; a run without a
-failing test, or one that cannot start, is an error.
+directory, replaces the text, and runs the named tests there. A mutant is caught if a test fails that passes in an
+unbroken copy; a run without a failing test, or one that cannot start, is an error.
 
     python -m tests.mutants                 # all of them
     python -m tests.mutants lease ring      # those whose promise or file contains one of the words
@@ -11,6 +11,7 @@ failing test, or one that cannot start, is an error.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -62,20 +63,37 @@ def copy_checkout(target: Path) -> None:
         (target / environment).symlink_to(ROOT / environment)
 
 
-def try_mutant(mutant: Mutant) -> tuple[bool, str, float]:
-    """Return whether a test failed, the test that failed or pytest's last lines, and the seconds the tests took."""
+def run_tests(folder: str, tests: list[str]) -> tuple[list[str], str]:
+    """Run tests in a copy. Return the ids of the failed tests, and pytest's exit code with the end of its output."""
+    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *tests]
+    # Without the variable, child processes in other directories import the packages of the checkout.
+    variables = {**os.environ, "PYTHONPATH": folder}
+    run = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+    failed = [line.removeprefix("FAILED ").split(" - ")[0] for line in run.stdout.splitlines() if line[:7] == "FAILED "]
+    return failed if run.returncode == TESTS_FAILED else [], f"pytest ended with {run.returncode}\n{run.stdout[-2000:]}"
+
+
+def try_mutant(mutant: Mutant) -> tuple[str, str, float]:
+    """Return the test that failed ("" for none), how pytest ended, and the seconds that the tests took."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         copy_checkout(Path(folder))
         broken = Path(folder) / mutant.file
         broken.write_text(mutant.applied_to(broken.read_text(encoding="utf-8")), encoding="utf-8")
         began_at = time.monotonic()
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *mutant.tests]
-        run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        took_s = time.monotonic() - began_at
-    failed = [line.removeprefix("FAILED ").split(" - ")[0] for line in run.stdout.splitlines() if line[:7] == "FAILED "]
-    if run.returncode == TESTS_FAILED and failed:
-        return True, failed[0], took_s
-    return False, f"pytest ended with {run.returncode}\n{run.stdout[-2000:]}", took_s
+        failed, how = run_tests(folder, ["-x", *mutant.tests])
+        return failed[0] if failed else "", how, time.monotonic() - began_at
+
+
+def fail_unbroken(tests: list[str]) -> list[str]:
+    """Return those of the tests that fail in an unbroken copy. Raises RuntimeError if pytest cannot run them."""
+    if not tests:
+        return []
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        copy_checkout(Path(folder))
+        failed, how = run_tests(folder, tests)
+    if not failed and not how.startswith("pytest ended with 0"):
+        raise RuntimeError(how)
+    return failed
 
 
 def chosen(mutants: list[Mutant], words: list[str]) -> Iterator[Mutant]:
@@ -92,11 +110,17 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, help="mutants tried at once; default 2")
     options = parser.parse_args()
     mutants = list(chosen(read_mutants(), options.words))
-    survived = 0
+    caught_by: list[str] = []
     with ThreadPoolExecutor(options.workers) as pool:
-        for mutant, (caught, by, took_s) in zip(mutants, pool.map(try_mutant, mutants), strict=True):
-            survived += not caught
-            print(f"{took_s:6.1f} s  {mutant.promise}: {'caught by' if caught else 'NOT CAUGHT:'} {by}", flush=True)
+        for mutant, (failed, how, took_s) in zip(mutants, pool.map(try_mutant, mutants), strict=True):
+            caught_by.append(failed)
+            print(f"{took_s:6.1f} s  {mutant.promise}: {f'caught by {failed}' if failed else f'NOT CAUGHT: {how}'}")
+            sys.stdout.flush()
+    always_failing = fail_unbroken(sorted({*caught_by} - {""}))
+    for mutant, failed in zip(mutants, caught_by, strict=True):
+        if failed in always_failing:
+            print(f"{mutant.promise}: NOT CAUGHT: {failed} fails without the mutant too")
+    survived = sum(failed in ("", *always_failing) for failed in caught_by)
     print(f"{len(mutants) - survived} of {len(mutants)} mutants caught")
     return 1 if survived else 0
 

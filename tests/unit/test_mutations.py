@@ -11,7 +11,11 @@ from tests.mutants import ROOT, Mutant, read_mutants
 def test_a_mutant_applies_and_its_tests_exist(mutant: Mutant) -> None:
     text = (ROOT / mutant.file).read_text(encoding="utf-8")
     assert mutant.applied_to(text) != text
-    assert all((ROOT / path).exists() for path in mutant.tests if path.startswith("tests/"))
+    for test in mutant.tests:
+        path, _, name = test.partition("::")
+        if path.startswith("tests/"):
+            assert (ROOT / path).exists()
+            assert not name or f"def {name}(" in (ROOT / path).read_text(encoding="utf-8")
 
 
 def test_a_text_that_is_not_there_once_is_refused() -> None:
