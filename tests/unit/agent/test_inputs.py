@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -345,7 +346,16 @@ class TestPushed:
         api, transfer = self.scene(".baton/dataset.json", "a00", "extra", files={"a00": b"digits/a00"})
         assert fetch(api, transfer, tmp_path) == 2
 
-    @pytest.mark.parametrize("text", ["", "{", '{"version": 2, "files": []}', '{"files": [{"path": "../x"}]}'])
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "{",
+            '{"version": 2, "files": []}',
+            '{"files": [{"path": "../x"}]}',
+            json.dumps({"files": [{"path": "a", "size_bytes": 1, "blake3": digit * 64} for digit in "ab"]}),
+        ],
+    )
     def test_a_manifest_that_is_none(self, tmp_path: Path, text: str) -> None:
         api, transfer = self.scene(".baton/dataset.json", "a00", files={})
         transfer.contents[self.MANIFEST] = text

@@ -3,7 +3,16 @@
 import signal
 from types import FrameType
 
-from gpu_client.agent.app.shutdown import Handler, ShutdownLevel, ShutdownRequest, stop_on_signals
+import pytest
+
+from gpu_client.agent.app.shutdown import (
+    LEAVE_MARGIN_S,
+    LEAVE_MIN_S,
+    Handler,
+    ShutdownLevel,
+    ShutdownRequest,
+    stop_on_signals,
+)
 from tests.kits.clock import Clock
 
 
@@ -31,6 +40,20 @@ def test_two_signals_of_one_event_are_one_request() -> None:
     assert stop.request("SIGTERM") == ShutdownLevel.DRAIN
     clock.now += 0.9  # 1.1 s after the first.
     assert stop.request("SIGTERM") == ShutdownLevel.NOW
+
+
+@pytest.mark.parametrize(
+    ("machine_ends_in_s", "grace_s", "lasts_s"),
+    [(30.0, 600.0, 30.0 - LEAVE_MARGIN_S), (None, 5.0, 5.0 + LEAVE_MIN_S), (None, 60.0, 120.0)],
+)
+def test_an_orderly_exit_ends_in_time(machine_ends_in_s: float | None, grace_s: float, lasts_s: float) -> None:
+    clock = Clock()
+    stop = ShutdownRequest(clock, shutdown_grace_s=machine_ends_in_s)
+    stop.request("SIGTERM")
+    clock.now += lasts_s - 0.5
+    assert not stop.out_of_time(grace_s)
+    clock.now += 1.0
+    assert stop.out_of_time(grace_s)
 
 
 def test_handlers_are_installed_and_put_back() -> None:

@@ -12,7 +12,7 @@ from gpu_client.ring.core.back_pressure import RingFlow, writer_wait_reason
 from gpu_client.ring.errors import RingError, RingMismatch
 from gpu_client.ring.format.records import GROUPS, PINS, SAMPLES
 from gpu_client.ring.reading.batch_plan import BatchPlan, BatchShape, ManifestDecision
-from gpu_client.ring.reading.batch_stream import PINNED_S, BatchStream
+from gpu_client.ring.reading.batch_stream import PINNED_S, BatchStream, ReaderGroup
 from gpu_client.ring.settings import RingSettings
 from tests.unit.ring.reading_scene import Scene, batch
 
@@ -63,6 +63,16 @@ def test_who_begins_beside_a_training_of_that_group_that_goes_on_is_told() -> No
     with scene.reader("late", patience_s=1000.0) as late, pytest.raises(RingMismatch, match="a group of its own"):
         BatchStream(late, BatchShape(2)).next_batch()
     first.next_batch()
+
+
+def test_processes_that_decide_at_once_take_the_first_decision() -> None:
+    scene = Scene()
+    with scene.reader("first") as first, scene.reader("second") as second:
+        groups = ReaderGroup(first, "train"), ReaderGroup(second, "train")
+        assert all(group.join() for group in groups)
+        decision = ManifestDecision(1, at_ms=10)
+        assert groups[0].decide(1, decision) == decision
+        assert groups[1].decide(1, ManifestDecision(2, at_ms=20)) == decision
 
 
 def test_a_training_that_is_resumed_after_days_goes_on_with_the_newest_samples() -> None:
