@@ -52,6 +52,7 @@ class ErrorCode(StrEnum):
     KEY_UNKNOWN = "key_unknown"
     KEY_REVOKED = "key_revoked"
     KEY_EXPIRED = "key_expired"
+    ENROLMENT_EXPIRED = "enrolment_expired"
     WRONG_SCOPE = "wrong_scope"
     TOKEN_INVALID = "token_invalid"
     TOKEN_WRONG_KEY = "token_wrong_key"
@@ -65,6 +66,8 @@ class ErrorCode(StrEnum):
     WEBHOOK_NOT_FOUND = "webhook_not_found"
     RECIPE_NOT_FOUND = "recipe_not_found"
     RING_NOT_FOUND = "ring_not_found"
+    FLEET_NOT_FOUND = "fleet_not_found"
+    MACHINE_UNKNOWN = "machine_unknown"
     UNKNOWN_BUCKET = "unknown_bucket"
     # The state of the job
     JOB_NOT_RUNNING = "job_not_running"
@@ -82,6 +85,8 @@ class ErrorCode(StrEnum):
     RECIPE_EXISTS = "recipe_exists"
     ROLLBACK_BUDGET_SPENT = "rollback_budget_spent"
     ROLLBACK_NOT_KEPT = "rollback_not_kept"
+    ENROLMENT_USED = "enrolment_used"
+    PREFLIGHT_FAILED = "preflight_failed"
     CONFLICT = "conflict"
     # The service
     TOO_MANY_REQUESTS = "too_many_requests"
@@ -143,6 +148,11 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     ErrorCode.KEY_UNKNOWN: ErrorInfo(403, "This API key is not known.", "Check it, or ask an admin for a new one."),
     ErrorCode.KEY_REVOKED: ErrorInfo(403, "This API key was revoked.", "Ask an admin for a new one."),
     ErrorCode.KEY_EXPIRED: ErrorInfo(403, "This API key has expired.", "Ask an admin for a new one."),
+    ErrorCode.ENROLMENT_EXPIRED: ErrorInfo(
+        403,
+        "The machine did not enrol in time.",
+        "End the worker; the control plane gives the machine back and rents another one.",
+    ),
     ErrorCode.WRONG_SCOPE: ErrorInfo(
         403, "This API key may not make this call.", "Use a key that has the scope named in the message."
     ),
@@ -173,6 +183,12 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     ),
     ErrorCode.RING_NOT_FOUND: ErrorInfo(
         404, "No such ring.", "List those of your tenant with GET /rings; baton ring make makes one."
+    ),
+    ErrorCode.FLEET_NOT_FOUND: ErrorInfo(404, "No such fleet.", "List those of your tenant with GET /fleets."),
+    ErrorCode.MACHINE_UNKNOWN: ErrorInfo(
+        404,
+        "The API key belongs to no machine that is rented now.",
+        "End the worker; only machines that a fleet rents make this call.",
     ),
     ErrorCode.UNKNOWN_BUCKET: ErrorInfo(404, "No such bucket.", "Use 'training-data' or 'training-checkpoints'."),
     ErrorCode.JOB_NOT_RUNNING: ErrorInfo(400, "The job is not running.", "Stop working on it; ask for work again."),
@@ -237,6 +253,16 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
         409,
         "The checkpoints from before the rule's trouble are not kept any more.",
         "Keep more of them ('keep_last' of the retention), or let the rule wait for less ('for').",
+    ),
+    ErrorCode.ENROLMENT_USED: ErrorInfo(
+        409,
+        "The machine has enrolled already; an enrolment token is valid once.",
+        "End the worker; if no other worker of this machine exists, stop the fleet, because the token was copied.",
+    ),
+    ErrorCode.PREFLIGHT_FAILED: ErrorInfo(
+        409,
+        "The machine has other hardware than its provider offered.",
+        "End the worker; the control plane gives the machine back.",
     ),
     ErrorCode.CONFLICT: ErrorInfo(
         409, "Somebody else changed this at the same moment.", "Repeat the call; it is safe to do so."

@@ -8,15 +8,15 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from baton.contract.base import AnswerModel, EpochSeconds, JobId, QueueName, WireModel
+from baton.contract.base import AnswerModel, EpochSeconds, JobId, PageLimit, QueueName, WireModel
+from baton.contract.names import FLEET_NAME_PATTERN
 
 MAX_FLEET_MACHINES = 1000
 MAX_TOKEN_LENGTH = 60
 """Longest name of a machine at its provider: Salad's limit for container groups."""
 
-FLEET_NAME_PATTERN = r"^[a-z][a-z0-9-]{0,31}$"
 FleetName = Annotated[str, Field(pattern=FLEET_NAME_PATTERN)]
 ProviderName = Literal["loopback"]
 Usd = Annotated[float, Field(gt=0, le=1_000_000)]
@@ -88,18 +88,37 @@ class FleetSpec(WireModel):
     """Longest life of one machine."""
     budget: Budget
 
-    @model_validator(mode="after")
-    def _is_consistent(self) -> Self:
-        if self.min > self.max:
-            raise ValueError(f"min ({self.min}) is above max ({self.max})")
-        if self.budget.total_usd is not None and self.min * self.max_usd_per_hour > self.budget.total_usd:
+    @field_validator("providers")
+    @classmethod
+    def _names_no_provider_twice(cls, providers: list[str]) -> list[str]:
+        if len(set(providers)) < len(providers):
+            raise ValueError("names a provider twice")
+        return providers
+
+    @field_validator("max")
+    @classmethod
+    def _is_not_below_min(cls, most: int, info: ValidationInfo) -> int:
+        least = info.data.get("min", 0)
+        if most < least:
+            raise ValueError(f"is {most}, less than min ({least})")
+        return most
+
+    @field_validator("budget")
+    @classmethod
+    def _pays_for_min(cls, budget: Budget, info: ValidationInfo) -> Budget:
+        least, price = info.data.get("min", 0), info.data.get("max_usd_per_hour", 0)
+        if budget.total_usd is not None and least * price > budget.total_usd:
             raise ValueError(
-                f"min ({self.min}) machines at max_usd_per_hour ({self.max_usd_per_hour:g}) exceed budget.total_usd "
-                f"({self.budget.total_usd:g}) within an hour"
+                f"total_usd ({budget.total_usd:g}) does not pay for an hour of min ({least}) machines at "
+                f"max_usd_per_hour ({price:g})"
             )
-        if len(set(self.providers)) < len(self.providers):
-            raise ValueError("providers names a provider twice")
-        return self
+        return budget
+
+
+class FleetQuery(WireModel):
+    """Query of the lists of one fleet. Example: `?limit=100`"""
+
+    limit: PageLimit = 100
 
 
 class BoundView(AnswerModel):
@@ -157,7 +176,7 @@ class MachineView(AnswerModel):
 class FleetView(AnswerModel):
     """A fleet with its money and its machines that have not ended.
 
-    Example: `{"stopped": false, "bounds": [], "machines": [], "waits": "", "created_at": 1700000000, ...}`
+    Example: `{"stopped": false, "bounds": [], "machines": [], "waits": "", "at": 1700000000, ...}`
     """
 
     spec: FleetSpec
@@ -168,6 +187,8 @@ class FleetView(AnswerModel):
     """Why the last tick did not start a machine that the fleet lacks; empty if the fleet lacks none."""
     created_at: EpochSeconds
     updated_at: EpochSeconds
+    at: EpochSeconds
+    """Time of this answer by the fleets' clock."""
 
 
 class FleetPage(AnswerModel):

@@ -29,6 +29,7 @@ RING_TOKEN_PREFIX = "batonring"
 RING_TOKEN_VARIABLE = "BATON_RING_TOKEN"
 """Environment variable with the ring token of a job's processes."""
 RING_NAME_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
+FLEET_NAME_PATTERN = r"^[a-z][a-z0-9-]{0,31}$"
 MAX_RINGS = 16
 """Largest number of rings of one job."""
 RING_PLACE = "baton:"

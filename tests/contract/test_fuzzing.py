@@ -173,6 +173,9 @@ BEYOND_SCHEMA_MESSAGES = {
     "has a 'length_bytes' other than its 'size_bytes'": "two sizes are equal",
     "is a delta or has another size": "an index leads to a chunk that fits",
     " parts of ": "a file has as many parts as follow from its size and theirs",
+    "The path names the fleet": "the fleet is named in the path and in the body",
+    "less than min": "a maximum is not below another field",
+    "does not pay for an hour of min": "a budget pays for the product of two other fields",
     "of one upload": "a file beyond 5 GiB is declared with its parts",
 }
 

@@ -120,6 +120,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "functions.domain",
         "functions.api.admin",
         "functions.api.checkpoints",
+        "functions.api.fleet",
         "functions.api.http",
         "functions.api.jobs",
         "functions.api.objects",
@@ -132,6 +133,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "functions.handlers": {
         "baton.contract",
         "functions.domain",
+        "functions.fleet",
         "functions.recipes",
         "functions.settings",
         "functions.api",

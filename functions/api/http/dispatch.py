@@ -15,7 +15,7 @@ from pydantic_core import from_json, to_json
 
 from baton.contract.base import JOB_ID_PATTERN, MAX_STEP, path_problem
 from baton.contract.errors import ErrorCode
-from baton.contract.names import KEY_ID_PATTERN, RING_NAME_PATTERN, Scope
+from baton.contract.names import FLEET_NAME_PATTERN, KEY_ID_PATTERN, RING_NAME_PATTERN, Scope
 from baton.contract.recipes.calls import RECIPE_ID_PATTERN
 from functions.api.http.context import ApiCall, Context, NoContent, Principal, WithHeaders, is_original
 from functions.api.http.errors import build_error_response, convert_validation_error
@@ -36,6 +36,7 @@ _IDS = {"keys": (_KEY_ID, ErrorCode.KEY_NOT_FOUND), "webhooks": (_KEY_ID, ErrorC
 """Pattern and refusal of `{id}` by the first segment of the path; any other path names a job."""
 _RECIPE_ID = re.compile(RECIPE_ID_PATTERN)
 _RING = re.compile(RING_NAME_PATTERN)
+_FLEET = re.compile(FLEET_NAME_PATTERN)
 _STEP = re.compile(r"[0-9]{1,13}")
 _HEADER_VALUE = re.compile(r"[\x21-\x7e]{1,255}")
 _QUIET = frozenset({"POST /heartbeat/{id}"})
@@ -141,6 +142,10 @@ def _parse_path(given: Mapping[str, str], route: Route) -> dict[str, str]:
         raise Refusal(ErrorCode.RECIPE_NOT_FOUND, "A recipe is named like digits@1.", field="recipe")
     if "ring" in path and not _RING.fullmatch(path["ring"]):
         raise Refusal(ErrorCode.RING_NOT_FOUND, "A ring's name has small letters, digits and '-'.", field="ring")
+    if "fleet" in path and not _FLEET.fullmatch(path["fleet"]):
+        raise Refusal(
+            ErrorCode.FLEET_NOT_FOUND, "A fleet's name has small letters, digits and '-', at most 32.", field="fleet"
+        )
     if "step" in path and not (_STEP.fullmatch(path["step"]) and int(path["step"]) <= MAX_STEP):
         raise Refusal(ErrorCode.INVALID_VALUE, f"The step must be a whole number up to {MAX_STEP}.", field="step")
     if "key" in path:

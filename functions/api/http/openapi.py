@@ -16,7 +16,8 @@ from pydantic_core import core_schema
 from baton.contract.base import JOB_ID_PATTERN, MAX_KEY_BYTES, MAX_STEP
 from baton.contract.error_body import ErrorBody
 from baton.contract.errors import ErrorCode
-from baton.contract.names import BUCKETS, KEY_ID_PATTERN, RING_NAME_PATTERN
+from baton.contract.fleet import Budget
+from baton.contract.names import BUCKETS, FLEET_NAME_PATTERN, KEY_ID_PATTERN, RING_NAME_PATTERN
 from baton.contract.recipes.calls import RECIPE_ID_PATTERN
 from functions.api.http.route import Route, all_routes
 from functions.settings import ControlPlaneSettings
@@ -49,6 +50,7 @@ def _require_fields(**types: str) -> dict[str, Any]:
 _QUARANTINED = {"ring": "string", "object": "string", "objects": "integer"}
 """Fields that only a `Decision` of type `ring.quarantined` has."""
 _BETWEEN_FIELDS: dict[str, dict[str, Any]] = {
+    "Budget": {"anyOf": [_require_fields(**{name: "number"}) for name in sorted(Budget.model_fields)]},
     "JobSubmit": {
         "oneOf": [
             {"required": ["recipe"], "properties": {"recipe": {"type": "string"}}},
@@ -115,6 +117,7 @@ _PATH_SCHEMAS: dict[str, dict[str, Any]] = {
     "bucket": {"type": "string", "enum": list(BUCKETS)},
     "recipe": {"type": "string", "pattern": RECIPE_ID_PATTERN},
     "ring": {"type": "string", "pattern": RING_NAME_PATTERN},
+    "fleet": {"type": "string", "pattern": FLEET_NAME_PATTERN},
     "key": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_BYTES, "pattern": _KEY_PATTERN},
 }
 _KEY_ID = {"type": "string", "pattern": KEY_ID_PATTERN}
@@ -124,6 +127,7 @@ _PATH_EXAMPLES: dict[str, Any] = {
     "bucket": "training-data",
     "recipe": "digits@1",
     "ring": "shapes",
+    "fleet": "nights",
     "key": "digits/3/0001.png",
 }
 _KEY_ID_EXAMPLE = "k3f9a7c2"

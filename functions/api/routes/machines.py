@@ -2,6 +2,64 @@
 
 from __future__ import annotations
 
-from functions.api.http.route import Route
+from functools import partial
 
-ROUTES: tuple[Route, ...] = ()
+from baton.contract.errors import ErrorCode as E
+from baton.contract.fleet import (
+    EnrollAnswer,
+    EnrollRequest,
+    FleetEventPage,
+    FleetPage,
+    FleetQuery,
+    FleetSpec,
+    FleetView,
+    MachineHeartbeat,
+    MachineOrders,
+    MachinePage,
+)
+from functions.api.fleet import fleet_calls, machine_calls
+from functions.api.http.route import ENROLL, SUBMIT, WORKER, Route
+
+_FLEET = (E.FLEET_NOT_FOUND,)
+_MACHINE = (E.MACHINE_UNKNOWN, E.CONFLICT)
+_fleet = partial(Route, function="machines", scopes=SUBMIT)
+
+ROUTES: tuple[Route, ...] = (
+    _fleet("GET", "/fleets", fleet_calls.list_fleets, answer=FleetPage),
+    _fleet(
+        "PUT",
+        "/fleets/{fleet}",
+        fleet_calls.put,
+        body=(FleetSpec,),
+        answer=FleetView,
+        refuses=(*_FLEET, E.CONFLICT),
+    ),
+    _fleet("GET", "/fleets/{fleet}", fleet_calls.show, answer=FleetView, refuses=_FLEET),
+    _fleet("POST", "/fleets/{fleet}/stop", fleet_calls.stop, answer=FleetView, refuses=(*_FLEET, E.CONFLICT)),
+    _fleet(
+        "GET", "/fleets/{fleet}/machines", fleet_calls.machines, query=FleetQuery, answer=MachinePage, refuses=_FLEET
+    ),
+    _fleet(
+        "GET", "/fleets/{fleet}/events", fleet_calls.events, query=FleetQuery, answer=FleetEventPage, refuses=_FLEET
+    ),
+    Route(
+        "POST",
+        "/machines/enroll",
+        machine_calls.enroll,
+        function="machines",
+        scopes=ENROLL,
+        body=(EnrollRequest,),
+        answer=EnrollAnswer,
+        refuses=(*_MACHINE, E.ENROLMENT_EXPIRED, E.ENROLMENT_USED, E.PREFLIGHT_FAILED),
+    ),
+    Route(
+        "POST",
+        "/machines/heartbeat",
+        machine_calls.heartbeat,
+        function="machines",
+        scopes=WORKER,
+        body=(MachineHeartbeat,),
+        answer=MachineOrders,
+        refuses=_MACHINE,
+    ),
+)

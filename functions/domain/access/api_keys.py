@@ -57,5 +57,5 @@ def authenticate(keys: KeyReader, presented: str, now: int) -> ApiKey | ErrorCod
     if key.revoked_at is not None:
         return ErrorCode.KEY_REVOKED
     if key.expires_at is not None and key.expires_at <= now:
-        return ErrorCode.KEY_EXPIRED
+        return ErrorCode.ENROLMENT_EXPIRED if key.machine and Scope.ENROLL in key.scopes else ErrorCode.KEY_EXPIRED
     return key

@@ -39,6 +39,14 @@ _BODIES: dict[str, Any] = {
     "POST /rings/{ring}/records": {"read": ["pointer"]},
     "POST /rings/{ring}/urls": {"get": ["samples/w/1"]},
     "POST /rings/{ring}/delete": {"keys": ["pointer"]},
+    "PUT /fleets/{fleet}": {
+        "name": "nights",
+        "providers": ["loopback"],
+        "max_usd_per_hour": 0.5,
+        "budget": {"total_usd": 20},
+    },
+    "POST /machines/enroll": {"gpus": 0, "disk_gib": 80},
+    "POST /machines/heartbeat": {},
     "POST /keys": {"name": "k", "scopes": ["submit"]},
     "POST /webhooks": {"url": "https://hooks.example.com/baton"},
     "POST /webhooks/{id}/replay": {},
@@ -72,6 +80,7 @@ def valid_call(route: Route, job_id: str) -> ValidCall:
         target.replace("{recipe}", "digits@1")
         .replace("{step}", "100")
         .replace("{ring}", "shapes")
+        .replace("{fleet}", "nights")
         .replace("{bucket}", "training-data")
         .replace("{key+}", "a.bin")
     )

@@ -125,7 +125,7 @@ def test_keys_are_listed_in_pages_of_ones_own(api: Api) -> None:
         cursor = page["next_cursor"]
         if cursor is None:
             break
-    assert len(found) == len(set(found)) == 8
+    assert len(found) == len(set(found)) == 9
     assert set(made) <= set(found)
     theirs = api.get("/keys", key="rival_admin").ok()["keys"]
-    assert len(theirs) == 4 and all(key["tenant"] == RIVAL for key in theirs)
+    assert len(theirs) == 5 and all(key["tenant"] == RIVAL for key in theirs)

@@ -45,7 +45,7 @@ LISTS: dict[str, tuple[str, str, Callable[[dict[str, Any]], Any], int]] = {
     "attempts": ("/job/{id}/attempts", "attempts", lambda item: item["epoch"], 5),
     "checkpoints": ("/job/{id}/checkpoints", "checkpoints", lambda item: -item["step"], 8),
     "objects": ("/data", "objects", lambda item: item["key"], 6),
-    "keys": ("/keys", "keys", lambda item: item["id"], 3),
+    "keys": ("/keys", "keys", lambda item: item["id"], 4),
     "points": ("/job/{id}/metrics", "points", lambda item: (item["epoch"], item["step"]), 12),
     "lines": ("/job/{id}/logs", "lines", lambda item: (item["epoch"], item["line"]), 12),
 }

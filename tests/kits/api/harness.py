@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -46,7 +47,7 @@ TENANT = "acme"
 RIVAL = "rival"
 NO_JOB = "00000000-0000-4000-8000-000000000000"
 SOURCE_IP = "203.0.113.7"
-ALL_SCOPES = (Scope.SUBMIT, Scope.WORKER, Scope.ADMIN)
+ALL_SCOPES = (Scope.SUBMIT, Scope.WORKER, Scope.ADMIN, Scope.ENROLL)
 
 _PATTERNS: list[tuple[Route, RoutePattern]] = sorted(
     ((route, RoutePattern.parse(route.path)) for route in all_routes()), key=lambda entry: entry[1].rank, reverse=True
@@ -104,7 +105,7 @@ class Api:
             self.keys[scope.value] = self.issue(TENANT, scope)
             self.keys[f"rival_{scope.value}"] = self.issue(RIVAL, scope)
 
-    def issue(self, tenant: str, *scopes: Scope, expires_at: int | None = None) -> str:
+    def issue(self, tenant: str, *scopes: Scope, expires_at: int | None = None, machine: str | None = None) -> str:
         """A fresh key, stored."""
         key, whole = generate_key(
             self.context.random,
@@ -113,6 +114,7 @@ class Api:
             scopes=list(scopes),
             now=self.clock.now(),
             expires_at=expires_at,
+            machine=machine,
         )
         self.context.tokens.put_key(key)
         return whole
@@ -276,6 +278,7 @@ class Api:
             dict(state.rings),
             {place: dict(kept) for place, kept in state.ring_records.items() if kept},
             {hook: dict(noted) for hook, noted in state.deliveries.items()},
+            deepcopy(vars(self.memory.fleet)),
             {(t, b): self.objects(b, tenant=t) for t in (TENANT, RIVAL) for b in BUCKETS},
         )
 
@@ -401,6 +404,7 @@ def _api(cloud: Cloud, settings: ControlPlaneSettings, seed: int) -> Api:
         webhooks=cloud.webhooks,
         recipes=cloud.recipes,
         rings=cloud.rings,
+        fleet=cloud.fleet,
         delivery_queue=FakeLine(),
         clock=clock,
         random=SeededRandomness(seed),

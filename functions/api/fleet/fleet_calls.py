@@ -1,0 +1,132 @@
+"""The calls about fleets: store, list, show, stop; ended machines; events."""
+
+from __future__ import annotations
+
+from baton.contract.errors import ErrorCode
+from baton.contract.fleet import (
+    BoundView,
+    FleetEventPage,
+    FleetEventView,
+    FleetPage,
+    FleetQuery,
+    FleetSpec,
+    FleetView,
+    MachinePage,
+    MachineView,
+)
+from functions.api.fleet.store import fleet_time, require_store
+from functions.api.http.context import ApiCall, Context
+from functions.domain.errors import Refusal, WriteConflict
+from functions.fleet.ledger import bounds, reserved_usd
+from functions.fleet.records import Machine, StoredFleet
+
+
+def put(context: Context, call: ApiCall) -> FleetView:
+    """Store a fleet in place of an earlier document of this name; a stopped fleet rents again."""
+    spec: FleetSpec = call.body
+    name = call.path["fleet"]
+    if spec.name != name:
+        detail = f"The path names the fleet {name}, the document names {spec.name}."
+        raise Refusal(ErrorCode.INVALID_VALUE, detail, field="name")
+    now = fleet_time(context, call)
+    before = require_store(context).fleet(call.tenant, name)
+    fleet = StoredFleet(
+        tenant=call.tenant,
+        spec=spec,
+        version=before.version + 1 if before else 1,
+        created_at=before.created_at if before else now,
+        updated_at=now,
+    )
+    return _store(context, call, fleet)
+
+
+def list_fleets(context: Context, call: ApiCall) -> FleetPage:
+    """List the tenant's fleets by name."""
+    found = require_store(context).fleets(call.tenant)
+    return FleetPage(fleets=[_view(context, call, fleet) for fleet in found])
+
+
+def show(context: Context, call: ApiCall) -> FleetView:
+    """Return a fleet with its money and its machines."""
+    return _view(context, call, _require_fleet(context, call))
+
+
+def stop(context: Context, call: ApiCall) -> FleetView:
+    """Stop a fleet: machines with a job save a checkpoint, then all machines are given back; idempotent."""
+    fleet = _require_fleet(context, call)
+    if fleet.stopped:
+        return _view(context, call, fleet)
+    stopped = {"stopped": True, "version": fleet.version + 1, "updated_at": fleet_time(context, call)}
+    return _store(context, call, fleet.model_copy(update=stopped))
+
+
+def machines(context: Context, call: ApiCall) -> MachinePage:
+    """List the fleet's ended machines with their receipts, the newest first."""
+    query: FleetQuery = call.query
+    fleet, store = _require_fleet(context, call), require_store(context)
+    watched = [one for one in store.machines(call.tenant, fleet.spec.name) if one.state.ended]
+    ended = [*watched, *store.ended(call.tenant, fleet.spec.name, limit=query.limit)]
+    ended.sort(key=lambda one: (one.since, one.id), reverse=True)
+    return MachinePage(machines=[_view_machine(one) for one in ended[: query.limit]])
+
+
+def events(context: Context, call: ApiCall) -> FleetEventPage:
+    """List the fleet's newest events, the newest first."""
+    query: FleetQuery = call.query
+    fleet = _require_fleet(context, call)
+    found = require_store(context).events(call.tenant, fleet.spec.name, limit=query.limit)
+    return FleetEventPage(events=[FleetEventView.model_validate(one.model_dump()) for one in found])
+
+
+def _store(context: Context, call: ApiCall, fleet: StoredFleet) -> FleetView:
+    try:
+        require_store(context).put_fleet(fleet)
+    except WriteConflict as conflict:
+        raise Refusal(ErrorCode.CONFLICT, f"Another call changed the fleet {fleet.spec.name}.") from conflict
+    return _view(context, call, fleet)
+
+
+def _require_fleet(context: Context, call: ApiCall) -> StoredFleet:
+    fleet = require_store(context).fleet(call.tenant, call.path["fleet"])
+    if fleet is None:
+        raise Refusal(ErrorCode.FLEET_NOT_FOUND, f"No fleet {call.path['fleet']}.", field="fleet")
+    return fleet
+
+
+def _view(context: Context, call: ApiCall, fleet: StoredFleet) -> FleetView:
+    store, name, now = require_store(context), fleet.spec.name, fleet_time(context, call)
+    alive = [one for one in store.machines(fleet.tenant, name) if not one.state.ended]
+    ledger = store.ledger(fleet.tenant, name)
+    reserved = round(reserved_usd(alive), 6)
+    return FleetView(
+        spec=fleet.spec,
+        stopped=fleet.stopped,
+        bounds=[
+            BoundView.model_validate(
+                {**one.model_dump(), "spent_usd": round(one.spent_usd, 6), "reserved_usd": reserved}
+            )
+            for one in bounds(fleet.spec.budget, ledger, now)
+        ],
+        machines=[_view_machine(one) for one in alive],
+        waits=ledger.waits,
+        created_at=fleet.created_at,
+        updated_at=fleet.updated_at,
+        at=now,
+    )
+
+
+def _view_machine(machine: Machine) -> MachineView:
+    return MachineView(
+        id=machine.id,
+        fleet=machine.fleet,
+        state=machine.state,
+        provider=machine.provider,
+        provider_id=machine.handle,
+        gpu_model=machine.offer.gpu_model,
+        usd_per_hour=machine.usd_per_hour,
+        spent_usd=round(machine.spent_usd, 6),
+        job_id=machine.job_id,
+        since=machine.since,
+        reason=machine.reason,
+        receipt=machine.receipt,
+    )

@@ -1,0 +1,139 @@
+"""The calls of the workers on rented machines: enrolment and signs of life."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.contract.errors import ErrorCode
+from baton.contract.fleet import EnrollAnswer, EnrollRequest, MachineHeartbeat, MachineOrders
+from baton.contract.fleet import MachineState as State
+from baton.contract.names import Scope
+from functions.api.admin.keys import generate_key
+from functions.api.fleet.preflight import find_problem
+from functions.api.fleet.store import fleet_clock, fleet_time, require_store
+from functions.api.http.context import ApiCall, Context
+from functions.domain.errors import Refusal, WriteConflict
+from functions.fleet import lifecycle
+from functions.fleet.machine_states import STARTING
+from functions.fleet.records import Machine, Quarantine
+
+HEARTBEAT_S = 60
+"""Interval between two signs of life of a worker, by the fleets' clock."""
+SEEN_EVERY_S = 45
+"""Shortest time between two stored signs of life without another change; heartbeats come a little early or late."""
+ALONE_S = 900
+"""Time without an answer after which a worker ends itself, by the fleets' clock."""
+KEY_MARGIN_S = 3600
+"""Life of a worker's key after the latest end of its machine."""
+QUARANTINE_S = 30 * 86_400
+"""Time in which a host whose hardware differs from its offer is not rented."""
+
+_ENDING = (State.DRAINING, State.LOST, State.TERMINATING, State.GONE, State.FAILED)
+
+
+def enroll(context: Context, call: ApiCall) -> EnrollAnswer:
+    """Enrol a machine once: compare its hardware with the offer, issue the API key of its worker."""
+    body: EnrollRequest = call.body
+    machine, now = _require_machine(context, call), fleet_time(context, call)
+    fleet = require_store(context).fleet(machine.tenant, machine.fleet)
+    if machine.state in STARTING - {State.BOOTING, State.REGISTERED}:
+        raise Refusal(ErrorCode.CONFLICT, f"The create of {machine.id} is not recorded yet.", field="x-api-key")
+    if machine.enrolled_at is not None:
+        raise Refusal(ErrorCode.ENROLMENT_USED, f"The machine {machine.id} is {machine.state}.", field="x-api-key")
+    if machine.state is not State.BOOTING or fleet is None:
+        detail = f"The machine {machine.id} is {machine.state}: {machine.reason}."
+        raise Refusal(ErrorCode.MACHINE_UNKNOWN, detail, field="x-api-key")
+    registered = lifecycle.enrolled(machine, now)
+    problem = find_problem(body, machine.offer, fleet.spec)
+    checked = lifecycle.checked(registered, problem, now)
+    if problem:
+        _save(context, machine, checked, [registered, checked])
+        _quarantine(context, checked, now)
+        raise Refusal(ErrorCode.PREFLIGHT_FAILED, f"The machine {machine.id}: {problem}.")
+    clock = fleet_clock(context)
+    key, whole = generate_key(
+        context.random,
+        tenant=machine.tenant,
+        name=f"machine {machine.id}",
+        scopes=[Scope.WORKER],
+        now=call.now,
+        expires_at=clock.server_time(machine.ends_by) + KEY_MARGIN_S,
+        machine=call.principal.machine,
+    )
+    # Before the machine names the key, because a machine whose key is missing could neither work nor enrol again.
+    context.tokens.put_key(key)
+    ready = checked.model_copy(update={"worker_key": key.id})
+    _save(context, machine, ready, [registered, ready])
+    return EnrollAnswer(
+        machine_id=machine.id,
+        api_key=whole,
+        queues=fleet.spec.queues,
+        usd_per_hour=machine.usd_per_hour,
+        heartbeat_interval_s=clock.server_seconds(HEARTBEAT_S),
+    )
+
+
+def heartbeat(context: Context, call: ApiCall) -> MachineOrders:
+    """Take a sign of life of a machine's worker and the job that the worker holds; answer with orders."""
+    body: MachineHeartbeat = call.body
+    machine, now = _require_machine(context, call), fleet_time(context, call)
+    steps = _steps(machine, body.job_id, now)
+    unseen_s = now - (machine.seen_at or 0)
+    if steps or body.job_id != machine.job_id or unseen_s >= SEEN_EVERY_S:
+        after = steps[-1] if steps else machine.model_copy(update={"seen_at": now, "job_id": body.job_id})
+        machine = _save(context, machine, after, steps)
+    clock = fleet_clock(context)
+    return MachineOrders(
+        state=machine.state,
+        drain=machine.state in _ENDING,
+        reason=machine.reason,
+        alone_s=clock.server_seconds(ALONE_S),
+        heartbeat_interval_s=clock.server_seconds(HEARTBEAT_S),
+    )
+
+
+def _steps(machine: Machine, job_id: str | None, now: int) -> list[Machine]:
+    """Return the machine after each transition that follows from the job that its worker holds."""
+    steps: list[Machine] = []
+    # A draining machine that has claimed another job in the meantime still needs the grace of a checkpoint.
+    if (machine.state is State.BUSY and job_id != machine.job_id) or (
+        machine.state is State.DRAINING and job_id is None
+    ):
+        steps.append(lifecycle.released(machine, now))
+    at = steps[-1] if steps else machine
+    if at.state is State.READY and job_id is not None:
+        steps.append(lifecycle.claimed(at, job_id, now))
+    return steps
+
+
+def _require_machine(context: Context, call: ApiCall) -> Machine:
+    """Return the machine to which the caller's key belongs."""
+    fleet, _, token = (call.principal.machine or "").partition("/")
+    if not token:
+        raise Refusal(ErrorCode.MACHINE_UNKNOWN, "The API key is not the key of a machine.", field="x-api-key")
+    machine = require_store(context).machine(call.tenant, fleet, token)
+    if machine is None:
+        raise Refusal(ErrorCode.MACHINE_UNKNOWN, f"The machine {token} was given back.", field="x-api-key")
+    return machine
+
+
+def _save(context: Context, before: Machine, after: Machine, steps: Sequence[Machine]) -> Machine:
+    """Store a machine in place of the version before, with an event for each step; return the stored machine."""
+    stored = after.model_copy(update={"version": before.version + 1})
+    try:
+        require_store(context).update_machine(stored, [one.event for one in steps])
+    except WriteConflict as conflict:
+        raise Refusal(ErrorCode.CONFLICT, f"Another call changed the machine {before.id}.") from conflict
+    return stored
+
+
+def _quarantine(context: Context, machine: Machine, now: int) -> None:
+    if machine.offer.machine_ref is None:
+        return
+    host = f"{machine.provider}:{machine.offer.machine_ref}"
+    earlier = require_store(context).quarantined(0).get(host)
+    require_store(context).put_quarantine(
+        Quarantine(
+            host=host, until=now + QUARANTINE_S, failures=earlier.failures + 1 if earlier else 1, reason=machine.reason
+        )
+    )

@@ -1,0 +1,67 @@
+"""Call the API about fleets, and as the worker on a rented machine."""
+
+from __future__ import annotations
+
+from baton.contract.fleet import (
+    EnrollAnswer,
+    EnrollRequest,
+    FleetEventPage,
+    FleetEventView,
+    FleetPage,
+    FleetSpec,
+    FleetView,
+    MachineHeartbeat,
+    MachineOrders,
+    MachinePage,
+    MachineView,
+)
+from gpu_client.transport.api.calls import ApiCalls, segment
+
+
+class FleetCalls(ApiCalls):
+    """Calls of users about fleets. All are idempotent."""
+
+    def put_fleet(self, spec: FleetSpec) -> FleetView:
+        """Store a fleet in place of an earlier document of the same name; a stopped fleet rents again."""
+        return self._read(FleetView, "put_fleet", "PUT", _fleet(spec.name), body=spec)
+
+    def fleets(self) -> list[FleetView]:
+        """Return all fleets by name."""
+        return self._read(FleetPage, "fleets", "GET", "/fleets").fleets
+
+    def fleet(self, name: str) -> FleetView:
+        """Return a fleet with its money and its machines."""
+        return self._read(FleetView, "fleet", "GET", _fleet(name))
+
+    def stop_fleet(self, name: str) -> FleetView:
+        """Stop a fleet: its machines save their jobs and are given back."""
+        return self._read(FleetView, "stop_fleet", "POST", f"{_fleet(name)}/stop")
+
+    def ended_machines(self, name: str, *, limit: int = 1000) -> list[MachineView]:
+        """Return the newest ended machines of a fleet with their receipts, the newest first."""
+        path = f"{_fleet(name)}/machines"
+        return self._read(MachinePage, "ended_machines", "GET", path, query={"limit": limit}).machines
+
+    def fleet_events(self, name: str, *, limit: int = 100) -> list[FleetEventView]:
+        """Return the newest events of a fleet, the newest first."""
+        path = f"{_fleet(name)}/events"
+        return self._read(FleetEventPage, "fleet_events", "GET", path, query={"limit": limit}).events
+
+
+class MachineCalls(ApiCalls):
+    """Calls of the worker on a rented machine."""
+
+    def enroll(self, request: EnrollRequest) -> EnrollAnswer:
+        """Enrol the machine with its enrolment token as API key; valid once. Raises Conflict, NotFound, Unauthorized.
+
+        If the answer of an earlier try is lost, the retry raises Conflict, because the token is used up.
+        """
+        return self._read(EnrollAnswer, "enroll", "POST", "/machines/enroll", body=request)
+
+    def machine_heartbeat(self, request: MachineHeartbeat) -> MachineOrders:
+        """Report the job that the worker holds; return orders. Raises NotFound for a machine that was given back."""
+        return self._read(MachineOrders, "machine_heartbeat", "POST", "/machines/heartbeat", body=request)
+
+
+def _fleet(name: str) -> str:
+    return f"/fleets/{segment(name)}"
