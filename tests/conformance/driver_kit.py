@@ -1,0 +1,129 @@
+"""Provide each driver with a provider behind it whose clock, faults and machines a test controls."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol
+
+from baton.contract.fleet import Budget, FleetSpec
+from functions.fleet.drivers.loopback import LoopbackDriver, LoopbackFaults, LoopbackMarket
+from functions.fleet.drivers.protocol import CreateIntent, CreateResult, Driver
+from functions.fleet.records import Inventory
+from tests.kits.clock import Clock
+from tests.twins.provider import VirtualProvider
+
+PREFIX = "dep10000-"
+SPEC = FleetSpec(
+    name="nights", providers=["loopback"], disk_gib=1, max_usd_per_hour=5, max=4, budget=Budget(total_usd=100)
+)
+SECRET = "baton_enrolment_verysecret"
+ENVIRONMENT = MappingProxyType({"BATON_API_URL": "http://control.plane", "BATON_ENROLMENT_TOKEN": SECRET})
+
+
+class DrivenProvider(Protocol):
+    """A provider under test."""
+
+    @property
+    def driver(self) -> Driver: ...
+
+    def now(self) -> int:
+        """Return the provider's time."""
+
+    def advance(self, seconds: int) -> None: ...
+
+    def inject(self, fault: str) -> None:
+        """Let the next suitable call meet a fault, by the names of `tests.twins.provider.Faults`."""
+
+    def existing(self) -> list[str]:
+        """Return the tokens of the machines that exist, without the driver."""
+
+    def end(self, token: str) -> None:
+        """End a machine without a destroy."""
+
+    def close(self) -> None: ...
+
+
+class VirtualDriven:
+    """The provider in virtual time, which is its own driver."""
+
+    def __init__(self, directory: Path) -> None:
+        self.driver = VirtualProvider(now=1_700_000_000)
+
+    def now(self) -> int:
+        return self.driver.now
+
+    def advance(self, seconds: int) -> None:
+        self.driver.now += seconds
+
+    def inject(self, fault: str) -> None:
+        setattr(self.driver.faults, fault, 1)
+
+    def existing(self) -> list[str]:
+        return [one.token for one in self.driver.alive()]
+
+    def end(self, token: str) -> None:
+        self.driver.vanish(next(one for one in self.driver.alive() if one.token == token))
+
+    def close(self) -> None:
+        for one in self.driver.alive():
+            self.driver.destroy(one.handle)
+
+
+class LoopbackDriven:
+    """The loopback driver, with a shell in place of the agent."""
+
+    PROGRAM = ("/bin/sh", "-c", "echo started; exec sleep 600")
+
+    def __init__(self, directory: Path, program: tuple[str, ...] = PROGRAM) -> None:
+        self.clock = Clock(1_700_000_000)
+        self.directory = directory
+        self.driver = LoopbackDriver(directory, now=self.clock, program=program)
+
+    def now(self) -> int:
+        return int(self.clock())
+
+    def advance(self, seconds: int) -> None:
+        self.clock.advance(seconds)
+
+    def inject(self, fault: str) -> None:
+        self.write_market(LoopbackMarket(faults=LoopbackFaults(**{fault: 1})))
+
+    def write_market(self, market: LoopbackMarket) -> None:
+        (self.directory / "market.json").write_text(market.model_dump_json())
+
+    def existing(self) -> list[str]:
+        return [one.token for one in self.driver.machines() if self.driver.runs(one)]
+
+    def pid_of(self, token: str) -> int:
+        return next(one.pid for one in self.driver.machines() if one.token == token)
+
+    def end(self, token: str) -> None:
+        os.killpg(self.pid_of(token), signal.SIGKILL)
+
+    def close(self) -> None:
+        self.write_market(LoopbackMarket())
+        for one in self.driver.machines():
+            self.driver.destroy(one.handle)
+
+
+PROVIDERS = {"virtual": VirtualDriven, "loopback": LoopbackDriven}
+
+
+def create(
+    provider: DrivenProvider, token: str = f"{PREFIX}nights-1", environment: Mapping[str, str] = ENVIRONMENT
+) -> CreateResult:
+    """Create a machine on the cheapest offer."""
+    offer = min(provider.driver.quote(SPEC), key=lambda one: one.usd_per_hour)
+    intent = CreateIntent(
+        token=token, offer=offer, image=None, environment=environment, max_usd_per_hour=SPEC.max_usd_per_hour
+    )
+    return provider.driver.create(intent)
+
+
+def inventory(provider: DrivenProvider, prefix: str = PREFIX) -> Inventory:
+    """List the machines of the deployment."""
+    return provider.driver.inventory(prefix, provider.now())
