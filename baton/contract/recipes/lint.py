@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from baton.contract.document_models import did_you_mean, validate_document
 from baton.contract.errors import Fault
 from baton.contract.recipes.model import Parameter, Recipe
 from baton.contract.recipes.rendering import DIRECTORIES, NAMES, escape_of, plan_of, variables_of
@@ -24,6 +24,7 @@ from baton.contract.recipes.templates import (
 )
 from baton.contract.yaml_documents import Document, Location, read_document
 
+_NAMES = "Use up to 63 lower-case letters, digits and hyphens, a letter or digit first."
 _MEMBERS: dict[str, Collection[str]] = {"dirs": frozenset(DIRECTORIES), "job": frozenset(("id",))}
 
 
@@ -54,7 +55,7 @@ def lint(text: str) -> Linted:
             remedy = "Write fields like 'name: digits', 'version: 1', 'steps: [...]'."
             document.fault((), "the document is not a recipe", remedy)
         return Linted(None, document.faults)
-    recipe = _validated(document)
+    recipe = validate_document(document, Recipe, kind="recipes", names=_NAMES)
     # The next checks read the plain values, so that they find their faults even if the recipe has others.
     _check_parameters(document)
     _check_parameter_names(document, "rules", "fields")
@@ -71,78 +72,6 @@ def lint(text: str) -> Linted:
 
 def _ordered(faults: Iterable[Fault]) -> list[Fault]:
     return sorted(dict.fromkeys(faults), key=lambda fault: (fault.line or 0, fault.column or 0, fault.field))
-
-
-def _validated(document: Document) -> Recipe | None:
-    try:
-        return Recipe.model_validate(document.value, strict=True)
-    except ValidationError as error:
-        for problem in error.errors(include_url=False):
-            location = _within(document.value, problem["loc"])
-            reason, remedy = _reason_and_remedy(dict(problem), location)
-            document.fault(location, reason, remedy)
-        return None
-
-
-def _within(value: Any, loc: Location) -> Location:
-    """Convert pydantic's location of an error into a location in the document.
-
-    pydantic adds the members of a union, which the document does not have. A missing field has its parent's place.
-    """
-    found: list[str | int] = []
-    for part in loc:
-        if isinstance(value, dict) and (part in value or part == loc[-1]) and part != "[key]":
-            value = value.get(part)
-        elif isinstance(value, list) and isinstance(part, int) and part < len(value):
-            value = value[part]
-        else:
-            continue
-        found.append(part)
-    return tuple(found)
-
-
-def _reason_and_remedy(problem: dict[str, Any], location: Location) -> tuple[str, str]:
-    """Convert an error of pydantic into a reason and a remedy."""
-    kind, message = problem["type"], str(problem["msg"]).removeprefix("Value error, ")
-    given = problem.get("input")
-    if kind == "missing":
-        return "is missing", f"Add '{location[-1]}: ...' here."
-    if kind == "extra_forbidden":
-        known = _fields_at(location[:-1])
-        close = get_close_matches(str(location[-1]), known, n=1)
-        remedy = f"Did you mean {close[0]!r}?" if close else f"There are {', '.join(known)}."
-        return "is not a field of recipes", remedy
-    if kind == "string_type":
-        remedy = "Put it into quotes." if isinstance(given, (int, float, bool)) else "Write text."
-        return f"must be text, not {_kind_of(given)}", remedy
-    if kind.endswith(("_type", "_parsing")):
-        return f"{message[0].lower()}{message[1:]}, not {_kind_of(given)}", "Write a value of that type."
-    if kind == "string_pattern_mismatch" and location and location[-1] == "name":
-        return "cannot be a name", "Use up to 63 lower-case letters, digits and hyphens, a letter or digit first."
-    return f"{message[0].lower()}{message[1:]}", "Change the value accordingly."
-
-
-def _kind_of(value: Any) -> str:
-    kinds = {dict: "a mapping", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
-    return kinds.get(type(value), "null")
-
-
-def _fields_at(location: Location) -> list[str]:
-    """Return the field names of the model at `location`."""
-    schema = Recipe.model_json_schema()
-    found: Any = schema
-    for part in location:
-        found = found["items"] if isinstance(part, int) else found.get("properties", {}).get(part) or _members(found)
-        found = next((member for member in found.get("anyOf", ()) if member.get("type") != "null"), found)
-        if "$ref" in found:
-            found = schema["$defs"][found["$ref"].rpartition("/")[2]]
-    return sorted(found.get("properties", ()))
-
-
-def _members(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON schema of a mapping's values."""
-    found: Any = schema.get("additionalProperties") or next(iter(schema.get("patternProperties", {}).values()), {})
-    return found if isinstance(found, dict) else {}
 
 
 def _check_default_plan(recipe: Recipe, document: Document) -> None:
@@ -224,7 +153,7 @@ def _check_parameters(document: Document) -> None:
         try:
             spec = Parameter.model_validate(raw, strict=True)
         except ValidationError:
-            continue  # _validated has recorded the fault
+            continue  # validate_document has recorded the fault
         location: Location = ("parameters", name)
         if spec.required and spec.default is not None:
             document.fault((*location, "default"), "a required parameter has no default", "Leave out one of the two.")
@@ -260,7 +189,7 @@ def _check_parameter_names(document: Document, section: str, field: str) -> None
         for index, name in enumerate(_items_of(item, field)):
             if isinstance(name, str) and name not in known:
                 location: Location = (section, number, field, index)
-                document.fault(location, f"there is no parameter {name!r}", _did_you_mean(name, known))
+                document.fault(location, f"there is no parameter {name!r}", did_you_mean(name, known))
 
 
 def _check_repetitions(document: Document) -> None:
@@ -338,14 +267,9 @@ def _check_text(template: _Text, document: Document) -> None:
         if name not in NAMES:
             document.fault(template.location, f"there is no variable {name!r}", f"There are {', '.join(NAMES)}.")
         elif member is not None and name in members and member not in members[name]:
-            document.fault(template.location, f"there is no {name}.{member}", _did_you_mean(member, members[name]))
+            document.fault(template.location, f"there is no {name}.{member}", did_you_mean(member, members[name]))
     alone = _LONE_PARAMETER.fullmatch(template.text) if template.bare else None
     spec = _members_of(members["parameters"], alone[1]) if alone else {}
     if spec.get("type", "boolean") != "boolean":
         remedy = f"Write a comparison, such as {template.text.strip()} > 0."
         document.fault(template.location, "is neither true nor false", remedy)
-
-
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, list(known), n=1)
-    return f"Did you mean {close[0]!r}?" if close else f"There are {', '.join(sorted(known)) or 'none'}."

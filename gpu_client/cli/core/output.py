@@ -106,7 +106,7 @@ class CommandOutput:
 
     def paragraph(self, text: str) -> None:
         """Write sentences of the result, wrapped between words."""
-        self._print(Text(plain(text)))
+        self.print(Text(plain(text)))
 
     def items(self, lines: Iterable[str]) -> None:
         """Write a list of sentences, each with a dash."""
@@ -115,29 +115,16 @@ class CommandOutput:
         table.add_column(overflow="fold")
         for line in lines:
             table.add_row("  -", Text(plain(line)))
-        self._print(table)
+        self.print(table)
 
     def table(self, columns: Sequence[TableColumn | str], rows: Iterable[Sequence[str]]) -> None:
         """Write rows under headings. Omits empty columns, and the whole table without rows."""
-        every = [column if isinstance(column, TableColumn) else TableColumn(column) for column in columns]
-        cells = [[plain(cell) for cell in row] for row in rows]
-        kept = [number for number in range(len(every)) if any(row[number] for row in cells)]
-        if not kept:
-            return
-        table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-        for column in (every[number] for number in kept):
-            table.add_column(
-                column.name,
-                no_wrap=column.fit is WHOLE,
-                overflow="ellipsis" if column.fit is WHOLE else "fold",
-                justify="right" if column.right else "left",
-            )
-        for row in cells:
-            table.add_row(*(_cell(row[number], every[number].fit) for number in kept))
-        self._print(table)
+        table = build_table(columns, rows)
+        if table is not None:
+            self.print(table)
 
-    def _print(self, content: RenderableType) -> None:
-        """Write a table without trailing blanks."""
+    def print(self, content: RenderableType) -> None:
+        """Write tables and texts without trailing blanks."""
         with self._out.capture() as shown:
             self._out.print(content)
         lines = shown.get().removesuffix("\n").split("\n")
@@ -167,13 +154,7 @@ class CommandOutput:
 
     def fields(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Write names and values, one pair per line; omit empty values."""
-        table = Table.grid(padding=(0, 2))
-        table.add_column(style="bold", no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, value in pairs:
-            if value:
-                table.add_row(name, Text(plain(value)))
-        self._print(table)
+        self.print(build_fields(pairs))
 
     @contextmanager
     def bytes_bar(self, title: str, total_bytes: int) -> Iterator[BytesMoved]:
@@ -188,6 +169,37 @@ class CommandOutput:
     def live(self) -> bool:
         """Return True if standard error is a terminal."""
         return self.err.is_terminal
+
+
+def build_table(columns: Sequence[TableColumn | str], rows: Iterable[Sequence[str]]) -> Table | None:
+    """Build rows under headings without empty columns; None without rows."""
+    every = [column if isinstance(column, TableColumn) else TableColumn(column) for column in columns]
+    cells = [[plain(cell) for cell in row] for row in rows]
+    kept = [number for number in range(len(every)) if any(row[number] for row in cells)]
+    if not kept:
+        return None
+    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    for column in (every[number] for number in kept):
+        table.add_column(
+            column.name,
+            no_wrap=column.fit is WHOLE,
+            overflow="ellipsis" if column.fit is WHOLE else "fold",
+            justify="right" if column.right else "left",
+        )
+    for row in cells:
+        table.add_row(*(_cell(row[number], every[number].fit) for number in kept))
+    return table
+
+
+def build_fields(pairs: Iterable[tuple[str, str]]) -> Table:
+    """Build names and values, one pair per line, without empty values."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in pairs:
+        if value:
+            table.add_row(name, Text(plain(value)))
+    return table
 
 
 def _cell(text: str, fit: CellFit) -> Text:
