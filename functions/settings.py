@@ -77,6 +77,10 @@ class ControlPlaneSettings(BaseModel):
     program."""
     fleet_clock_speed: Annotated[int, Field(ge=1, le=3600)] = 1
     """Speed of the fleets' clock, for demos and tests: with 60 an hour of rent passes in a minute."""
+    fleet_api_url: str | None = None
+    """Address of the API in the environment of rented machines; required where a provider is configured."""
+    loopback_directory: str | None = None
+    """Directory for the machines of the provider `loopback`, which are processes; unset: no such provider."""
     version: str = "0.1.0"
 
     @classmethod

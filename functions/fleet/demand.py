@@ -11,9 +11,24 @@ from collections.abc import Sequence
 from baton.contract.fleet import FleetSpec
 from baton.contract.fleet import MachineState as State
 from functions.domain.jobs.job_selection import names_model
+from functions.domain.ports import JobStore
 from functions.domain.records import Job
 from functions.fleet.machine_states import STARTING
-from functions.fleet.records import Machine
+from functions.fleet.records import Machine, StoredFleet
+
+MAX_WAITING = 500
+"""Waiting jobs of a fleet that one tick reads; the next tick reads the jobs that still wait."""
+
+
+def waiting_jobs(jobs: JobStore, fleet: StoredFleet, *, shards: int) -> list[Job]:
+    """Return claimable jobs of the fleet's queues, at most about MAX_WAITING.
+
+    Each queue and shard gets an equal part, so that a long queue does not hide a short one. shards: partitions of each
+    queue's waiting jobs.
+    """
+    places = [(queue, shard) for queue in fleet.spec.queues for shard in range(shards)]
+    limit = max(1, MAX_WAITING // len(places))
+    return [job for queue, shard in places for job in jobs.ready(fleet.tenant, queue, shard, limit=limit).items]
 
 
 def unservable(job: Job, spec: FleetSpec) -> str | None:

@@ -1,4 +1,4 @@
-"""Clock and log of every Lambda function; loads quickly."""
+"""Clock, log and context argument of the Lambda functions; loads quickly."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ import logging
 import os
 import sys
 import time
+from typing import Protocol
 
 from aws_lambda_powertools import Logger
+
+
+class Invocation(Protocol):
+    """Context argument of Lambda."""
+
+    def get_remaining_time_in_millis(self) -> int: ...
 
 
 class ServerClock:

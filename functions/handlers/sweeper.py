@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from functions.api.checkpoints.retention_runner import run_due_retentions
 from functions.api.operations.service_probe import probe_api
 from functions.api.operations.sweeper import sweep
-from functions.handlers.startup import start_logging
+from functions.handlers.startup import Invocation, start_logging
 from functions.handlers.wiring import build_context, build_metrics
 
 start_logging()
 context = build_context()
 metrics = build_metrics()
-
-
-class Invocation(Protocol):
-    """Context argument of Lambda."""
-
-    def get_remaining_time_in_millis(self) -> int: ...
 
 
 def handler(event: dict[str, Any], lambda_context: Invocation) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import secrets
 import sys
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from functions.api.http.context import Context
 from functions.api.operations.cloudwatch_metrics import CloudWatchMetrics, count_ends
@@ -25,6 +25,10 @@ from functions.storage.dynamodb.tokens import DynamoTokenStore
 from functions.storage.dynamodb.webhooks import DynamoWebhookStore
 from functions.storage.s3.objects import S3ObjectStore
 from functions.webhooks.event_queue import SqsDeliveryQueue
+
+if TYPE_CHECKING:
+    # The other functions do not load the records of fleets.
+    from functions.fleet.store import FleetStore
 
 
 class SystemRandomness:
@@ -90,3 +94,11 @@ def build_rings(environment: Mapping[str, str] = os.environ) -> RingStore:
 
     settings = ControlPlaneSettings.from_environment(environment)
     return DynamoRings(dynamodb_client(), settings.table_prefix)
+
+
+def build_fleet(environment: Mapping[str, str] = os.environ) -> FleetStore:
+    """Build the store of fleets, which only the functions `fleet` and `machines` load."""
+    from functions.storage.dynamodb.fleet import DynamoFleetStore
+
+    settings = ControlPlaneSettings.from_environment(environment)
+    return DynamoFleetStore(dynamodb_client(), settings.table_prefix)

@@ -1,7 +1,8 @@
 """Metrics for alarms and graphs: log lines in CloudWatch's embedded metric format.
 
-A line costs no request and needs no library. The functions write a line where an attempt ends, and the sweeper writes
-a line a minute. Zeros are not written, so an idle deployment pays for no metric; alarms treat missing values as good.
+A line costs no request and needs no library. The functions write a line where an attempt ends; the sweeper and the
+controller of the fleets write a line a minute. Zeros are not written, so an idle deployment pays for no metric; alarms
+treat missing values as good.
 """
 
 from __future__ import annotations
@@ -25,11 +26,18 @@ UNITS: Mapping[str, str] = {
     "JobsFailed": "Count",
     "QueueAge": "Seconds",
     "HeartbeatLag": "Seconds",
+    "FleetTicks": "Count",
+    "FleetStarting": "Count",
+    "FleetReady": "Count",
+    "FleetBusy": "Count",
+    "FleetEnding": "Count",
+    "FleetUsdPerHour": "None",
 }
 """Every metric and its unit. Failures of the training and node faults are counted apart, as in the job's counters.
 
 `QueueAge`: seconds for which the longest waiting job has been claimable. `HeartbeatLag`: seconds since the oldest
-expired lease that is not yet revoked expired.
+expired lease that is not yet revoked expired. `FleetTicks`: ticks that looked after every fleet. `Fleet...`: machines
+of all fleets, by states, and their price.
 """
 
 
@@ -41,7 +49,7 @@ class CloudWatchMetrics:
         self._stream = stream
         self._clock = clock
 
-    def put(self, values: Mapping[str, int]) -> None:
+    def put(self, values: Mapping[str, float]) -> None:
         """Write the values other than zero; the names are keys of UNITS."""
         written = {name: value for name, value in values.items() if value}
         if self._stage is None or not written:

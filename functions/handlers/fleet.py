@@ -1,0 +1,62 @@
+"""Lambda entry point of the fleets' controller: once a minute, rent missing machines and give others back."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from baton.contract.fleet import MachineState as State
+from functions.api.fleet.enrolment_keys import EnrolmentKeys
+from functions.fleet.clock import FleetClock
+from functions.fleet.controller import FleetController, TickReport
+from functions.fleet.demand import waiting_jobs
+from functions.fleet.drivers.configured import build_drivers
+from functions.fleet.machine_states import STARTING
+from functions.handlers.startup import Invocation, start_logging
+from functions.handlers.wiring import build_context, build_fleet, build_metrics
+
+start_logging()
+context = build_context()
+store = build_fleet(os.environ)
+metrics = build_metrics()
+clock = FleetClock(store, context.settings.fleet_clock_speed)
+ENDING = {State.DRAINING, State.LOST, State.TERMINATING}
+
+
+def now() -> int:
+    """Return the time of the fleets."""
+    return clock.at(time.time())
+
+
+drivers = build_drivers(loopback_directory=context.settings.loopback_directory, now=now)
+
+
+def handler(event: dict[str, Any], lambda_context: Invocation) -> dict[str, Any]:
+    """Answer one event of EventBridge Scheduler."""
+    report = FleetController(
+        store,
+        drivers,
+        waiting=partial(waiting_jobs, context.jobs, shards=context.settings.ready_shards),
+        keys=EnrolmentKeys(context.tokens, context.random, context.clock, clock, context.settings.fleet_api_url),
+        now=now,
+        random_token=context.random.token,
+        time_left_s=lambda: lambda_context.get_remaining_time_in_millis() / 1000,
+    ).tick()
+    metrics.put(count_machines(report))
+    return asdict(report)
+
+
+def count_machines(report: TickReport) -> Mapping[str, float]:
+    """Return the metrics of a tick."""
+    groups = {
+        "FleetStarting": STARTING,
+        "FleetReady": {State.READY},
+        "FleetBusy": {State.BUSY},
+        "FleetEnding": ENDING,
+    }
+    counts = {name: sum(report.machines.get(state, 0) for state in states) for name, states in groups.items()}
+    return {"FleetTicks": int(report.finished), "FleetUsdPerHour": round(report.usd_per_hour, 4), **counts}

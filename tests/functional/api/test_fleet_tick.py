@@ -1,0 +1,161 @@
+"""The function of the fleets' controller: machines for waiting jobs, keys that end with their machines, metrics."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.contract.fleet import FleetSpec
+from baton.contract.fleet import MachineState as State
+from baton.contract.names import Scope
+from functions.api.fleet.enrolment_keys import EnrolmentKeys
+from functions.api.operations.cloudwatch_metrics import CloudWatchMetrics
+from functions.domain.access.api_keys import ApiKey, authenticate
+from functions.domain.errors import WriteConflict
+from functions.fleet.clock import FleetClock
+from functions.fleet.demand import MAX_WAITING, waiting_jobs
+from functions.fleet.drivers.configured import build_drivers
+from functions.fleet.records import StoredFleet
+from functions.handlers import fleet
+from tests.functional.api.test_sweeper import Invocation, metrics_in
+from tests.kits.api.harness import NOW, TENANT, Api
+from tests.twins.fleet import MemoryFleetStore
+from tests.twins.provider import VirtualProvider
+from tests.unit.fleet.test_machine_states import make_machine
+
+
+def make_fleet(**changes: Any) -> StoredFleet:
+    document = {"name": "nights", "providers": ["loopback"], "max_usd_per_hour": 1, "budget": {"total_usd": 9}}
+    spec = FleetSpec.model_validate({**document, **changes})
+    return StoredFleet(tenant=TENANT, spec=spec, version=1, created_at=NOW, updated_at=NOW)
+
+
+class Deployment:
+    """The deployed function on an API's stores, with one provider and a clock."""
+
+    def __init__(self, api: Api, patch: pytest.MonkeyPatch) -> None:
+        self.api, self.log, self.store, self.provider = api, io.StringIO(), MemoryFleetStore(), VirtualProvider()
+        for name, value in {
+            "context": api.context,
+            "store": self.store,
+            "drivers": {"loopback": self.provider},
+            "metrics": CloudWatchMetrics("prod", self.log, api.clock),
+            "now": api.clock.now,
+        }.items():
+            patch.setattr(fleet, name, value)
+        patch.setitem(api.context.settings.__dict__, "fleet_api_url", "https://api.example.com")
+
+    def tick(self, minutes: int = 1) -> dict[str, Any]:
+        for _ in range(minutes):
+            self.api.clock.advance(60)
+            self.provider.now = self.api.clock.now()
+            report = fleet.handler({}, Invocation(55))
+        return report
+
+
+@pytest.fixture
+def deployment(api: Api, monkeypatch: pytest.MonkeyPatch) -> Deployment:
+    return Deployment(api, monkeypatch)
+
+
+def key_of(deployment: Deployment) -> ApiKey:
+    """Return the key in the environment of the newest machine."""
+    environment = deployment.provider.creates[-1].environment
+    assert environment.keys() == {"BATON_API_URL", "BATON_ENROLMENT_TOKEN"}
+    assert environment["BATON_API_URL"] == "https://api.example.com"
+    now = deployment.api.clock.now()
+    found = authenticate(deployment.api.context.tokens, environment["BATON_ENROLMENT_TOKEN"], now)
+    assert isinstance(found, ApiKey)
+    return found
+
+
+def test_a_waiting_job_rents_a_machine_whose_key_can_only_enrol(deployment: Deployment) -> None:
+    deployment.store.put_fleet(make_fleet())
+    deployment.api.submit(queue="elsewhere")
+    assert deployment.tick()["created"] == 0
+    deployment.api.submit()
+    report = deployment.tick()
+    assert (report["created"], report["finished"], report["failures"]) == (1, True, [])
+    (machine,) = deployment.store.machines(TENANT, "nights")
+    key = key_of(deployment)
+    assert (key.tenant, key.scopes, key.machine) == (TENANT, (Scope.ENROLL,), f"nights/{machine.id}")
+    assert (key.id, key.expires_at) == (machine.worker_key, deployment.api.clock.now() + 1800)
+    metrics = metrics_in(deployment.log)
+    assert (metrics["FleetTicks"], metrics["FleetStarting"], metrics["FleetUsdPerHour"]) == (1, 1, 0.2)
+    assert "FleetBusy" not in metrics
+
+
+def test_the_key_of_a_machine_ends_with_the_machine(deployment: Deployment) -> None:
+    deployment.store.put_fleet(make_fleet())
+    deployment.api.submit()
+    deployment.tick()
+    key = key_of(deployment)
+    stopped = make_fleet().model_copy(update={"stopped": True, "version": 2})
+    deployment.store.put_fleet(stopped)
+    deployment.tick(5)
+    assert [one.state for one in deployment.store.ended(TENANT, "nights", limit=9)] == [State.GONE]
+    found = deployment.api.context.tokens.get_key(key.id)
+    assert found is not None and found.revoked_at is not None
+
+
+def test_a_deployment_without_fleets_writes_nothing(deployment: Deployment) -> None:
+    deployment.api.submit()
+    assert deployment.tick()["finished"] is False
+    assert deployment.log.getvalue() == ""
+    assert deployment.store.acquire("first", NOW, 90) == 1
+
+
+def test_a_deployment_without_the_api_s_address_rents_nothing(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(deployment.api.context.settings.__dict__, "fleet_api_url", None)
+    deployment.store.put_fleet(make_fleet())
+    deployment.api.submit()
+    with pytest.raises(RuntimeError, match="BATON_FLEET_API_URL"):
+        deployment.tick()
+    assert deployment.provider.creates == []
+
+
+def test_a_key_is_revoked_once_and_a_deleted_one_needs_no_revocation(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, machine = api.context.tokens, make_machine(State.PLANNED)
+    keys = EnrolmentKeys(tokens, api.context.random, api.clock, FleetClock(MemoryFleetStore()), "https://a")
+    key_id, _ = keys.issue(machine, NOW + 9)
+    for _ in range(2):
+        keys.revoke(key_id)
+        api.clock.advance(5)
+    found = tokens.get_key(key_id)
+    assert found is not None and found.revoked_at == NOW
+    keys.revoke("0" * 20)
+    deleted, _ = keys.issue(machine, NOW + 9)
+
+    def conflict(key: ApiKey) -> None:
+        raise WriteConflict
+
+    monkeypatch.setattr(tokens, "replace_key", conflict)
+    keys.revoke(deleted)
+
+
+def test_each_queue_and_shard_has_a_part_of_the_jobs_that_a_tick_reads(api: Api) -> None:
+    for _ in range(6):
+        api.submit(queue="long")
+    api.submit(queue="short")
+    one = make_fleet(queues=["long", "short"])
+    read = [job.queue for job in waiting_jobs(api.context.jobs, one, shards=1)]
+    assert read == ["long"] * 6 + ["short"]
+    read = [job.queue for job in waiting_jobs(api.context.jobs, one, shards=MAX_WAITING)]
+    assert read == ["long", "short"]
+
+
+def test_only_a_configured_provider_has_a_driver(tmp_path: Path) -> None:
+    assert build_drivers(loopback_directory=None, now=lambda: 0.0) == {}
+    assert set(build_drivers(loopback_directory=str(tmp_path / "machines"), now=lambda: 0.0)) == {"loopback"}
+
+
+def test_the_answer_of_a_tick_can_be_logged(deployment: Deployment) -> None:
+    deployment.store.put_fleet(make_fleet())
+    deployment.api.submit()
+    assert json.loads(json.dumps(deployment.tick()))["machines"] == {"booting": 1}
