@@ -19,6 +19,11 @@ from cdk.stage import StageSettings
 from functions.api.operations.service_probe import PROBED_PATH
 
 SWEEP_INTERVAL = Duration.seconds(SWEEP_INTERVAL_S)
+SCHEDULES = (
+    ("sweeper", "Sweep", "Returns the jobs of lost machines to their queues"),
+    ("fleet", "Fleet", "Rents the machines that fleets lack, and gives machines back"),
+)
+"""Functions that run once a minute, with the id and the description of the schedule."""
 
 
 class BatonStack(Stack):
@@ -38,17 +43,19 @@ class BatonStack(Stack):
         if stage.target == "lambda":
             # The URL of the API is valid on AWS only; the emulated cloud has a URL of its own.
             functions.by_name["sweeper"].add_environment("BATON_PROBE_URL", f"{api.url}{PROBED_PATH}")
-        scheduler.Schedule(
-            self,
-            "Sweep",
-            schedule_name=f"{stage.prefix}sweep",
-            description="Returns the jobs of lost machines to their queues",
-            schedule=scheduler.ScheduleExpression.rate(SWEEP_INTERVAL),
-            # The sweep of the next minute continues after a failed sweep, so retries would only accumulate.
-            target=targets.LambdaInvoke(functions.by_name["sweeper"], retry_attempts=0),
-        )
-        # CDK creates the role of the schedule under the stack instead of the schedule.
-        acknowledge_wildcard(self, functions.by_name["sweeper"], ":*", VERSIONS)
+            functions.by_name["fleet"].add_environment("BATON_FLEET_API_URL", api.url)
+        for name, schedule, description in SCHEDULES:
+            scheduler.Schedule(
+                self,
+                schedule,
+                schedule_name=f"{stage.prefix}{schedule.lower()}",
+                description=description,
+                schedule=scheduler.ScheduleExpression.rate(SWEEP_INTERVAL),
+                # The next minute's call continues after a failed call, so retries would only accumulate.
+                target=targets.LambdaInvoke(functions.by_name[name], retry_attempts=0),
+            )
+            # CDK creates the role of the schedule under the stack instead of the schedule.
+            acknowledge_wildcard(self, functions.by_name[name], ":*", VERSIONS)
         alarms = Alarms(self, "Alarms", stage=stage, api=api.http, functions=functions.by_name, tables=tables.by_suffix)
         alarms.watch_events(functions.by_name["publisher"], events.dead_letters)
         alarms.watch_webhooks(Webhooks(self, "Webhooks", stage=stage, functions=functions.by_name).dead)

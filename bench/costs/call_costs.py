@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import requests
@@ -24,11 +25,16 @@ from bench.costs.units import Meter
 from bench.harness.plane import TENANT, Plane
 from functions.api.admin.keys import generate_key
 from functions.api.checkpoints.retention_runner import run_due_retentions
+from functions.api.fleet.enrolment_keys import EnrolmentKeys
 from functions.api.http.authorizer import authorize
 from functions.api.operations.sweeper import sweep
 from functions.api.rules.rule_evaluation_runs import evaluate_due_jobs
 from functions.domain.table_keys import DUE_BUCKET_S
+from functions.fleet.clock import FleetClock
+from functions.fleet.controller import FleetController
+from functions.fleet.demand import waiting_jobs
 from functions.storage.clients import dynamodb_client
+from functions.storage.dynamodb.fleet import DynamoFleetStore
 from functions.webhooks.delivery import deliver
 from functions.webhooks.event_queue import QueuedEvent
 from functions.webhooks.http_delivery import PostOutcome
@@ -83,6 +89,7 @@ class _Recording:
             "pack": self._further_pack(),
             "end": self._billed(lambda: self._release(ending)),
             "idle sweep": idle_sweep,
+            "idle tick": self._billed(self._tick, api=0),
             # The authorizer looks up a key that is not known, and the function of heartbeats answers so.
             "probe": self._billed(self._authorizer(known=False), functions=2),
             "delivery": self._billed(self._delivery(), api=0),
@@ -180,6 +187,20 @@ class _Recording:
                     raise RuntimeError("the checkpoint was not committed")
         billed["s3_put"] += len(missing)
         return billed
+
+    def _tick(self) -> None:
+        """Run a tick of the fleets' controller without a fleet."""
+        context = self._plane.context
+        fleet = DynamoFleetStore(self._plane.dynamodb, self._plane.prefix)
+        FleetController(
+            fleet,
+            {},
+            waiting=partial(waiting_jobs, context.jobs, shards=1),
+            keys=EnrolmentKeys(context.tokens, context.random, context.clock, FleetClock(fleet), None),
+            now=context.clock.now,
+            random_token=context.random.token,
+            time_left_s=lambda: 55.0,
+        ).tick()
 
     def _sweep(self) -> None:
         context = self._plane.context

@@ -36,7 +36,7 @@ SWEPT_SHARE = 1 - 90 / DUE_BUCKET_S
 """Share of the live leases that the index `due` returns to a sweep, for leases of 90 s."""
 SWEPT_READS = 0.5
 """Read units for each of these leases, read with eventual consistency."""
-ALARMS = 49
+ALARMS = 58
 """Approximate number of alarms: two for each function, table and index, and some more."""
 POLLS_AT_ONCE, POLL_LASTS_S = 5, 20
 """Assumption: concurrent polls of an empty queue by Lambda, and their duration in seconds."""
@@ -53,6 +53,7 @@ DURATION_MS = {
     "checkpoint": 60,
     "log chunk": 25,
     "sweep": 60,
+    "tick": 15,
     "probe": 7,
     "publish": 20,
     "delivery": 200,
@@ -178,8 +179,10 @@ class Costs:
     def idle_month(self) -> dict[str, float]:
         """Compute USD a month of an unused deployment."""
         sweeps = self._row("sweeper", "idle sweep", 60)
+        ticks = self._row("fleets' controller", "idle tick", 60)
         return {
             "the sweeper, once a minute": (sweeps.control + sweeps.logs) * MONTH_H,
+            "the fleets' controller, once a minute, without a fleet": (ticks.control + ticks.logs) * MONTH_H,
             "Lambda's asking the webhooks' queue": MONTH_H * HOUR_S / POLL_LASTS_S * POLLS_AT_ONCE * prices.QUEUE.usd,
             f"some {ALARMS} alarms": ALARMS * prices.ALARM_MONTH.usd,
             "dashboard, if three others exist": prices.DASHBOARD_MONTH.usd,
@@ -188,10 +191,12 @@ class Costs:
 
     def _row(self, activity: str, call: str, per_hour: float) -> Row:
         billed = self.billed[call]
-        function = {"heartbeat in a new bucket": "heartbeat", "idle sweep": "sweep"}.get(call, call)
+        function = {"heartbeat in a new bucket": "heartbeat", "idle sweep": "sweep", "idle tick": "tick"}.get(
+            call, call
+        )
         calls, api = billed.get("lambda", 0), billed.get("api", 0)
         log_bytes = calls * PLATFORM_LOG_BYTES + api * ACCESS_LOG_BYTES
-        if function not in ("heartbeat", "authorizer", "sweep", "probe"):
+        if function not in ("heartbeat", "authorizer", "sweep", "tick", "probe"):
             log_bytes += calls * OWN_LOG_BYTES
         return Row(
             activity=activity,

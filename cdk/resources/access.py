@@ -90,6 +90,14 @@ ACCESS: Mapping[str, FunctionAccess] = {
         buckets={DATA_BUCKET: ("DeleteObject", "GetObject", "ListBucket", "PutObject")},
         objects="*/rings/*",
     ),
+    "machines": FunctionAccess(
+        tables={
+            "fleet": ("GetItem", "PutItem", "Query"),
+            # The keys of the workers of machines that enrol.
+            "tokens": ("PutItem",),
+        },
+        buckets={},
+    ),
     "admin": FunctionAccess(
         tables={
             "tokens": ("GetItem", "PutItem"),
@@ -113,6 +121,15 @@ ACCESS: Mapping[str, FunctionAccess] = {
             "heartbeats/due": ("Query",),
         },
         buckets={CHECKPOINTS_BUCKET: ("DeleteObject", "GetObject", "ListBucket")},
+    ),
+    "fleet": FunctionAccess(
+        tables={
+            "fleet": ("ConditionCheckItem", "DeleteItem", "GetItem", "PutItem", "Query", "UpdateItem"),
+            "jobs/ready": ("Query",),
+            # The enrolment keys of machines, and the revocation of the keys of ended machines.
+            "tokens": ("GetItem", "PutItem"),
+        },
+        buckets={},
     ),
     "publisher": FunctionAccess(
         tables={"webhooks": ("Query",)},

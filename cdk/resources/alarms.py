@@ -41,6 +41,8 @@ ALARMS = {
     ),
 }
 """Alarms on Baton's metrics (functions/api/operations/cloudwatch_metrics.py): statistic, threshold, description."""
+FLEET = tuple(name for name in UNITS if name.startswith("Fleet"))
+"""Metrics of rented machines."""
 
 
 class Alarms(Construct):
@@ -81,6 +83,14 @@ class Alarms(Construct):
             functions["sweeper"].metric_invocations(period=PERIOD, statistic="Sum"),
             below=1,
             description="nobody returns the jobs of lost machines: the schedule is off",
+        )
+        # `FleetErrors` reports failed ticks. An alarm on a metric of successful ticks would need that metric also
+        # without fleets, and the metric would cost more than the ticks.
+        self._alarm(
+            "FleetSilent",
+            functions["fleet"].metric_invocations(period=PERIOD, statistic="Sum"),
+            below=1,
+            description="nobody gives rented machines back: the schedule is off",
         )
         for place, kind, throttled in _throttled(tables):
             self._alarm(
@@ -208,11 +218,15 @@ def _dashboard(
         ),
         cloudwatch.GraphWidget(
             title="Attempts that ended",
-            left=[_metric(stage, name, "Sum") for name, unit in UNITS.items() if unit == "Count"],
+            left=[_metric(stage, name, "Sum") for name, unit in UNITS.items() if unit == "Count" and name not in FLEET],
         ),
         cloudwatch.GraphWidget(
             title="Seconds that jobs wait, and that leases are overdue",
             left=[_metric(stage, name, "Maximum") for name, unit in UNITS.items() if unit == "Seconds"],
+        ),
+        cloudwatch.GraphWidget(
+            title="Rented machines, and USD an hour",
+            left=[_metric(stage, name, "Maximum") for name in FLEET],
         ),
     )
     board.add_widgets(

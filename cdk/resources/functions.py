@@ -20,6 +20,8 @@ from functions.domain.checkpoints.packs import FUNCTION_TIMEOUT_S, SWEEPER_TIMEO
 
 MEMORY_MIB = 512
 """Lambda assigns CPU in proportion to memory; with less memory a cold start takes seconds."""
+SCHEDULED = ("sweeper", "fleet")
+"""Functions that a schedule invokes each minute. The next invocation replaces a retry."""
 TIMEOUT_S = FUNCTION_TIMEOUT_S
 """Below the timeout of API Gateway, 30 s, so that the caller receives the error of the API."""
 
@@ -61,12 +63,14 @@ class Functions(Construct):
                 runtime=runtime,
                 architecture=lambda_.Architecture.ARM_64 if stage.target == "lambda" else lambda_.Architecture.X86_64,
                 memory_size=MEMORY_MIB,
-                timeout=Duration.seconds(SWEEPER_TIMEOUT_S if name == "sweeper" else TIMEOUT_S),
+                timeout=Duration.seconds(SWEEPER_TIMEOUT_S if name in SCHEDULED else TIMEOUT_S),
                 environment=environment,
                 role=role,
                 log_group=log,
-                # Retries of Lambda for asynchronous calls. The sweep of the next minute replaces a retry.
-                retry_attempts=0 if name == "sweeper" else None,
+                # Retries of Lambda for asynchronous calls.
+                retry_attempts=0 if name in SCHEDULED else None,
+                # One controller of the fleets at a time; the fence in the table also stops a paused controller.
+                reserved_concurrent_executions=1 if name == "fleet" else None,
             )
             acknowledge(self.by_name[name], "L1", RUNTIME)
 

@@ -7,17 +7,23 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 from blake3 import blake3
 
 import tests.kits.api.harness as harness
+from baton.contract.errors import ErrorCode
 from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET, ring_token
 from baton.contract.worker.control import MAX_COMMANDS
 from cdk.resources.access import ACCESS
+from functions.api.fleet.enrolment_keys import EnrolmentKeys
 from functions.api.http.route import all_routes
 from functions.domain.jobs.attempt_end import LATE_AFTER_S
+from functions.fleet.clock import FleetClock
+from functions.fleet.controller import FleetController
+from functions.fleet.demand import waiting_jobs
 from functions.local.emulator import Emulator
 from functions.publishing.bus import DeadLetterQueue, EventBridgeBus
 from functions.publishing.outbox import publish
@@ -32,6 +38,7 @@ from tests.kits.api.webhooks import make_event, make_webhook
 from tests.kits.clouds.emulator import unique
 from tests.kits.clouds.store_sets import MinistackClients
 from tests.kits.files.declared_files import declared, large, pieces
+from tests.twins.provider import VirtualMachine, VirtualProvider
 
 pytestmark = pytest.mark.emulator
 
@@ -374,6 +381,47 @@ def hook(api: Api) -> None:
     assert api.call("DELETE", f"/webhooks/{made}").status == 204
 
 
+def rent(recorder: Recorder, api: Api) -> None:
+    """Rent two machines: one works until the fleet stops, the other differs from its offer."""
+    assert api.context.fleet is not None
+    document = {"name": "nights", "providers": ["loopback"], "max_usd_per_hour": 1, "budget": {"total_usd": 9}}
+    api.call("PUT", "/fleets/nights", {**document, "queues": ["rented"], "max": 2}).ok()
+    for _ in range(2):
+        api.submit(queue="rented")
+    provider = VirtualProvider(min_interval_s={"quote": 1})
+    tokens, random, clock = api.context.tokens, api.context.random, api.clock
+    controller = FleetController(
+        api.context.fleet,
+        {"loopback": provider},
+        waiting=partial(waiting_jobs, api.context.jobs, shards=1),
+        keys=EnrolmentKeys(tokens, random, clock, FleetClock(api.context.fleet), "https://a"),
+        now=clock.now,
+        random_token=random.token,
+        time_left_s=lambda: 55.0,
+    )
+
+    def tick(minutes: int) -> None:
+        for _ in range(minutes):
+            clock.advance(60)
+            provider.now = clock.now()
+            assert recorder.within(lambda: "fleet", controller.tick)().finished
+
+    tick(1)
+    good, bad = (one.environment["BATON_ENROLMENT_TOKEN"] for one in provider.creates)
+    found = {"gpu_model": "RTX 4090", "gpus": 1, "vram_gib": 24, "disk_gib": 200}
+    key = api.post("/machines/enroll", found, key=good).ok()["api_key"]
+    api.post("/machines/enroll", {**found, "vram_gib": 8}, key=bad).refused(ErrorCode.PREFLIGHT_FAILED)
+    api.post("/machines/heartbeat", {"job_id": "146683a1-cb76-4702-9fef-fcccd32594f1"}, key=key).ok()
+    provider.vanish(provider.alive()[0])
+    provider.machines.append(VirtualMachine("stray", f"{api.context.fleet.deployment()}-x", 1.0, clock.now(), "h"))
+    tick(5)
+    api.post("/fleets/nights/stop").ok()
+    tick(5)
+    for path in ("/fleets", "/fleets/nights", "/fleets/nights/events"):
+        api.get(path).ok()
+    assert len(api.get("/fleets/nights/machines").ok()["machines"]) >= 2
+
+
 def published(recorder: Recorder, emulator: Emulator, api: Api) -> None:
     """Publish an event with a delivery to a webhook, and an unpublishable event."""
     events, sqs = emulator.client("events"), emulator.client("sqs")
@@ -422,6 +470,7 @@ def test_each_function_asks_for_what_its_role_allows(emulator: Emulator, monkeyp
             ring,
         ):
             part(api)
+        rent(recorder, api)
         published(recorder, emulator, api)
     assert recorder.calls == {route.route_key for route in all_routes()}
     for name, access in ACCESS.items():

@@ -90,18 +90,20 @@ def test_a_resume_from_s3_costs_more_than_a_hundred_hours_of_control_plane() -> 
 
 def test_what_is_idle_costs_little_besides_what_stands_there(template: dict[str, Any]) -> None:
     assert abs(len(of_type(template, "AWS::CloudWatch::Alarm")) - ALARMS) <= 5
-    assert Costs(recorded()).idle_month["the sweeper, once a minute"] < 0.15
+    month = Costs(recorded()).idle_month
+    assert month["the sweeper, once a minute"] < 0.15
+    assert month["the fleets' controller, once a minute, without a fleet"] < 0.05
 
 
 def test_more_of_anything_costs_more() -> None:
     usual = recorded()
     for call, billed in usual.items():
-        if call in ("asked in vain", "delivery", "watched heartbeat", "watched look"):
+        if call in ("asked in vain", "delivery", "idle tick", "watched heartbeat", "watched look"):
             continue
         for unit, count in billed.items():
             dearer = Costs({**usual, call: {**billed, unit: count + 10}})
             assert dearer.with_s3 > Costs(usual).with_s3, (call, unit)
-    assert set(DURATION_MS) >= set(usual) - {"heartbeat in a new bucket", "idle sweep", "pack"}
+    assert set(DURATION_MS) >= set(usual) - {"heartbeat in a new bucket", "idle sweep", "idle tick", "pack"}
 
 
 def test_sizes_are_those_that_dynamodb_counts() -> None:

@@ -11,7 +11,7 @@ import pytest
 from cdk.resources.access import ACCESS, BUCKET_ACTIONS
 from cdk.resources.alarms import ALARMS
 from cdk.resources.api import ACCESS_LOG_FIELDS, KEY_SOURCE
-from cdk.resources.functions import TIMEOUT_S
+from cdk.resources.functions import SCHEDULED, TIMEOUT_S
 from cdk.stage import READY_SHARDS_TAG
 from functions.api.http.route import all_routes
 from functions.api.operations.cloudwatch_metrics import DIMENSION, NAMESPACE, UNITS
@@ -246,7 +246,7 @@ def test_a_function_has_the_settings_it_reads_and_a_log_that_ends(template: Json
     assert environment["BATON_TABLE_PREFIX"] == "baton-test-"
     assert environment["BATON_ORIGINAL_PROGRESS_S"] == "21600"
     assert properties["Architectures"] == ["arm64"]
-    assert properties["Timeout"] <= (55 if name == "sweeper" else TIMEOUT_S)
+    assert properties["Timeout"] <= (55 if name in SCHEDULED else TIMEOUT_S)
     log = template["Resources"][properties["LoggingConfig"]["LogGroup"]["Ref"]]["Properties"]
     assert log["LogGroupName"] == f"/aws/lambda/baton-test-{name}"
     assert log["RetentionInDays"] == 30
@@ -260,18 +260,33 @@ def test_the_sweeper_probes_the_way_of_heartbeats(template: Json) -> None:
     assert "POST /heartbeat/{id}" in guarded
 
 
-def test_the_sweeper_runs_each_minute(template: Json) -> None:
-    (schedule,) = of_type(template, "AWS::Scheduler::Schedule").values()
-    properties = schedule["Properties"]
-    assert properties["ScheduleExpression"] == "rate(1 minute)"
-    assert properties["State"] == "ENABLED"
-    target = properties["Target"]["Arn"]["Fn::GetAtt"][0]
-    assert template["Resources"][target]["Properties"]["FunctionName"] == "baton-test-sweeper"
+def test_the_sweeper_and_the_fleets_controller_run_each_minute(template: Json) -> None:
     # The scheduler's repeats are those of a call that Lambda did not take; Lambda's own, of a call that failed.
-    (invoking,) = of_type(template, "AWS::Lambda::EventInvokeConfig").values()
-    assert (invoking["Properties"]["FunctionName"], invoking["Properties"]["Qualifier"]) == ({"Ref": target}, "$LATEST")
-    repeats = properties["Target"]["RetryPolicy"]["MaximumRetryAttempts"]
-    assert invoking["Properties"]["MaximumRetryAttempts"] == repeats == 0
+    unrepeated = {
+        made["Properties"]["FunctionName"]["Ref"]
+        for made in of_type(template, "AWS::Lambda::EventInvokeConfig").values()
+        if (made["Properties"]["MaximumRetryAttempts"], made["Properties"]["Qualifier"]) == (0, "$LATEST")
+    }
+    invoked = set()
+    for schedule in of_type(template, "AWS::Scheduler::Schedule").values():
+        properties = schedule["Properties"]
+        assert properties["ScheduleExpression"] == "rate(1 minute)"
+        assert properties["State"] == "ENABLED"
+        assert properties["Target"]["RetryPolicy"]["MaximumRetryAttempts"] == 0
+        target = properties["Target"]["Arn"]["Fn::GetAtt"][0]
+        assert target in unrepeated
+        invoked.add(template["Resources"][target]["Properties"]["FunctionName"].removeprefix("baton-test-"))
+    assert invoked == set(SCHEDULED)
+
+
+def test_one_controller_of_the_fleets_runs_at_a_time_and_rents_nothing_by_itself(template: Json) -> None:
+    (api,) = of_type(template, "AWS::ApiGatewayV2::Api")
+    for name, properties in functions(template).items():
+        assert properties.get("ReservedConcurrentExecutions") == (1 if name == "fleet" else None)
+        variables = properties["Environment"]["Variables"]
+        url = {"Fn::GetAtt": [api, "ApiEndpoint"]} if name == "fleet" else None
+        assert variables.get("BATON_FLEET_API_URL") == url
+        assert "BATON_LOOPBACK_DIRECTORY" not in variables and "BATON_FLEET_CLOCK_SPEED" not in variables
 
 
 def test_only_new_events_of_jobs_reach_the_publisher_and_none_is_dropped_in_silence(template: Json) -> None:
@@ -342,7 +357,7 @@ def test_webhooks_wait_in_order_and_what_crashes_their_function_is_put_aside(tem
 def test_alarms_watch_every_function_and_table_and_reach_somebody() -> None:
     template = template_of(alarm_email="ops@example.com")
     alarms = {made["Properties"]["AlarmName"]: made for made in of_type(template, "AWS::CloudWatch::Alarm").values()}
-    expected = {"ServerErrors", "SweeperSilent", "EventsLate", "EventsDead", "WebhooksDead"}
+    expected = {"ServerErrors", "SweeperSilent", "FleetSilent", "EventsLate", "EventsDead", "WebhooksDead"}
     expected |= {f"{name.capitalize()}{kind}" for name in ACCESS for kind in ("Errors", "Throttles")}
     expected |= set(ALARMS)
     for table in TABLES:
@@ -363,8 +378,10 @@ def test_alarms_watch_every_function_and_table_and_reach_somebody() -> None:
     assert (may["Effect"], may["Action"], may["Resource"]) == ("Allow", "sns:Publish", {"Ref": topic})
     assert may["Principal"] == {"Service": "cloudwatch.amazonaws.com"}
     assert may["Condition"] == {"StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}}
-    silent = alarms["baton-test-SweeperSilent"]["Properties"]
-    assert (silent["TreatMissingData"], silent["ComparisonOperator"]) == ("breaching", "LessThanThreshold")
+    for name in ("Sweeper", "Fleet"):
+        silent = alarms[f"baton-test-{name}Silent"]["Properties"]
+        assert (silent["TreatMissingData"], silent["ComparisonOperator"]) == ("breaching", "LessThanThreshold")
+        assert (silent["Period"], silent["EvaluationPeriods"]) == (300, 1)
 
 
 def test_each_throttle_alarm_watches_one_table_or_one_of_its_indexes(template: Json) -> None:
