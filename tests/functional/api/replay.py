@@ -8,11 +8,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from baton.contract.fleet import MachineState
 from baton.contract.names import Scope
 from functions.api.checkpoints.retention_runner import run_due_retentions
+from functions.api.fleet.enrolment_keys import EnrolmentKeys
 from functions.api.http.authorizer import authorize
 from functions.api.http.dispatch import dispatch
 from functions.api.http.route import Function
@@ -21,13 +25,18 @@ from functions.domain.access.api_keys import ApiKey, token_digest
 from functions.domain.access.rings import StoredRing
 from functions.domain.records import TransferGrant
 from functions.domain.webhooks import WebhookTarget
+from functions.fleet.clock import FleetClock
+from functions.fleet.controller import FleetController
+from functions.fleet.demand import waiting_jobs
 from functions.publishing.outbox import publish
 from functions.webhooks.batch_consumer import consume_batch
 from functions.webhooks.delivery import deliver
 from functions.webhooks.http_delivery import PostOutcome
+from tests.kits.api.fleets import DOCUMENT, make_machine, put_machine
 from tests.kits.api.harness import NOW, TENANT, Api, Held, memory_api
 from tests.kits.api.stream_records import FakeBus, FakeDeadLetters
 from tests.kits.api.webhooks import make_webhook
+from tests.twins.fleet import MemoryFleetStore
 
 EVENTS = Path(__file__).parents[3] / "events"
 JOB_ID = "146683a1-cb76-4702-9fef-fcccd32594f1"
@@ -35,6 +44,7 @@ LEASE_TOKEN = "bGVhc2UtdG9rZW4tb2YtdGhlLWZpcnN0LWF0dGVtcHQ0"
 KEY_ID, KEY_SECRET = "k3f9a2c47d10be586a2f", "Zm9yLXRoZS1ldmVudHMtb2YtdGhpcy1mb2xkZXItb25seQ"
 DOWNLOAD_TOKEN = "ZG93bmxvYWQtdG9rZW4tZm9yLXRoZS1vZGQta2V5ISEh"
 DOWN_HOOK_ID, DOWN_HOST = "0d0b0a0d0b0a0d0b0a00", "down.example.com"
+BOOTING_MACHINE, ENROLLED_MACHINE = "a1b2c3d4-nights-9f8e7d6c5b4a", "a1b2c3d4-nights-0f1e2d3c4b5a"
 ODD_KEY = "timber/100% of ü+1.jpg"
 
 
@@ -71,7 +81,7 @@ def events_key(*scopes: Scope) -> ApiKey:
 
 
 def prepared_api(*, claimed: bool) -> Api:
-    """An API that knows what the events name: a key, a job (held, if `claimed`), an object and its download token."""
+    """An API that knows what the events name: a key, a job (held, if `claimed`), an object with a token, a fleet."""
     api = memory_api()
     api.context.__dict__["random"] = _NamedRandomness(api)
     api.context.tokens.put_key(events_key(Scope.SUBMIT, Scope.WORKER))
@@ -82,6 +92,9 @@ def prepared_api(*, claimed: bool) -> Api:
     api.put_object("training-data", ODD_KEY)
     ring = StoredRing(tenant=TENANT, name="shapes", id="0123456789abcdef", settings=b"{}", created_at=NOW)
     assert api.context.rings is not None and api.context.rings.make(ring)
+    api.call("PUT", "/fleets/nights", DOCUMENT).ok()
+    put_machine(api, make_machine(BOOTING_MACHINE, MachineState.BOOTING))
+    put_machine(api, make_machine(ENROLLED_MACHINE, MachineState.READY, enrolled_at=NOW))
     api.context.tokens.put_grant(
         TransferGrant(
             token_sha256=token_digest(DOWNLOAD_TOKEN),
@@ -124,6 +137,18 @@ def replay(path: Path, api: Api) -> dict[str, Any]:
     if handler == "sweeper":
         swept = sweep(api.context.jobs, api.context.leases, api.clock, sweep_interval_s=1).as_dict()
         return swept | {"retentions": run_due_retentions(api.context, api.clock.now())}
+    if handler == "fleet":
+        context = api.context
+        controller = FleetController(
+            MemoryFleetStore(),
+            {},
+            waiting=partial(waiting_jobs, context.jobs, shards=1),
+            keys=EnrolmentKeys(context.tokens, context.random, api.clock, FleetClock(MemoryFleetStore()), None),
+            now=api.clock.now,
+            random_token=context.random.token,
+            time_left_s=lambda: 55.0,
+        )
+        return asdict(controller.tick())
     return dispatch(event, api.context, cast("Function", handler))
 
 

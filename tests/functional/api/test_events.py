@@ -41,6 +41,8 @@ EXPECTED: dict[str, tuple[int, dict[str, Any]]] = {
     "transfer/upload-part.json": (401, {"code": "token_invalid", "field": "x-upload-token"}),
     "rings/claim-sample.json": (200, {"written": True, "records": []}),
     "rings/another-ring.json": (403, {"code": "wrong_scope", "field": "ring"}),
+    "machines/enroll.json": (200, {"machine_id": "a1b2c3d4-nights-9f8e7d6c5b4a", "queues": ["default"]}),
+    "machines/used-token.json": (409, {"code": "enrolment_used", "field": "x-api-key"}),
     "admin/create-key.json": (200, {"name": "laptop", "scopes": ["submit"]}),
     "admin/health.json": (200, {"status": "ok"}),
 }
@@ -48,7 +50,12 @@ LAMBDA_EVENTS = [case for case in CASES if case in EXPECTED]
 
 
 def test_every_event_is_replayed() -> None:
-    others = {"authorizer/known-key.json", "authorizer/unknown-key.json", "sweeper/schedule.json"}
+    others = {
+        "authorizer/known-key.json",
+        "authorizer/unknown-key.json",
+        "sweeper/schedule.json",
+        "fleet/schedule.json",
+    }
     stream = {f"publisher/{case}.json" for case in ("started", "lost-for-good", "other-writes", "unreadable")}
     stream |= {f"deliverer/{case}.json" for case in ("completed", "not-taken", "given-up")}
     assert set(CASES) == set(EXPECTED) | others | stream
@@ -97,6 +104,7 @@ def test_an_event_has_the_shape_that_the_gateway_gives_it(case: str) -> None:
         "worker/claim.json",
         "authorizer/unknown-key.json",
         "sweeper/schedule.json",
+        "fleet/schedule.json",
         "publisher/started.json",
         "deliverer/completed.json",
     ],

@@ -1,0 +1,21 @@
+"""Lambda entry point of the privilege group `machines`: fleets, and the calls of rented machines."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+from functions.api.http.dispatch import dispatch
+from functions.api.http.route import routes_of
+from functions.handlers.startup import start_logging
+from functions.handlers.wiring import build_context, build_fleet
+
+start_logging()
+routes_of("machines")  # loads the routes at the cold start, not with the first event
+context = replace(build_context(), fleet=build_fleet(os.environ))
+
+
+def handler(event: dict[str, Any], lambda_context: object) -> dict[str, Any]:
+    """Answer one API Gateway event."""
+    return dispatch(event, context, "machines")
