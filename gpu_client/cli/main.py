@@ -20,6 +20,7 @@ from gpu_client.cli.core.errors import ExitCode, describe, problems_of
 from gpu_client.cli.core.formats import plain
 from gpu_client.cli.core.session import CliSession
 from gpu_client.cli.data import fetch, push
+from gpu_client.cli.fleet import commands as fleet
 from gpu_client.cli.insight import logs, metrics, report
 from gpu_client.cli.jobs import control, explain, show, submit, watch
 from gpu_client.cli.ring import commands as ring
@@ -34,8 +35,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _IN_ORDER = (
-    login, push, submit, show, watch, logs, metrics, report, explain, control, rules, fetch, recipes, keys, webhooks,
-    ring, local, doctor,
+    login, push, submit, show, watch, logs, metrics, report, explain, control, rules, fetch, recipes, fleet, keys,
+    webhooks, ring, local, doctor,
 )  # fmt: skip
 for commands in _IN_ORDER:
     commands.register(app)

@@ -376,6 +376,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gpu_client.ring": set(),
     "gpu_client.cli.core": {"baton.contract", "gpu_client.transport"},
     "gpu_client.cli.admin": {"baton.contract", "gpu_client.transport", "gpu_client.cli.core"},
+    "gpu_client.cli.fleet": {"baton.contract", "gpu_client.transport", "gpu_client.cli.core"},
     "gpu_client.cli.ring": {"baton.contract", "gpu_client.transport", "gpu_client.ring", "gpu_client.cli.core"},
     "gpu_client.cli.data": {"baton.contract", "gpu_client.transport", "gpu_client.datasets", "gpu_client.cli.core"},
     "gpu_client.cli.jobs": {"baton.contract", "gpu_client.transport", "gpu_client.cli.core", "gpu_client.cli.data"},

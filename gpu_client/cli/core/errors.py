@@ -64,6 +64,7 @@ _FOR_USERS = {
     ErrorCode.RECIPE_NOT_FOUND: "List the recipes with: baton recipes list",
     ErrorCode.INVALID_RECIPE: "List all faults with: baton recipes lint FILE",
     ErrorCode.ILLEGAL_TRANSITION: "Show the state of the job with: baton explain ID",
+    ErrorCode.FLEET_NOT_FOUND: "List the fleets with: baton fleet ls",
     ErrorCode.NOT_FOUND: "Check the address, including its stage, with: baton doctor",
 }
 """Remedies that name commands; they replace the API's remedies, which address HTTP clients."""

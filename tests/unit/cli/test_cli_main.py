@@ -21,6 +21,7 @@ from gpu_client.cli.main import app, main
 
 GROUPS = {
     "data": ["push", "ls"],
+    "fleet": ["apply", "ls", "show", "watch", "stop", "receipts", "events"],
     "keys": ["create", "list", "revoke", "rotate"],
     "recipes": ["lint", "push", "list", "show", "docs", "run"],
     "rules": ["check", "import", "test", "set", "show", "history", "backtest", "presets"],

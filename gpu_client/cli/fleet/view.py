@@ -1,0 +1,219 @@
+"""Format fleets, machines, receipts and events as lines and tables. Pure; all times are of the fleets' clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from baton.contract.fleet import (
+    BoundView,
+    Budget,
+    FleetEventView,
+    FleetSpec,
+    FleetView,
+    MachineState,
+    MachineView,
+    Receipt,
+)
+from gpu_client.cli.core.formats import age, count, moment
+from gpu_client.cli.core.output import CUT, FOLDED, TableColumn, build_fields, build_table
+from gpu_client.cli.core.session import SHOWN_ID_CHARACTERS
+
+Row = list[str]
+
+FLEETS = (
+    "fleet",
+    "state",
+    "machines",
+    TableColumn("USD/h", right=True),
+    TableColumn("spent", right=True),
+    TableColumn("budget", CUT),
+    TableColumn("waits", FOLDED),
+)
+_BOUNDS = (
+    "budget",
+    "period",
+    TableColumn("USD", right=True),
+    TableColumn("spent", right=True),
+    TableColumn("reserved", right=True),
+    TableColumn("left", right=True),
+)
+_MACHINES = (
+    "machine",
+    "state",
+    "for",
+    TableColumn("GPU", CUT),
+    TableColumn("USD/h", right=True),
+    TableColumn("spent", right=True),
+    "job",
+    TableColumn("reason", FOLDED),
+)
+RECEIPTS = (
+    "machine",
+    "ended",
+    TableColumn("quoted USD/h", right=True),
+    TableColumn("observed USD", right=True),
+    TableColumn("charged USD", right=True),
+    TableColumn("absent", FOLDED),
+    TableColumn("reason", FOLDED),
+)
+EVENTS = (
+    "when",
+    "event",
+    "machine",
+    TableColumn("USD", right=True),
+    TableColumn("reason", FOLDED),
+)
+_BUDGET_NAMES = {"total_usd": "in total", "per_day_usd": "a day", "per_month_usd": "a month"}
+
+
+def usd(amount: float) -> str:
+    """Format an amount of money: cents, and four digits behind the point below one dollar."""
+    return f"{amount:,.2f}" if amount == 0 or abs(amount) >= 1 else f"{amount:.4f}"
+
+
+def summary(spec: FleetSpec) -> str:
+    """Return what a fleet permits: `up to 2 machines of loopback, 0.50 USD/h each; budget 20.00 USD in total`."""
+    machines = count(spec.max, "machine")
+    least = f", at least {spec.min}" if spec.min else ""
+    price = f"{usd(spec.max_usd_per_hour)} USD/h{' each' if spec.max > 1 else ''}"
+    return (
+        f"up to {machines} of {', '.join(spec.providers)}{least}, {price} at most; budget {format_budget(spec.budget)}"
+    )
+
+
+def format_budget(budget: Budget) -> str:
+    """Return `20.00 USD in total, 5.00 USD a day`."""
+    bounds = ((getattr(budget, name), words) for name, words in _BUDGET_NAMES.items())
+    return ", ".join(f"{usd(cap)} USD {words}" for cap, words in bounds if cap is not None)
+
+
+def headline(fleet: FleetView) -> str:
+    """Return a fleet on one line: state, machines, price and money."""
+    parts = [_format_state(fleet), _format_machines(fleet), f"{usd(_usd_per_hour(fleet))} USD/h"]
+    parts += [f"{usd(one.spent_usd)} of {usd(one.cap_usd)} USD {_BUDGET_NAMES[one.name]}" for one in fleet.bounds]
+    return ", ".join(parts) + (f"; waits: {fleet.waits}" if fleet.waits else "")
+
+
+def fleet_row(fleet: FleetView) -> Row:
+    """Return the row of a fleet under FLEETS; `spent` counts against the bound with the least room."""
+    tightest = min(fleet.bounds, key=_room_usd)
+    return [
+        fleet.spec.name,
+        _format_state(fleet),
+        _format_machines(fleet),
+        usd(_usd_per_hour(fleet)),
+        usd(tightest.spent_usd),
+        f"{usd(tightest.cap_usd)} USD {_BUDGET_NAMES[tightest.name]}",
+        fleet.waits,
+    ]
+
+
+def render(fleet: FleetView) -> RenderableType:
+    """Render a fleet: what it permits, its money by bound, its machines, why it waits."""
+    parts: list[RenderableType] = [build_fields(_details(fleet)), Text()]
+    tables = (
+        (_BOUNDS, map(_bound_row, fleet.bounds)),
+        (_MACHINES, (_machine_row(one, fleet.at) for one in fleet.machines)),
+    )
+    for columns, rows in tables:
+        table = build_table(columns, rows)
+        if table is not None:
+            parts += [table, Text()]
+    return Group(*parts[:-1])
+
+
+def receipt_rows(machines: Sequence[MachineView]) -> Iterator[Row]:
+    """Yield the rows of ended machines under RECEIPTS, and the row of their sum."""
+    receipts = [(one, one.receipt) for one in machines if one.receipt is not None]
+    for machine, receipt in receipts:
+        yield [
+            machine.id,
+            moment(machine.since),
+            usd(receipt.quoted_usd_per_hour),
+            usd(receipt.observed_usd),
+            "" if receipt.charged_usd is None else usd(receipt.charged_usd),
+            _format_absence(receipt),
+            machine.reason,
+        ]
+    charged = [receipt.charged_usd for _, receipt in receipts if receipt.charged_usd is not None]
+    total = usd(sum(receipt.observed_usd for _, receipt in receipts))
+    yield ["total", count(len(receipts), "machine"), "", total, usd(sum(charged)) if charged else "", "", ""]
+
+
+def event_row(event: FleetEventView) -> Row:
+    """Return the row of an event under EVENTS."""
+    return [moment(event.at), event.type, event.machine or "", usd(event.usd) if event.usd else "", event.reason]
+
+
+def has_ended(fleet: FleetView) -> bool:
+    """Return True if a fleet is stopped and nothing of the fleet can cost money any more."""
+    return fleet.stopped and not fleet.machines
+
+
+def _details(fleet: FleetView) -> Iterator[tuple[str, str]]:
+    spec = fleet.spec
+    yield "fleet", spec.name
+    yield "state", _format_state(fleet)
+    yield "permits", summary(spec)
+    gpu = ", ".join(spec.gpu_models) or "any GPU"
+    vram = f", {spec.min_vram_gib:g} GiB VRAM or more" if spec.min_vram_gib else ""
+    market = "" if spec.market == "either" else f", {spec.market}"
+    yield "machines", f"{gpu}{vram}, {spec.disk_gib:g} GiB disk{market}"
+    yield "queues", ", ".join(spec.queues)
+    yield "ends", f"after {spec.idle_timeout_s} s without a job, at the latest after {spec.max_hours:g} h"
+    yield "changed", moment(fleet.updated_at)
+    yield "waits", fleet.waits
+
+
+def _bound_row(bound: BoundView) -> Row:
+    left = usd(max(0.0, _room_usd(bound)))
+    name = _BUDGET_NAMES[bound.name]
+    return [name, bound.period, usd(bound.cap_usd), usd(bound.spent_usd), usd(bound.reserved_usd), left]
+
+
+def _machine_row(machine: MachineView, now: int) -> Row:
+    return [
+        machine.id,
+        machine.state.value,
+        age(now - machine.since),
+        machine.gpu_model or "",
+        usd(machine.usd_per_hour),
+        usd(machine.spent_usd),
+        (machine.job_id or "")[:SHOWN_ID_CHARACTERS],
+        machine.reason,
+    ]
+
+
+def _room_usd(bound: BoundView) -> float:
+    return bound.cap_usd - bound.spent_usd - bound.reserved_usd
+
+
+def _usd_per_hour(fleet: FleetView) -> float:
+    """Return the price of all machines that the providers may bill."""
+    return sum(one.usd_per_hour for one in fleet.machines if one.state is not MachineState.PLANNED)
+
+
+def _format_state(fleet: FleetView) -> str:
+    if not fleet.stopped:
+        return "active"
+    return "stopping" if fleet.machines else "stopped"
+
+
+def _format_machines(fleet: FleetView) -> str:
+    """Return `3 of 4: 2 busy, 1 booting`."""
+    counts: dict[str, int] = {}
+    for machine in fleet.machines:
+        counts[machine.state.value] = counts.get(machine.state.value, 0) + 1
+    states = ", ".join(f"{number} {state}" for state, number in counts.items())
+    return f"{len(fleet.machines)} of {fleet.spec.max}" + (f": {states}" if states else "")
+
+
+def _format_absence(receipt: Receipt) -> str:
+    """Return the proof that the machine is gone: the times of two complete lists of the provider."""
+    if len(receipt.absent_at) == 2:
+        first, second = receipt.absent_at
+        return f"not listed {moment(first)} and {age(second - first)} later"
+    return "never created" if receipt.requested_at is None else "the provider made no machine"

@@ -1,0 +1,161 @@
+"""`baton fleet`: apply, ls, show, watch, stop, receipts, events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.contract.fleet import FleetEventView, FleetView, MachineView
+from gpu_client.transport.api.client import BatonClient
+from gpu_client.transport.errors import Unreachable
+from tests.functional.cli.people import Baton
+from tests.kits.stack.stack import Stack
+from tests.unit.cli.test_cli_fleet_view import a_fleet, a_machine, a_receipt
+
+pytestmark = [pytest.mark.emulator, pytest.mark.processes]
+
+DOCUMENT = """\
+name: %s
+providers: [loopback]
+max_usd_per_hour: 0.5
+budget:
+  total_usd: 20
+"""
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> Path:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(DOCUMENT % "nights")
+    return file
+
+
+def test_the_life_of_a_fleet(baton: Baton, document: Path) -> None:
+    assert "baton fleet apply FILE" in baton("fleet", "ls").ok().err
+    said = baton("fleet", "apply", document).ok().out
+    assert said.startswith(
+        "Fleet nights is active: up to 1 machine of loopback, 0.5000 USD/h at most; budget 20.00 USD"
+    )
+    (listed,) = baton("fleet", "ls", "--json").ok().json
+    assert (listed["spec"]["name"], listed["stopped"]) == ("nights", False)
+    assert " ".join(baton("fleet", "ls").ok().out.splitlines()[1].split()).startswith("nights active 0 of 1 0.00")
+    shown = baton("fleet", "show", "nights").ok().out
+    assert "in total" in shown and "20.00" in shown
+    assert baton("fleet", "show", "nights", "--json").ok().json["spec"] == listed["spec"]
+    assert "No machine of fleet nights has ended" in baton("fleet", "receipts", "nights").ok().err
+    assert baton("fleet", "receipts", "nights", "--json").ok().json == []
+    assert "Nothing has happened in fleet nights" in baton("fleet", "events", "nights").ok().err
+
+    assert baton("fleet", "stop", "nights").ok().out == "Fleet nights is stopped; no machine is rented.\n"
+    assert baton("fleet", "watch", "nights").ok().out.startswith("nights stopped, 0 of 1, 0.00 USD/h, 0.00 of 20.00")
+    (line,) = baton("fleet", "watch", "nights", "--json").ok().lines
+    assert line["stopped"]
+    assert baton("fleet", "stop", "nights", "--json").ok().json["stopped"]
+    document.write_text((DOCUMENT % "nights").replace("0.5", "0.6"))
+    again = baton("fleet", "apply", document, "--json").ok().json
+    assert (again["stopped"], again["spec"]["max_usd_per_hour"]) == (False, 0.6)
+
+
+def test_the_faults_of_a_document_have_places(baton: Baton, document: Path, tmp_path: Path) -> None:
+    document.write_text(
+        "name: Nights\n"
+        "providers: [loopback, vast]\n"
+        "idle_timeout: 60\n"
+        "max_usd_per_hour: cheap\n"
+        "min: 3\n"
+        "max: 2\n"
+        "budget: {total: 5}\n"
+    )
+    baton("fleet", "apply", document).refused(
+        2,
+        f"{document} has 6 faults",
+        f"{document}:1:1: name: cannot be a name. Use up to 32 lower-case letters, digits and hyphens, a letter first.",
+        f"{document}:2:23: providers.1: input should be 'loopback'. Change the value accordingly.",
+        f"{document}:3:1: idle_timeout: is not a field of fleets. Did you mean 'idle_timeout_s'?",
+        f"{document}:4:1: max_usd_per_hour: input should be a valid number, not text. Write a value of that type.",
+        f"{document}:6:1: max: is 2, less than min (3). Change the value accordingly.",
+        f"{document}:7:10: budget.total: is not a field of fleets. Did you mean 'total_usd'?",
+    )
+    document.write_text("- nights\n")
+    baton("fleet", "apply", document).refused(
+        2,
+        f"{document} has 1 fault",
+        f"{document}:1:1: the document is not a fleet. Write fields like 'name: nights', 'providers: [loopback]', "
+        "'max_usd_per_hour: 0.5', 'budget: {...}'.",
+    )
+    document.write_text("name: [\n")
+    assert "not YAML" in baton("fleet", "apply", document).err
+    baton("fleet", "apply", tmp_path / "none.yaml").failed(2, "cannot be read")
+
+
+def test_refusals_name_the_remedy(baton: Baton, document: Path, stack: Stack) -> None:
+    for command in ("show", "watch", "stop", "receipts", "events"):
+        baton("fleet", command, "unknown").failed(3, "fleet_not_found", "baton fleet ls")
+    baton("fleet", "events", "nights", "--limit", "1001").failed(2, "At most 1,000 events")
+    worker = {"BATON_API_URL": stack.url, "BATON_API_KEY": stack.keys["worker"]}
+    baton("fleet", "apply", document, **worker).failed(3, "wrong_scope", "submit")
+
+
+def test_watching_shows_each_change_until_nothing_is_rented(baton: Baton, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = a_fleet(stopped=True)
+    looks: list[FleetView | Unreachable] = [
+        a_fleet(a_machine("booting")),
+        a_fleet(a_machine("booting")),
+        *[Unreachable("no answer")] * 2,
+        a_fleet(a_machine("draining"), stopped=True),
+    ]
+
+    def following() -> Iterator[FleetView | Unreachable]:
+        yield from [*looks, ended]
+
+    answers = following()
+
+    def look(_client: BatonClient, name: str) -> FleetView:
+        found = next(answers)
+        if isinstance(found, Unreachable):
+            raise found
+        return found
+
+    monkeypatch.setattr(BatonClient, "fleet", look)
+    baton.session_options["sleep"] = lambda _seconds: None
+    said = baton("fleet", "watch", "nights").ok()
+    first, outage, second = said.err.splitlines()
+    assert first.startswith("nights active, 1 of 4: 1 booting") and "Retrying" in outage
+    assert second.startswith("nights stopping, 1 of 4: 1 draining")
+    assert said.out.startswith("nights stopped, 0 of 4")
+    answers = following()
+    assert len(baton("fleet", "watch", "nights", "--json").ok().lines) == 3
+
+
+def test_stopping_says_how_many_machines_are_given_back(baton: Baton, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopping = a_fleet(a_machine(), a_machine("ready"), stopped=True)
+    monkeypatch.setattr(BatonClient, "stop_fleet", lambda _client, name: stopping)
+    said = baton("fleet", "stop", "nights").ok().out
+    assert said == "Fleet nights stops: 2 machines are given back. Follow: baton fleet watch nights\n"
+
+
+def test_receipts_and_events(baton: Baton, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = a_machine("gone", receipt=a_receipt(charged_usd=0.29), reason="no job for idle_timeout_s")
+    asked: list[int] = []
+
+    def ended(_client: BatonClient, name: str, *, limit: int) -> list[MachineView]:
+        asked.append(limit)
+        return [gone] * (limit if len(asked) > 1 else 1)
+
+    monkeypatch.setattr(BatonClient, "ended_machines", ended)
+    heading, row, total = baton("fleet", "receipts", "nights").ok().out.splitlines()
+    assert heading.split("  ")[0] == "machine" and row.split()[0] == gone.id
+    assert total.split() == ["total", "1", "machine", "0.3100", "0.2900"]
+    assert "Only the newest 1,000 machines" in baton("fleet", "receipts", "nights").ok().err
+
+    told = [
+        FleetEventView(at=2, type="machine.gone", machine=gone.id, reason="stopped", usd=0.31),
+        FleetEventView(at=1, type="machine.ready", machine=gone.id),
+    ]
+    monkeypatch.setattr(BatonClient, "fleet_events", lambda _client, name, *, limit: told[:limit])
+    heading, first, second = baton("fleet", "events", "nights").ok().out.splitlines()
+    assert "machine.ready" in first and "machine.gone" in second and second.split()[-2:] == ["0.3100", "stopped"]
+    (only,) = baton("fleet", "events", "nights", "--limit", "1", "--json").ok().json
+    assert only["type"] == "machine.gone"

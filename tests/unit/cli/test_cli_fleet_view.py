@@ -1,0 +1,119 @@
+"""Lines and tables of `baton fleet`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton.contract.fleet import FleetSpec, FleetView, MachineView
+from gpu_client.cli.core.output import CommandOutput
+from gpu_client.cli.fleet.view import RECEIPTS, fleet_row, has_ended, headline, receipt_rows, render, summary, usd
+from tests.unit.cli.cli_kit import ID, NOW
+
+SPEC: dict[str, Any] = {
+    "name": "nights",
+    "providers": ["loopback"],
+    "gpu_models": ["RTX 4090"],
+    "min_vram_gib": 20,
+    "max": 4,
+    "max_usd_per_hour": 0.5,
+    "budget": {"total_usd": 20, "per_day_usd": 5},
+}
+TOTAL = {"name": "total_usd", "cap_usd": 20, "spent_usd": 1.25, "reserved_usd": 0.8}
+DAY = {"name": "per_day_usd", "period": "2026-09-21", "cap_usd": 5, "spent_usd": 1.25, "reserved_usd": 0.8}
+
+
+def a_machine(state: str = "busy", **more: Any) -> MachineView:
+    values: dict[str, Any] = {
+        "id": "a1b2c3d4-nights-9f8e7d6c5b4a",
+        "fleet": "nights",
+        "state": state,
+        "provider": "loopback",
+        "gpu_model": "RTX 4090",
+        "usd_per_hour": 0.4,
+        "spent_usd": 0.31,
+        "since": NOW - 120,
+    }
+    return MachineView.model_validate({**values, **more})
+
+
+def a_receipt(**more: Any) -> dict[str, Any]:
+    known = {"requested_at": NOW - 4000, "created_at": NOW - 3990, "quoted_usd_per_hour": 0.4, "observed_usd": 0.31}
+    return {**known, "absent_at": [NOW, NOW + 60], **more}
+
+
+def a_fleet(*machines: MachineView, **more: Any) -> FleetView:
+    times = {"created_at": NOW - 9000, "updated_at": NOW - 9000, "at": NOW}
+    return FleetView.model_validate({"spec": SPEC, "bounds": [TOTAL, DAY], "machines": machines, **times, **more})
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"), [(0, "0.00"), (0.00314, "0.0031"), (0.31, "0.3100"), (1, "1.00"), (1234.567, "1,234.57")]
+)
+def test_money(amount: float, text: str) -> None:
+    assert usd(amount) == text
+
+
+def test_what_a_fleet_permits() -> None:
+    money = "0.5000 USD/h each at most; budget 20.00 USD in total, 5.00 USD a day"
+    assert summary(FleetSpec.model_validate(SPEC)) == f"up to 4 machines of loopback, {money}"
+    one = FleetSpec.model_validate({**SPEC, "max": 1, "min": 1, "budget": {"per_month_usd": 30}})
+    assert summary(one) == "up to 1 machine of loopback, at least 1, 0.5000 USD/h at most; budget 30.00 USD a month"
+
+
+def test_a_fleet_on_one_line() -> None:
+    fleet = a_fleet(a_machine(), a_machine(), a_machine("planned"), waits="no offer fits")
+    assert headline(fleet) == (
+        "active, 3 of 4: 2 busy, 1 planned, 0.8000 USD/h, 1.25 of 20.00 USD in total, 1.25 of 5.00 USD a day; "
+        "waits: no offer fits"
+    )
+    assert fleet_row(fleet) == [
+        "nights",
+        "active",
+        "3 of 4: 2 busy, 1 planned",
+        "0.8000",
+        "1.25",
+        "5.00 USD a day",
+        "no offer fits",
+    ]
+
+
+def test_a_fleet_ends_with_its_last_machine() -> None:
+    assert not has_ended(a_fleet())
+    stopping = a_fleet(a_machine("terminating"), stopped=True)
+    assert (has_ended(stopping), fleet_row(stopping)[1]) == (False, "stopping")
+    stopped = a_fleet(stopped=True)
+    assert (has_ended(stopped), fleet_row(stopped)[1]) == (True, "stopped")
+
+
+def test_a_fleet_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = a_fleet(a_machine(job_id=ID), a_machine("draining", reason="the budget is spent"), waits="no offer fits")
+    CommandOutput().print(render(fleet))
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == "fleet nights"
+    assert "machines RTX 4090, 20 GiB VRAM or more, 40 GiB disk" in lines
+    assert "ends after 300 s without a job, at the latest after 24 h" in lines
+    assert "waits no offer fits" in lines
+    at = lines.index("budget period USD spent reserved left")
+    assert lines[at + 1 : at + 3] == ["in total 20.00 1.25 0.8000 17.95", "a day 2026-09-21 5.00 1.25 0.8000 2.95"]
+    at = lines.index("machine state for GPU USD/h spent job reason")
+    machine = "a1b2c3d4-nights-9f8e7d6c5b4a"
+    assert lines[at + 1 :] == [
+        f"{machine} busy 2 min RTX 4090 0.4000 0.3100 {ID[:8]}",
+        f"{machine} draining 2 min RTX 4090 0.4000 0.3100 the budget is spent",
+    ]
+
+
+def test_receipts_have_a_total_of_what_is_known() -> None:
+    refused = a_machine("failed", receipt=a_receipt(requested_at=None, observed_usd=0, absent_at=[]), reason="gone")
+    unlisted = a_machine("failed", receipt=a_receipt(observed_usd=0, absent_at=[]))
+    machines = [a_machine("gone", receipt=a_receipt(charged_usd=0.29)), refused, unlisted]
+    *rows, total = receipt_rows(machines)
+    assert [len(row) for row in (*rows, total)] == [len(RECEIPTS)] * 4
+    assert rows[0][2:5] == ["0.4000", "0.3100", "0.2900"]
+    assert rows[0][5].startswith("not listed 20") and rows[0][5].endswith("and 1 min later")
+    assert (rows[1][4:], rows[2][5]) == (["", "never created", "gone"], "the provider made no machine")
+    assert total == ["total", "3 machines", "", "0.3100", "0.2900", "", ""]
+    *_, total = receipt_rows([refused])
+    assert total == ["total", "1 machine", "", "0.00", "", "", ""]
