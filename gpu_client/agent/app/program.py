@@ -7,9 +7,13 @@ import os
 import sys
 import threading
 import time
+from contextlib import nullcontext
 
 from pydantic import ValidationError
 
+from baton.contract.fleet import EnrollAnswer
+from gpu_client.agent.app.enrolment import enroll, settings_of_machine
+from gpu_client.agent.app.machine_heartbeats import SEND_BUDGET_S, MachineHeartbeats
 from gpu_client.agent.app.preemption import monitor_preemption
 from gpu_client.agent.app.settings import AgentSettings, bytes_per_s, describe_problems
 from gpu_client.agent.app.shutdown import ShutdownRequest, stop_on_signals
@@ -18,11 +22,15 @@ from gpu_client.agent.health import VARIABLE, LivenessFile
 from gpu_client.agent.workspace.ownership import owner_id
 from gpu_client.agent.workspace.slots import Workspace, WorkspaceError
 from gpu_client.transport.api.client import BatonClient
+from gpu_client.transport.errors import BatonError
 from gpu_client.transport.transfer.manager import Transfer
 
 EXIT_BAD_SETTINGS = 2
 EXIT_WORKSPACE = 3
 EXIT_HURRIED = 4
+
+ENROL_BUDGET_S = 30.0
+"""Seconds for one call that enrols, with its retries."""
 
 HURRY_S = 5.0
 """Seconds from a second signal to the exit, even if a thread hangs. The guardian kills the trainer."""
@@ -34,27 +42,44 @@ def main() -> int:
     """Run the worker until its work is done or a signal stops it. Returns the exit code."""
     try:
         settings = AgentSettings()
-        transfer = Transfer(
-            workers=settings.transfers,
-            max_upload_bytes_per_s=bytes_per_s(settings.max_upload_mbit_s),
-            max_download_bytes_per_s=bytes_per_s(settings.max_download_mbit_s),
-        )
-        client = BatonClient(settings.api_url, settings.api_key.get_secret_value(), transfer=transfer)
     except ValidationError as error:
         sys.stderr.writelines(f"{problem}\n" for problem in describe_problems(error))
-        return EXIT_BAD_SETTINGS
-    except ValueError as error:
-        sys.stderr.write(f"BATON_API_URL, BATON_API_KEY: {error}\n")
         return EXIT_BAD_SETTINGS
     logging.basicConfig(
         level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     # At DEBUG urllib3 logs every URL, queries included, and a query holds a signature.
     logging.getLogger("urllib3").setLevel(logging.INFO)
+    secret = "BATON_API_KEY" if settings.api_key else "BATON_ENROLMENT_TOKEN"
+    try:
+        enrolled = _enroll(settings) if settings.api_key is None else None
+        settings = settings_of_machine(settings, enrolled) if enrolled else settings
+        transfer = Transfer(
+            workers=settings.transfers,
+            max_upload_bytes_per_s=bytes_per_s(settings.max_upload_mbit_s),
+            max_download_bytes_per_s=bytes_per_s(settings.max_download_mbit_s),
+        )
+        client = BatonClient(settings.api_url, settings.key, transfer=transfer)
+    except ValueError as error:
+        sys.stderr.write(f"BATON_API_URL, {secret}: {error}\n")
+        return EXIT_BAD_SETTINGS
+    except BatonError as error:
+        sys.stderr.write(f"{secret}: this machine cannot enrol at {settings.api_url}: {error}\n")
+        return EXIT_BAD_SETTINGS
+    return _work(settings, client, transfer, enrolled)
+
+
+def _enroll(settings: AgentSettings) -> EnrollAnswer:
+    with BatonClient(settings.api_url, settings.key) as client:
+        return enroll(settings, client.within(ENROL_BUDGET_S))
+
+
+def _work(settings: AgentSettings, client: BatonClient, transfer: Transfer, enrolled: EnrollAnswer | None) -> int:
+    """Run the loop in the workspace, on a rented machine with the machine's heartbeats. Returns the exit code."""
     stop = ShutdownRequest(shutdown_grace_s=settings.shutdown_grace_s)
     threading.Thread(target=_exit_at_once, args=(stop,), name="hurry", daemon=True).start()
     try:
-        owner = owner_id(settings.api_url, settings.api_key.get_secret_value())
+        owner = owner_id(settings.api_url, settings.key)
         workspace = Workspace.open(settings.workspace, settings.worker_id, settings.arena_dir, owner=owner)
     except (WorkspaceError, OSError) as error:
         return _report_workspace_error(settings, error)
@@ -64,12 +89,27 @@ def main() -> int:
         workspace.close()
         sys.stderr.write(f"{VARIABLE}={settings.health_file}: {error}\n")
         return EXIT_BAD_SETTINGS
+    machine = (
+        MachineHeartbeats(
+            client.within(SEND_BUDGET_S).machine_heartbeat, stop, interval_s=enrolled.heartbeat_interval_s
+        )
+        if enrolled
+        else None
+    )
     with liveness, workspace, stop_on_signals(stop), monitor_preemption(settings.spot_notices, stop):
         agent = WorkerLoop(
-            settings, client=client, transfer=transfer, workspace=workspace, stop=stop, liveness=liveness
+            settings,
+            client=client,
+            transfer=transfer,
+            workspace=workspace,
+            stop=stop,
+            liveness=liveness,
+            machine=machine,
+            queues=enrolled.queues if enrolled else None,
         )
         try:
-            return agent.run()
+            with machine or nullcontext():
+                return agent.run()
         except WorkspaceError as error:
             return _report_workspace_error(settings, error)
         finally:

@@ -3,7 +3,8 @@
 | variable | default | meaning |
 |---|---|---|
 | `BATON_API_URL` | required | address of the control plane |
-| `BATON_API_KEY` | required | a key with the scope `worker`; the agent never passes the key to the training command |
+| `BATON_API_KEY` | required without `BATON_ENROLMENT_TOKEN` | a key with the scope `worker`; the agent never passes the key to the training command |
+| `BATON_ENROLMENT_TOKEN` | none | single-use token of a machine that a fleet rents; without `BATON_API_KEY` the agent exchanges the token for the key, the identity, the queues and the price of the machine |
 | `BATON_QUEUE` | `default` | queue that the worker claims jobs of |
 | `BATON_WORKSPACE` | `~/.cache/baton` | directory of data, outputs and staged checkpoints; several agents may share the directory |
 | `BATON_ARENA_DIR` | `/dev/shm` | directory in memory for staged checkpoints; without the directory, or without room in it, checkpoints go to disk |
@@ -38,7 +39,15 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    AliasChoices,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from baton.contract.base import Identity, QueueName
@@ -55,7 +64,8 @@ class AgentSettings(BaseSettings):
     )
 
     api_url: Annotated[str, Field(pattern=r"^https?://[^\s]+$")]
-    api_key: Annotated[SecretStr, Field(min_length=8)]
+    enrolment_token: Annotated[SecretStr, Field(min_length=8)] | None = None
+    api_key: Annotated[SecretStr | None, Field(min_length=8, validate_default=True)] = None
     queue: QueueName = "default"
     workspace: Path = Path("~/.cache/baton")
     arena_dir: Path = Path("/dev/shm")  # noqa: S108 - a private directory is made in it
@@ -89,6 +99,13 @@ class AgentSettings(BaseSettings):
     salad_organization_name: Annotated[Identity | None, Field(validation_alias="SALAD_ORGANIZATION_NAME")] = None
     salad_project_name: Annotated[Identity | None, Field(validation_alias="SALAD_PROJECT_NAME")] = None
 
+    @field_validator("api_key")
+    @classmethod
+    def _has_a_key(cls, api_key: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
+        if api_key is None and info.data.get("enrolment_token", "invalid") is None:
+            raise ValueError("is not set")
+        return api_key
+
     @field_validator("workspace")
     @classmethod
     def _expanded(cls, workspace: Path) -> Path:
@@ -103,6 +120,12 @@ class AgentSettings(BaseSettings):
             raise ValueError("BATON_POLL_MIN_S must not be larger than BATON_POLL_MAX_S")
         return self
 
+    @property
+    def key(self) -> str:
+        """Return the API key, or the enrolment token until the machine has a key."""
+        found = self.api_key or self.enrolment_token
+        return found.get_secret_value() if found else ""
+
     def identity(self) -> SaladIdentity:
         """Return the worker's identity on Salad, as every call reports it."""
         return SaladIdentity(
@@ -113,14 +136,17 @@ class AgentSettings(BaseSettings):
             machine_id=self.machine_id or platform.node() or None,
         )
 
-    def work_query(self) -> WorkQuery:
-        """Return the worker's queue and resources. Without a variable, `nvidia-smi` describes the GPUs."""
+    def work_query(self, queue: str | None = None) -> WorkQuery:
+        """Return the worker's resources for a claim of `queue`; None for the queue of the settings.
+
+        Without a variable, `nvidia-smi` describes the GPUs.
+        """
         found = _query_nvidia_gpus() if self.gpus is None or self.vram_gib is None else []
         free_bytes = shutil.disk_usage(_find_existing_parent(self.workspace)).free
         on_salad = self.salad_container_group_id is not None
         return WorkQuery(
             **self.identity().model_dump(),
-            queue=self.queue,
+            queue=queue or self.queue,
             provider=self.provider or ("salad" if on_salad else None),
             worker_id=self.worker_id,
             vram_gib=self.vram_gib if self.vram_gib is not None else min((gib for _, gib in found), default=None),

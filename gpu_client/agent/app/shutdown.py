@@ -103,8 +103,11 @@ class ShutdownRequest:
                 self._now.set()
             return self.level
 
-    def announce(self, reason: str, leave_within_s: float) -> None:
-        """Drain, because the machine ends in ``leave_within_s`` seconds. The next signal still counts as the first."""
+    def announce(self, reason: str, leave_within_s: float | None = None) -> None:
+        """Drain, because the machine ends in ``leave_within_s`` seconds; None if nobody knows when.
+
+        The next signal still counts as the first.
+        """
         with self._lock:
             self._drain_since(self._clock(), reason, leave_within_s)
 

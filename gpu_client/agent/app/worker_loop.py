@@ -7,10 +7,12 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from baton.contract.worker.calls import AGENT_CRASHED, ReleaseRequest, WorkItem, WorkQuery
+from gpu_client.agent.app.machine_heartbeats import MachineHeartbeats
 from gpu_client.agent.app.settings import AgentSettings
 from gpu_client.agent.app.shutdown import ShutdownRequest
 from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome
@@ -39,7 +41,11 @@ CLAIM_BUDGET_S = 30.0
 
 
 class WorkerLoop:
-    """Loop that claims and runs jobs until a stop request, `max_jobs` or `exit_when_idle_s` ends the loop."""
+    """Loop that claims and runs jobs until a stop request, `max_jobs` or `exit_when_idle_s` ends the loop.
+
+    `machine`: receives the jobs that a rented machine holds. `queues`: in the order of their claims; None for the queue
+    of the settings.
+    """
 
     def __init__(
         self,
@@ -52,7 +58,11 @@ class WorkerLoop:
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
         liveness: LivenessFile | None = None,
+        machine: MachineHeartbeats | None = None,
+        queues: Sequence[str] | None = None,
     ) -> None:
+        self._machine = machine
+        self._queues = queues or [settings.queue]
         self._settings = settings
         self._client = client
         self._transfer = transfer
@@ -96,8 +106,10 @@ class WorkerLoop:
                 claimed_at=claimed_at,
                 on_progress=self._write_stats,
                 on_alive=lambda within_s: self._liveness.beat(max(within_s, CLEARING_S)),
+                on_renewed=self._machine.renew if self._machine else lambda lease_s: None,
             )
-            self.outcomes.append(run.run())
+            with self._machine.holding(item.id, item.lease_duration_s) if self._machine else nullcontext():
+                self.outcomes.append(run.run())
             self._write_stats()
             if self._settings.max_jobs is not None and len(self.outcomes) >= self._settings.max_jobs:
                 return EXIT_DONE
@@ -116,11 +128,15 @@ class WorkerLoop:
     def _claim(self, idle_since: float) -> WorkItem | None:
         """Claim a job. Returns None without a job or an answer. Raises Unauthorized if the key is refused."""
         try:
-            query = self._settings.work_query()
-            if not self._introduced:
-                self._introduced = True
-                self._log_introduction(query)
-            return self._claims.claim(query)
+            for queue in self._queues:
+                query = self._settings.work_query(queue)
+                if not self._introduced:
+                    self._introduced = True
+                    self._log_introduction(query)
+                item = self._claims.claim(query)
+                if item is not None:
+                    return item
+            return None
         except (BatonError, OSError) as error:
             if isinstance(error, Unauthorized) and is_key_refused(error):
                 raise
@@ -135,7 +151,7 @@ class WorkerLoop:
             "worker %s asks %s for jobs of queue %s: %d GPU%s%s, %g GiB of disk",
             query.worker_id,
             self._settings.api_url,
-            query.queue,
+            ", ".join(self._queues),
             gpus,
             "" if gpus == 1 else "s",
             memory,

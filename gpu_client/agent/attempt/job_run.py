@@ -72,6 +72,7 @@ class JobRun:
         claimed_at: float,
         on_progress: Callable[[], None] = lambda: None,
         on_alive: Callable[[float], None] = lambda within_s: None,
+        on_renewed: Callable[[float], None] = lambda lease_s: None,
     ) -> None:
         self._item = item
         self._client = client
@@ -80,6 +81,7 @@ class JobRun:
         self._workspace = workspace
         self._stop = stop
         self._on_progress = on_progress
+        self._on_renewed = on_renewed
         self._phase = "claimed"
         self._started_at = int(time.time())
         self._ended = threading.Event()
@@ -169,6 +171,7 @@ class JobRun:
         )
 
     def _on_answer(self, request: HeartbeatRequest, answer: HeartbeatAnswer) -> None:
+        self._on_renewed(answer.lease_duration_s)
         if request.control is not None:
             self._control.acknowledge(request.control, answer)
             self._output.signals.set_rules(answer.rules)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.contract.checkpoints.manifest import Chunk, ChunkedFile, Manifest, Pack
+from baton.contract.fleet import MachineOrders, MachineState
 from baton.contract.worker.calls import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
 from gpu_client.checkpoints.save.checkpoint_commit import Committed
 from gpu_client.transport.api.http import parse_error
@@ -88,6 +89,12 @@ def make_answer(directive: Directive = Directive.CONTINUE, **fields: Any) -> Hea
             **fields,
         }
     )
+
+
+def orders(**fields: Any) -> MachineOrders:
+    """Make the answer to a machine's heartbeat."""
+    values = {"state": MachineState.READY, "drain": False, "alone_s": 900, "heartbeat_interval_s": 60, **fields}
+    return MachineOrders(**values)
 
 
 def refusal(code: str, status: int = 409) -> ApiError:

@@ -172,6 +172,7 @@ class Stage:
         self.restored: Any = None
         self.uploads: list[Exception | None] = []
         self.start_error: Exception | None = None
+        self.renewed: list[float] = []
         self.act: Callable[[Trainer, int], object] = lambda trainer, _looks: trainer.ends(CLEAN)
         stage = self
 
@@ -227,6 +228,7 @@ class Stage:
             workspace=self.workspace,
             stop=self.stop,
             claimed_at=time.monotonic(),
+            on_renewed=self.renewed.append,
         )
         return self.attempt
 

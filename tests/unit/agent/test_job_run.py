@@ -27,7 +27,7 @@ from gpu_client.transport.errors import (
     UnsafePath,
 )
 from gpu_client.transport.net.cancellation import CancelEvent
-from tests.unit.agent.agent_kit import foreign, refusal
+from tests.unit.agent.agent_kit import foreign, make_answer, refusal
 from tests.unit.agent.job_kit import CLEAN, Stage, Trainer, checkpoint, exited
 
 # The end of the training
@@ -309,6 +309,13 @@ def test_a_failure_that_is_refused_does_not_end_the_agent(stage: Stage, code: st
     stage.act = lambda trainer, _: trainer.ends(exited(1))
     stage.client.trouble["fail"] = [refusal(code, 422)] * 3
     assert stage.run() is AttemptOutcome.LOST
+
+
+def test_each_answer_to_a_heartbeat_tells_how_long_the_lease_lasts(stage: Stage) -> None:
+    attempt = stage.make()
+    stage.client.heart.answers = [Unreachable("down"), make_answer(lease_duration_s=77)]
+    assert [attempt._keeper.beat(), attempt._keeper.beat()] == [False, True]
+    assert stage.renewed == [77]
 
 
 def test_a_revoked_key_is_a_lost_lease(stage: Stage) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpu_client.agent.app import program
 from gpu_client.agent.app.shutdown import ShutdownRequest
+from tests.kits.network.http_server import HttpServer, QuietHandler
 
 
 @pytest.fixture(autouse=True)
@@ -70,3 +75,81 @@ def test_what_hangs_after_a_second_signal_is_left_hanging(monkeypatch: pytest.Mo
     stop.request("SIGTERM")
     program._exit_at_once(stop)
     assert codes == [program.EXIT_HURRIED]
+
+
+TOKEN, KEY = "baton_enrolid_verysecret", "baton_workerid_alsosecret"
+
+
+class Fleet(QuietHandler):
+    """Control plane of one rented machine, which the first heartbeat takes back. `refusal`: answer to an enrolment."""
+
+    calls: list[tuple[str, str]] = []
+    bodies: list[Any] = []
+    refusal: str = ""
+
+    def do_GET(self) -> None:
+        self._take()
+        self._answer(200, [])
+
+    def do_POST(self) -> None:
+        self._take()
+        if self.path == "/machines/heartbeat":
+            orders = {
+                "state": "draining",
+                "drain": True,
+                "reason": "enough",
+                "alone_s": 900,
+                "heartbeat_interval_s": 60,
+            }
+            self._answer(200, orders)
+        elif self.refusal:
+            error = {"code": self.refusal, "message": "no", "remedy": "none", "request_id": "r"}
+            self._answer(409, {"error": error})
+        else:
+            machine = {"machine_id": "dep-nights-1", "queues": ["a", "b"], "usd_per_hour": 0.2}
+            self._answer(200, {**machine, "api_key": KEY, "heartbeat_interval_s": 60})
+
+    def _take(self) -> None:
+        self.calls.append((self.path.partition("?")[0], self.headers["x-api-key"]))
+        self.bodies.append(json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "null"))
+
+    def _answer(self, status: int, body: object) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@pytest.fixture
+def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Fleet]]:
+    """The machine's environment: the address and the token, nothing else."""
+    made = type("FleetOfTest", (Fleet,), {"calls": [], "bodies": []})
+    with HttpServer(made) as server:
+        monkeypatch.delenv("BATON_API_KEY")
+        monkeypatch.setenv("BATON_API_URL", server.url)
+        monkeypatch.setenv("BATON_ENROLMENT_TOKEN", TOKEN)
+        yield made
+
+
+def test_a_rented_machine_enrols_works_with_its_key_and_leaves_when_told(
+    fleet: type[Fleet], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        assert program.main() == 0
+    assert fleet.calls[0] == ("/machines/enroll", TOKEN)
+    assert set(fleet.bodies[0]) == {"gpu_model", "gpus", "vram_gib", "disk_gib"}
+    assert ("/machines/heartbeat", KEY) in fleet.calls
+    assert {path for path, key in fleet.calls if key == TOKEN} == {"/machines/enroll"}
+    assert "the fleet takes this machine back: enough" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_a_machine_that_is_refused_says_why(fleet: type[Fleet], capsys: pytest.CaptureFixture[str]) -> None:
+    fleet.refusal = "preflight_failed"
+    assert program.main() == program.EXIT_BAD_SETTINGS
+    said = capsys.readouterr().err
+    assert said.startswith("BATON_ENROLMENT_TOKEN: this machine cannot enrol at http://127.0.0.1:")
+    assert "preflight_failed: no" in said
+    assert "secret" not in said
+    assert len(fleet.calls) == 1

@@ -15,16 +15,17 @@ import pytest
 from baton.contract.jobs.job import FailureClass
 from baton.contract.worker.calls import ReleaseRequest, WorkItem, WorkQuery
 from gpu_client.agent.app import worker_loop
+from gpu_client.agent.app.machine_heartbeats import MachineHeartbeats
 from gpu_client.agent.app.settings import AgentSettings
 from gpu_client.agent.app.shutdown import ShutdownRequest
 from gpu_client.agent.app.worker_loop import EXIT_DONE, EXIT_KEY_REFUSED, FAULT_PAUSE_MAX_S, WorkerLoop
 from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome
 from gpu_client.agent.process.failures import AttemptFailure
-from gpu_client.agent.workspace.slots import Workspace
+from gpu_client.agent.workspace.slots import Workspace, WorkspaceError
 from gpu_client.transport.errors import UnexpectedAnswer, Unreachable
 from gpu_client.transport.limits.stats import CallStats, TransferStats
 from tests.kits.clock import Clock
-from tests.unit.agent.agent_kit import JOB_ID, make_item, refusal
+from tests.unit.agent.agent_kit import JOB_ID, make_item, orders, refusal
 
 
 class Stop(ShutdownRequest):
@@ -104,7 +105,9 @@ class Desk:
 
         monkeypatch.setattr(worker_loop, "JobRun", Run)
 
-    def agent(self, **fields: Any) -> WorkerLoop:
+    def agent(
+        self, *, machine: MachineHeartbeats | None = None, queues: list[str] | None = None, **fields: Any
+    ) -> WorkerLoop:
         settings = AgentSettings(
             api_url="http://control.plane",
             api_key="baton_id_secret",
@@ -120,6 +123,8 @@ class Desk:
             stop=self.stop,
             clock=self.clock,
             rng=random.Random(3),
+            machine=machine,
+            queues=queues,
         )
 
 
@@ -223,6 +228,27 @@ def test_asked_to_stop_it_claims_nothing(desk: Desk) -> None:
     desk.stop.request("SIGTERM")
     assert desk.agent().run() == EXIT_DONE
     assert desk.client.queries == []
+
+
+def test_it_asks_the_queues_in_their_order_for_each_job(desk: Desk) -> None:
+    desk.client = Client(None, make_item(), make_item())
+    assert desk.agent(queues=["first", "second"], max_jobs=2).run() == EXIT_DONE
+    assert [query.queue for query in desk.client.queries] == ["first", "second", "first"]
+
+
+def test_a_rented_machine_holds_its_job_until_the_report(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = MachineHeartbeats(lambda beat: orders(), desk.stop, interval_s=60, clock=desk.clock)
+    held: list[str | None] = []
+
+    def run(self: object) -> AttemptOutcome:
+        held.append(machine._job_id)
+        raise WorkspaceError("the disk is gone")
+
+    monkeypatch.setattr(worker_loop.JobRun, "run", run)
+    desk.client = Client(make_item())
+    with pytest.raises(WorkspaceError):
+        desk.agent(machine=machine).run()
+    assert (held, machine._job_id) == ([JOB_ID], None)
 
 
 def crashed(tmp_path: Path, worker_id: str = "w1", token: str = "a-token") -> None:

@@ -1,0 +1,67 @@
+"""Enrol a rented machine: exchange the single-use token in its environment for the identity and key of its worker."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Protocol
+
+from pydantic import SecretStr
+
+from baton.contract.fleet import EnrollAnswer, EnrollRequest
+from gpu_client.agent.app.settings import AgentSettings
+from gpu_client.agent.retry_pauses import backoff_s, may_pass
+from gpu_client.transport.errors import ApiError, BatonError
+
+logger = logging.getLogger("baton.agent")
+
+ENROL_WITHIN_S = 900.0
+"""Seconds after which a machine that reaches no control plane gives up; as long as the fleet waits for the worker."""
+
+
+class EnrollmentApi(Protocol):
+    """Part of BatonClient that enrols."""
+
+    def enroll(self, request: EnrollRequest) -> EnrollAnswer: ...
+
+
+def enroll(
+    settings: AgentSettings,
+    api: EnrollmentApi,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], object] = time.sleep,
+) -> EnrollAnswer:
+    """Report this machine's hardware; return its identity.
+
+    Raises ApiError if the control plane refuses the machine, BatonError without a usable answer in ENROL_WITHIN_S.
+    """
+    found = settings.work_query()
+    request = EnrollRequest(
+        gpu_model=found.gpu_model, gpus=found.gpus or 0, vram_gib=found.vram_gib or 0, disk_gib=found.disk_gib or 0
+    )
+    until = clock() + ENROL_WITHIN_S
+    for tries in count():
+        pause_s = backoff_s(1.0, tries)
+        try:
+            return api.enroll(request)
+        except BatonError as error:
+            if (isinstance(error, ApiError) and not may_pass(error)) or clock() + pause_s > until:
+                raise
+            logger.info("this machine is not enrolled yet: %s", error)
+        pause(pause_s)
+    raise AssertionError("count() has no end")
+
+
+def settings_of_machine(settings: AgentSettings, machine: EnrollAnswer) -> AgentSettings:
+    """Return the settings with the identity, the key and the price of the enrolled machine."""
+    return settings.model_copy(
+        update={
+            "api_key": SecretStr(machine.api_key),
+            "machine_id": machine.machine_id,
+            "worker_id": machine.machine_id,
+            "price_usd_per_hour": machine.usd_per_hour,
+        }
+    )

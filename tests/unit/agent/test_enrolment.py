@@ -1,0 +1,109 @@
+"""Test the enrolment of a rented machine: hardware in, identity out; patience with an API that is not ready yet."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from baton.contract.errors import ErrorCode
+from baton.contract.fleet import EnrollAnswer, EnrollRequest
+from gpu_client.agent.app.enrolment import ENROL_WITHIN_S, enroll, settings_of_machine
+from gpu_client.agent.app.settings import AgentSettings
+from gpu_client.transport.errors import ApiError, BatonError, UnexpectedAnswer, Unreachable
+from tests.kits.clock import Clock
+from tests.unit.agent.agent_kit import foreign, refusal
+
+TOKEN = "baton_enrol_verysecret"
+ANSWER = EnrollAnswer(
+    machine_id="dep10000-nights-1",
+    api_key="baton_worker_alsosecret",
+    queues=["nights", "default"],
+    usd_per_hour=0.2,
+    heartbeat_interval_s=60,
+)
+
+
+class Api:
+    """Answers enrolments with the next answer, the last one forever."""
+
+    def __init__(self, *answers: EnrollAnswer | BatonError) -> None:
+        self.answers = list(answers)
+        self.requests: list[EnrollRequest] = []
+
+    def enroll(self, request: EnrollRequest) -> EnrollAnswer:
+        self.requests.append(request)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, BatonError):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> AgentSettings:
+    return AgentSettings(
+        api_url="http://control.plane",
+        enrolment_token=TOKEN,
+        workspace=tmp_path,
+        gpus=2,
+        vram_gib=23.7,
+        gpu_model="NVIDIA GeForce RTX 4090",
+        disk_gib=80,
+    )
+
+
+def test_the_hardware_goes_out_and_the_identity_comes_back(settings: AgentSettings) -> None:
+    api, clock = Api(ANSWER), Clock()
+    assert enroll(settings, api, clock=clock, pause=clock.sleep) == ANSWER
+    assert api.requests == [EnrollRequest(gpu_model="NVIDIA GeForce RTX 4090", gpus=2, vram_gib=23.7, disk_gib=80)]
+    found = settings_of_machine(settings, ANSWER)
+    assert (found.machine_id, found.worker_id, found.price_usd_per_hour) == (ANSWER.machine_id, ANSWER.machine_id, 0.2)
+    assert found.api_key and found.api_key.get_secret_value() == ANSWER.api_key
+    assert found.workspace == settings.workspace
+    assert "secret" not in repr(found)
+
+
+def test_a_machine_without_a_gpu_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_client.agent.app.settings._query_nvidia_gpus", lambda: [])
+    bare = AgentSettings(api_url="http://control.plane", enrolment_token=TOKEN, workspace=tmp_path)
+    api, clock = Api(ANSWER), Clock()
+    enroll(bare, api, clock=clock, pause=clock.sleep)
+    (request,) = api.requests
+    assert (request.gpu_model, request.gpus, request.vram_gib) == (None, 0, 0)
+    assert request.disk_gib > 0
+
+
+def test_the_api_may_be_late(settings: AgentSettings, caplog: pytest.LogCaptureFixture) -> None:
+    """The network of a young machine, or the record of its own create, can be later than the machine's first call."""
+    late = [Unreachable("no route"), UnexpectedAnswer("?"), foreign(503), refusal(ErrorCode.CONFLICT)]
+    api, clock = Api(*late, ANSWER), Clock()
+    with caplog.at_level(logging.INFO):
+        assert enroll(settings, api, clock=clock, pause=clock.sleep) == ANSWER
+    assert clock.slept == sorted(clock.slept) and len(clock.slept) == len(late)
+    assert "no route" in caplog.text
+    assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (ErrorCode.ENROLMENT_USED, 409),
+        (ErrorCode.ENROLMENT_EXPIRED, 403),
+        (ErrorCode.PREFLIGHT_FAILED, 409),
+        (ErrorCode.MACHINE_UNKNOWN, 404),
+        (ErrorCode.KEY_UNKNOWN, 403),
+    ],
+)
+def test_a_refusal_is_final(settings: AgentSettings, code: ErrorCode, status: int) -> None:
+    api, clock = Api(refusal(code, status)), Clock()
+    with pytest.raises(ApiError):
+        enroll(settings, api, clock=clock, pause=clock.sleep)
+    assert (len(api.requests), clock.slept) == (1, [])
+
+
+def test_patience_has_an_end(settings: AgentSettings) -> None:
+    api, clock = Api(Unreachable("no route")), Clock()
+    with pytest.raises(Unreachable):
+        enroll(settings, api, clock=clock, pause=clock.sleep)
+    assert ENROL_WITHIN_S - 60 < sum(clock.slept) <= ENROL_WITHIN_S
