@@ -171,6 +171,8 @@ class FleetController:
         after = lifecycle.advance(machine, inventory, idle_timeout_s=None if kept else fleet.spec.idle_timeout_s)
         if fleet.stopped:
             after = lifecycle.stop(after, "the fleet is stopped", now)
+        if after.state is State.GONE:
+            after = after.model_copy(update={"charged_usd": self._charge(after)})
         ledger = self._store.ledger(fleet.tenant, fleet.spec.name)
         others = [one for one in group if one.id != machine.id]
         ledger_after = ledger.spend(after.spent_usd - machine.spent_usd, now)
@@ -179,6 +181,17 @@ class FleetController:
         if after == machine:
             return machine
         return self._save(fleet, machine, after, ledger, ledger_after)
+
+    def _charge(self, machine: Machine) -> float | None:
+        """Return what the provider charges for an ended machine; None if the provider has no record now."""
+        driver = self._drivers.get(machine.provider)
+        if driver is None or machine.handle is None:
+            return None
+        try:
+            return driver.charged_usd(machine.handle)
+        except (ProviderUnavailable, ProviderRefused) as error:
+            self._fail(f"{machine.provider}: the charge of machine {machine.id} cannot be read: {error}")
+            return None
 
     def _save(self, fleet: StoredFleet, before: Machine, after: Machine, ledger: Ledger, spent: Ledger) -> Machine:
         """Store a machine with its money and its event; return the stored machine, or `before` after a conflict."""

@@ -97,6 +97,8 @@ class Machine(Record):
     """Part of the budget that the machine may still spend."""
     absences: list[int] = []
     """Times of complete inventories without the machine since the last sighting: the first one and the last one."""
+    charged_usd: float | None = None
+    """Charge by the provider's own record at the machine's end; None if the provider has no record."""
     watch_over: bool = False
     """True for a failed machine once a late arrival is no longer expected."""
     destroy_at: int | None = None
@@ -136,6 +138,7 @@ class Machine(Record):
             created_at=self.created_at,
             quoted_usd_per_hour=self.offer.usd_per_hour,
             observed_usd=round(self.spent_usd, 6),
+            charged_usd=self.charged_usd,
             absent_at=self.absences,
         )
 

@@ -89,4 +89,7 @@ class Driver(Protocol):
         """Return the last output of a machine; None if the provider has none yet."""
 
     def charged_usd(self, handle: str) -> float | None:
-        """Return what the provider's own record charges for a machine; None if the provider has no record."""
+        """Return what the provider's own record charges for a machine; None if the provider has no record.
+
+        Raises ProviderUnavailable or ProviderRefused.
+        """

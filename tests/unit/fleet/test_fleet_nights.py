@@ -48,6 +48,8 @@ def require_clean_end(night: Night, *, overrun_usd: float = 0.0) -> None:
         assert machine.receipt is not None
         if machine.state is State.GONE:
             assert len(machine.absences) == 2
+            assert machine.handle is not None
+            assert machine.receipt.charged_usd == night.providers["loopback"].charged_usd(machine.handle)
 
 
 def test_a_job_gets_a_machine_and_the_machine_goes_back() -> None:
