@@ -30,6 +30,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--forget", action="store_true", help="keep the state in memory only")
     parser.add_argument("--port", type=int, default=8787, help="port of the API; 0 selects a free port")
     parser.add_argument("--sweep-interval-s", type=float, default=60.0, help="seconds between sweeps")
+    parser.add_argument(
+        "--fleet-clock-speed",
+        type=int,
+        default=1,
+        metavar="N",
+        help="speed of the clock of rented machines; with 60 an hour of rent passes in a minute",
+    )
     parser.add_argument("--json", action="store_true", help="print one line of JSON with the URLs and keys")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
@@ -40,6 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
         state_dir=None if options.forget else options.state_dir,
         port=options.port,
         sweep_interval_s=options.sweep_interval_s,
+        fleet_clock_speed=options.fleet_clock_speed,
     )
     try:
         stack.start()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import ExitStack
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from baton.contract.names import Scope
@@ -13,6 +15,7 @@ from functions.api.admin.keys import generate_key
 from functions.api.http.route import all_routes
 from functions.api.operations.service_probe import PROBED_PATH
 from functions.domain.access.api_keys import ApiKey
+from functions.fleet.drivers.protocol import Driver, ProviderUnavailable
 from functions.local.emulator import Emulator
 from functions.local.gateway.http_gateway import GatewayRoute, GatewayServer, build_gateway
 from functions.local.lambda_context import LambdaHandler
@@ -26,6 +29,8 @@ from functions.storage.tables import JOBS, create_tables
 TENANT = "default"
 KEYS_FILE = "keys.json"
 DELIVERY_QUEUE = "baton-webhooks.fifo"
+TICK_S = 60.0
+"""Interval of the fleets' controller, by the clock of the fleets."""
 _KEYS: tuple[tuple[str, tuple[Scope, ...]], ...] = (
     ("submit", (Scope.SUBMIT,)),
     ("worker", (Scope.WORKER,)),
@@ -36,13 +41,22 @@ _KEYS: tuple[tuple[str, tuple[Scope, ...]], ...] = (
 class LocalStack(Lifecycle):
     """Control plane on this machine; one per process, since the handlers read their settings at import.
 
-    `state_dir` keeps the state across restarts, keys included; None keeps the state in memory.
+    `state_dir` keeps the state across restarts, keys included; None keeps the state in memory, and ends the machines of
+    the provider `loopback` with the stack. `fleet_clock_speed`: speed of the fleets' clock.
     """
 
-    def __init__(self, *, state_dir: Path | None, port: int = 0, sweep_interval_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        *,
+        state_dir: Path | None,
+        port: int = 0,
+        sweep_interval_s: float = 60.0,
+        fleet_clock_speed: int = 1,
+    ) -> None:
         self._state_dir = state_dir
         self._port = port
         self._sweep_interval_s = sweep_interval_s
+        self._fleet_clock_speed = fleet_clock_speed
         self._stack = ExitStack()
         self._emulator: Emulator | None = None
         self.url = ""
@@ -55,17 +69,23 @@ class LocalStack(Lifecycle):
         with ExitStack() as started:
             if self._state_dir is not None:
                 self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            machines_dir = (
+                str(self._state_dir / "machines")
+                if self._state_dir
+                else started.enter_context(TemporaryDirectory(prefix="baton-machines-"))
+            )
             cloud_dir = self._state_dir / "cloud" if self._state_dir else None
             emulator = self._emulator = started.enter_context(Emulator(state_dir=cloud_dir))
             settings = ControlPlaneSettings(s3_endpoint=emulator.endpoint_url)
             _create_resources(emulator, settings)
             queue_url = _create_delivery_queue(emulator)
-            self._export(settings, emulator, queue_url)
+            self._export(settings, emulator, queue_url, machines_dir)
             # A handler reads its settings and creates its clients at import, so the import follows the export.
             from functions.handlers import (
                 admin,
                 authorizer,
                 deliverer,
+                machines,
                 publisher,
                 rings,
                 submitter,
@@ -75,7 +95,7 @@ class LocalStack(Lifecycle):
 
             handlers = {
                 module.__name__.rpartition(".")[2]: module.handler
-                for module in (submitter, worker, transfer, admin, rings)
+                for module in (submitter, worker, transfer, admin, rings, machines)
             }
             routes = [
                 GatewayRoute(
@@ -87,9 +107,14 @@ class LocalStack(Lifecycle):
             gateway = build_gateway(routes, authorizer.handler)
             server = started.enter_context(GatewayServer(gateway, port=self._port))
             os.environ.setdefault("BATON_PROBE_URL", f"{server.url}{PROBED_PATH}")
-            from functions.handlers import sweeper
+            os.environ["BATON_FLEET_API_URL"] = server.url
+            from functions.handlers import fleet, sweeper
 
+            if self._state_dir is None:
+                # No later stack knows the machines.
+                started.callback(_end_machines, fleet.drivers.values())
             started.enter_context(Schedule(sweeper.handler, interval_s=self._sweep_interval_s))
+            started.enter_context(Schedule(fleet.handler, interval_s=TICK_S / self._fleet_clock_speed))
             started.enter_context(SqsFeed(deliverer.handler, emulator.client("sqs"), queue_url))
             started.enter_context(_stream_feed(publisher.handler, emulator, settings))
             self.url = server.url
@@ -105,7 +130,7 @@ class LocalStack(Lifecycle):
         """Stop the parts in reverse order; the cloud saves its state last."""
         self._stack.close()
 
-    def _export(self, settings: ControlPlaneSettings, emulator: Emulator, queue_url: str) -> None:
+    def _export(self, settings: ControlPlaneSettings, emulator: Emulator, queue_url: str, machines_dir: str) -> None:
         os.environ.setdefault("BATON_LOG_LEVEL", "WARNING")
         os.environ.update(
             {
@@ -114,6 +139,8 @@ class LocalStack(Lifecycle):
                 "BATON_EVENT_BUS": settings.event_bus,
                 "BATON_SWEEP_INTERVAL_S": str(self._sweep_interval_s),
                 "BATON_WEBHOOK_LINE": queue_url,
+                "BATON_FLEET_CLOCK_SPEED": str(self._fleet_clock_speed),
+                "BATON_LOOPBACK_DIRECTORY": machines_dir,
                 "AWS_ENDPOINT_URL": emulator.endpoint_url,
                 "AWS_ACCESS_KEY_ID": "test",
                 "AWS_SECRET_ACCESS_KEY": "test",
@@ -141,6 +168,18 @@ class LocalStack(Lifecycle):
             with os.fdopen(descriptor, "w") as file:
                 json.dump(issued, file, indent=1)
         return issued
+
+
+def _end_machines(drivers: Iterable[Driver]) -> None:
+    """Destroy machines until the list of each provider is complete and empty, whatever faults are injected."""
+    for driver in drivers:
+        ended = False
+        while not ended:
+            with suppress(ProviderUnavailable):
+                listed = driver.inventory("", 0)
+                ended = listed.complete and not listed.sightings
+                for machine in listed.sightings:
+                    driver.destroy(machine.handle)
 
 
 def _is_valid(tokens: Any, whole_key: str) -> bool:

@@ -18,14 +18,16 @@ import psutil
 import pytest
 import requests
 
+from baton.contract.fleet import FleetSpec, MachineState
 from baton.contract.jobs.job import JobState, JobSubmit
 from baton.contract.jobs.policy import Policy
 from baton.contract.worker.calls import Directive, HeartbeatRequest, WorkItem, WorkQuery
 from functions.domain.webhooks import signature
 from gpu_client.transport.api.client import BatonClient
 from tests.kits.network.http_server import HttpServer
+from tests.kits.network.ports import free_port
 from tests.kits.stack.stack import ROOT, clean_environment, leashed
-from tests.kits.waiting import until
+from tests.kits.waiting import alive, until
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 
@@ -156,6 +158,32 @@ def test_the_sweeper_returns_a_lost_machine_s_job_though_nobody_asks_for_work(
         (attempt,) = client.attempts(job.id).attempts
         assert attempt.reason
         assert attempt.reason.code == "lease_expired"
+
+
+def test_a_rented_machine_outlives_the_stack_and_the_next_stack_gives_it_back(
+    tmp_path: Path, runs: list[LocalRun]
+) -> None:
+    options = ("--port", str(free_port()), "--fleet-clock-speed", "20")
+    document = {"name": "nights", "providers": ["loopback"], "disk_gib": 1, "max_usd_per_hour": 1, "min": 1}
+    runs.append(first := LocalRun(tmp_path / "state", *options))
+    with first.client("submit") as user:
+        user.put_fleet(FleetSpec.model_validate({**document, "budget": {"total_usd": 5}}))
+        ready = [MachineState.READY]
+        until(lambda: [one.state for one in user.fleet("nights").machines] == ready, what="a machine", every_s=0.2)
+        (machine,) = user.fleet("nights").machines
+    assert first.end(signal.SIGINT)[::2] == (0, "")
+    (description,) = (tmp_path / "state" / "machines").glob("machines/*/machine.json")
+    pid = json.loads(description.read_text())["pid"]
+    assert alive(pid)
+
+    runs.append(second := LocalRun(tmp_path / "state", *options))
+    with second.client("submit") as user:
+        assert [one.id for one in user.fleet("nights").machines] == [machine.id]
+        user.stop_fleet("nights")
+        (ended,) = until(lambda: user.ended_machines("nights"), what="the machine's end", every_s=0.2)
+    assert (ended.id, ended.state, ended.reason) == (machine.id, MachineState.GONE, "the fleet is stopped")
+    assert not alive(pid)
+    assert second.end(signal.SIGTERM)[0] == 0
 
 
 def test_what_happens_to_jobs_is_told_on_the_bus_that_it_names(tmp_path: Path, runs: list[LocalRun]) -> None:

@@ -1,4 +1,4 @@
-"""Invocation of the sweeper at a fixed rate, as EventBridge Scheduler does."""
+"""Invocation of the scheduled functions at a fixed rate, as EventBridge Scheduler does."""
 
 from __future__ import annotations
 

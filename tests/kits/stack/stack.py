@@ -44,6 +44,7 @@ class Stack(ControlPlane):
         self,
         *,
         sweep_interval_s: float = 1,
+        fleet_clock_speed: int = 1,
         program: str = "functions.local",
         settings: Mapping[str, str] | None = None,
         log: BinaryIO | None = None,
@@ -52,7 +53,11 @@ class Stack(ControlPlane):
         self.s3 = FaultyProxy()
         command = [*leashed(signal.SIGTERM), program, "--forget", "--port", "0", "--json"]
         self._process = subprocess.Popen(
-            [*command, "--sweep-interval-s", str(sweep_interval_s)],
+            [
+                *command,
+                *("--sweep-interval-s", str(sweep_interval_s)),
+                *("--fleet-clock-speed", str(fleet_clock_speed)),
+            ],
             cwd=ROOT,
             env={**clean_environment(), "BATON_S3_PUBLIC_ENDPOINT": self.s3.url, **(settings or {})},
             stdout=subprocess.PIPE,
