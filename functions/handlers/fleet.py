@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
@@ -28,8 +27,8 @@ ENDING = {State.DRAINING, State.LOST, State.TERMINATING}
 
 
 def now() -> int:
-    """Return the time of the fleets."""
-    return clock.at(time.time())
+    """Return the time of the fleets, in the whole seconds of the server in which also the calls of machines count."""
+    return clock.at(context.clock.now())
 
 
 drivers = build_drivers(loopback_directory=context.settings.loopback_directory, now=now)

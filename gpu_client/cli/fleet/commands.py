@@ -18,6 +18,7 @@ from gpu_client.cli.fleet.view import (
     EVENTS,
     FLEETS,
     RECEIPTS,
+    condition,
     event_row,
     fleet_row,
     has_ended,
@@ -167,22 +168,25 @@ def events(
 
 @contextmanager
 def _display(session: CliSession, *, as_json: bool) -> Iterator[Callable[[FleetView], None]]:
-    """Yield a function that shows a fleet: as a JSON line, a live view on a terminal, or a changed line of text."""
+    """Yield a function that shows a changed fleet: as a JSON line, a live view on a terminal, or a line of text.
+
+    A line of text follows each transition, not each cent.
+    """
     if session.output.live and not as_json:
         with session.output.live_area() as draw:
             yield lambda found: draw(render(found))
         return
-    shown = ""
+    shown: object = None
 
     def show_change(found: FleetView) -> None:
         nonlocal shown
-        now = found.model_dump_json(exclude={"at"}) if as_json else headline(found)
+        now = found.model_copy(update={"at": 0}) if as_json else condition(found)
         if now == shown:
             return
         shown = now
         if as_json:
             session.output.json_line(found)
         elif not has_ended(found):
-            session.output.note(f"{found.spec.name} {now}")
+            session.output.note(f"{found.spec.name} {headline(found)}")
 
     yield show_change

@@ -70,8 +70,8 @@ _BUDGET_NAMES = {"total_usd": "in total", "per_day_usd": "a day", "per_month_usd
 
 
 def usd(amount: float) -> str:
-    """Format an amount of money: cents, and four digits behind the point below one dollar."""
-    return f"{amount:,.2f}" if amount == 0 or abs(amount) >= 1 else f"{amount:.4f}"
+    """Format an amount of money: cents, and below one dollar also their fractions."""
+    return f"{amount:,.2f}" if amount >= 1 or round(amount, 2) == round(amount, 4) else f"{amount:.4f}"
 
 
 def summary(spec: FleetSpec) -> str:
@@ -90,9 +90,14 @@ def format_budget(budget: Budget) -> str:
     return ", ".join(f"{usd(cap)} USD {words}" for cap, words in bounds if cap is not None)
 
 
+def condition(fleet: FleetView) -> tuple[str, ...]:
+    """Return what changes with a transition and not with time: state, machines, why the fleet waits."""
+    return _format_state(fleet), _format_machines(fleet), fleet.waits
+
+
 def headline(fleet: FleetView) -> str:
     """Return a fleet on one line: state, machines, price and money."""
-    parts = [_format_state(fleet), _format_machines(fleet), f"{usd(_usd_per_hour(fleet))} USD/h"]
+    parts = [*condition(fleet)[:2], f"{usd(_usd_per_hour(fleet))} USD/h"]
     parts += [f"{usd(one.spent_usd)} of {usd(one.cap_usd)} USD {_BUDGET_NAMES[one.name]}" for one in fleet.bounds]
     return ", ".join(parts) + (f"; waits: {fleet.waits}" if fleet.waits else "")
 

@@ -12,6 +12,7 @@ from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import Unreachable
 from tests.functional.cli.people import Baton
 from tests.kits.stack.stack import Stack
+from tests.unit.cli.cli_kit import NOW
 from tests.unit.cli.test_cli_fleet_view import a_fleet, a_machine, a_receipt
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
@@ -35,9 +36,7 @@ def document(tmp_path: Path) -> Path:
 def test_the_life_of_a_fleet(baton: Baton, document: Path) -> None:
     assert "baton fleet apply FILE" in baton("fleet", "ls").ok().err
     said = baton("fleet", "apply", document).ok().out
-    assert said.startswith(
-        "Fleet nights is active: up to 1 machine of loopback, 0.5000 USD/h at most; budget 20.00 USD"
-    )
+    assert said.startswith("Fleet nights is active: up to 1 machine of loopback, 0.50 USD/h at most; budget 20.00 USD")
     (listed,) = baton("fleet", "ls", "--json").ok().json
     assert (listed["spec"]["name"], listed["stopped"]) == ("nights", False)
     assert " ".join(baton("fleet", "ls").ok().out.splitlines()[1].split()).startswith("nights active 0 of 1 0.00")
@@ -102,7 +101,7 @@ def test_watching_shows_each_change_until_nothing_is_rented(baton: Baton, monkey
     ended = a_fleet(stopped=True)
     looks: list[FleetView | Unreachable] = [
         a_fleet(a_machine("booting")),
-        a_fleet(a_machine("booting")),
+        a_fleet(a_machine("booting", spent_usd=0.32), at=NOW + 60),
         *[Unreachable("no answer")] * 2,
         a_fleet(a_machine("draining"), stopped=True),
     ]
@@ -126,7 +125,7 @@ def test_watching_shows_each_change_until_nothing_is_rented(baton: Baton, monkey
     assert second.startswith("nights stopping, 1 of 4: 1 draining")
     assert said.out.startswith("nights stopped, 0 of 4")
     answers = following()
-    assert len(baton("fleet", "watch", "nights", "--json").ok().lines) == 3
+    assert len(baton("fleet", "watch", "nights", "--json").ok().lines) == 4
 
 
 def test_stopping_says_how_many_machines_are_given_back(baton: Baton, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +146,7 @@ def test_receipts_and_events(baton: Baton, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(BatonClient, "ended_machines", ended)
     heading, row, total = baton("fleet", "receipts", "nights").ok().out.splitlines()
     assert heading.split("  ")[0] == "machine" and row.split()[0] == gone.id
-    assert total.split() == ["total", "1", "machine", "0.3100", "0.2900"]
+    assert total.split() == ["total", "1", "machine", "0.31", "0.29"]
     assert "Only the newest 1,000 machines" in baton("fleet", "receipts", "nights").ok().err
 
     told = [
@@ -156,6 +155,6 @@ def test_receipts_and_events(baton: Baton, monkeypatch: pytest.MonkeyPatch) -> N
     ]
     monkeypatch.setattr(BatonClient, "fleet_events", lambda _client, name, *, limit: told[:limit])
     heading, first, second = baton("fleet", "events", "nights").ok().out.splitlines()
-    assert "machine.ready" in first and "machine.gone" in second and second.split()[-2:] == ["0.3100", "stopped"]
+    assert "machine.ready" in first and "machine.gone" in second and second.split()[-2:] == ["0.31", "stopped"]
     (only,) = baton("fleet", "events", "nights", "--limit", "1", "--json").ok().json
     assert only["type"] == "machine.gone"

@@ -49,30 +49,39 @@ def a_fleet(*machines: MachineView, **more: Any) -> FleetView:
 
 
 @pytest.mark.parametrize(
-    ("amount", "text"), [(0, "0.00"), (0.00314, "0.0031"), (0.31, "0.3100"), (1, "1.00"), (1234.567, "1,234.57")]
+    ("amount", "text"),
+    [
+        (0, "0.00"),
+        (0.00314, "0.0031"),
+        (0.31, "0.31"),
+        (0.314159, "0.3142"),
+        (0.30001, "0.30"),
+        (1, "1.00"),
+        (1234.567, "1,234.57"),
+    ],
 )
 def test_money(amount: float, text: str) -> None:
     assert usd(amount) == text
 
 
 def test_what_a_fleet_permits() -> None:
-    money = "0.5000 USD/h each at most; budget 20.00 USD in total, 5.00 USD a day"
+    money = "0.50 USD/h each at most; budget 20.00 USD in total, 5.00 USD a day"
     assert summary(FleetSpec.model_validate(SPEC)) == f"up to 4 machines of loopback, {money}"
     one = FleetSpec.model_validate({**SPEC, "max": 1, "min": 1, "budget": {"per_month_usd": 30}})
-    assert summary(one) == "up to 1 machine of loopback, at least 1, 0.5000 USD/h at most; budget 30.00 USD a month"
+    assert summary(one) == "up to 1 machine of loopback, at least 1, 0.50 USD/h at most; budget 30.00 USD a month"
 
 
 def test_a_fleet_on_one_line() -> None:
     fleet = a_fleet(a_machine(), a_machine(), a_machine("planned"), waits="no offer fits")
     assert headline(fleet) == (
-        "active, 3 of 4: 2 busy, 1 planned, 0.8000 USD/h, 1.25 of 20.00 USD in total, 1.25 of 5.00 USD a day; "
+        "active, 3 of 4: 2 busy, 1 planned, 0.80 USD/h, 1.25 of 20.00 USD in total, 1.25 of 5.00 USD a day; "
         "waits: no offer fits"
     )
     assert fleet_row(fleet) == [
         "nights",
         "active",
         "3 of 4: 2 busy, 1 planned",
-        "0.8000",
+        "0.80",
         "1.25",
         "5.00 USD a day",
         "no offer fits",
@@ -96,12 +105,12 @@ def test_a_fleet_in_full(capsys: pytest.CaptureFixture[str]) -> None:
     assert "ends after 300 s without a job, at the latest after 24 h" in lines
     assert "waits no offer fits" in lines
     at = lines.index("budget period USD spent reserved left")
-    assert lines[at + 1 : at + 3] == ["in total 20.00 1.25 0.8000 17.95", "a day 2026-09-21 5.00 1.25 0.8000 2.95"]
+    assert lines[at + 1 : at + 3] == ["in total 20.00 1.25 0.80 17.95", "a day 2026-09-21 5.00 1.25 0.80 2.95"]
     at = lines.index("machine state for GPU USD/h spent job reason")
     machine = "a1b2c3d4-nights-9f8e7d6c5b4a"
     assert lines[at + 1 :] == [
-        f"{machine} busy 2 min RTX 4090 0.4000 0.3100 {ID[:8]}",
-        f"{machine} draining 2 min RTX 4090 0.4000 0.3100 the budget is spent",
+        f"{machine} busy 2 min RTX 4090 0.40 0.31 {ID[:8]}",
+        f"{machine} draining 2 min RTX 4090 0.40 0.31 the budget is spent",
     ]
 
 
@@ -111,9 +120,9 @@ def test_receipts_have_a_total_of_what_is_known() -> None:
     machines = [a_machine("gone", receipt=a_receipt(charged_usd=0.29)), refused, unlisted]
     *rows, total = receipt_rows(machines)
     assert [len(row) for row in (*rows, total)] == [len(RECEIPTS)] * 4
-    assert rows[0][2:5] == ["0.4000", "0.3100", "0.2900"]
+    assert rows[0][2:5] == ["0.40", "0.31", "0.29"]
     assert rows[0][5].startswith("not listed 20") and rows[0][5].endswith("and 1 min later")
     assert (rows[1][4:], rows[2][5]) == (["", "never created", "gone"], "the provider made no machine")
-    assert total == ["total", "3 machines", "", "0.3100", "0.2900", "", ""]
+    assert total == ["total", "3 machines", "", "0.31", "0.29", "", ""]
     *_, total = receipt_rows([refused])
     assert total == ["total", "1 machine", "", "0.00", "", "", ""]
