@@ -15,6 +15,7 @@ from baton.contract.admin.keys import KeyCreate
 from baton.contract.admin.webhooks import WebhookCreate
 from baton.contract.base import MAX_STEP
 from baton.contract.checkpoints.manifest import ChunkedFile, Manifest
+from baton.contract.fleet import EnrollRequest, FleetSpec, MachineHeartbeat
 from baton.contract.jobs.job import JobState, JobSubmit
 from baton.contract.jobs.policy import Policy
 from baton.contract.names import Scope
@@ -287,6 +288,40 @@ class TestAdmin:
     def test_health(self, server: ScriptedServer, client: BatonClient) -> None:
         server.script("GET", "/health", reply(200, {"status": "ok", "version": "1", "server_time": 5}))
         assert client.health().version == "1"
+
+
+class TestFleets:
+    def test_fleets(self, server: ScriptedServer, client: BatonClient) -> None:
+        spec = {"name": "nights", "providers": ["loopback"], "max_usd_per_hour": 0.5, "budget": {"total_usd": 20}}
+        view = {"spec": spec, "created_at": 1, "updated_at": 1, "at": 2}
+        server.script("PUT", "/fleets/nights", reply(503), reply(200, view))
+        assert client.put_fleet(FleetSpec.model_validate(spec)).at == 2
+        assert json.loads(server.seen[-1].body) == spec
+        server.script("GET", "/fleets", reply(200, {"fleets": [view]}))
+        server.script("GET", "/fleets/nights", reply(200, view))
+        server.script("POST", "/fleets/nights/stop", reply(200, {**view, "stopped": True}))
+        assert client.fleets() == [client.fleet("nights")] and client.stop_fleet("nights").stopped
+        server.script("GET", "/fleets/nights/machines", reply(200, {"machines": []}))
+        assert client.ended_machines("nights", limit=3) == [] and query_of(server) == {"limit": "3"}
+        server.script("GET", "/fleets/nights/events", reply(200, {"events": [{"at": 1, "type": "machine.gone"}]}))
+        assert client.fleet_events("nights")[0].machine is None and query_of(server) == {"limit": "100"}
+
+    def test_machines(self, server: ScriptedServer, client: BatonClient) -> None:
+        answer = {
+            "machine_id": "m",
+            "api_key": "k",
+            "queues": ["default"],
+            "usd_per_hour": 1,
+            "heartbeat_interval_s": 60,
+        }
+        busy = {"error": {"code": "conflict", "message": "The create of m is not recorded yet."}}
+        server.script("POST", "/machines/enroll", reply(409, busy), reply(200, answer))
+        assert client.enroll(EnrollRequest(gpus=1)).api_key == "k"
+        assert json.loads(server.seen[-1].body) == {"gpus": 1}
+        orders = {"state": "draining", "drain": True, "alone_s": 900, "heartbeat_interval_s": 60}
+        server.script("POST", "/machines/heartbeat", reply(200, orders))
+        assert client.machine_heartbeat(MachineHeartbeat(job_id=ID)).drain
+        assert json.loads(server.seen[-1].body) == {"job_id": ID}
 
 
 class TestObjects:
