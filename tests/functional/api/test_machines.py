@@ -122,6 +122,7 @@ def test_two_enrolments_at_once_make_one_worker(api: Api, monkeypatch: pytest.Mo
         ({"vram_gib": 22.7}, "names 24 GiB VRAM, the machine has 22.7"),
         ({"disk_gib": 35}, "names 40 GiB disk, the machine has 35 free"),
     ],
+    ids=["model", "none", "number", "vram", "disk"],
 )
 def test_a_machine_unlike_its_offer_is_given_back(api: Api, hardware: dict[str, Any], problem: str) -> None:
     token = prepare(api)
