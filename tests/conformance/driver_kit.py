@@ -90,10 +90,7 @@ class LoopbackDriven:
         self.clock.advance(seconds)
 
     def inject(self, fault: str) -> None:
-        self.write_market(LoopbackMarket(faults=LoopbackFaults(**{fault: 1})))
-
-    def write_market(self, market: LoopbackMarket) -> None:
-        (self.directory / "market.json").write_text(market.model_dump_json())
+        LoopbackMarket(faults=LoopbackFaults(**{fault: 1})).save(self.directory)
 
     def existing(self) -> list[str]:
         return [one.token for one in self.driver.machines() if self.driver.runs(one)]
@@ -105,7 +102,7 @@ class LoopbackDriven:
         os.killpg(self.pid_of(token), signal.SIGKILL)
 
     def close(self) -> None:
-        self.write_market(LoopbackMarket())
+        LoopbackMarket().save(self.directory)
         for one in self.driver.machines():
             self.driver.destroy(one.handle)
 

@@ -1,59 +1,205 @@
-"""A fleet on processes of this computer: a job gets a machine, the machine goes back, its receipt stays."""
+"""Fleets on processes of this computer: jobs get machines, machines go back, and every dollar has a receipt.
+
+Each test has a fleet and a queue of its own. The tests share one stack and one provider, therefore they run in turn.
+"""
 
 from __future__ import annotations
 
+import io
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
 import psutil
 import pytest
+from PIL import Image
 
-from baton.contract.fleet import FleetSpec, MachineState
-from baton.contract.jobs.job import JobState, JobSubmit
-from tests.kits.stack.stack import Stack
+from baton.contract.fleet import FleetSpec, MachineState, MachineView
+from baton.contract.jobs.history import AttemptView
+from baton.contract.jobs.job import AttemptEnd, JobState
+from functions.fleet.drivers.loopback import LoopbackFaults, LoopbackMarket
+from tests.kits.stack.stack import Stack, chain
+from tests.kits.stack.workshop import Gate
 from tests.kits.waiting import until
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 
 SPEED = 60
 """The fleets' minutes are seconds."""
+PRICE = 0.2
+"""Of the cheapest host of the loopback provider."""
 
 
-def make_spec(**changes: object) -> FleetSpec:
-    document = {"name": "nights", "providers": ["loopback"], "disk_gib": 1, "max_usd_per_hour": 1}
-    return FleetSpec.model_validate({**document, "budget": {"total_usd": 5}, **changes})
+class Rental:
+    """A stack with a fast fleet clock, and the loopback provider behind the stack."""
+
+    def __init__(self, directory: Path) -> None:
+        self.stack = Stack(fleet_clock_speed=SPEED, settings={"TMPDIR": str(directory)})
+        (self.directory,) = directory.glob("baton-machines-*")
+        self.client = self.stack.client
+
+    def apply(self, name: str, **changes: object) -> None:
+        """Store a fleet that serves the queue of its own name."""
+        document = {"name": name, "providers": ["loopback"], "queues": [name], "disk_gib": 1, "max_usd_per_hour": 5}
+        self.client.put_fleet(FleetSpec.model_validate({**document, "budget": {"total_usd": 5}, **changes}))
+
+    def sell(self, **market: object) -> None:
+        """Change the market of the provider."""
+        LoopbackMarket.model_validate(market).save(self.directory)
+
+    def agents(self) -> list[psutil.Process]:
+        """Return the processes of machines."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if Path(process.environ().get("HOME", "/")).is_relative_to(self.directory):
+                    found.append(process)
+            except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
+                continue
+        return found
+
+    def agent(self) -> psutil.Process:
+        """Return the agent of the only machine that runs."""
+        (found,) = [one for one in self.agents() if one.cmdline()[-1] == "gpu_client.agent"]
+        return found
+
+    def machine(self, name: str, *states: MachineState) -> MachineView:
+        """Wait until the fleet has one machine, in one of the states."""
+        found: MachineView = until(
+            lambda: next((one for one in self.client.fleet(name).machines if one.state in states), None),
+            what=f"a machine that is {' or '.join(states)}",
+            every_s=0.1,
+        )
+        return found
+
+    def receipts(self, name: str, count: int) -> list[MachineView]:
+        """Wait until `count` machines have ended, check their receipts, return the machines, oldest first."""
+        until(lambda: not self.client.fleet(name).machines, what="the end of all machines", every_s=0.1)
+        ended = self.client.ended_machines(name)[::-1]
+        assert [one.state for one in ended] == [MachineState.GONE] * count
+        for one in ended:
+            assert one.receipt and len(one.receipt.absent_at) == 2
+            assert one.receipt.absent_at[1] - one.receipt.absent_at[0] >= 60
+            # The provider bills until the destroy; the ledger counts until the first list without the machine.
+            assert one.receipt.charged_usd is not None
+            assert 0 < one.receipt.charged_usd <= one.receipt.observed_usd
+        spent = sum(one.receipt.observed_usd for one in ended if one.receipt)
+        (bound,) = self.client.fleet(name).bounds
+        assert bound.spent_usd == pytest.approx(spent, abs=1e-4)
+        assert (bound.reserved_usd, bound.spent_usd <= bound.cap_usd) == (0, True)
+        assert self.agents() == [], "nothing runs"
+        return ended
+
+    def sold(self, name: str) -> int:
+        """Return the number of machines that the provider ever made for the fleet."""
+        records = self.directory.glob("machines/*/machine.json")
+        return sum(f"-{name}-" in json.loads(path.read_text())["token"] for path in records)
+
+    def transitions(self, name: str, machine: MachineView) -> list[str]:
+        """Return the states of a machine in their order."""
+        events = reversed(self.client.fleet_events(name))
+        return [one.type.removeprefix("machine.") for one in events if one.machine == machine.id]
+
+    def attempts(self, job_id: str) -> list[AttemptView]:
+        return self.stack.attempts(job_id)
 
 
-def agents_of(url: str) -> list[psutil.Process]:
-    """Return the processes on rented machines of a control plane."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            environment = process.environ()
-        except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue
-        if environment.get("BATON_API_URL") == url and "BATON_ENROLMENT_TOKEN" in environment:
-            found.append(process)
-    return found
+@pytest.fixture(scope="module")
+def rental(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rental]:
+    """One stack. Afterwards no machine and no secret is left, although a machine waits for work."""
+    made = Rental(tmp_path_factory.mktemp("r"))
+    with made.stack:
+        yield made
+        made.apply("waiting", min=1)
+        made.machine("waiting", MachineState.READY)
+        assert made.agent().is_running()
+        logs = [path.read_text() for path in made.directory.glob("machines/*/output.log")]
+    assert made.agents() == [], "a stack without state ends its machines"
+    assert logs
+    for log in logs:
+        assert not re.search(r"baton_[a-z0-9]{8,}_|X-Amz-Signature|\nTraceback", log), log
 
 
-def test_a_job_gets_a_machine_and_nothing_is_left_but_the_receipt() -> None:
-    with Stack(fleet_clock_speed=SPEED) as stack:
-        client = stack.client
-        client.put_fleet(make_spec())
-        job = client.submit(JobSubmit(command=["python", "-c", "pass"]))
-        until(lambda: client.get_job(job.id).state is JobState.COMPLETE, what="the end of the job", every_s=0.2)
-        (machine,) = until(lambda: client.ended_machines("nights"), what="the machine's end", every_s=0.2)
-        assert (machine.state, machine.reason) == (MachineState.GONE, "no job for idle_timeout_s")
-        (attempt,) = client.attempts(job.id).attempts
-        assert attempt.machine_id == machine.id
-        assert machine.receipt is not None and len(machine.receipt.absent_at) == 2
-        # The provider bills up to the destroy; the ledger, up to the first list without the machine.
-        assert machine.receipt.charged_usd is not None
-        assert 0 < machine.receipt.charged_usd <= machine.receipt.observed_usd < 0.2
-        steps = [event.type.removeprefix("machine.") for event in reversed(client.fleet_events("nights"))]
-        assert steps[:5] == ["planned", "requested", "booting", "registered", "ready"]
-        assert steps[-2:] == ["terminating", "gone"]
-        assert agents_of(stack.url) == []
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    """A gate behind step 20 of `trainers/chain.py`."""
+    return Gate(tmp_path / "gate", 20)
 
-        client.put_fleet(make_spec(min=1))
-        until(lambda: [one.state for one in client.fleet("nights").machines] == [MachineState.READY], what="a machine")
-        assert len(agents_of(stack.url)) == 1
-    assert agents_of(stack.url) == [], "a stack without state ends its machines"
+
+def train(rental: Rental, queue: str, gate: Gate) -> str:
+    parameters = {"steps": 30, "every": 10}
+    return rental.stack.submit(
+        "chain.py", parameters, queue=queue, environment=gate.environment, heartbeat_interval_s=1
+    )
+
+
+def test_a_job_gets_a_machine_and_nothing_is_left_but_the_receipt(rental: Rental) -> None:
+    stack, rng = rental.stack, np.random.default_rng(1)
+    for label in (0, 1):
+        for number in range(10):
+            picture = io.BytesIO()
+            Image.fromarray(rng.integers(100 * label, 100 * label + 100, (8, 8), dtype=np.uint8)).save(picture, "PNG")
+            stack.write(f"digits/{label}/{number}.png", picture.getvalue(), bucket="training-data")
+    rental.apply("digits", idle_timeout_s=60)
+    job_id = stack.submit(
+        "",
+        {"steps": 20, "hidden": 4, "batch_size": 8},
+        command=["python", "-m", "gpu_client.training.digits"],
+        queue="digits",
+        inputs=("digits/",),
+        outputs=("model.safetensors", "predictions.json"),
+    )
+    stack.wait_for(job_id, JobState.COMPLETE)
+    (machine,) = rental.receipts("digits", 1)
+    assert machine.reason == "no job for idle_timeout_s"
+    assert [one.machine_id for one in rental.attempts(job_id)] == [machine.id]
+    assert stack.artifact(job_id, "model.safetensors")
+    assert rental.transitions("digits", machine) == [
+        *("planned", "requested", "booting", "registered", "ready", "busy", "ready", "terminating", "gone")
+    ]
+
+
+def test_a_lost_host_and_a_lost_answer_cost_the_job_no_step_and_the_fleet_one_machine(
+    rental: Rental, gate: Gate
+) -> None:
+    """The host vanishes in mid-job; the answer to the create of the next machine is lost."""
+    rental.apply("faults", max=2, idle_timeout_s=60)
+    job_id = train(rental, "faults", gate)
+    rental.stack.wait_for_commit(job_id, 20)
+    rental.sell(faults=LoopbackFaults(lost_answers=1))
+    os.killpg(rental.agent().pid, signal.SIGKILL)
+    gate.open()
+    rental.stack.wait_for(job_id, JobState.COMPLETE)
+    first, second = rental.attempts(job_id)
+    assert (first.end, first.checkpoint_step, second.resumed_step) == (AttemptEnd.INTERRUPTED, 20, 20)
+    assert rental.stack.artifact(job_id) == chain(30)
+    lost, found = rental.receipts("faults", 2)
+    if lost.id != first.machine_id:
+        lost, found = found, lost
+    assert (lost.id, found.id) == (first.machine_id, second.machine_id)
+    assert rental.transitions("faults", lost)[-4:] == ["busy", "lost", "terminating", "gone"]
+    assert rental.transitions("faults", found)[:5] == ["planned", "requested", "ambiguous", "booting", "registered"]
+    assert rental.sold("faults") == 2, "a create without an answer is never repeated"
+
+
+def test_a_spent_budget_drains_with_a_checkpoint(rental: Rental, gate: Gate) -> None:
+    """The provider raises the price; the money that is reserved no longer pays for the machine."""
+    rental.apply("budget", budget={"total_usd": 1.1 * PRICE})
+    job_id = train(rental, "budget", gate)
+    rental.stack.wait_for_step(job_id, 20)
+    rental.sell(usd_per_hour=10 * PRICE)
+    (machine,) = rental.receipts("budget", 1)
+    rental.sell()
+    assert machine.reason == "the budget is spent"
+    assert rental.transitions("budget", machine)[-4:] == ["busy", "draining", "terminating", "gone"]
+    (attempt,) = rental.attempts(job_id)
+    assert attempt.end is AttemptEnd.RELEASED and attempt.reason
+    assert attempt.reason.message == "the fleet takes this machine back: the budget is spent"
+    assert attempt.checkpoint_step == 21, "the step that began before the order"
+    assert rental.client.get_job(job_id).state is JobState.PENDING
+    assert "total_usd" in rental.client.fleet("budget").waits
+    rental.client.stop(job_id)

@@ -38,6 +38,7 @@ from functions.fleet.drivers.protocol import (
 from functions.fleet.records import Inventory, Offer, Sighting
 
 AGENT = (sys.executable, "-m", "gpu_client.agent")
+MARKET = "market.json"
 LOG_TAIL_BYTES = 16 * 1024
 HOSTS = 8
 """Offers without a market file: each is one host, which has this computer's disk and no GPU."""
@@ -72,6 +73,10 @@ class LoopbackMarket(Record):
     usd_per_hour: float | None = None
     """Price of all offers and machines from the next inventory on; None: the price of each offer."""
     faults: LoopbackFaults = LoopbackFaults()
+
+    def save(self, directory: Path) -> None:
+        """Replace the market of the provider in `directory`."""
+        _replace(directory / MARKET, self)
 
 
 class LoopbackMachine(Record):
@@ -119,7 +124,7 @@ class LoopbackDriver:
         if self._meet("no_capacity"):
             return []
         market = self._market()
-        rented = {one.host for one in self.machines() if one.ended_at is None}
+        rented = self._rented()
         offers = [one for one in _offers(market, self._directory) if one.ref not in rented]
         if market.usd_per_hour is None:
             return offers
@@ -127,14 +132,15 @@ class LoopbackDriver:
 
     def create(self, intent: CreateIntent) -> CreateResult:
         """Start a process, with the environment of the intent and that of a bare machine."""
-        rented = {one.host for one in self.machines() if one.ended_at is None}
-        if self._meet("snatched") or intent.offer.ref in rented:
-            return NotCreated(reason=f"the offer {intent.offer.ref} is gone")
+        offer = intent.offer
         try:
-            machine = self._start(intent)
-        except OSError as error:
+            if self._meet("snatched") or offer.ref in self._rented():
+                return NotCreated(reason=f"the offer {offer.ref} is gone")
+            lost = self._meet("lost_answers")
+            machine = self._start(intent, self._market().usd_per_hour or offer.usd_per_hour)
+        except (OSError, ProviderRefused) as error:
             return NotCreated(reason=f"the process cannot start: {error}")
-        if self._meet("lost_answers"):
+        if lost:
             return Ambiguous(reason="no answer (injected)")
         return Created(handle=machine.handle, usd_per_hour=machine.usd_per_hour)
 
@@ -203,7 +209,10 @@ class LoopbackDriver:
             self._children[machine.handle].poll()
         return running
 
-    def _start(self, intent: CreateIntent) -> LoopbackMachine:
+    def _rented(self) -> set[str]:
+        return {one.host for one in self.machines() if one.ended_at is None}
+
+    def _start(self, intent: CreateIntent, usd_per_hour: float) -> LoopbackMachine:
         handle = f"loopback-{secrets.token_hex(6)}"
         home = self._home(handle)
         home.mkdir(parents=True, mode=0o700)
@@ -230,7 +239,7 @@ class LoopbackDriver:
             host=intent.offer.ref,
             pid=process.pid,
             started=_start_ticks(process.pid) or 0,
-            usd_per_hour=self._market().usd_per_hour or intent.offer.usd_per_hour,
+            usd_per_hour=usd_per_hour,
             created_at=int(now),
             billed_until=now,
         )
@@ -254,22 +263,18 @@ class LoopbackDriver:
         left: int = getattr(market.faults, fault)
         if left:
             faults = market.faults.model_copy(update={fault: left - 1})
-            _replace(self._market_path, market.model_copy(update={"faults": faults}))
+            market.model_copy(update={"faults": faults}).save(self._directory)
         return left > 0
 
-    @property
-    def _market_path(self) -> Path:
-        return self._directory / "market.json"
-
     def _market(self) -> LoopbackMarket:
+        path = self._directory / MARKET
         try:
-            return LoopbackMarket.model_validate_json(self._market_path.read_bytes())
+            return LoopbackMarket.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             return LoopbackMarket()
         except ValidationError as error:
-            raise ProviderRefused(
-                f"{self._market_path}: {error.errors()[0]['msg']}: correct or remove the file"
-            ) from error
+            problem = error.errors()[0]["msg"]
+            raise ProviderRefused(f"{path}: {problem}: correct or remove the file") from error
 
     def _home(self, handle: str) -> Path:
         return self._directory / "machines" / handle / "home"

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from functions.fleet.drivers.loopback import LoopbackDriver, LoopbackFaults, LoopbackMarket
-from functions.fleet.drivers.protocol import Created, NotCreated, ProviderRefused
+from functions.fleet.drivers.protocol import Created, CreateIntent, NotCreated, ProviderRefused
 from functions.fleet.records import Offer
 from tests.conformance.driver_kit import ENVIRONMENT, PREFIX, SECRET, SPEC, LoopbackDriven, create, inventory
 from tests.kits.waiting import alive, soon
@@ -71,7 +71,7 @@ def test_no_secret_is_in_a_file_or_a_command_line(provider: LoopbackDriven, tmp_
 @runs("nvidia-smi --query-gpu=name,memory.total; exec sleep 600")
 def test_a_machine_has_the_gpus_of_its_offer(provider: LoopbackDriven) -> None:
     offer = Offer(provider="loopback", ref="o", gpus=2, gpu_model="RTX 4090", vram_gib=24, usd_per_hour=0.3)
-    provider.write_market(LoopbackMarket(offers=[offer]))
+    LoopbackMarket(offers=[offer]).save(provider.directory)
     assert printed(provider, made(provider), 2) == ["RTX 4090, 24576"] * 2
 
 
@@ -134,7 +134,7 @@ def test_a_host_is_rented_to_one_machine(provider: LoopbackDriven) -> None:
     offers = provider.driver.quote(SPEC)
     made(provider)
     assert [one.ref for one in provider.driver.quote(SPEC)] == [one.ref for one in offers[1:]]
-    provider.write_market(LoopbackMarket(faults=LoopbackFaults(no_capacity=1)))
+    LoopbackMarket(faults=LoopbackFaults(no_capacity=1)).save(provider.directory)
     assert provider.driver.quote(SPEC) == []
     assert provider.driver.quote(SPEC)
 
@@ -142,7 +142,7 @@ def test_a_host_is_rented_to_one_machine(provider: LoopbackDriven) -> None:
 def test_a_new_price_is_billed_from_the_inventory_that_shows_it(provider: LoopbackDriven) -> None:
     handle = made(provider)
     provider.advance(3600)
-    provider.write_market(LoopbackMarket(usd_per_hour=0.6))
+    LoopbackMarket(usd_per_hour=0.6).save(provider.directory)
     assert inventory(provider).of(TOKEN)[0].usd_per_hour == 0.6
     assert {one.usd_per_hour for one in provider.driver.quote(SPEC)} == {0.6}
     provider.advance(3600)
@@ -153,3 +153,8 @@ def test_a_market_file_that_cannot_be_used_is_named(provider: LoopbackDriven) ->
     (provider.directory / "market.json").write_text('{"offer": []}')
     with pytest.raises(ProviderRefused, match=r"market\.json: Extra inputs are not permitted: correct or remove"):
         provider.driver.quote(SPEC)
+    (provider.directory / "market.json").unlink()
+    (offer, *_) = provider.driver.quote(SPEC)
+    (provider.directory / "market.json").write_text("")
+    intent = CreateIntent(token=TOKEN, offer=offer, image=None, environment={}, max_usd_per_hour=1)
+    assert isinstance(provider.driver.create(intent), NotCreated), "a certain refusal, as the protocol demands"
