@@ -172,8 +172,8 @@ def test_a_fleet_rents_only_for_jobs_that_its_machines_can_run(
     [
         ({"budget": {}}, "a budget needs total_usd"),
         ({"budget": {"total_usd": 0}}, "greater than 0"),
-        ({"min": 4, "max": 3}, "min (4) is above max (3)"),
-        ({"min": 3, "max": 3, "budget": {"total_usd": 2}}, "within an hour"),
+        ({"min": 4, "max": 3}, "is 3, less than min (4)"),
+        ({"min": 3, "max": 3, "budget": {"total_usd": 2}}, "does not pay for an hour"),
         ({"providers": ["nebula"]}, "'loopback'"),
         ({"providers": []}, "at least 1"),
         ({"providers": ["loopback", "loopback"]}, "names a provider twice"),
