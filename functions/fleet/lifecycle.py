@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from baton.contract.fleet import MachineState as State
-from functions.fleet.machine_states import DEADLINES, EXISTING, ORPHAN_WATCH_S, TRANSITIONS
+from functions.fleet.machine_states import DEADLINES, EXISTING, ORPHAN_WATCH_S, TRANSITIONS, USABLE
 from functions.fleet.records import Inventory, Machine, Sighting
 
 AMBIGUOUS_LOOKS_S = 120
@@ -20,6 +20,11 @@ DRAIN_MARGIN_S = 420
 """Time before the end of the reservation at which a machine drains: the grace of its checkpoint and two ticks."""
 SILENCE_S = 900
 """Time without a sign of the worker after which a machine that has ended at its provider counts as lost."""
+
+
+DEAD_WORKER_S = 1800
+"""Silence after which a worker counts as dead although its machine runs. A worker without an answer of the control
+plane ends itself after half of this time, therefore no outage of the control plane takes the machine of a live worker."""
 
 
 class InvalidTransition(Exception):  # noqa: N818 - a fault of the caller, never of input
@@ -169,14 +174,15 @@ def _settle_create(machine: Machine, sightings: list[Sighting], now: int) -> Mac
 def _loss(machine: Machine, sightings: list[Sighting], now: int) -> str | None:
     """Return why the machine counts as lost; None while the machine may be alive.
 
-    Silence alone proves nothing, because the network between worker and control plane can fail.
+    Short silence proves nothing, because the network between worker and control plane can fail.
     """
     if machine.absence_proved:
         return "the machine vanished from its provider's list"
-    if sightings and not sightings[0].running:
-        silent_s = now - max(machine.seen_at or 0, machine.created_at or 0)
-        if machine.state is State.BOOTING or silent_s >= SILENCE_S:
-            return sightings[0].message or "the provider ended the machine"
+    silent_s = now - max(machine.seen_at or 0, machine.created_at or 0)
+    if machine.state in USABLE and silent_s >= DEAD_WORKER_S:
+        return "the worker is silent"
+    if sightings and not sightings[0].running and (machine.state is State.BOOTING or silent_s >= SILENCE_S):
+        return sightings[0].message or "the provider ended the machine"
     return None
 
 

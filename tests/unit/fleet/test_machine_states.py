@@ -116,6 +116,14 @@ def test_a_machine_is_billed_until_its_first_proved_absence() -> None:
     assert machine.spent_usd == pytest.approx(0.2 / 60 * 2)
 
 
+@pytest.mark.parametrize("state", [State.READY, State.BUSY])
+def test_a_worker_that_is_silent_for_longer_than_its_dead_man_waits_is_lost(state: State) -> None:
+    silent = make_machine(state, created_at=NOW - 4000, seen_at=NOW - 1799)
+    assert lifecycle.advance(silent, inventory(SEEN), idle_timeout_s=None).state is state
+    silent = make_machine(state, created_at=NOW - 4000, seen_at=NOW - 1800)
+    assert lifecycle.advance(silent, inventory(SEEN), idle_timeout_s=None).state is State.LOST
+
+
 def test_duplicates_of_one_token_are_billed_and_listed() -> None:
     second = Sighting(token=SEEN.token, handle="h2", created_at=NOW)
     machine = lifecycle.advance(make_machine(State.BUSY), inventory(SEEN, second), idle_timeout_s=None)
