@@ -24,7 +24,7 @@ SILENCE_S = 900
 
 DEAD_WORKER_S = 1800
 """Silence after which a worker counts as dead although its machine runs. A worker without an answer of the control
-plane ends itself after half of this time, therefore no outage of the control plane takes the machine of a live worker."""
+plane ends itself after half of this time, therefore an outage of the control plane takes no live worker's machine."""
 
 
 class InvalidTransition(Exception):  # noqa: N818 - a fault of the caller, never of input
