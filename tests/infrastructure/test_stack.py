@@ -277,6 +277,13 @@ def test_the_sweeper_and_the_fleets_controller_run_each_minute(template: Json) -
         assert target in unrepeated
         invoked.add(template["Resources"][target]["Properties"]["FunctionName"].removeprefix("baton-test-"))
     assert invoked == set(SCHEDULED)
+    ages = {
+        made["Properties"]["FunctionName"]["Ref"].removeprefix("Functions")[:5]: made["Properties"].get(
+            "MaximumEventAgeInSeconds"
+        )
+        for made in of_type(template, "AWS::Lambda::EventInvokeConfig").values()
+    }
+    assert ages == {"Sweep": 60, "Fleet": 60}, "calls that Lambda could not start do not pile up"
 
 
 def test_one_controller_of_the_fleets_runs_at_a_time_and_rents_nothing_by_itself(template: Json) -> None:
