@@ -71,8 +71,6 @@ class Functions(Construct):
                 retry_attempts=0 if name in SCHEDULED else None,
                 # Lambda keeps a call that cannot start for 6 hours by default, and would start all kept calls at once.
                 max_event_age=Duration.minutes(1) if name in SCHEDULED else None,
-                # One controller of the fleets at a time; the fence in the table also stops a paused controller.
-                reserved_concurrent_executions=1 if name == "fleet" else None,
             )
             acknowledge(self.by_name[name], "L1", RUNTIME)
 
