@@ -28,6 +28,7 @@ import io
 import json
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -54,7 +55,12 @@ POOL_SIZE = 64
 AWAY = frozenset((429, 502, 503, 504))
 """Statuses of a temporarily unavailable API; the relay may repeat its calls."""
 DECIDED = frozenset((200, 206, 404, 412, 416))
-"""Final statuses of the object store. 400 and 403 may mean an expired URL, therefore a new URL may help."""
+"""Final statuses of the object store. 400 and 403 are final, too, if the answer has a code and matches no `PASSING`."""
+PASSING = re.compile(
+    "[Ee]xpired|not valid yet|IncompleteBody|RequestTimeout|RequestTimeTooSkewed|SlowDown|Throttling"
+    "|TokenRefreshRequired"
+)
+"""Codes and messages of the object store's 400 and 403 after which another try, by a new URL, may succeed."""
 NOT_PASSED_ON = frozenset(
     ("accept-encoding", "connection", "content-length", "expect", "host", "keep-alive", "te", "transfer-encoding")
 )
@@ -134,26 +140,31 @@ class Upstream:
         # A failed function (500) may have written, therefore the relay repeats only transfers after a 500.
         away = AWAY | {500} if target.startswith(("/upload/", "/download/")) else AWAY
         more = {"headers": headers, "data": body, "timeout": API_TIMEOUT_S}
-        answer = self._sent(method, self.url + target, away.__contains__, **more)
+        answer = self._sent(method, self.url + target, lambda answer: answer.status_code in away, **more)
         if 300 <= answer.status_code < 400:  # The worker would follow the redirect with its key.
             raise RelayError(502, f"{self.url} answered with a redirect: is BATON_API_URL the API's own address?")
         return answer
 
     def store(self, method: str, url: str, **more: Any) -> requests.Response:
-        """Return the object store's answer; the body of a GET is unread. Raises AwayError, also for an expired URL."""
-        more.update(stream=method == "GET", timeout=STORE_TIMEOUT_S)
-        return self._sent(method, url, lambda status: status not in DECIDED, **more)
+        """Return the object store's answer; the body of a GET is unread.
 
-    def _sent(self, method: str, url: str, is_away: Callable[[int], bool], **more: Any) -> requests.Response:
+        Raises AwayError, also for an expired URL, and RelayError (403) for a permanent refusal.
+        """
+        more.update(stream=method == "GET", timeout=STORE_TIMEOUT_S)
+        return self._sent(method, url, _is_store_away, **more)
+
+    def _sent(
+        self, method: str, url: str, is_away: Callable[[requests.Response], bool], **more: Any
+    ) -> requests.Response:
         request = f"{method} {_path(url)}"
         try:
             answer = self._http.request(method, url, allow_redirects=False, **more)
+            if not is_away(answer):
+                return answer
         except requests.RequestException as error:
             raise AwayError(request, type(error).__name__) from error
-        if is_away(answer.status_code):
-            answer.close()
-            raise AwayError(request, f"status {answer.status_code}", answer.headers.get("Retry-After", ""))
-        return answer
+        answer.close()
+        raise AwayError(request, f"status {answer.status_code}", answer.headers.get("Retry-After", ""))
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -363,6 +374,21 @@ class Relay(ThreadingHTTPServer):
 
 def _path(target: str) -> str:
     return target.partition("?")[0]
+
+
+def _is_store_away(answer: requests.Response) -> bool:
+    """Return True if another try may succeed.
+
+    Raises RelayError for a permanent refusal, and RequestException if the connection breaks in the body.
+    """
+    if answer.status_code not in (400, 403):
+        return answer.status_code not in DECIDED
+    # The other elements contain the object's key, which may contain any word.
+    reason = ": ".join(re.findall("<(?:Code|Message)>([^<]+)", answer.content.decode("utf-8", "replace")))
+    if not reason or PASSING.search(reason):
+        return True
+    # The worker sends a part four times if the answer is 400, and once if the answer is 403.
+    raise RelayError(403, f"The object store refuses the {answer.request.method}: {answer.status_code} {reason}")
 
 
 def _text_field(answer: requests.Response, name: str) -> str:

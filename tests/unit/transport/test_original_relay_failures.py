@@ -23,7 +23,7 @@ PART = f"{UPLOAD}?uploadId=u&partNumber=1"
 EXPIRED = reply(401, {"error": "The transfer token is unknown, used up or expired."})
 README = Path(__file__).parents[3] / "README.md"
 DATA = bytes(range(256)) * 8000
-"""A part larger than what the relay keeps in memory."""
+"""A part of several blocks."""
 
 
 class Signing:
@@ -57,6 +57,12 @@ class Signing:
 @pytest.fixture
 def signing(server: ScriptedServer, store: ScriptedServer) -> Signing:
     return Signing(server, store)
+
+
+def refusal(status: int, code: str, message: str = "none", key: str = "a.zip") -> Act:
+    """Refuse as S3 does, which names the key, too."""
+    error = f"<Code>{code}</Code><Message>{message}</Message><Key>{key}</Key><Expires>2026-01-01</Expires>"
+    return reply(status, f'<?xml version="1.0" encoding="UTF-8"?>\n<Error>{error}</Error>'.encode())
 
 
 def away(time: Time, until_s: float, then: Act) -> Act:
@@ -97,9 +103,18 @@ def test_a_store_that_is_away_for_minutes_gets_the_part_in_the_end_by_a_fresh_ur
     "failure",
     [
         pytest.param(reset, id="the answer is lost"),
-        pytest.param(reply(403, b"<Error><Code>AccessDenied</Code></Error>"), id="the URL has expired"),
-        pytest.param(reply(400, b"<Error><Code>ExpiredToken</Code></Error>"), id="the signer's token has expired"),
-        pytest.param(reply(400, b"<Error><Code>RequestTimeout</Code></Error>"), id="the store waited for bytes"),
+        pytest.param(refusal(403, "AccessDenied", "Request has expired"), id="the URL has expired"),
+        pytest.param(refusal(403, "AccessDenied", "Request is not valid yet"), id="the store's clock is late"),
+        pytest.param(refusal(403, "RequestTimeTooSkewed", "The difference ... is too large."), id="the clocks differ"),
+        pytest.param(refusal(400, "RequestExpired"), id="another store's word for an expired URL"),
+        pytest.param(refusal(403, "ExpiredRequest"), id="a third store's word for an expired URL"),
+        pytest.param(refusal(400, "ExpiredToken"), id="the signer's token has expired"),
+        pytest.param(refusal(400, "TokenRefreshRequired"), id="the signer's token needs a renewal"),
+        pytest.param(refusal(400, "RequestTimeout"), id="the store waited for bytes"),
+        pytest.param(refusal(400, "IncompleteBody"), id="the store missed bytes"),
+        pytest.param(refusal(400, "ThrottlingException"), id="the store's keys are throttled"),
+        pytest.param(refusal(503, "SlowDown"), id="the store is overloaded"),
+        pytest.param(reply(403, b"<html>Forbidden</html>"), id="no code of a store"),
         pytest.param(reply(200), id="no ETag"),
         pytest.param(reply(500), id="the store failed"),
     ],
@@ -111,6 +126,44 @@ def test_a_part_that_fails_is_sent_again_by_a_fresh_url(
     store.script("PUT", "/s3", failure)
     assert put(relay).status_code == 200
     assert signing.urls == len(store.seen) == 2 and len(time.pauses) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (400, "EntityTooLarge"),
+        (400, "InvalidArgument"),
+        (403, "AccessDenied"),
+        (403, "InvalidAccessKeyId"),
+        (403, "QuotaExceeded"),
+        (403, "SignatureDoesNotMatch"),
+    ],
+)
+def test_a_part_that_the_store_refuses_for_good_is_refused_at_once(
+    worker: OriginalClient, store: ScriptedServer, time: Time, signing: Signing, status: int, code: str
+) -> None:
+    """With 403, because the worker sends a part four times after a 400."""
+    store.routes["PUT", "/s3"] = refusal(status, code, "This is why.", key="expired/a.zip")
+    answer = worker.http.put(worker.url + PART, data=DATA)
+    assert answer.status_code == 403 and f"{status} {code}: This is why." in answer.json()["error"]
+    assert time.pauses == [] and len(store.seen) == signing.urls == 1
+
+
+def test_a_download_that_the_store_refuses_for_good_is_refused_at_once(
+    relay: Relay, store: ScriptedServer, time: Time, signing: Signing
+) -> None:
+    store.routes["GET", "/s3"] = refusal(403, "AccessDenied", "Access Denied")
+    answer = get(relay)
+    assert answer.status_code == 403 and "403 AccessDenied: Access Denied" in answer.json()["error"]
+    assert time.pauses == [] and len(store.seen) == 1
+
+
+def test_a_refusal_that_breaks_off_is_asked_for_again(
+    relay: Relay, store: ScriptedServer, time: Time, signing: Signing
+) -> None:
+    store.objects["/s3"] = DATA
+    store.script("GET", "/s3", lambda handler: handler.answer(403, b"<Error><Code>AccessDenied</Code>", sent=20))
+    assert get(relay).content == DATA and len(time.pauses) == 1
 
 
 def test_patience_is_for_the_signing_and_the_sending_together(
