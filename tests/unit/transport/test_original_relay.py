@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import builtins
 import http.client
 import logging
+import os
 import threading
+import tracemalloc
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import requests
 
+from gpu_client import original_relay
 from gpu_client.original_relay import LONGEST_PAUSE_S, PATIENCE_S, Relay
 from tests.functional.api import original_client
 from tests.functional.api.original_client import PART_BYTES, OriginalClient
-from tests.unit.transport.relay_kit import DOWNLOAD, SECRET_HEADERS, UPLOAD, Time, stored
+from tests.unit.transport.relay_kit import DOWNLOAD, SECRET_HEADERS, UPLOAD, Time, signs_parts, stored
 from tests.unit.transport.scripted_server import Handler, ScriptedServer, reply, reset, truncated
 
 
@@ -51,6 +58,64 @@ def test_many_parts_go_side_by_side(
     monkeypatch.setattr(original_client, "PART_BYTES", 1000)
     assert upload(worker, b"x" * 25_000) == 200
     assert store.most_at_once == 25
+
+
+def test_each_part_is_in_memory_once_until_the_store_has_it(
+    relay: Relay, server: ScriptedServer, store: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while a part is sent again. A container may have no disk space, and no more memory than its worker needs."""
+    parts, size_bytes = 3, 4_000_000
+    held_bytes: list[int] = []
+    opened: list[object] = []
+    together = threading.Barrier(parts, lambda: held_bytes.append(_relay_bytes()))
+
+    def fails(handler: Handler) -> None:
+        together.wait(20)
+        handler.answer(503)
+
+    def takes(handler: Handler) -> None:
+        together.wait(20)
+        stored(handler)
+
+    def put(number: int) -> None:
+        with requests.Session() as http:
+            url = f"{relay.url}{UPLOAD}?uploadId=u&partNumber={number}"
+            assert http.put(url, data=b"x" * size_bytes, timeout=30).status_code == 200
+            # The relay begins a second call of a connection after the end of the first call.
+            assert http.get(f"{relay.url}/health", timeout=30).status_code == 404
+            together.wait(20)
+
+    server.routes["POST", f"/prod{UPLOAD}"] = signs_parts(store)
+    store.script("PUT", "/s3", *[fails] * parts)
+    store.routes["PUT", "/s3"] = takes
+    with monkeypatch.context() as patch, ThreadPoolExecutor(parts) as pool:
+        for owner in (builtins, os):
+            patch.setattr(owner, "open", _recording(vars(owner)["open"], opened))
+        tracemalloc.start()
+        try:
+            list(pool.map(put, range(1, parts + 1)))
+        finally:
+            tracemalloc.stop()
+    assert opened == []
+    first, again, after = held_bytes
+    # A growing buffer has up to an eighth of unused space.
+    assert parts * size_bytes <= first <= 1.25 * parts * size_bytes
+    assert again <= 1.25 * parts * size_bytes
+    assert after < 0.1 * size_bytes
+
+
+def _relay_bytes() -> int:
+    """Return the memory that the relay's own lines have allocated."""
+    own = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, original_relay.__file__)])
+    return sum(found.size for found in own.statistics("filename"))
+
+
+def _recording(call: Callable[..., Any], calls: list[object]) -> Callable[..., Any]:
+    def record(path: Any, *more: Any, **named: Any) -> Any:
+        calls.append(path)
+        return call(path, *more, **named)
+
+    return record
 
 
 @pytest.mark.usefixtures("part_of")
