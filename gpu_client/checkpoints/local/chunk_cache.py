@@ -228,10 +228,14 @@ def _share_bytes(root: Path, used_bytes: int) -> int:
 
 def _used_bytes(directory: Path) -> int:
     """Return the disk space of all files below `directory`, in bytes."""
-    # os.walk skips a directory that a trainer has made unreadable, so that the trimming of the other caches continues.
-    return sum(
-        (Path(folder) / name).lstat().st_blocks * 512 for folder, _, names in os.walk(directory) for name in names
-    )
+    # A directory may vanish, or a trainer may have made it unreadable. os.walk and `suppress` skip its files, so that
+    # the trimming of the other caches continues.
+    used_bytes = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with suppress(OSError):
+                used_bytes += (Path(folder) / name).lstat().st_blocks * 512
+    return used_bytes
 
 
 def _read_entries(directory: Path, job_id: str) -> list[_Entry]:

@@ -356,6 +356,10 @@ class TestBounds:
         assert (directory / "model").exists()
 
 
+def denied(path: Path) -> None:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+
 class TestExcess:
     """All jobs' stores together."""
 
@@ -386,6 +390,43 @@ class TestExcess:
         (root / "link").symlink_to(tmp_path)
         assert sorted(path.name for path in find_excess_caches(root)) == ["file", "link"]
         assert find_excess_caches(tmp_path / "nothing") == []
+
+    @pytest.mark.parametrize(
+        ("owner", "call", "name", "happens"),
+        [
+            pytest.param(os, "scandir", "", shutil.rmtree, id="vanishes before the listing"),
+            pytest.param(Path, "lstat", "model", shutil.rmtree, id="vanishes after the listing"),
+            pytest.param(os, "scandir", "", denied, id="cannot be listed"),
+            pytest.param(Path, "lstat", "model", denied, id="can be listed but not be searched"),
+        ],
+    )
+    def test_a_directory_that_vanishes_or_cannot_be_read_counts_nothing(
+        self,
+        tmp_path: Path,
+        disk: Callable[[int], None],
+        monkeypatch: pytest.MonkeyPatch,
+        owner: object,
+        call: str,
+        name: str,
+        happens: Callable[[Path], None],
+    ) -> None:
+        """Its size is unknown; the trimming of the other caches goes on."""
+        self.fill(tmp_path, "a", "b", "c")
+        disk(2 * 40_960)
+        assert [path.name for path in find_excess_caches(tmp_path)] == ["a", "b"]
+        directory = tmp_path / "b" / "1-1" / "files"
+        looks, met = getattr(owner, call), []
+
+        def look(path: object) -> object:
+            if str(path) == str(directory / name):
+                met.append(path)
+                happens(directory)
+            return looks(path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, call, look)
+            assert [path.name for path in find_excess_caches(tmp_path)] == ["a"]
+        assert len(met) == 1
 
 
 def test_the_checkpoint_that_has_the_bases_of_the_newest_one_is_kept(scene: Scene) -> None:
