@@ -26,7 +26,8 @@ def waiting_jobs(jobs: JobStore, fleet: StoredFleet, *, shards: int) -> list[Job
     Each queue and shard gets an equal part, so that a long queue does not hide a short one. shards: partitions of each
     queue's waiting jobs.
     """
-    places = [(queue, shard) for queue in fleet.spec.queues for shard in range(shards)]
+    # A document may name a queue twice; each job is counted once.
+    places = [(queue, shard) for queue in dict.fromkeys(fleet.spec.queues) for shard in range(shards)]
     limit = max(1, MAX_WAITING // len(places))
     return [job for queue, shard in places for job in jobs.ready(fleet.tenant, queue, shard, limit=limit).items]
 
@@ -40,6 +41,10 @@ def unservable(job: Job, spec: FleetSpec) -> str | None:
         return f"needs {needs.min_vram_gib:g} GiB VRAM, fleet {spec.name} guarantees {spec.min_vram_gib:g}"
     if needs.min_disk_gib and needs.min_disk_gib > spec.disk_gib:
         return f"needs {needs.min_disk_gib:g} GiB disk, fleet {spec.name} rents {spec.disk_gib:g}"
+    gpus = 1 if spec.gpu_models or spec.min_vram_gib else 0
+    if needs.min_gpus and needs.min_gpus > gpus:
+        plural = "" if needs.min_gpus == 1 else "s"
+        return f"needs {needs.min_gpus} GPU{plural}, fleet {spec.name} guarantees {gpus}"
     if needs.gpu_models and not (
         spec.gpu_models and all(any(names_model(w, model) for w in needs.gpu_models) for model in spec.gpu_models)
     ):

@@ -66,8 +66,8 @@ class Bound(Record):
     spent_usd: float
 
     def room_usd(self, reserved_usd: float) -> float:
-        """Return what may still be reserved in USD; not negative."""
-        return max(0.0, self.cap_usd - self.spent_usd - reserved_usd)
+        """Return what may still be reserved in USD; negative if spending and reservations exceed the bound."""
+        return self.cap_usd - self.spent_usd - reserved_usd
 
 
 def bounds(budget: Budget, ledger: Ledger, now: int) -> list[Bound]:
@@ -100,13 +100,16 @@ def need_usd(usd_per_hour: float, boot_s: float) -> float:
 
 
 def extend(machine: Machine, room_usd: float) -> Machine:
-    """Return the machine with its reservation filled up to one horizon, or by as much as there is room."""
+    """Return the machine with its reservation filled up to one horizon, or by as much as there is room.
+
+    Without room, because the document of the fleet has a smaller budget or another machine costs more than its
+    reservation, the machine gives of its reservation back what is missing.
+    """
     if machine.priced_until is None or machine.state not in EXTENDED:
         return machine
-    missing = min(machine.usd_per_hour * HORIZON_S / 3600 - machine.reserved_usd, room_usd)
-    if missing <= 0:
-        return machine
-    return machine.model_copy(update={"reserved_usd": machine.reserved_usd + missing})
+    missing = max(0.0, machine.usd_per_hour * HORIZON_S / 3600 - machine.reserved_usd)
+    reserved = max(0.0, machine.reserved_usd + min(missing, room_usd))
+    return machine if reserved == machine.reserved_usd else machine.model_copy(update={"reserved_usd": reserved})
 
 
 def release(machine: Machine) -> Machine:

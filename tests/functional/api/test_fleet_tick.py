@@ -143,7 +143,7 @@ def test_each_queue_and_shard_has_a_part_of_the_jobs_that_a_tick_reads(api: Api)
     for _ in range(6):
         api.submit(queue="long")
     api.submit(queue="short")
-    one = make_fleet(queues=["long", "short"])
+    one = make_fleet(queues=["long", "short", "long"])
     read = [job.queue for job in waiting_jobs(api.context.jobs, one, shards=1)]
     assert read == ["long"] * 6 + ["short"]
     read = [job.queue for job in waiting_jobs(api.context.jobs, one, shards=MAX_WAITING)]

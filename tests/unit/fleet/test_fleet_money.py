@@ -59,6 +59,15 @@ def test_reservations_never_exceed_a_bound(cap: float, reserved: list[float], pr
     assert all(one.reserved_usd <= price + 1e-9 for one in machines)
 
 
+def test_a_reservation_shrinks_while_the_spending_is_above_a_bound() -> None:
+    ledger = Ledger().spend(9.95, NOW)
+    machine = make_machine(State.BUSY, reserved_usd=0.2)
+    _, room = tightest(Budget(total_usd=10), ledger, [machine], NOW)
+    assert extend(machine, room).reserved_usd == pytest.approx(0.05)
+    _, room = tightest(Budget(total_usd=1), ledger, [machine], NOW)
+    assert extend(machine, room).reserved_usd == 0
+
+
 @pytest.mark.parametrize("state", [State.TERMINATING, State.LOST, State.GONE, State.FAILED, State.PLANNED])
 def test_a_machine_on_its_way_out_reserves_no_more(state: State) -> None:
     machine = make_machine(state, reserved_usd=0.0)
@@ -154,6 +163,10 @@ def test_machines_follow_from_waiting_jobs(
         ({"min_vram_gib": 24}, {"min_vram_gib": 24}, None),
         ({"min_vram_gib": 24}, {"min_vram_gib": 16}, "needs 24 GiB VRAM, fleet n guarantees 16"),
         ({"min_disk_gib": 80}, {}, "needs 80 GiB disk, fleet n rents 40"),
+        ({"min_gpus": 1}, {"min_vram_gib": 16}, None),
+        ({"min_gpus": 1}, {"gpu_models": ["A100"]}, None),
+        ({"min_gpus": 1}, {}, "needs 1 GPU, fleet n guarantees 0"),
+        ({"min_gpus": 2}, {"min_vram_gib": 16}, "needs 2 GPUs, fleet n guarantees 1"),
         ({"gpu_models": ["A100", "RTX 4090"]}, {"gpu_models": ["RTX 4090"]}, None),
         ({"gpu_models": ["A100"]}, {}, "needs one of A100, fleet n may rent other GPU models"),
         ({"image": "me/x"}, {"image": "me/x"}, None),
