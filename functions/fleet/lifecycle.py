@@ -115,13 +115,15 @@ def _note(machine: Machine, sightings: list[Sighting], inventory: Inventory) -> 
     if not sightings:
         if not inventory.complete or machine.state is State.PLANNED:
             return machine
+        if machine.state is State.FAILED and machine.absence_proved:
+            return machine
         absences = [*machine.absences[:1], inventory.at]
         return machine if absences == machine.absences else machine.model_copy(update={"absences": absences})
     known = machine.handle or sightings[0].handle
     first = next((one for one in sightings if one.handle == known), sightings[0])
     updates: dict[str, Any] = {
         "absences": [],
-        "duplicates": [one.handle for one in sightings if one.handle != first.handle],
+        "duplicates": [one.handle for one in sightings if one.handle != known],
         "usd_per_hour": machine.usd_per_hour if first.usd_per_hour is None else first.usd_per_hour,
     }
     if first.machine_ref and first.machine_ref != machine.offer.machine_ref:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
 from baton.contract.fleet import FleetSpec, MachineState, Receipt
 from functions.domain.record_base import Record
 from functions.fleet.machine_states import MAYBE_EXISTING
 
+Price = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
+"""Price in USD. A driver that reads another number from its provider fails, because the number would spoil the
+ledger."""
+LONGEST_PAID_H = 10 * 365 * 24
 MIN_ABSENCES_APART_S = 60
 """Time between the two complete inventories that prove an absence. One list can lag behind a create."""
 
@@ -23,9 +31,9 @@ class Offer(Record):
     vram_gib: float = 0
     disk_gib: float = 0
     spot: bool = False
-    usd_per_hour: float
+    usd_per_hour: Price
     """Price of machine and disk together."""
-    usd_per_gb: float = 0
+    usd_per_gb: Price = 0
     """Price of one GB of traffic."""
     interruptions_per_hour: float = 0
     boot_s: float = 180
@@ -39,7 +47,7 @@ class Sighting(Record):
     """The provider's id of the machine."""
     running: bool = True
     """False if the provider says that the machine has ended, failed or was outbid. Its disk can still be billed."""
-    usd_per_hour: float | None = None
+    usd_per_hour: Price | None = None
     machine_ref: str | None = None
     message: str = ""
     created_at: int = 0
@@ -119,7 +127,7 @@ class Machine(Record):
         """Time until which the reserved money pays for the machine; None if the machine cannot cost anything yet."""
         if self.priced_until is None or self.usd_per_hour <= 0:
             return None
-        return self.priced_until + int(self.reserved_usd / self.usd_per_hour * 3600)
+        return self.priced_until + int(min(self.reserved_usd / self.usd_per_hour, LONGEST_PAID_H) * 3600)
 
     @property
     def watched(self) -> bool:

@@ -35,7 +35,7 @@ from functions.fleet.drivers.protocol import (
     ProviderRefused,
     ProviderUnavailable,
 )
-from functions.fleet.records import Inventory, Offer, Sighting
+from functions.fleet.records import Inventory, Offer, Price, Sighting
 
 AGENT = (sys.executable, "-m", "gpu_client.agent")
 MARKET = "market.json"
@@ -70,7 +70,7 @@ class LoopbackMarket(Record):
 
     offers: list[Offer] | None = None
     """None: HOSTS offers without a GPU. A GPU in an offer is one that the machine's `nvidia-smi` names."""
-    usd_per_hour: float | None = None
+    usd_per_hour: Price | None = None
     """Price of all offers and machines from the next inventory on; None: the price of each offer."""
     faults: LoopbackFaults = LoopbackFaults()
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from baton.contract.fleet import MachineState as State
 from functions.fleet import lifecycle
@@ -129,6 +130,21 @@ def test_duplicates_of_one_token_are_billed_and_listed() -> None:
     machine = lifecycle.advance(make_machine(State.BUSY), inventory(SEEN, second), idle_timeout_s=None)
     assert machine.duplicates == ["h2"]
     assert machine.spent_usd == pytest.approx(2 * 0.2 / 60)
+    alone = lifecycle.advance(make_machine(State.TERMINATING), inventory(second), idle_timeout_s=None)
+    assert alone.duplicates == ["h2"], "a duplicate that outlives the machine is destroyed, too"
+
+
+@pytest.mark.parametrize("price", [-0.1, float("nan"), float("inf"), 1e308])
+def test_a_price_that_nobody_can_pay_is_no_price(price: float) -> None:
+    with pytest.raises(ValidationError):
+        Sighting(token=SEEN.token, handle="h", usd_per_hour=price)
+    with pytest.raises(ValidationError):
+        Offer(provider="loopback", ref="o", usd_per_hour=price)
+
+
+def test_a_price_of_nearly_nothing_is_paid_for_a_long_time() -> None:
+    until = make_machine(State.BUSY, usd_per_hour=1e-320).budget_until
+    assert until is not None and until > NOW + 365 * 86_400
 
 
 @given(
