@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pydantic import ValidationError
+
 from baton.contract.fleet import MachineState as State
 from functions.domain.errors import WriteConflict
 from functions.domain.records import Job
@@ -28,7 +30,7 @@ from functions.fleet.drivers.protocol import (
     ProviderUnavailable,
 )
 from functions.fleet.ledger import Ledger, extend, need_usd, new_warnings, release, tightest
-from functions.fleet.machine_states import MAYBE_EXISTING
+from functions.fleet.machine_states import DEADLINES, MAYBE_EXISTING, ORPHAN_WATCH_S
 from functions.fleet.offer_ranking import RankedOffer, Workload, rank
 from functions.fleet.records import FleetEvent, Inventory, Machine, Offer, OrphanMachine, Quarantine, StoredFleet
 from functions.fleet.store import FenceLost, FleetStore
@@ -49,6 +51,10 @@ QUARANTINE_S = {"boot": 6 * 3600, "loss": 24 * 3600}
 LONGEST_QUARANTINE_S = 7 * 24 * 3600
 OFFERS_PER_TICK = 8
 """Offers tried for one machine in one tick."""
+DECISIONS = 5
+"""Decisions about one machine in one tick whose writes may conflict with calls of the machine's worker."""
+NO_ANSWER = (ProviderUnavailable, ProviderRefused, ValidationError)
+"""Failures of a driver's read; ValidationError: the provider's answer has impossible values."""
 
 
 class MachineKeys(Protocol):
@@ -103,6 +109,7 @@ class FleetController:
         self._random_token = random_token
         self._time_left_s = time_left_s
         self._fence = 0
+        self._ledgers: dict[tuple[str, str], Ledger] = {}
         self._report = TickReport()
 
     def tick(self) -> TickReport:
@@ -115,37 +122,55 @@ class FleetController:
             self._report.skipped = True
             return self._report
         self._fence = fence
+        self._ledgers = {}
         try:
-            self._reconcile_all()
+            self._report.finished = self._reconcile_all()
         except FenceLost:
             logger.warning("another controller has taken over; this tick ends")
             return self._report
         self._store.release(fence)
-        self._report.finished = True
         return self._report
 
-    def _reconcile_all(self) -> None:
+    def _reconcile_all(self) -> bool:
+        """Look after all machines, then start the missing ones; return False if the time ended before the last machine.
+
+        The tick looks first after the machines that have waited longest, so that a tick that is too short for all
+        machines leaves each of them to the next tick at the latest.
+        """
         fleets = list(self._store.fleets())
         machines = {
             (one.tenant, one.spec.name): list(self._store.machines(one.tenant, one.spec.name)) for one in fleets
         }
-        rented = {machine.provider for group in machines.values() for machine in group}
-        providers = sorted(rented | {name for one in fleets if not one.stopped for name in one.spec.providers})
+        providers = self._watched_providers(fleets, [machine for group in machines.values() for machine in group])
         inventories = {name: found for name in providers if (found := self._inventory(name)) is not None}
-        for fleet in fleets:
+        places = [(fleet, at) for fleet in fleets for at in range(len(machines[fleet.tenant, fleet.spec.name]))]
+        places.sort(key=lambda place: _turn(machines[place[0].tenant, place[0].spec.name][place[1]]))
+        finished = True
+        for fleet, at in places:
+            finished = self._time_left_s() >= LEAST_TIME_S
+            if not finished:
+                self._fail("the time of the tick is over before its last machine")
+                break
             group = machines[fleet.tenant, fleet.spec.name]
-            for at, machine in enumerate(group):
-                group[at] = self._reconcile(fleet, machine, group, inventories.get(machine.provider))
-        for group in machines.values():
-            for at, machine in enumerate(group):
-                group[at] = self._destroy(machine)
+            self._reconcile(fleet, group, at, inventories.get(group[at].provider))
+            group[at] = self._destroy(group[at])
         self._handle_orphans(inventories.values(), [machine for group in machines.values() for machine in group])
-        for fleet in fleets:
+        for fleet in fleets if finished else ():
             self._start_missing(fleet, machines[fleet.tenant, fleet.spec.name])
         for group in machines.values():
             for machine in group:
                 self._report.machines[machine.state] = self._report.machines.get(machine.state, 0) + 1
                 self._report.usd_per_hour += machine.usd_per_hour if machine.billed else 0.0
+        return finished
+
+    def _watched_providers(self, fleets: Sequence[StoredFleet], machines: Sequence[Machine]) -> list[str]:
+        """Return the providers whose lists the tick reads.
+
+        A provider can list a machine late, after its fleet was stopped or names other providers.
+        """
+        renting = {name for one in fleets if not one.stopped for name in one.spec.providers}
+        recent = renting or any(self._now() < one.updated_at + ORPHAN_WATCH_S for one in fleets)
+        return sorted({one.provider for one in machines} | renting | (set(self._drivers) if recent else set()))
 
     def _inventory(self, provider: str) -> Inventory | None:
         """Return the provider's list of our machines; None if nothing could be read."""
@@ -157,14 +182,28 @@ class FleetController:
             return None
         try:
             return driver.inventory(f"{self._store.deployment()}-", self._now())
-        except (ProviderUnavailable, ProviderRefused) as error:
+        except NO_ANSWER as error:
             self._fail(f"{provider}: the list of machines cannot be read: {error}")
             return None
 
-    def _reconcile(
+    def _reconcile(self, fleet: StoredFleet, group: list[Machine], at: int, inventory: Inventory | None) -> None:
+        """Advance one machine, move its money, store both.
+
+        After a conflict with a call of the machine's worker, decide about the stored machine: a worker that writes in
+        each tick between the tick's read and write would otherwise keep its machine for ever.
+        """
+        for _ in range(DECISIONS):
+            before = group[at]
+            after, spent = self._decide(fleet, before, group, inventory)
+            group[at] = before if after == before else self._save(fleet, before, after, spent)
+            if after == before or group[at] is not before:
+                return
+            group[at] = self._store.machine(before.tenant, before.fleet, before.id) or before
+
+    def _decide(
         self, fleet: StoredFleet, machine: Machine, group: Sequence[Machine], inventory: Inventory | None
-    ) -> Machine:
-        """Advance one machine, move its money, store both. A conflict leaves the machine to the next tick."""
+    ) -> tuple[Machine, Ledger]:
+        """Return the machine and the ledger as the inventory, the document, the clock and the money leave them."""
         now = self._now()
         inventory = inventory or Inventory(provider=machine.provider, at=now, complete=False)
         kept = sum(one.state in (State.READY, State.BUSY) for one in group) <= fleet.spec.min and not fleet.stopped
@@ -173,14 +212,35 @@ class FleetController:
             after = lifecycle.stop(after, "the fleet is stopped", now)
         if after.state is State.GONE:
             after = after.model_copy(update={"charged_usd": self._charge(after)})
-        ledger = self._store.ledger(fleet.tenant, fleet.spec.name)
         others = [one for one in group if one.id != machine.id]
-        ledger_after = ledger.spend(after.spent_usd - machine.spent_usd, now)
-        _, room = tightest(fleet.spec.budget, ledger_after, [*others, after], now)
-        after = release(extend(after, room))
-        if after == machine:
-            return machine
-        return self._save(fleet, machine, after, ledger, ledger_after)
+        spent = self._ledger(fleet).spend(after.spent_usd - machine.spent_usd, now)
+        _, room = tightest(fleet.spec.budget, spent, [*others, after], now)
+        return release(extend(after, room)), spent
+
+    def _ledger(self, fleet: StoredFleet) -> Ledger:
+        """Return the ledger, which only the holder of the fence writes."""
+        place = fleet.tenant, fleet.spec.name
+        if place not in self._ledgers:
+            self._ledgers[place] = self._store.ledger(*place)
+        return self._ledgers[place]
+
+    def _write(
+        self,
+        fleet: StoredFleet,
+        *,
+        machine: Machine | None = None,
+        ledger: Ledger | None = None,
+        events: Sequence[FleetEvent] = (),
+    ) -> None:
+        """Store all values or none. Raises WriteConflict."""
+        place = fleet.tenant, fleet.spec.name
+        try:
+            self._store.write(self._fence, *place, machine=machine, ledger=ledger, events=events)
+        except WriteConflict:
+            self._ledgers.pop(place, None)
+            raise
+        if ledger is not None:
+            self._ledgers[place] = ledger
 
     def _charge(self, machine: Machine) -> float | None:
         """Return what the provider charges for an ended machine; None if the provider has no record now."""
@@ -189,13 +249,13 @@ class FleetController:
             return None
         try:
             return driver.charged_usd(machine.handle)
-        except (ProviderUnavailable, ProviderRefused) as error:
+        except NO_ANSWER as error:
             self._fail(f"{machine.provider}: the charge of machine {machine.id} cannot be read: {error}")
             return None
 
-    def _save(self, fleet: StoredFleet, before: Machine, after: Machine, ledger: Ledger, spent: Ledger) -> Machine:
+    def _save(self, fleet: StoredFleet, before: Machine, after: Machine, spent: Ledger) -> Machine:
         """Store a machine with its money and its event; return the stored machine, or `before` after a conflict."""
-        now = self._now()
+        now, ledger = self._now(), self._ledger(fleet)
         spent, warnings = new_warnings(fleet.spec.budget, spent, now)
         events = [
             FleetEvent(
@@ -210,16 +270,14 @@ class FleetController:
             # Before the write, because no later tick looks after an ended machine.
             self._keys.revoke(after.worker_key)
         try:
-            self._store.write(
-                self._fence,
-                fleet.tenant,
-                fleet.spec.name,
+            self._write(
+                fleet,
                 machine=stored,
                 ledger=None if spent == ledger else spent.model_copy(update={"version": ledger.version + 1}),
                 events=events,
             )
         except WriteConflict:
-            # The machine's worker has written in between, therefore the next tick decides again.
+            # The machine's worker has written in between.
             return before
         self._quarantine(before, stored)
         return stored
@@ -228,15 +286,12 @@ class FleetController:
         """Avoid a host that did not boot, or that vanished with a job."""
         if after.offer.machine_ref is None or before.state is after.state:
             return
-        kind = (
-            "boot"
-            if before.state in (State.BOOTING, State.REGISTERED) and after.state in (State.TERMINATING, State.LOST)
-            else "loss"
-            if after.state is State.LOST
-            else None
-        )
-        if kind is None:
+        starting = before.state in (State.BOOTING, State.REGISTERED)
+        # A machine that starts can also end with its fleet, its budget or its price.
+        late = starting and after.reason == DEADLINES[before.state].reason
+        if not late and after.state is not State.LOST:
             return
+        kind = "boot" if starting else "loss"
         host, now = f"{after.provider}:{after.offer.machine_ref}", self._now()
         earlier = self._store.quarantined(0).get(host)
         failures = earlier.failures + 1 if earlier else 1
@@ -295,7 +350,9 @@ class FleetController:
                     inventory.provider, seen.handle
                 ):
                     orphan = orphan.model_copy(update={"destroyed_at": inventory.at})
-                self._store.put_orphan(self._fence, orphan)
+                # After a conflict on the fence the next tick stores the orphan.
+                with suppress(WriteConflict):
+                    self._store.put_orphan(self._fence, orphan)
 
     def _start_missing(self, fleet: StoredFleet, group: list[Machine]) -> None:
         """Start as many machines as the demand asks for and the budget permits; store why a machine is not started."""
@@ -305,23 +362,27 @@ class FleetController:
         waits = "" if fleet.stopped else self._start(fleet, group)
         if waits:
             self._report.failures.append(f"fleet {fleet.spec.name}: {waits}")
-        ledger = self._store.ledger(fleet.tenant, fleet.spec.name)
+        ledger = self._ledger(fleet)
         if waits == ledger.waits:
             return
         logger.info("fleet %s waits: %s", fleet.spec.name, waits or "no longer")
         told = ledger.model_copy(update={"waits": waits, "version": ledger.version + 1})
         # Only the controller writes the ledger; after a conflict on the fence the next tick stores the text.
         with suppress(WriteConflict):
-            self._store.write(self._fence, fleet.tenant, fleet.spec.name, ledger=told)
+            self._write(fleet, ledger=told)
 
     def _start(self, fleet: StoredFleet, group: list[Machine]) -> str:
         """Start the machines that the fleet lacks; return why one is not started, empty if the fleet lacks none."""
+        if sum(not machine.state.ended for machine in group) >= fleet.spec.max:
+            return ""
         missing = missing_machines(fleet.spec, group, self._waiting(fleet))
         if missing == 0:
             return ""
         ranked, problems = self._quotes(fleet)
         taken = {machine.offer.ref for machine in group if machine.state in MAYBE_EXISTING}
         for _ in range(missing):
+            if self._time_left_s() < LEAST_TIME_S:
+                return "; ".join([*problems, "the next tick goes on"])
             problem = self._start_one(fleet, group, [one for one in ranked if one.offer.ref not in taken], taken)
             if problem:
                 return "; ".join([*problems, problem])
@@ -340,7 +401,7 @@ class FleetController:
             else:
                 try:
                     offers += driver.quote(fleet.spec)
-                except (ProviderUnavailable, ProviderRefused) as error:
+                except NO_ANSWER as error:
                     problems.append(f"{name}: no offers: {error}")
         return rank(offers, fleet.spec, Workload(), set(self._store.quarantined(self._now()))), problems
 
@@ -363,13 +424,12 @@ class FleetController:
     def _plan(self, fleet: StoredFleet, group: Sequence[Machine], ranked: RankedOffer) -> tuple[Machine | None, str]:
         """Reserve the money of a new machine; or return why the budget or the store does not permit the reservation."""
         now, spec, offer = self._now(), fleet.spec, ranked.offer
-        ledger = self._store.ledger(fleet.tenant, spec.name)
+        ledger = self._ledger(fleet)
         bound, room = tightest(spec.budget, ledger, group, now)
         need = need_usd(offer.usd_per_hour, offer.boot_s)
         if need > room:
-            return None, (
-                f"{bound.name} has {room:.2f} USD left, boot and one hour of the cheapest offer need {need:.2f} USD"
-            )
+            left = f"{bound.name} has {max(0.0, room):.2f} USD left"
+            return None, f"{left}, boot and one hour of the cheapest offer need {need:.2f} USD"
         suffix = hashlib.sha256(self._random_token().encode()).hexdigest()[:12]
         machine = Machine(
             id=f"{self._store.deployment()}-{spec.name[:28]}-{suffix}",
@@ -386,9 +446,7 @@ class FleetController:
         # The ledger's version guards the reservation: no other controller can have reserved the same money.
         guard = ledger.model_copy(update={"version": ledger.version + 1})
         try:
-            self._store.write(
-                self._fence, fleet.tenant, spec.name, machine=machine, ledger=guard, events=[_event(machine, now)]
-            )
+            self._write(fleet, machine=machine, ledger=guard, events=[_event(machine, now)])
         except WriteConflict:
             return None, "another call changed the ledger at the same moment"
         return machine, ""
@@ -401,8 +459,7 @@ class FleetController:
         now = self._now()
         key_id, environment = self._keys.issue(machine, now + ENROLS_WITHIN_S)
         intended = lifecycle.request(machine, now).model_copy(update={"worker_key": key_id})
-        ledger = self._store.ledger(fleet.tenant, fleet.spec.name)
-        stored = self._save(fleet, machine, intended, ledger, ledger)
+        stored = self._save(fleet, machine, intended, self._ledger(fleet))
         if stored is machine:
             return machine
         result = driver.create(
@@ -425,7 +482,7 @@ class FleetController:
             after = lifecycle.move(made, State.TERMINATING, self._now(), result.reason)
         else:
             after = lifecycle.refused(stored, result.reason, self._now())
-        return self._save(fleet, stored, release(after), ledger, ledger)
+        return self._save(fleet, stored, release(after), self._ledger(fleet))
 
     def _may_call(self, driver: Driver, call: str) -> bool:
         """Return True if time is left for a call and the provider's minimum interval has passed."""
@@ -437,6 +494,11 @@ class FleetController:
     def _fail(self, message: str) -> None:
         logger.warning("%s", message)
         self._report.failures.append(message)
+
+
+def _turn(machine: Machine) -> tuple[bool, int]:
+    """Return the place of a machine in the order of a tick: by the time up to which it is paid, failed ones last."""
+    return machine.state is State.FAILED, machine.priced_until or 0
 
 
 def _event(machine: Machine, now: int) -> FleetEvent:

@@ -71,7 +71,7 @@ class Night:
 
         class Store:
             def __getattr__(self, name: str) -> object:
-                if name in ("write", "put_orphan", "put_quarantine", "acquire", "release"):
+                if name in ("ledger", "write", "put_orphan", "put_quarantine", "acquire", "release"):
                     night.interrupt(name)
                 return getattr(night.store, name)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.contract.fleet import FleetSpec
+from baton.contract.fleet import Budget, FleetSpec
 from baton.contract.fleet import MachineState as State
 from functions.fleet.records import StoredFleet
 from functions.fleet.store import FenceLost
@@ -104,6 +104,8 @@ def test_a_failed_create_is_watched_for_a_day_and_then_is_history() -> None:
     store = night.store
     (failed,) = store.machines(TENANT, "nights")
     assert failed.state is State.FAILED and failed.requested_at is not None
+    night.step(5)
+    assert store.machines(TENANT, "nights") == [failed], "watching writes nothing"
     night.now = failed.requested_at + 86_400
     night.step(1)
     assert store.machines(TENANT, "nights") == []
@@ -248,6 +250,99 @@ def test_a_stopped_fleet_gives_everything_back() -> None:
     require_clean_end(night)
     # Every worker had time for a checkpoint before its machine ended.
     assert all(one.since_checkpoint_s == 0 and one.on is None for one in night.trainings)
+
+
+def stop(night: Night) -> None:
+    fleet = night.store.fleets()[0]
+    stopped = {"stopped": True, "version": fleet.version + 1, "updated_at": night.now}
+    night.store.put_fleet(fleet.model_copy(update=stopped))
+
+
+def test_hosts_that_boot_while_their_fleet_stops_are_not_to_blame() -> None:
+    night = make_night()
+    night.submit(hours=1)
+    night.step(1)
+    stop(night)
+    night.step(3)
+    assert night.store.quarantined(night.now) == {}
+    require_clean_end(night)
+
+
+def test_a_machine_that_appears_after_the_end_of_its_fleet_is_destroyed() -> None:
+    night = make_night()
+    night.submit(hours=0.1)
+    night.step(5)
+    stop(night)
+    night.step(20)
+    (gone,) = night.machines()
+    night.providers["loopback"].machines.append(VirtualMachine("late", gone.id, 0.2, night.now, "host-9"))
+    night.step(3)
+    assert night.billing() == []
+
+
+def test_a_budget_below_the_spending_drains_at_once() -> None:
+    night = make_night()
+    night.submit(hours=20)
+    night.step(60)
+    fleet = night.store.fleets()[0]
+    poorer = fleet.spec.model_copy(update={"budget": Budget(total_usd=0.1)})
+    night.store.put_fleet(fleet.model_copy(update={"spec": poorer, "version": fleet.version + 1}))
+    night.step(5)
+    assert night.billing() == []
+    assert {one.reason for one in night.machines()} == {"the budget is spent"}
+
+
+def test_a_worker_that_writes_in_each_tick_does_not_keep_its_machine() -> None:
+    night = make_night(budget={"total_usd": 0.5})
+    night.submit(hours=24)
+    night.step(6)
+    beaten: set[int] = set()
+
+    def beat(call: str) -> None:
+        if call == "write" and night.now not in beaten:
+            beaten.add(night.now)
+            for one in night.store.machines(TENANT, "nights"):
+                if one.state in (State.BUSY, State.DRAINING):
+                    seen = {"seen_at": night.now, "version": one.version + 1}
+                    night.store.update_machine(one.model_copy(update=seen))
+
+    night.interrupt = beat
+    night.step(60 * 6)
+    require_clean_end(night)
+
+
+def test_a_tick_without_time_for_all_machines_begins_with_the_others_next_time() -> None:
+    """Each write takes 5 of the 55 s, 20 s are left for the calls of the provider: 10 machines need two ticks."""
+    night = make_night(max=10)
+    for _ in range(10):
+        night.submit(hours=5)
+    night.step(10)
+    assert len(night.billing()) == 10
+
+    def work(call: str) -> None:
+        night.time_left_s -= 5 * (call == "write")
+
+    night.interrupt = work
+    for _ in range(3):
+        night.time_left_s = 55
+        night.step()
+    assert not night.reports[-1].finished and sum(night.reports[-1].machines.values()) == 10
+    stop(night)
+    for _ in range(20):
+        night.time_left_s = 55
+        night.step()
+    assert night.billing() == []
+
+
+def test_a_tick_reads_the_ledger_once_and_writes_each_machine_once() -> None:
+    night = make_night(max=8)
+    for _ in range(8):
+        night.submit(hours=5)
+    night.step(10)
+    calls: list[str] = []
+    night.interrupt = calls.append
+    night.step()
+    assert (calls.count("ledger"), calls.count("write")) == (1, 8)
 
 
 def test_machines_of_other_deployments_are_never_touched() -> None:
