@@ -20,6 +20,9 @@ from functions.domain.errors import Refusal, WriteConflict
 from functions.fleet.ledger import bounds, reserved_usd
 from functions.fleet.records import Machine, StoredFleet
 
+MAX_FLEETS = 100
+"""Fleets of a tenant, stopped ones included. Each tick reads all fleets of all tenants in less than a minute."""
+
 
 def put(context: Context, call: ApiCall) -> FleetView:
     """Store a fleet in place of an earlier document of this name; a stopped fleet rents again."""
@@ -30,6 +33,9 @@ def put(context: Context, call: ApiCall) -> FleetView:
         raise Refusal(ErrorCode.INVALID_VALUE, detail, field="name")
     now = fleet_time(context, call)
     before = require_store(context).fleet(call.tenant, name)
+    if before is None and len(require_store(context).fleets(call.tenant)) >= MAX_FLEETS:
+        detail = f"The tenant has {MAX_FLEETS} fleets, the maximum; give the document the name of an unused fleet."
+        raise Refusal(ErrorCode.CONFLICT, detail, field="name")
     fleet = StoredFleet(
         tenant=call.tenant,
         spec=spec,

@@ -8,6 +8,7 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from baton.contract.fleet import MachineState
+from functions.api.fleet import fleet_calls
 from functions.fleet.ledger import Ledger
 from functions.fleet.records import FleetEvent
 from tests.kits.api.fleets import DOCUMENT, make_machine, put_machine, write
@@ -74,6 +75,15 @@ def test_names_belong_to_a_tenant(api: Api) -> None:
     assert api.get("/fleets/nights").ok()["spec"]["max"] == 1
     for name in ("Nights", "n" * 33, "9", "a%25b", "%C3%BC"):
         api.get(f"/fleets/{name}").refused(ErrorCode.FLEET_NOT_FOUND, "fleet")
+
+
+def test_a_tenant_has_so_many_fleets_that_a_tick_looks_after_all(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_calls, "MAX_FLEETS", 2)
+    put(api)
+    put(api, name="days")
+    refused = api.call("PUT", "/fleets/weeks", {**DOCUMENT, "name": "weeks"})
+    refused.refused(ErrorCode.CONFLICT, "name")
+    put(api, max=2)
 
 
 @pytest.mark.parametrize(
