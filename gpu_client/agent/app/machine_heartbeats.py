@@ -95,7 +95,7 @@ class MachineHeartbeats:
             self._leave(f"the fleet takes this machine back: {orders.reason or orders.state}")
         return self._interval_s
 
-    def _miss(self, error: BatonError) -> float:
+    def _miss(self, error: Exception) -> float:
         """Leave if the machine is no longer the fleet's, or alone for too long. Returns the seconds until a retry."""
         if _is_given_back(error):
             self._leave(f"the fleet has given this machine back: {error}")
@@ -124,13 +124,13 @@ class MachineHeartbeats:
     def _beat_safely(self) -> float:
         try:
             return self.beat()
-        except Exception:
+        except Exception as error:
             # Catch all: without this thread nobody would end a machine that costs money.
             logger.exception("error while handling a machine's heartbeat")
-            return self._interval_s
+            return self._miss(error)
 
 
-def _is_given_back(error: BatonError) -> bool:
+def _is_given_back(error: Exception) -> bool:
     if isinstance(error, Unauthorized):
         return is_key_refused(error)
     return isinstance(error, ApiError) and error.code == ErrorCode.MACHINE_UNKNOWN

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -22,7 +23,7 @@ DOWN = Unreachable("no route")
 class Machine:
     """Heartbeats to a scripted control plane, on a clock that only the test moves."""
 
-    def __init__(self, *answers: MachineOrders | BatonError) -> None:
+    def __init__(self, *answers: MachineOrders | Exception) -> None:
         self.answers = list(answers) or [orders()]
         self.reported: list[str | None] = []
         self.clock = Clock()
@@ -32,7 +33,7 @@ class Machine:
     def _send(self, request: MachineHeartbeat) -> MachineOrders:
         self.reported.append(request.job_id)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, BatonError):
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
@@ -41,10 +42,10 @@ class Machine:
         for _ in range(times):
             self.clock.advance(self.heartbeats.beat())
 
-    def alone_after_s(self) -> float:
+    def alone_after_s(self, beat: Callable[[], float] | None = None) -> float:
         """Beat until the agent gives up; return the seconds until then."""
         began = self.clock()
-        while pause_s := self.heartbeats.beat():
+        while pause_s := (beat or self.heartbeats.beat)():
             if self.stop.is_set():
                 return self.clock() - began
             self.clock.advance(pause_s)
@@ -145,6 +146,11 @@ def test_a_change_is_reported_at_once_and_the_last_one_before_the_end() -> None:
             soon(lambda: machine.reported == [None, JOB_ID])
     assert machine.reported == [None, JOB_ID, None]
     assert "machine-heartbeats" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_the_dead_man_needs_no_error_of_the_api() -> None:
+    machine = Machine(ValueError("a bug"))
+    assert ALONE_S <= machine.alone_after_s(machine.heartbeats._beat_safely) <= ALONE_S + 60
 
 
 def test_an_error_in_the_agent_does_not_end_the_dead_man(caplog: pytest.LogCaptureFixture) -> None:
