@@ -22,9 +22,9 @@ SILENCE_S = 900
 """Time without a sign of the worker after which a machine that has ended at its provider counts as lost."""
 
 
-DEAD_WORKER_S = 1800
-"""Silence after which a worker counts as dead although its machine runs. A worker without an answer of the control
-plane ends itself after half of this time, therefore an outage of the control plane takes no live worker's machine."""
+DEAD_WORKER_S = 3600
+"""Silence after which a worker counts as dead although its machine runs. A worker without an answer ends itself at the
+latest 15 minutes after its lease, which lasts 30 minutes at most; therefore no outage takes a live worker's machine."""
 
 
 class InvalidTransition(Exception):  # noqa: N818 - a fault of the caller, never of input
@@ -214,6 +214,9 @@ def stop(machine: Machine, reason: str, now: int) -> Machine:
 
 
 def _drain(machine: Machine, reason: str, now: int) -> Machine:
-    """Return the machine on its way out: by a checkpoint while it holds a job, at once otherwise."""
-    to = State.DRAINING if machine.state is State.BUSY else State.TERMINATING
+    """Return the machine on its way out: at once before its worker can hold a job, otherwise after a checkpoint.
+
+    A ready machine drains too, because its worker may have claimed a job since its last heartbeat.
+    """
+    to = State.DRAINING if machine.state in USABLE else State.TERMINATING
     return move(machine, to, now, reason)

@@ -153,7 +153,7 @@ class Night:
             free.on = machine.id
             return lifecycle.claimed(machine, free.job.id, now)
         if training is None:
-            return machine
+            return lifecycle.released(machine, now) if machine.state is State.DRAINING else machine
         if machine.state is State.BUSY:
             training.left_s -= TICK_S
             training.since_checkpoint_s = (training.since_checkpoint_s + TICK_S) % 600

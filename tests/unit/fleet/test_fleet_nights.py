@@ -192,7 +192,7 @@ def test_a_host_that_freezes_is_given_back_and_the_job_goes_on_elsewhere() -> No
     frozen = night.machines()[0].id
     night.silent.add(frozen)
     training.on = None  # The sweeper has taken the job back, because its lease has ended.
-    night.step(120)
+    night.step(150)
     assert training.left_s <= 0
     assert next(one for one in night.machines() if one.id == frozen).reason == "the worker is silent"
     require_clean_end(night)

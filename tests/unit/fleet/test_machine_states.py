@@ -119,10 +119,15 @@ def test_a_machine_is_billed_until_its_first_proved_absence() -> None:
 
 @pytest.mark.parametrize("state", [State.READY, State.BUSY])
 def test_a_worker_that_is_silent_for_longer_than_its_dead_man_waits_is_lost(state: State) -> None:
-    silent = make_machine(state, created_at=NOW - 4000, seen_at=NOW - 1799)
+    silent = make_machine(state, created_at=NOW - 4000, seen_at=NOW - 3599)
     assert lifecycle.advance(silent, inventory(SEEN), idle_timeout_s=None).state is state
-    silent = make_machine(state, created_at=NOW - 4000, seen_at=NOW - 1800)
+    silent = make_machine(state, created_at=NOW - 4000, seen_at=NOW - 3600)
     assert lifecycle.advance(silent, inventory(SEEN), idle_timeout_s=None).state is State.LOST
+
+
+def test_a_ready_machine_drains_because_its_worker_may_have_claimed_a_job_in_this_moment() -> None:
+    idle = lifecycle.advance(make_machine(State.READY, since=NOW - 300), inventory(SEEN), idle_timeout_s=300)
+    assert (idle.state, idle.reason) == (State.DRAINING, "no job for idle_timeout_s")
 
 
 def test_duplicates_of_one_token_are_billed_and_listed() -> None:
