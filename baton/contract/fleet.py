@@ -254,6 +254,11 @@ class EnrollAnswer(AnswerModel):
     queues: list[QueueName]
     usd_per_hour: float
     heartbeat_interval_s: int
+    gpu_model: str | None = None
+    """Hardware and image as rented, which the worker declares in its claims; None: as the worker finds them."""
+    vram_gib: float | None = None
+    disk_gib: float | None = None
+    image: str | None = None
 
 
 class MachineHeartbeat(WireModel):

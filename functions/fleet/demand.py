@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from baton.contract.fleet import FleetSpec
 from baton.contract.fleet import MachineState as State
-from functions.domain.jobs.job_selection import names_model
+from functions.domain.jobs.job_selection import names_model, same_image
 from functions.domain.ports import JobStore
 from functions.domain.records import Job
 from functions.fleet.machine_states import STARTING
@@ -49,7 +49,7 @@ def unservable(job: Job, spec: FleetSpec) -> str | None:
         spec.gpu_models and all(any(names_model(w, model) for w in needs.gpu_models) for model in spec.gpu_models)
     ):
         return f"needs one of {', '.join(needs.gpu_models)}, fleet {spec.name} may rent other GPU models"
-    if needs.image and needs.image != spec.image:
+    if needs.image and not same_image(needs.image, spec.image or ""):
         return f"needs the image {needs.image}, fleet {spec.name} starts {spec.image or 'the default image'}"
     return None
 

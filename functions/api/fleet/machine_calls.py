@@ -9,7 +9,7 @@ from baton.contract.fleet import EnrollAnswer, EnrollRequest, MachineHeartbeat, 
 from baton.contract.fleet import MachineState as State
 from baton.contract.names import Scope
 from functions.api.admin.keys import generate_key
-from functions.api.fleet.preflight import find_problem
+from functions.api.fleet.preflight import find_problem, rented_disk_gib
 from functions.api.fleet.store import fleet_clock, fleet_time, require_store
 from functions.api.http.context import ApiCall, Context
 from functions.domain.errors import Refusal, WriteConflict
@@ -70,6 +70,10 @@ def enroll(context: Context, call: ApiCall) -> EnrollAnswer:
         queues=fleet.spec.queues,
         usd_per_hour=machine.usd_per_hour,
         heartbeat_interval_s=clock.server_seconds(HEARTBEAT_S),
+        gpu_model=machine.offer.gpu_model,
+        vram_gib=machine.offer.vram_gib or None,
+        disk_gib=rented_disk_gib(machine.offer, fleet.spec) or None,
+        image=fleet.spec.image,
     )
 
 

@@ -21,7 +21,12 @@ def find_problem(found: EnrollRequest, offer: Offer, spec: FleetSpec) -> str:
             return f"the offer names {offer.gpus} GPUs, the machine has {found.gpus}"
     if found.vram_gib < VRAM_SHARE * offer.vram_gib:
         return f"the offer names {offer.vram_gib:g} GiB VRAM, the machine has {found.vram_gib:g}"
-    disk_gib = min(offer.disk_gib, spec.disk_gib)
+    disk_gib = rented_disk_gib(offer, spec)
     if found.disk_gib < DISK_SHARE * disk_gib:
         return f"the offer names {disk_gib:g} GiB disk, the machine has {found.disk_gib:g} free"
     return ""
+
+
+def rented_disk_gib(offer: Offer, spec: FleetSpec) -> float:
+    """Return the disk in GiB that the fleet rents of the offer."""
+    return min(offer.disk_gib, spec.disk_gib)

@@ -84,14 +84,14 @@ def mismatch(job: Job, worker: WorkQuery, now: int) -> str | None:
             return f"needs {needed:.15g} {name}, the worker declares {'none' if has is None else f'{has:.15g}'}"
     if needs.gpu_models and not any(names_model(wanted, worker.gpu_model or "") for wanted in needs.gpu_models):
         return f"needs one of {', '.join(needs.gpu_models)}, the worker declares {worker.gpu_model or 'no GPU model'}"
-    if needs.image and not _same_image(needs.image, worker.image or ""):
+    if needs.image and not same_image(needs.image, worker.image or ""):
         return f"needs the image {needs.image}, the worker declares {worker.image or 'none'}"
     if job.spec.plan is not None and job.spec.plan.needs_plan and not worker.runs_plans:
         return "needs a worker that runs the steps of a recipe"
     return None
 
 
-def _same_image(wanted: str, image: str) -> bool:
+def same_image(wanted: str, image: str) -> bool:
     """Return True if `image` satisfies `wanted`, where a name without tag or digest matches every version."""
     if wanted == image:
         return True

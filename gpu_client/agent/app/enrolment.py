@@ -56,9 +56,15 @@ def enroll(
 
 
 def settings_of_machine(settings: AgentSettings, machine: EnrollAnswer) -> AgentSettings:
-    """Return the settings with the identity, the key and the price of the enrolled machine."""
+    """Return the settings with the identity, the key, the price and the rented hardware of the enrolled machine.
+
+    The worker declares the hardware as rented, because the fleet rents for jobs that need as much: with the little less
+    VRAM and free disk that the worker finds, the worker could not claim the job for which its machine was rented.
+    """
+    rented = {name: getattr(machine, name) for name in ("gpu_model", "vram_gib", "disk_gib", "image")}
     return settings.model_copy(
         update={
+            **{name: value for name, value in rented.items() if value is not None},
             "api_key": SecretStr(machine.api_key),
             "machine_id": machine.machine_id,
             "worker_id": machine.machine_id,

@@ -20,9 +20,9 @@ AS_OFFERED = {"gpu_model": "NVIDIA GeForce RTX 4090", "gpus": 1, "vram_gib": 23.
 JOB, OTHER_JOB = "146683a1-cb76-4702-9fef-fcccd32594f1", "246683a1-cb76-4702-9fef-fcccd32594f1"
 
 
-def prepare(api: Api, state: MachineState = MachineState.BOOTING, **changes: Any) -> str:
+def prepare(api: Api, state: MachineState = MachineState.BOOTING, *, image: str | None = None, **changes: Any) -> str:
     """Store the fleet and a machine `m1`; return the machine's enrolment token."""
-    api.call("PUT", "/fleets/nights", {**DOCUMENT, "queues": ["default", "slow"]}).ok()
+    api.call("PUT", "/fleets/nights", {**DOCUMENT, "queues": ["default", "slow"], "image": image}).ok()
     put_machine(api, make_machine("m1", state, **changes))
     return api.issue(TENANT, Scope.ENROLL, expires_at=NOW + 1800, machine="nights/m1")
 
@@ -42,7 +42,7 @@ def events(api: Api) -> list[tuple[str, str]]:
 
 
 def test_a_machine_enrols_and_works(api: Api) -> None:
-    token = prepare(api)
+    token = prepare(api, image="me/trainer:1")
     api.clock.advance(90)
     made = enroll(api, token).ok()
     key = made.pop("api_key")
@@ -51,6 +51,10 @@ def test_a_machine_enrols_and_works(api: Api) -> None:
         "queues": ["default", "slow"],
         "usd_per_hour": 0.4,
         "heartbeat_interval_s": HEARTBEAT_S,
+        "gpu_model": "RTX 4090",
+        "vram_gib": 24,
+        "disk_gib": 40,
+        "image": "me/trainer:1",
     }
     stored = machine_of(api, "m1")
     assert (stored.state, stored.version, stored.worker_key) == (MachineState.READY, 2, key.split("_")[1])

@@ -64,6 +64,18 @@ def test_the_hardware_goes_out_and_the_identity_comes_back(settings: AgentSettin
     assert "secret" not in repr(found)
 
 
+def test_a_machine_claims_with_what_its_fleet_has_rented(settings: AgentSettings) -> None:
+    """The preflight check permits a little less VRAM and free disk than rented; jobs ask for what the fleet rents."""
+    rented = ANSWER.model_copy(
+        update={"gpu_model": "RTX 4090", "vram_gib": 24.0, "disk_gib": 80.0, "image": "me/trainer:1"}
+    )
+    less = settings.model_copy(update={"vram_gib": 22.9, "disk_gib": 73.0})
+    query = settings_of_machine(less, rented).work_query()
+    assert (query.gpu_model, query.vram_gib, query.disk_gib, query.image) == ("RTX 4090", 24, 80, "me/trainer:1")
+    own = settings_of_machine(less, ANSWER).work_query()
+    assert (own.gpu_model, own.vram_gib, own.disk_gib) == ("NVIDIA GeForce RTX 4090", 22.9, 73)
+
+
 def test_a_machine_without_a_gpu_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpu_client.agent.app.settings._query_nvidia_gpus", lambda: [])
     bare = AgentSettings(api_url="http://control.plane", enrolment_token=TOKEN, workspace=tmp_path)

@@ -170,6 +170,7 @@ def test_machines_follow_from_waiting_jobs(
         ({"gpu_models": ["A100", "RTX 4090"]}, {"gpu_models": ["RTX 4090"]}, None),
         ({"gpu_models": ["A100"]}, {}, "needs one of A100, fleet n may rent other GPU models"),
         ({"image": "me/x"}, {"image": "me/x"}, None),
+        ({"image": "me/x"}, {"image": "me/x:1"}, None),
         ({"image": "me/x"}, {}, "needs the image me/x, fleet n starts the default image"),
     ],
 )
