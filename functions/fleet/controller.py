@@ -20,6 +20,7 @@ from baton.contract.fleet import MachineState as State
 from functions.domain.errors import WriteConflict
 from functions.domain.records import Job
 from functions.fleet import lifecycle
+from functions.fleet.breaker import FAILURES, last_begin
 from functions.fleet.demand import missing_machines
 from functions.fleet.drivers.protocol import (
     Ambiguous,
@@ -214,6 +215,9 @@ class FleetController:
             after = after.model_copy(update={"charged_usd": self._charge(after)})
         others = [one for one in group if one.id != machine.id]
         spent = self._ledger(fleet).spend(after.spent_usd - machine.spent_usd, now)
+        if after.state is State.GONE:
+            breaker = spent.breaker.after([machine], last_begin(fleet, group))
+            spent = spent.model_copy(update={"breaker": breaker})
         _, room = tightest(fleet.spec.budget, spent, [*others, after], now)
         return release(extend(after, room)), spent
 
@@ -378,6 +382,12 @@ class FleetController:
         missing = missing_machines(fleet.spec, group, self._waiting(fleet))
         if missing == 0:
             return ""
+        breaker = self._ledger(fleet).breaker.after(group, last_begin(fleet, group))
+        waits = breaker.waits(group, self._now())
+        if waits:
+            return waits
+        if breaker.failures >= FAILURES:
+            missing = 1
         ranked, problems = self._quotes(fleet)
         taken = {machine.offer.ref for machine in group if machine.state in MAYBE_EXISTING}
         for _ in range(missing):

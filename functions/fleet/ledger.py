@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from baton.contract.fleet import Budget
 from baton.contract.fleet import MachineState as State
 from functions.domain.record_base import Record
+from functions.fleet.breaker import Breaker
 from functions.fleet.machine_states import STARTING, USABLE
 from functions.fleet.records import Machine
 
@@ -37,6 +38,8 @@ class Ledger(Record):
     """Bounds whose warning was published, with their period: `day 2026-11-25`."""
     waits: str = ""
     """Why the last tick did not start a machine that the fleet lacks; empty if the fleet lacks none."""
+    breaker: Breaker = Breaker()
+    """Machines that are gone without having held a job; those on their way out are counted beside."""
 
     def at(self, now: int) -> Ledger:
         """Return the ledger with the counters of a day or month that has ended set to zero."""

@@ -73,7 +73,7 @@ def checked(machine: Machine, problem: str, now: int) -> Machine:
 
 def claimed(machine: Machine, job_id: str, now: int) -> Machine:
     """Return the machine that has claimed a job."""
-    return move(machine, State.BUSY, now, job_id=job_id, seen_at=now)
+    return move(machine, State.BUSY, now, job_id=job_id, seen_at=now, claimed_at=now)
 
 
 def released(machine: Machine, now: int) -> Machine:

@@ -94,6 +94,8 @@ class Machine(Record):
     seen_at: int | None = None
     """Time of the last call of the machine's worker."""
     job_id: str | None = None
+    claimed_at: int | None = None
+    """Time at which the machine last began a job."""
     ends_by: int
     """Time at which the machine is drained, whatever the machine does: the end of `max_hours`."""
     usd_per_hour: float

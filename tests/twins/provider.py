@@ -59,6 +59,7 @@ class VirtualProvider:
     name: str = "loopback"
     price: float = 0.2
     slots: int = 100
+    hides_hosts: bool = False
     now: int = 0
     faults: Faults = field(default_factory=Faults)
     machines: list[VirtualMachine] = field(default_factory=list)
@@ -86,7 +87,7 @@ class VirtualProvider:
             Offer(
                 provider=self.name,
                 ref=f"{self.name}-{self.now}-{at}",
-                machine_ref=f"host-{at}",
+                machine_ref=None if self.hides_hosts else f"host-{at}",
                 gpu_model="RTX 4090",
                 vram_gib=24,
                 disk_gib=200,

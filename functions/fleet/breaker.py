@@ -1,0 +1,75 @@
+"""Pause the creates of a fleet whose machines end one after another before they begin a job. Pure.
+
+An image that crashes, or a network that blocks the API, ends every machine of the fleet. Quarantines of hosts end
+such a loop only at providers that name their hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from baton.contract.fleet import MachineState as State
+from functions.domain.record_base import Record
+from functions.fleet.machine_states import STARTING
+from functions.fleet.records import Machine, StoredFleet
+
+FAILURES = 3
+"""Machines that end without a job before the fleet pauses."""
+FIRST_PAUSE_S = 900
+LONGEST_PAUSE_S = 4 * 3600
+LACKS_JOBS = frozenset({"no job for idle_timeout_s", "max_hours is over", "the budget is spent"})
+"""Reasons for the end of a machine that worked well and found no job."""
+
+
+class Breaker(Record):
+    """Machines of a fleet that ended in a row before they began a job, and the pause that follows."""
+
+    failures: int = 0
+    failed_at: int = 0
+    reason: str = ""
+    """Why the last of the machines ended."""
+    pause_s: int = 0
+    paused_until: int = 0
+
+    def after(self, machines: Iterable[Machine], begun: int) -> Breaker:
+        """Return the breaker after those of `machines` that are on their way out without having held a job.
+
+        begun: the last time at which a machine began a job, or the document changed; earlier failures do not count.
+        """
+        before = Breaker() if begun > self.failed_at else self
+        failed = [one for one in machines if one.since >= begun and _failed(one)]
+        if not failed:
+            return before
+        last = max(failed, key=lambda one: one.since)
+        failures = before.failures + len(failed)
+        if last.since < before.failed_at:
+            return before.model_copy(update={"failures": failures})
+        updates = {"failures": failures, "failed_at": last.since, "reason": last.reason}
+        # A failure during a pause is of a machine that was rented before the pause.
+        if failures >= FAILURES and last.since >= before.paused_until:
+            pause_s = min(2 * before.pause_s or FIRST_PAUSE_S, LONGEST_PAUSE_S)
+            updates |= {"pause_s": pause_s, "paused_until": last.since + pause_s}
+        return before.model_copy(update=updates)
+
+    def waits(self, machines: Iterable[Machine], now: int) -> str:
+        """Return why no machine may start now; empty if one may."""
+        if self.failures < FAILURES:
+            return ""
+        told = f"{self.failures} machines in a row ended before they began a job, the last: {self.reason}"
+        if now < self.paused_until:
+            return f"{told}; next try at {datetime.fromtimestamp(self.paused_until, UTC):%H:%M} UTC"
+        tries = any(one.state in STARTING or one.state is State.READY for one in machines)
+        return f"{told}; one machine tries again" if tries else ""
+
+
+def last_begin(fleet: StoredFleet, machines: Iterable[Machine]) -> int:
+    """Return the last time at which one of the machines began a job, or the fleet's document changed."""
+    return max([fleet.updated_at, *(one.claimed_at or 0 for one in machines)])
+
+
+def _failed(machine: Machine) -> bool:
+    """Return True for a machine on its way out that was rented in vain, whatever the demand."""
+    if machine.state not in (State.LOST, State.TERMINATING) or machine.claimed_at is not None:
+        return False
+    return machine.enrolled_at is None or machine.reason not in LACKS_JOBS
