@@ -93,6 +93,8 @@ ACCESS: Mapping[str, FunctionAccess] = {
     "machines": FunctionAccess(
         tables={
             "fleet": ("GetItem", "PutItem", "Query"),
+            # The leases of the jobs that machines say they hold.
+            "heartbeats": ("GetItem",),
             # The keys of the workers of machines that enrol.
             "tokens": ("PutItem",),
         },

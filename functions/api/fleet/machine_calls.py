@@ -81,10 +81,11 @@ def heartbeat(context: Context, call: ApiCall) -> MachineOrders:
     """Take a sign of life of a machine's worker and the job that the worker holds; answer with orders."""
     body: MachineHeartbeat = call.body
     machine, now = _require_machine(context, call), fleet_time(context, call)
-    steps = _steps(machine, body.job_id, now)
+    job_id = _held(context, machine, body.job_id)
+    steps = _steps(machine, job_id, now)
     unseen_s = now - (machine.seen_at or 0)
-    if steps or body.job_id != machine.job_id or unseen_s >= SEEN_EVERY_S:
-        after = steps[-1] if steps else machine.model_copy(update={"seen_at": now, "job_id": body.job_id})
+    if steps or job_id != machine.job_id or unseen_s >= SEEN_EVERY_S:
+        after = steps[-1] if steps else machine.model_copy(update={"seen_at": now, "job_id": job_id})
         machine = _save(context, machine, after, steps)
     clock = fleet_clock(context)
     return MachineOrders(
@@ -94,6 +95,19 @@ def heartbeat(context: Context, call: ApiCall) -> MachineOrders:
         alone_s=clock.server_seconds(ALONE_S),
         heartbeat_interval_s=clock.server_seconds(HEARTBEAT_S),
     )
+
+
+def _held(context: Context, machine: Machine, job_id: str | None) -> str | None:
+    """Return the job that the worker names if the machine holds the job's lease; None otherwise.
+
+    The lease is read only when the job changes. The read is consistent, because a draining machine that seems to hold
+    no job would end at once, without the checkpoint of the job that its worker has claimed a moment ago.
+    """
+    if job_id is None or job_id == machine.job_id:
+        return job_id
+    lease = context.leases.get(job_id)
+    held = lease is not None and not lease.closed and (lease.tenant, lease.machine_id) == (machine.tenant, machine.id)
+    return job_id if held else None
 
 
 def _steps(machine: Machine, job_id: str | None, now: int) -> list[Machine]:

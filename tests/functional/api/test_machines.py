@@ -14,10 +14,10 @@ from functions.api.fleet.machine_calls import ALONE_S, HEARTBEAT_S, QUARANTINE_S
 from functions.fleet.records import FleetEvent, Machine
 from functions.settings import ControlPlaneSettings
 from tests.kits.api.fleets import DOCUMENT, machine_of, make_machine, put_machine
-from tests.kits.api.harness import NOW, TENANT, Answer, Api, memory_api
+from tests.kits.api.harness import NOW, TENANT, Answer, Api, Held, memory_api
 
 AS_OFFERED = {"gpu_model": "NVIDIA GeForce RTX 4090", "gpus": 1, "vram_gib": 23.5, "disk_gib": 60}
-JOB, OTHER_JOB = "146683a1-cb76-4702-9fef-fcccd32594f1", "246683a1-cb76-4702-9fef-fcccd32594f1"
+JOB = "146683a1-cb76-4702-9fef-fcccd32594f1"
 
 
 def prepare(api: Api, state: MachineState = MachineState.BOOTING, *, image: str | None = None, **changes: Any) -> str:
@@ -34,6 +34,12 @@ def enroll(api: Api, token: str, **changes: Any) -> Answer:
 def beat(api: Api, key: str, job_id: str | None = None) -> dict[str, Any]:
     orders: dict[str, Any] = api.post("/machines/heartbeat", {"job_id": job_id} if job_id else {}, key=key).ok()
     return orders
+
+
+def claim(api: Api, machine_id: str = "m1") -> Held:
+    """Submit a job, and claim the job as a machine's worker does."""
+    api.submit()
+    return api.claim(machine_id=machine_id)
 
 
 def events(api: Api) -> list[tuple[str, str]]:
@@ -66,15 +72,16 @@ def test_a_machine_enrols_and_works(api: Api) -> None:
     assert api.get("/work", key=key).ok() == []
     api.get("/jobs", key=key).refused(ErrorCode.WRONG_SCOPE, "x-api-key")
 
-    assert beat(api, key, JOB) == {
+    held, other = claim(api), claim(api)
+    assert beat(api, key, held.id) == {
         "state": "busy",
         "drain": False,
         "reason": "",
         "alone_s": ALONE_S,
         "heartbeat_interval_s": HEARTBEAT_S,
     }
-    assert beat(api, key, OTHER_JOB)["state"] == "busy"
-    assert machine_of(api, "m1").job_id == OTHER_JOB
+    assert beat(api, key, other.id)["state"] == "busy"
+    assert machine_of(api, "m1").job_id == other.id
     assert beat(api, key)["state"] == "ready"
     assert machine_of(api, "m1").job_id is None
     assert [type_.removeprefix("machine.") for type_, _ in events(api)] == [
@@ -178,10 +185,25 @@ def test_a_draining_machine_ends_when_it_holds_no_job(api: Api) -> None:
     prepare(api, MachineState.DRAINING, job_id=JOB, reason="max_hours is over")
     key = api.issue(TENANT, Scope.WORKER, machine="nights/m1")
     # The worker claimed the other job before it learned that it drains.
-    assert beat(api, key, OTHER_JOB)["state"] == "draining"
-    assert machine_of(api, "m1").job_id == OTHER_JOB
+    other = claim(api)
+    assert beat(api, key, other.id)["state"] == "draining"
+    assert machine_of(api, "m1").job_id == other.id
     assert beat(api, key)["state"] == "terminating"
     assert events(api) == [("machine.terminating", "max_hours is over")]
+
+
+def test_a_machine_is_busy_only_with_a_job_that_it_holds(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(api, MachineState.READY)
+    key = api.issue(TENANT, Scope.WORKER, machine="nights/m1")
+    ended = claim(api)
+    ended.post("/fail", {"job_id": ended.id}).ok()
+    for invented in (JOB, claim(api, "m2").id, ended.id):
+        assert beat(api, key, invented)["state"] == "ready"
+    held = claim(api).id
+    assert beat(api, key, held)["state"] == "busy"
+    monkeypatch.setattr(api.context.leases, "get", None)
+    # The lease is read only when the job changes.
+    assert beat(api, key, held)["state"] == "busy"
 
 
 def test_signs_of_life_are_stored_once_an_interval(api: Api) -> None:
