@@ -18,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -225,6 +226,7 @@ class LoopbackDriver:
                     "HOME": str(home),
                     "PATH": os.pathsep.join([str(programs), os.environ.get("PATH", os.defpath)]),
                     "PYTHONPATH": str(_ROOT),
+                    "TMPDIR": tempfile.gettempdir(),
                     **intent.environment,
                 },
                 stdin=subprocess.PIPE,

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,7 +56,8 @@ def test_the_environment_is_that_of_the_intent_on_a_bare_machine(provider: Loopb
     handle = made(provider)
     soon(lambda: "\nend" in (provider.driver.logs(handle) or ""))
     found = dict(line.split("=", 1) for line in (provider.driver.logs(handle) or "").splitlines() if "=" in line)
-    assert set(found) - {"PWD", "OLDPWD", "SHLVL", "_"} == {"HOME", "PATH", "PYTHONPATH", *ENVIRONMENT}
+    assert set(found) - {"PWD", "OLDPWD", "SHLVL", "_"} == {"HOME", "PATH", "PYTHONPATH", "TMPDIR", *ENVIRONMENT}
+    assert found["TMPDIR"] == tempfile.gettempdir(), "what a killed machine leaves lies with the driver's own files"
     assert ENVIRONMENT.items() <= found.items()
     assert Path(found["HOME"]) == Path(found["PWD"]) == provider.directory / "machines" / handle / "home"
 
