@@ -12,7 +12,7 @@ WORKERS ?= 2
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-rules demo-ring local test test-fast mutants check format bench bench-checkpoint bench-ring costs synth deploy admin-key constraints openapi clean
+.PHONY: help setup demo demo-rules demo-ring demo-fleet local test test-fast mutants check format bench bench-checkpoint bench-ring costs synth deploy admin-key constraints openapi clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -80,6 +80,9 @@ demo-rules: setup ## let rules stop a diverging training, roll a spiking one bac
 demo-ring: setup ## train on generated samples while generators are killed, with and without a ring: see demo-report-ring/
 	$(BIN)/python -m demo.ring
 
+demo-fleet: setup ## rent machines for a job within a budget, lose one, give all back: see demo-report-fleet/
+	$(BIN)/python -m demo.fleet
+
 STAGE ?= dev
 CDK := $(BIN)/python -m cdk
 
@@ -106,4 +109,4 @@ constraints: $(VENV)/.ready ## recompute the pinned versions
 	  --output-file functions/local/emulated/emulator.txt $(CONSTRAINTS_FLAGS) functions/local/emulated/emulator.in
 
 clean: ## remove environments and everything generated; what `make local` keeps stays
-	rm -rf $(VENV) $(EMULATOR) $(ORIGINAL) .cdk .kelpie .wirehead .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-report demo-report-rules demo-report-ring bench-report baton.egg-info
+	rm -rf $(VENV) $(EMULATOR) $(ORIGINAL) .cdk .kelpie .wirehead .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-report demo-report-rules demo-report-ring demo-report-fleet bench-report baton.egg-info

@@ -26,6 +26,8 @@ MODEL = "model.safetensors"
 DIGITS = InputRef(prefix="digits/", into="digits")
 RETRY_BRIEFLY = RetryPolicy(budget_s=15.0)
 """The control plane is on this machine: if it does not answer for long, it has ended."""
+COMMAND_S = 30.0
+"""Deadline of one command."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,16 @@ def worker_traffic(path: Path) -> Traffic:
 class LocalCluster:
     """A control plane on this machine, a key for the user and one for the workers, and workers."""
 
-    def __init__(self, stage: Stage) -> None:
-        """Start the control plane and make the keys: each key may do only what its holder needs."""
+    def __init__(self, stage: Stage, *options: str) -> None:
+        """Start the control plane and make the keys: each key may do only what its holder needs.
+
+        options: further options of the control plane.
+        """
         self.stage = stage
         self.screen = stage.screen
         self._stats_files: dict[str, Path] = {}
         with self.screen.phase("start", "Start the control plane") as phase:
-            self._url, admin_key = stage.processes.start_stack()
+            self._url, admin_key = stage.processes.start_stack(*options)
             phase.ends_with(self._url)
         with self.screen.phase("keys", "Make API keys") as phase, BatonClient(self._url, admin_key) as admin:
             self._submit_key = admin.create_key(KeyCreate(name="demo user", scopes=[Scope.SUBMIT])).key
@@ -71,6 +76,20 @@ class LocalCluster:
     def user(self) -> BatonClient:
         """Make a client with the user's key."""
         return BatonClient(self._url, self._submit_key, policy=RETRY_BRIEFLY)
+
+    def run_command(self, *arguments: str) -> str:
+        """Run the command `baton` with the user's key; returns its output. Raises DemoError if the command fails."""
+        name = f"baton-{arguments[0]}"
+        output = self.stage.scratch / f"{name}.txt"
+        settings = {
+            "BATON_API_URL": self._url,
+            "BATON_API_KEY": self._submit_key,
+            "XDG_STATE_HOME": str(self.stage.scratch),
+        }
+        child = self.stage.processes.start(name, "-m", "gpu_client.cli", *arguments, settings=settings, output=output)
+        if exit_code := child.wait(COMMAND_S):
+            raise DemoError(f"the command baton {' '.join(arguments)} failed with exit code {exit_code}", child.log)
+        return output.read_text(encoding="utf-8").strip()
 
     def push_digits(self, client: BatonClient) -> digits.Digits:
         """Upload all digits as PNG files; jobs read them by the input `DIGITS`."""

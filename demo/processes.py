@@ -44,11 +44,7 @@ class Child:
 
     def family(self) -> list[psutil.Process]:
         """Return the process and all its descendants, whatever their group or session."""
-        try:
-            leader = psutil.Process(self._process.pid)
-            return [leader, *leader.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return []
+        return _family(self._process.pid)
 
     def kill_group(self) -> int:
         """SIGKILL the process group, as if the machine were lost; returns the number of processes that ended.
@@ -57,14 +53,9 @@ class Child:
         """
         if self.exit_code is not None:
             raise DemoError(f"{self.name} left before it could be killed, with exit code {self.exit_code}", self.log)
-        family = self.family()
-        os.killpg(self._process.pid, signal.SIGKILL)
+        killed = kill_group(self._process.pid, self.name, self.log)
         self._process.wait()
-        survivors = _wait_gone(family, GONE_WITHIN_S)
-        if survivors:
-            _kill(survivors)
-            raise DemoError(f"{len(survivors)} processes of {self.name} outlived its SIGKILL", self.log)
-        return len(family)
+        return killed
 
     def wait(self, timeout_s: float) -> int:
         """Wait for the exit code. Raises DemoError if the process still runs after `timeout_s`."""
@@ -83,14 +74,14 @@ class Child:
             except subprocess.TimeoutExpired:
                 os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait()
-        _kill(_wait_gone(family, 2.0))
+        kill_processes(_wait_gone(family, 2.0))
 
 
 class ManagedProcesses:
     """All processes of the demo; a context manager that ends them, the last started first."""
 
     def __init__(self, logs: Path, scratch: Path, interrupts: Interrupts) -> None:
-        self._logs = logs
+        self.logs = logs
         self._scratch = scratch
         self._interrupts = interrupts
         self._children: list[tuple[Child, float]] = []
@@ -112,12 +103,15 @@ class ManagedProcesses:
         for child, _ in self._children:
             if child.name == STACK_NAME and child.exit_code is not None:
                 return DemoError(f"the control plane ended by itself with exit code {child.exit_code}", child.log)
-        return DemoError(f"a call to the control plane failed: {error}", self._logs / f"{STACK_NAME}.log")
+        return DemoError(f"a call to the control plane failed: {error}", self.logs / f"{STACK_NAME}.log")
 
-    def start_stack(self) -> tuple[str, str]:
-        """Start the local control plane, which keeps nothing; returns its URL and admin key when it is ready."""
+    def start_stack(self, *more: str) -> tuple[str, str]:
+        """Start the local control plane, which keeps nothing; returns its URL and admin key when it is ready.
+
+        more: further options.
+        """
         output = self._scratch / "stack.json"
-        options = ["--forget", "--port", "0", "--json", "--sweep-interval-s", "5"]
+        options = ["--forget", "--port", "0", "--json", "--sweep-interval-s", "5", *more]
         child = self.start(STACK_NAME, "-m", "functions.local", *options, output=output, grace_s=STACK_STOP_S)
         deadline = time.monotonic() + STACK_START_S
         while not (line := output.read_text(encoding="utf-8")).endswith("\n"):
@@ -140,7 +134,7 @@ class ManagedProcesses:
         """Start Python with `arguments` and the variables in `settings`. `output`: file of its standard output."""
         # Temporary files of a killed process are deleted with the demo's own.
         environment = own_environment(os.environ) | {"TMPDIR": str(self._scratch)} | dict(settings)
-        log = self._logs / f"{name}.log"
+        log = self.logs / f"{name}.log"
         # Held: an interruption before `append` would leave the new process running.
         with self._interrupts.held(), log.open("wb") as errors, (output or log).open("ab") as standard_output:
             process = subprocess.Popen(
@@ -166,6 +160,36 @@ def own_environment(inherited: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def kill_group(leader: int, name: str, log: Path) -> int:
+    """SIGKILL a process group, as if its machine were lost; returns the number of processes that ended.
+
+    Raises DemoError if a descendant of the leader outlives the kill.
+    """
+    family = _family(leader)
+    os.killpg(leader, signal.SIGKILL)
+    survivors = _wait_gone(family, GONE_WITHIN_S)
+    if survivors:
+        kill_processes(survivors)
+        raise DemoError(f"{len(survivors)} processes of {name} outlived its SIGKILL", log)
+    return len(family)
+
+
+def kill_processes(processes: Sequence[psutil.Process]) -> None:
+    """SIGKILL processes and wait for their ends."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    _wait_gone(processes, 5.0)
+
+
+def _family(leader: int) -> list[psutil.Process]:
+    try:
+        process = psutil.Process(leader)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
 def _wait_gone(processes: Sequence[psutil.Process], timeout_s: float) -> list[psutil.Process]:
     """Return the processes that still run after `timeout_s`. A zombie does not run."""
     deadline = time.monotonic() + timeout_s
@@ -179,10 +203,3 @@ def _runs(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def _kill(processes: Sequence[psutil.Process]) -> None:
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    _wait_gone(processes, 5.0)

@@ -1,0 +1,204 @@
+"""Measurements and claims of the scenario: the offer, the lost answer, the lost host, the money, what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from baton.contract.fleet import MachineState as State
+from baton.contract.fleet import MachineView
+from baton.contract.jobs.history import AttemptView
+from demo.fleet.provider import Bill
+from demo.fleet.timeline import FleetHistory
+from demo.runner import Claim
+from functions.fleet.offer_ranking import RankedOffer
+
+DEFINITIONS = {
+    "minutes": "times are minutes of the fleets' clock, which runs 60 times as fast, since the job was submitted",
+    "killed_at_step": "the last step that the killed attempt reported; it may have done a few more",
+    "processes_killed": "processes of the machine; SIGKILL goes to its group",
+    "steps_repeated": "steps between the checkpoint that the next machine resumed and killed_at_step",
+    "spent_usd": "the price of each machine over its life, summed by the control plane",
+    "charged_usd": "the provider's own meter",
+    "most_committed_usd": "the most that was spent and reserved together at any moment",
+    "processes_left": "processes on machines after the fleet had given them back",
+}
+
+
+@dataclass(frozen=True)
+class LostHost:
+    """The kill of a machine, at a time of the fleets' clock."""
+
+    machine: str
+    at: int
+    step: int
+    checkpoint_step: int
+    processes: int
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    """What was left at the provider in the end. `bills`, `later_bills`: its meter, and again some minutes later."""
+
+    listed: int
+    processes: int
+    bills: list[Bill]
+    later_bills: list[Bill]
+
+    def failure(self) -> str:
+        """Return what is left; "" if nothing is."""
+        if self.processes:
+            return f"{self.processes} processes of machines still run"
+        if self.listed or not all(bill.ended for bill in self.bills):
+            return f"machines are left at the provider: {self.listed} on its list, bills {self.bills}"
+        if self.bills != self.later_bills:
+            return "the provider's meter still runs"
+        return ""
+
+
+@dataclass(frozen=True)
+class FleetResults:
+    """The fleet, its job, and what the provider knows. `machines`: the ended ones, in the order of their plans."""
+
+    ranked: Sequence[RankedOffer]
+    history: FleetHistory
+    budget_usd: float
+    spent_usd: float
+    machines: list[MachineView]
+    attempts: list[AttemptView]
+    idle_timeout_s: int
+    lost: LostHost
+    left: Leftovers
+
+    @property
+    def hosts(self) -> dict[str, str]:
+        """Return the provider's host of each machine, by id."""
+        return {bill.token: bill.host for bill in self.left.bills}
+
+    @property
+    def charged_usd(self) -> float:
+        """Return the sum of the provider's meter."""
+        return sum(bill.charged_usd for bill in self.left.bills)
+
+    @property
+    def most_committed_usd(self) -> float:
+        """Return the most money that was spent and reserved together."""
+        return max(one.spent_usd + one.reserved_usd for one in self.history.money)
+
+    @property
+    def resumed_step(self) -> int:
+        """Return the step of the checkpoint from which the last attempt continued."""
+        return self.attempts[-1].resumed_step or 0
+
+    @property
+    def steps_repeated(self) -> int:
+        """Return the number of steps that were trained twice."""
+        return max(self.lost.step - self.resumed_step, 0)
+
+    def minutes(self, at: int) -> float:
+        """Return a time of the fleets' clock in minutes since the job was submitted."""
+        return round((at - self.history.began_at) / 60, 2)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the content of `summary.json`."""
+        return {
+            "offers": [
+                {
+                    **one.offer.model_dump(include={"ref", "usd_per_hour", "boot_s", "interruptions_per_hour"}),
+                    "expected_usd": round(one.expected_usd, 4),
+                    "rejected": one.rejected,
+                }
+                for one in self.ranked
+            ],
+            "machines": [
+                {**one.model_dump(mode="json", exclude={"job_id", "gpu_model"}), "host": self.hosts.get(one.id)}
+                for one in self.machines
+            ],
+            "events": [
+                {**one.model_dump(mode="json", exclude={"at"}), "minutes": self.minutes(one.at)}
+                for one in self.history.events
+            ],
+            "killed_at_minutes": self.minutes(self.lost.at),
+            "killed_at_step": self.lost.step,
+            "processes_killed": self.lost.processes,
+            "resumed_from_step": self.resumed_step,
+            "steps_repeated": self.steps_repeated,
+            "budget_usd": self.budget_usd,
+            "spent_usd": round(self.spent_usd, 4),
+            "charged_usd": round(self.charged_usd, 4),
+            "most_committed_usd": round(self.most_committed_usd, 4),
+            "processes_left": self.left.processes,
+            "provider": [asdict(bill) for bill in self.left.bills],
+            "definitions": DEFINITIONS,
+        }
+
+    def claims(self) -> list[Claim]:
+        """Return the claims: the right offer, one machine for a lost answer, no lost work, money, nothing left."""
+        best, lost, left = self.ranked[0], self.lost, self.left
+        cheapest = min(self.ranked, key=lambda one: one.offer.usd_per_hour)
+        first, last = self.machines[0], self.machines[-1]
+        names = {one.id: self.history.name(one.id) for one in self.machines}
+        return [
+            Claim(
+                f"The fleet rented {self.hosts.get(first.id)} for {first.usd_per_hour:.2f} USD an hour, although "
+                f"{cheapest.offer.ref} costs {cheapest.offer.usd_per_hour:.2f}: an hour of work is expected to cost "
+                f"{best.expected_usd:.2f} USD there, not {cheapest.expected_usd:.2f}, with boot and interruptions.",
+                self._choice_failure(),
+            ),
+            Claim(
+                f"The answer to the first create was lost. The provider's list showed {names[first.id]}, and no second "
+                f"create was made: the provider made {len(left.bills)} machines for {len(self.machines)} intents.",
+                self._lost_answer_failure(),
+            ),
+            Claim(
+                f"The host of {names[lost.machine]} vanished at step {lost.step}: SIGKILL to all {lost.processes} "
+                f"processes. {names[last.id].capitalize()} continued from the checkpoint of step {self.resumed_step}; "
+                f"{self.steps_repeated} steps were done twice, and the job is complete.",
+                self._resume_failure(),
+            ),
+            Claim(
+                f"Spent: {self.spent_usd:.2f} of {self.budget_usd:.2f} USD. The provider's own meter says "
+                f"{self.charged_usd:.2f} USD. Spent and reserved money together never exceeded "
+                f"{self.most_committed_usd:.2f} USD.",
+                self._money_failure(),
+            ),
+            Claim(
+                f"After {self.idle_timeout_s // 60} min without a job the fleet gave {names[last.id]} back. No process "
+                "of a machine runs, the provider lists none, and its meter stands still.",
+                left.failure() or self._return_failure(),
+            ),
+        ]
+
+    def _choice_failure(self) -> str:
+        wanted = {one.offer.ref for one in self.ranked if one.expected_usd == self.ranked[0].expected_usd}
+        wrong = [host for host in self.hosts.values() if host not in wanted]
+        return f"the fleet rented {wrong[0]}, not the offer with the lowest expected total" if wrong else ""
+
+    def _lost_answer_failure(self) -> str:
+        if not any(state == State.AMBIGUOUS for _, state in self.history.states(self.machines[0].id)):
+            return "the answer to the first create was not lost"
+        made, wanted = sorted(bill.token for bill in self.left.bills), sorted(one.id for one in self.machines)
+        return f"the provider made {len(made)} machines, the fleet knows {len(wanted)}" if made != wanted else ""
+
+    def _resume_failure(self) -> str:
+        if len(self.attempts) != 2 or self.attempts[-1].machine_id != self.machines[-1].id:
+            return f"the job had {len(self.attempts)} attempts on {len(self.machines)} machines, not one on each of two"
+        if not 0 < self.lost.checkpoint_step <= self.resumed_step:
+            return f"the job continued from step {self.resumed_step}, not from {self.lost.checkpoint_step}"
+        return ""
+
+    def _return_failure(self) -> str:
+        last = self.machines[-1]
+        idle = last.reason == "no job for idle_timeout_s"
+        return "" if idle else f"{self.history.name(last.id)} was given back: {last.reason}"
+
+    def _money_failure(self) -> str:
+        observed = sum(one.receipt.observed_usd for one in self.machines if one.receipt)
+        if abs(observed - self.spent_usd) > 1e-4:
+            return f"the receipts sum up to {observed:.4f} USD, the fleet says {self.spent_usd:.4f}"
+        if self.most_committed_usd > self.budget_usd:
+            return f"{self.most_committed_usd:.2f} USD were spent and reserved, the budget is {self.budget_usd:.2f}"
+        if not 0 < self.charged_usd <= self.spent_usd:
+            return f"the provider charged {self.charged_usd:.4f} USD, the fleet counted {self.spent_usd:.4f}"
+        return ""
