@@ -72,6 +72,7 @@ def generate_key(
     now: int,
     expires_at: int | None,
     machine: str | None = None,
+    queues: Sequence[str] | None = None,
 ) -> tuple[ApiKey, str]:
     """Return a new key: the record to store, and the whole key `<prefix>_<id>_<secret>`."""
     key_id, secret = random.key_id(), random.token()
@@ -84,6 +85,7 @@ def generate_key(
         created_at=now,
         expires_at=expires_at,
         machine=machine,
+        queues=None if queues is None else tuple(dict.fromkeys(queues)),
     )
     return key, f"{KEY_PREFIX}_{key_id}_{secret}"
 

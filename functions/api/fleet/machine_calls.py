@@ -59,6 +59,7 @@ def enroll(context: Context, call: ApiCall) -> EnrollAnswer:
         now=call.now,
         expires_at=clock.server_time(machine.ends_by) + KEY_MARGIN_S,
         machine=call.principal.machine,
+        queues=fleet.spec.queues,
     )
     # Before the machine names the key, because a machine whose key is missing could neither work nor enrol again.
     context.tokens.put_key(key)

@@ -43,8 +43,11 @@ def authorize(event: Mapping[str, Any], keys: KeyReader, now: int, leases: RingL
         found = ErrorCode.UNAVAILABLE
     if isinstance(found, ApiKey):
         known = {"tenant": found.tenant, "key_id": found.id, "scopes": ",".join(found.scopes)}
-        bound = {"machine": found.machine} if found.machine else {}
-        return {"isAuthorized": True, "context": known | bound}
+        if found.machine:
+            known["machine"] = found.machine
+        if found.queues is not None:
+            known["queues"] = ",".join(found.queues)
+        return {"isAuthorized": True, "context": known}
     return {"isAuthorized": True, "context": {"auth_error": found.value}}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +69,8 @@ class Principal:
     """The only rings that the caller may use; None: every ring of the tenant."""
     machine: str | None = None
     """The rented machine to which the caller's key belongs, as `<fleet>/<token>`; None for the keys of users."""
+    queues: Sequence[str] | None = None
+    """The only queues from which the caller may claim; None: every queue of the tenant."""
 
 
 def is_original(scopes: frozenset[str], headers: Mapping[str, str]) -> bool:

@@ -128,6 +128,7 @@ def _require_principal(event: Event, route: Route) -> Principal:
         scopes=scopes,
         rings=rings,
         machine=found.get("machine"),
+        queues=str(found["queues"]).split(",") if "queues" in found else None,
     )
 
 

@@ -57,6 +57,7 @@ RESUME_CHOICES = 10
 
 def get_work(context: Context, call: ApiCall) -> list[WorkItem] | list[dict[str, Any]]:
     """Claim a job; answer with a list of one job, or an empty list without a suitable job."""
+    _require_queue(call)
     token = context.random.token() if call.lease_aware else None
     claimed = claim_next(
         context.jobs,
@@ -89,6 +90,7 @@ def get_work(context: Context, call: ApiCall) -> list[WorkItem] | list[dict[str,
 
 def peek_work(context: Context, call: ApiCall) -> list[dict[str, Any]]:
     """Show the job that the next claim might take, without claiming the job."""
+    _require_queue(call)
     job = peek_next(
         context.jobs,
         call.query,
@@ -105,6 +107,14 @@ def peek_work(context: Context, call: ApiCall) -> list[dict[str, Any]]:
         return [_build_original_work(context, call, job, None)]
     except InputListTooLarge:
         return []  # a claim would not deliver the job either
+
+
+def _require_queue(call: ApiCall) -> None:
+    """Refuse a claim from a queue that the caller's key does not name."""
+    queues = call.principal.queues
+    if queues is not None and call.query.queue not in queues:
+        detail = f"The key of a rented machine claims from the queues {', '.join(queues)} only."
+        raise Refusal(ErrorCode.WRONG_SCOPE, detail, field="queue")
 
 
 def heartbeat(context: Context, call: ApiCall) -> HeartbeatAnswer:

@@ -29,6 +29,8 @@ class ApiKey:
     revoked_at: int | None = None
     machine: str | None = None
     """The rented machine that presents the key, as `<fleet>/<token>`; None for the keys of users."""
+    queues: tuple[str, ...] | None = None
+    """The only queues from which the key claims; None: every queue of the tenant."""
 
 
 class KeyReader(Protocol):

@@ -67,4 +67,5 @@ def document(key: ApiKey) -> str:
 def from_item(item: Item) -> ApiKey:
     """Decode the key in an item. Raises ValueError, KeyError or TypeError for a damaged item."""
     found = json.loads(item["doc"]["S"])
-    return ApiKey(**{**found, "scopes": tuple(Scope(scope) for scope in found["scopes"])})
+    queues = tuple(found["queues"]) if "queues" in found else None
+    return ApiKey(**{**found, "scopes": tuple(Scope(scope) for scope in found["scopes"]), "queues": queues})

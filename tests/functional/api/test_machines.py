@@ -90,6 +90,18 @@ def test_a_machine_enrols_and_works(api: Api) -> None:
     ]
 
 
+def test_a_machine_claims_only_from_the_queues_of_its_fleet(api: Api) -> None:
+    key = enroll(api, prepare(api)).ok()["api_key"]
+    api.submit(queue="elsewhere")
+    with api.unchanged():
+        for path in ("/work", "/work/peek"):
+            said = api.get(path, key=key, query={"queue": "elsewhere"}).refused(ErrorCode.WRONG_SCOPE, "queue")
+            assert "from the queues default, slow only" in said["message"]
+    api.submit(queue="slow")
+    (work,) = api.get("/work", key=key, query={"queue": "slow"}, headers={"x-lease-aware": "1"}).ok()
+    assert api.job(work["id"])["queue"] == "slow"
+
+
 def test_an_enrolment_token_is_valid_once_and_for_one_call(api: Api) -> None:
     token = prepare(api)
     api.get("/work", key=token).refused(ErrorCode.WRONG_SCOPE, "x-api-key")
