@@ -17,8 +17,8 @@ from functions.settings import ControlPlaneSettings
 class SecondStoreStack(LocalStack):
     """Its handlers find the settings of a stage with a store of its own."""
 
-    def _export(self, settings: ControlPlaneSettings, emulator: Emulator, line: str) -> None:
-        super()._export(settings, emulator, line)
+    def _export(self, settings: ControlPlaneSettings, emulator: Emulator, queue_url: str, machines_dir: str) -> None:
+        super()._export(settings, emulator, queue_url, machines_dir)
         found = json.loads(os.environ["E2E_STORE_SETTINGS"])
         emulator.client("secretsmanager").create_secret(
             Name=found["BATON_S3_SECRET"], SecretString=os.environ.pop("E2E_STORE_SECRET")

@@ -159,7 +159,7 @@ def test_a_job_gets_a_machine_and_nothing_is_left_but_the_receipt(rental: Rental
     assert [one.machine_id for one in rental.attempts(job_id)] == [machine.id]
     assert stack.artifact(job_id, "model.safetensors")
     assert rental.transitions("digits", machine) == [
-        *("planned", "requested", "booting", "registered", "ready", "busy", "ready", "terminating", "gone")
+        *("planned", "requested", "booting", "registered", "ready", "busy", "ready", "draining", "terminating", "gone")
     ]
 
 
