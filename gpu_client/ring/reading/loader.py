@@ -322,6 +322,9 @@ class RingLoader:
         place, patience_s = self._batches.place, self._batches.patience_s
         with ExitStack() as stack:
             if isinstance(batches, BatchPrefetcher):
+                # A worker's error refers to the iterator of the workers. Without this call, the workers would live as
+                # long as the error, and the end of the process would wait WORKER_GRACE_S for them.
+                stack.callback(workers._shutdown_workers)
                 stack.callback(batches.close)
             reader = stack.enter_context(RingReader(open_ring(place), patience_s=patience_s))
             stack.enter_context(Maintainer(self._ring, reader.name))

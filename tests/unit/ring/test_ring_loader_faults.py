@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
 import pickle
 import resource
 import shutil
@@ -109,7 +110,7 @@ def test_a_worker_s_error_is_raised_as_what_it_is(tmp_path: Path) -> None:
     make_ring(empty, RingSettings(cap=4))
     with pytest.raises(WaitedTooLong, match=r"for 0\.05 s, too few samples are readable"):
         read_one(RingLoader(empty, batch_size=2, patience_s=0.05, workers=1))
-
+    assert not multiprocessing.active_children(), "the end of the process would wait for the worker"
 
 def test_errors_go_from_process_to_process() -> None:
     error = pickle.loads(pickle.dumps(WaitedTooLong("it took too long", "Wait")))
