@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Generator
@@ -40,6 +41,16 @@ from tests.kits.runner.reports import without_surrogates  # noqa: E402
 # test depend on the tests that ran before.
 _NO_CONSTANTS = Constants()
 providers._get_local_constants = lambda: _NO_CONSTANTS
+
+
+def pytest_collection_finish() -> None:
+    """Exclude all modules and collected tests from garbage collection.
+
+    They live until the end, and there are millions of objects. Without this line, each `gc.collect()` of a library
+    takes about a second; Hugging Face's Trainer calls it after each training.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
