@@ -20,7 +20,7 @@ STEPS = 1200
 
 def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path) -> None:
     """The steps' time, the kills and the time that storing takes are all random."""
-    Run("staged", tmp_path / "through", {"steps": STEPS}).finish()
+    Run("staged", tmp_path / "through", {"steps": STEPS, "every": STEPS}).finish()
     chance = random.Random(7)
     killed, stored, kills, saved = tmp_path / "killed", tmp_path / "stored", 0, []
     for attempt in range(60):

@@ -20,8 +20,8 @@ from gpu_client.training.checkpoint import checkpoint_directory
 from tests.kits.network.ports import free_port
 
 forkserver = multiprocessing.get_context("forkserver")
-# torch._dynamo: otherwise imported (for seconds) by the first optimizer of every process.
-forkserver.set_forkserver_preload(["transformers.trainer", "accelerate", "torch._dynamo", "training_scripts"])
+# By its full name: in Python 3.11 the server does not get the path of the tests.
+forkserver.set_forkserver_preload(["tests.e2e.training.preloaded"])
 
 
 class Run:

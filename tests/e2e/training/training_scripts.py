@@ -307,7 +307,10 @@ def sharded() -> None:
 
 
 def staged() -> None:
-    """Stages a checkpoint every third step, some of them behind the training. Steps last a random while."""
+    """Stages a checkpoint every third step, some of them behind the training. Steps last a random while.
+
+    `every` in the parameters: another interval.
+    """
     torch.set_num_threads(1)
     session = Session.start(resume=True)
     torch.manual_seed(0)
@@ -322,7 +325,7 @@ def staged() -> None:
         optimizer.step()
         optimizer.zero_grad()
         session.report(step, steps)
-        if session.checkpoint_due(step, every=3):
+        if session.checkpoint_due(step, every=session.params.get("every", 3)):
             session.checkpoint(step, overlap=step % 2 == 0, **state)
         if session.should_stop:
             return
