@@ -51,7 +51,7 @@ def test_a_killed_generator_costs_at_most_a_sample_and_its_token_ends_with_it(sh
     (trainer,) = shop.training("generates.py")
     token = Path(f"/proc/{trainer.pid}/environ").read_bytes().split(b"BATON_RING_TOKEN=")[1].split(b"\0")[0].decode()
     assert Ring.open(ControlPlaneStore(name, ControlPlaneAccess(stack.url, token))).settings == settings
-    first.kill_group()
+    shop.lose(first, job.id)
     gate.open()
     shop.agent("w2")
     stack.wait_for(job.id, JobState.COMPLETE)

@@ -115,9 +115,9 @@ class Studio:
         """How many class images have been generated on these machines: each keeps those for its next jobs."""
         return sum(len(list(self.home(name).rglob("class-images/*/*.jpg"))) for name in names)
 
-    def lose(self, agent: AgentProcess) -> None:
+    def lose(self, agent: AgentProcess, job_id: str) -> None:
         """SIGKILL to everything on the machine."""
-        agent.kill_group()
+        self.shop.lose(agent, job_id)
         until(lambda: not self.shop.trainers(), 20, what="the end of the training")
 
     @contextmanager
@@ -180,16 +180,16 @@ def killed_twice(studio: Studio) -> JobView:
     job_id = studio.submit(environment=gate.of_sessions)
     first = studio.machine("m1")
     until(lambda: stack.job(job_id).checkpoint_step is not None, 120, what="the checkpoint of the class images")
-    studio.lose(first)
+    studio.lose(first, job_id)
     gate.set(20)
     second = studio.machine("m2")
     stack.wait_for_commit(job_id, 5, timeout_s=120)
-    studio.lose(second)
+    studio.lose(second, job_id)
     gate.open()
     third = studio.machine("m3")
     job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=120)
     assert job.state is JobState.COMPLETE, job.reason
-    studio.lose(third)
+    third.kill_group()
     assert job.counters.interruptions == 2 and job.counters.attempts == 3
     assert studio.generated("m1") == CLASS_IMAGES
     assert studio.generated("m2", "m3") == 0
@@ -250,7 +250,7 @@ def test_class_images_are_made_once_though_the_machine_dies_while_they_are_made(
         120,
         what="the class images so far",
     )
-    studio.lose(first)
+    studio.lose(first, job_id)
     assert stack.job(job_id).checkpoint_step is None
     allowed.write_text("6")
     with studio.alone() as alone:

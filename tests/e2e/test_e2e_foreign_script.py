@@ -93,7 +93,7 @@ def test_a_script_of_others_is_killed_twice_and_ends_with_the_same_bits(
 
     first = shop.agent("w1", stable_s=0.2)
     stack.wait_for_commit(job_id)
-    first.kill_group()
+    shop.lose(first, job_id)
     until(lambda: not shop.trainers(), 20, what="the trainer's end")
     after_first = committed(shop, job_id)
 

@@ -88,7 +88,7 @@ def test_another_agent_takes_over_when_the_lease_has_run_out(shop: Workshop) -> 
     job_id = shop.submit("chain.py", parameters, environment=gate.environment, heartbeat_interval_s=1)
     agent = shop.agent("w1")
     stack.wait_for_commit(job_id)
-    agent.kill_group()
+    shop.lose(agent, job_id)
     newest = stack.job(job_id).checkpoint_step
     gate.open()
     shop.agent("w2")

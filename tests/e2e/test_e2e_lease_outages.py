@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.kits.waiting import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 
-STEPS = 500
+STEPS = 280
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +31,8 @@ def api() -> Iterator[FaultyProxy]:
 
 @pytest.fixture(scope="module")
 def probing_stack(api: FaultyProxy) -> Iterator[Stack]:
-    """A stack whose sweeper runs each second and reaches the API as workers do."""
-    with Stack(settings={"BATON_PROBE_URL": f"{api.url}{PROBED_PATH}"}) as stack:
+    """A stack whose sweeper runs twice a second and reaches the API as workers do."""
+    with Stack(sweep_interval_s=0.5, settings={"BATON_PROBE_URL": f"{api.url}{PROBED_PATH}"}) as stack:
         api.upstream = stack.front
         yield stack
 
@@ -41,7 +42,7 @@ def throttled(_stack: Stack, api: FaultyProxy) -> Iterator[None]:
     with api.failing("", 429) as trouble:
         yield
         # The sweeper has run meanwhile, longer than a lease and its grace last.
-        assert trouble.met >= 8
+        assert trouble.met >= 16
 
 
 @contextmanager
@@ -60,24 +61,21 @@ def test_live_workers_keep_their_attempts(
     """The trainers are the clock: 200 steps of 50 ms are three leases."""
     shop = Workshop(probing_stack, tmp_path)
     try:
-        gate = shop.gate(STEPS - 10)
+        gate = shop.gate(60)
         parameters = {"steps": STEPS, "every": 50, "step_s": 0.05}
-        jobs, agents = [], []
-        for name in ("w1", "w2"):
-            jobs.append(
-                shop.submit("chain.py", parameters, environment=gate.environment, heartbeat_interval_s=1),
-            )
-            agents.append(shop.agent(name, url=api.url, max_jobs=1))
-            probing_stack.wait_for_commit(jobs[-1])
+        more: dict[str, Any] = {"environment": gate.environment, "heartbeat_interval_s": 1}
+        names = ("w1", "w2")
+        jobs = [shop.submit("chain.py", parameters, **more) for _ in names]
+        agents = [shop.agent(name, url=api.url, max_jobs=1) for name in names]
+        for job_id in jobs:
+            probing_stack.wait_for_commit(job_id)
+        until(lambda: all(agent.last_step() == gate.step for agent in agents), what="both trainings at the gate")
         idle = shop.agent("idle", url=api.url)
         asked = len(api.requests("GET /work"))
         until(lambda: len(api.requests("GET /work")) >= asked + 2, what=f"a claim of {idle.pid}")
         with outage(probing_stack, api):
-            began = [agent.last_step() for agent in agents]
-            until(
-                lambda: all(agent.last_step() >= began[n] + 200 for n, agent in enumerate(agents)),
-                what="trainings that go on",
-            )
+            gate.set(STEPS - 10)
+            until(lambda: all(agent.last_step() >= 60 + 200 for agent in agents), what="trainings that go on")
         until(lambda: all("control plane is back" in agent.log() for agent in agents), what="renewed leases")
         probes = len(api.requests(PROBED_PATH))
         until(lambda: len(api.requests(PROBED_PATH)) >= probes + 5, what="five sweeps")

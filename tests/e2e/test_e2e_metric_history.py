@@ -44,7 +44,7 @@ def test_what_a_killed_and_resumed_training_saw(
     agent = shop.agent("w1")
     until(lambda: next(client.metric_points(job_id), None), 60, what="the first points")
     stack.wait_for_commit(job_id)
-    agent.kill_group()
+    shop.lose(agent, job_id)
     gate.open()
     shop.agent("w2")
     job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=120)

@@ -30,13 +30,16 @@ def patient_shop(tmp_path: Path) -> Iterator[Workshop]:
 def test_a_control_plane_that_is_down_for_ten_heartbeats_costs_nothing(patient_shop: Workshop) -> None:
     """The trainer is the clock: 200 steps of 50 ms are ten heartbeats of one second, the lease lasts three."""
     shop, stack = patient_shop, patient_shop.stack
-    steps = 400
-    job_id = shop.submit("chain.py", {"steps": steps, "every": 10, "step_s": 0.05}, heartbeat_interval_s=1)
+    steps, gate = 260, shop.gate(20)
+    parameters = {"steps": steps, "every": 10, "step_s": 0.05}
+    job_id = shop.submit("chain.py", parameters, environment=gate.environment, heartbeat_interval_s=1)
     front = shop.front()
     agent = shop.agent("w1", url=front.url)
     stack.wait_for_commit(job_id)
+    until(lambda: agent.last_step() == gate.step, what="the training at the gate")
     with front.dropping():
-        from_step = agent.last_step()
+        gate.open()
+        from_step = gate.step
         until(lambda: agent.last_step() >= from_step + 60, what="the lease running out")
         committed = stack.steps(job_id)
         packs = len(stack.s3.requests("PUT /training-checkpoints/.*/packs/"))
@@ -98,6 +101,7 @@ def test_a_machine_that_was_paused_until_its_job_moved_on_changes_nothing(shop: 
     stack.wait_for_commit(job_id)
     (its_trainer,) = shop.training()
     zombie.signal(signal.SIGSTOP)
+    stack.expire_lease(job_id)
     gate.open()
     shop.agent("w2")
     until(lambda: stack.job(job_id).epoch == 2, what="the second attempt")
@@ -122,12 +126,12 @@ def test_a_machine_that_was_paused_until_its_job_moved_on_changes_nothing(shop: 
 def test_a_wall_clock_that_is_wrong_by_an_hour_does_not_matter(shop: Workshop) -> None:
     stack = shop.stack
     wrapper = Path(__file__).parent / "skewed_agent.py"
-    jobs = []
-    for offset_s in (3600, -3600):
-        queue = shop.queue
-        jobs.append(shop.submit("chain.py", {"steps": 60, "every": 20, "step_s": 0.05}, heartbeat_interval_s=1))
-        agent = shop.agent(f"w{offset_s}", wrapper=wrapper, queue=queue, skew_s=offset_s, max_jobs=1)
-        stack.wait_for(jobs[-1], JobState.COMPLETE)
+    offsets = (3600, -3600)
+    parameters = {"steps": 60, "every": 20, "step_s": 0.05}
+    jobs = [shop.submit("chain.py", parameters, heartbeat_interval_s=1) for _ in offsets]
+    agents = [shop.agent(f"w{offset_s}", wrapper=wrapper, skew_s=offset_s, max_jobs=1) for offset_s in offsets]
+    for job_id, agent in zip(jobs, agents, strict=True):
+        stack.wait_for(job_id, JobState.COMPLETE)
         assert agent.wait() == 0
     for job_id in jobs:
         assert [attempt.end for attempt in stack.attempts(job_id)] == [AttemptEnd.COMPLETE]

@@ -61,7 +61,7 @@ def test_a_picture_is_seen_while_the_job_runs_and_is_the_same_in_the_end(shop: W
     assert fetched(first) == b"picture of step 5"
     stack.wait_for_commit(job_id, 5)
 
-    shop.agents[0].kill_group()
+    shop.lose(shop.agents[0], job_id)
     until(lambda: not shop.trainers(), 20, what="the end of the trainer")
     assert fetched(shown(shop, job_id, "validation/step-000005-0.png")) == b"picture of step 5", "it stays"
     shop.agent("w2")

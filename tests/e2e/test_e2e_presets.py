@@ -19,7 +19,7 @@ LOSSES = ["1.0", "0.9", "nan", "nan", "0.7", "0.6"]
 
 
 def run(shop: Workshop, rules: str | None = None, script: str = "told_losses.py", **more: Any) -> str:
-    parameters = {"losses": LOSSES, "step_s": 0.4, "steps": 10}
+    parameters = {"losses": LOSSES, "step_s": 0.4, "steps": 5}
     job_id: str = shop.submit(script, parameters, rules=rules, **{"outputs": ("end.json",), **more})
     job = shop.stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=60)
     assert job.state is JobState.COMPLETE, job.reason

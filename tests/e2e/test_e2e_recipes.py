@@ -76,10 +76,10 @@ def lines(trace: Path) -> list[str]:
     return trace.read_text().splitlines() if trace.exists() else []
 
 
-def kill(shop: Workshop, agent_name: str) -> None:
-    agent = next(agent for agent in reversed(shop.agents) if agent.process.poll() is None)
-    agent.kill_group()
-    until(lambda: not shop.trainers(), 20, what=f"the end of {agent_name}'s trainer")
+def lose_agent(shop: Workshop, job_id: str) -> None:
+    """Kill the one agent at work."""
+    shop.lose(shop.agents[-1], job_id)
+    until(lambda: not shop.trainers(), 20, what="the end of the trainer")
 
 
 def test_a_recipe_of_two_steps_is_killed_within_and_between_them(shop: Workshop) -> None:
@@ -89,14 +89,14 @@ def test_a_recipe_of_two_steps_is_killed_within_and_between_them(shop: Workshop)
 
     shop.agent("w1")
     stack.wait_for_commit(job_id, 5)
-    kill(shop, "w1")
+    lose_agent(shop, job_id)
     assert lines(trace) == ["first from 0"]
 
     gate.set(STEPS + 2 + 1)  # behind the second part's first; the part that is left out counts, too
     shop.agent("w2")
     # What is committed beyond the first step's own checkpoints says that it is finished.
     recorded = stack.wait_for_commit(job_id, STEPS + 1)
-    kill(shop, "w2")
+    lose_agent(shop, job_id)
     assert recorded == STEPS + 1
     told = lines(trace)
     assert told[1] in {f"first from {step}" for step in (5, 10)}
@@ -105,7 +105,7 @@ def test_a_recipe_of_two_steps_is_killed_within_and_between_them(shop: Workshop)
     gate.set(STEPS + 2 + 10)
     shop.agent("w3")
     stack.wait_for_commit(job_id, STEPS + 2 + 5)
-    kill(shop, "w3")
+    lose_agent(shop, job_id)
     gate.open()
     shop.agent("w4")
     job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=60)

@@ -62,7 +62,7 @@ def test_a_generator_that_is_killed_goes_on_elsewhere_and_makes_as_many_as_were_
     first = agent(shop, "w1")
     shop.stack.wait_for_step(job_id, 5)
     put = open_ring(str(place)).newest().inserted
-    first.kill_group()
+    shop.lose(first, job_id)
     gate.open()
     agent(shop, "w2")
     job = shop.stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED)
@@ -131,7 +131,7 @@ def test_generators_are_killed_while_a_training_reads_is_killed_and_resumed(shop
     agents[0].kill_group()
     agents[0] = agent(shop, "g1")
     stack.wait_for_step(job_id, 22)
-    trainer.kill_group()
+    shop.lose(trainer, job_id)
     gate.open()
     agent(shop, "t2")
     job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=120)

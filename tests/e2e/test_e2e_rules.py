@@ -80,7 +80,7 @@ def test_a_training_is_rolled_back_steered_killed_and_ended_by_a_rule(shop: Work
     assert applied.seq == command.seq and applied.step is not None
     gate.set(65)
     stack.wait_for_commit(job_id, (applied.step // 10) * 10)
-    shop.agents[0].kill_group()
+    shop.lose(shop.agents[0], job_id)
     gate.open()
     shop.agent("w2")
     job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=90)

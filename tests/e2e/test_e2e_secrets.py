@@ -131,7 +131,7 @@ class Run:
         with stack.s3.failing(r"PUT /.*/packs/", 403) as trouble:
             trouble.wait_for(1)
         stack.wait_for_commit(job)
-        first.kill_group()
+        shop.lose(first, job)
         shop.agent("w2", max_jobs=1)
         stack.wait_for_step(job, STEPS // 2)
         self.secrets["second lease token"] = self._lease_token()

@@ -118,6 +118,10 @@ def test_ctrl_c_before_anything_has_begun_ends_in_one_line(tmp_path: Path) -> No
 @pytest.mark.processes
 @pytest.mark.usefixtures("cdk_command_line")
 def test_ctrl_c_while_the_cdk_command_line_runs_says_how_to_go_on() -> None:
+    """The repetition makes the stack, without an account and without findings.
+
+    cdk-nag stops the synthesis at any finding that is not acknowledged.
+    """
     out = ROOT / ".cdk" / "out" / "stopped"
     shutil.rmtree(out, ignore_errors=True)
     with start("synth", "--stage", "stopped", home=Path.home()) as process:
@@ -134,7 +138,16 @@ def test_ctrl_c_while_the_cdk_command_line_runs_says_how_to_go_on() -> None:
     )
     assert "Traceback" not in complained
     again = tool("synth", "--stage", "stopped", home=Path.home())
-    assert again.returncode == 0, again.stderr
+    assert again.returncode == 0, again.stdout + again.stderr
+    made = json.loads((out / "baton-stopped.template.json").read_text())
+    runtimes = {
+        resource["Properties"]["Runtime"]
+        for resource in made["Resources"].values()
+        if resource["Type"] == "AWS::Lambda::Function"
+    }
+    assert runtimes == {f"python{PYTHON_VERSION}"}
+    report = json.loads((out / "validation-report.json").read_text())
+    assert [plugin["conclusion"] for plugin in report["pluginReports"]] == ["success"], report
 
 
 def test_a_command_line_that_was_installed_by_half_is_installed_anew(
@@ -247,22 +260,6 @@ def test_settings_come_from_the_context_as_what_they_are() -> None:
     ):
         with pytest.raises(StageSettingsError, match=next(iter(wrong))):
             StageSettings.from_context(wrong)
-
-
-@pytest.mark.usefixtures("cdk_command_line")
-def test_the_stack_is_made_without_an_account_and_has_no_findings() -> None:
-    """cdk-nag stops the synthesis at any finding that is not acknowledged."""
-    done = tool("synth", "--stage", "nobody", home=Path.home())
-    assert done.returncode == 0, done.stdout + done.stderr
-    made = json.loads((ROOT / ".cdk" / "out" / "nobody" / "baton-nobody.template.json").read_text())
-    runtimes = {
-        resource["Properties"]["Runtime"]
-        for resource in made["Resources"].values()
-        if resource["Type"] == "AWS::Lambda::Function"
-    }
-    assert runtimes == {f"python{PYTHON_VERSION}"}
-    report = json.loads((ROOT / ".cdk" / "out" / "nobody" / "validation-report.json").read_text())
-    assert [plugin["conclusion"] for plugin in report["pluginReports"]] == ["success"], report
 
 
 @pytest.mark.usefixtures("cdk_command_line")

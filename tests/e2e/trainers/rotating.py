@@ -29,8 +29,11 @@ for step in range(begun + 1, steps + 1):
     directory = output / f"checkpoint-{step}"
     directory.mkdir()
     for name in ("model.pt", "optimizer.pt"):
-        torch.save({"step": step, "values": torch.full((20_000,), float(step))}, directory / name)
-    (directory / "trainer_state.json").write_text(json.dumps({"global_step": step, "max_steps": steps}))
+        torch.save({"step": step, "order": order, "values": torch.full((20_000,), float(step))}, directory / name)
+    # Every file differs between the two orders: the packs of an ended job are being deleted, and a commit of the same
+    # packs waits for the end of the deletion.
+    state = {"global_step": step, "max_steps": steps, "order": order}
+    (directory / "trainer_state.json").write_text(json.dumps(state))
     if last and order == "trainer":
         shutil.rmtree(last)
     last = directory

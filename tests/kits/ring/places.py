@@ -16,7 +16,7 @@ from functions.domain.ports import RingStore
 from functions.local.emulator import Emulator
 from gpu_client.ring.store import uri
 from tests.kits.api.harness import TENANT
-from tests.kits.api.served_api import ServedApi, served_api
+from tests.kits.api.served_api import ServedApi
 from tests.kits.clouds.emulator import unique
 from tests.kits.ring.bucket import RingBucket
 
@@ -103,17 +103,17 @@ class ControlPlanePlace:
 
 
 def place_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """For a fixture: `fs`; `s3` or `api` on the emulated cloud."""
+    """For a fixture: `fs`; `s3` or `api` on the emulated cloud, the latter with the fixture `served`."""
     if kind == "fs":
         yield DirectoryPlace(tmp_path / "ring")
         return
     emulator: Emulator = request.getfixturevalue("emulator")
     monkeypatch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
     if kind == "api":
-        with served_api(emulator) as served:
-            for name, value in zip((uri.URL, uri.KEY), served.access(), strict=True):
-                monkeypatch.setenv(name, value)
-            yield ControlPlanePlace(served, unique("ring"))
+        served: ServedApi = request.getfixturevalue("served")
+        for name, value in zip((uri.URL, uri.KEY), served.access(), strict=True):
+            monkeypatch.setenv(name, value)
+        yield ControlPlanePlace(served, unique("ring"))
         return
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", emulator.endpoint_url)
     with RingBucket.of(emulator) as bucket:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,25 @@ TRAINERS = Path(__file__).resolve().parents[2] / "e2e" / "trainers"
 class ControlPlane:
     """Control plane at `url` with `keys` by name ("admin", "worker").
 
-    `objects`: a client of the S3 behind it, for looks past everybody's back. `buckets`: their physical names.
+    `objects`, `tables`: clients of the S3 and the DynamoDB behind it, for looks past everybody's back. `prefix`: of the
+    tables' names. `buckets`: their physical names.
     """
 
     def __init__(
-        self, url: str, keys: Mapping[str, str], objects: Any, buckets: Mapping[str, str] | None = None
+        self,
+        url: str,
+        keys: Mapping[str, str],
+        objects: Any,
+        tables: Any,
+        *,
+        prefix: str = "baton-",
+        buckets: Mapping[str, str] | None = None,
     ) -> None:
         self.url = url
         self.keys = dict(keys)
         self.objects = objects
+        self.tables = tables
+        self.prefix = prefix
         self.client = BatonClient(url, self.keys["admin"])
         self._buckets = dict(buckets or {})
 
@@ -113,6 +124,19 @@ class ControlPlane:
             every_s=0.1,
         )
         return found
+
+    def expire_lease(self, job_id: str) -> None:
+        """Move the expiry of a dead worker's lease into the past, so that the next sweep revokes the lease.
+
+        `test_e2e_local_stack` waits for a lease to expire by itself; other tests need not.
+        """
+        long_ago = {"N": str(int(time.time()) - 600)}
+        self.tables.update_item(
+            TableName=f"{self.prefix}heartbeats",
+            Key={"pk": {"S": job_id}},
+            UpdateExpression="SET expires_at = :then, due_at = :then",
+            ExpressionAttributeValues={":then": long_ago},
+        )
 
     # Objects, behind everybody's back
 

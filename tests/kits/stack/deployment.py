@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-import boto3
 import requests
 
 from baton.contract.admin.webhooks import DeliveryPage, DeliveryView
@@ -44,14 +43,24 @@ class Deployment(ControlPlane):
         }
         # Before any event: a publisher that has looked for webhooks looks again after a minute.
         self.webhook_id = webhook(url, keys["admin"])
-        objects = boto3.client("s3", endpoint_url=emulator.endpoint_url)
+        objects, tables = emulator.client("s3"), emulator.client("dynamodb")
         names = {name: outputs["".join(word.capitalize() for word in name.split("-"))] for name in BUCKETS}
-        super().__init__(url, keys, objects, names)
+        super().__init__(url, keys, objects, tables, prefix=f"baton-{STAGE}-", buckets=names)
 
     def deploy(self) -> str:
         """Deploy or redeploy; returns the output."""
         done = tool(self.emulator, "deploy", *DEPLOYED_HERE)
         return done.stdout + done.stderr
+
+    def expire_lease(self, job_id: str) -> None:
+        """Expire the lease, and do what the schedule does within a minute: call its target with its input."""
+        super().expire_lease(job_id)
+        scheduler, functions = self.emulator.client("scheduler"), self.emulator.client("lambda")
+        names = [found["Name"] for found in scheduler.list_schedules()["Schedules"]]
+        targets = [scheduler.get_schedule(Name=name)["Target"] for name in names]
+        (target,) = [found for found in targets if found["Arn"].endswith(f":baton-{STAGE}-sweeper")]
+        swept = functions.invoke(FunctionName=target["Arn"], Payload=target.get("Input", "{}").encode())
+        assert "FunctionError" not in swept, swept["Payload"].read()
 
     def listen(self, name: str, event_type: object) -> EventTarget:
         """Make an event rule as a user does, and receive events at its target."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from baton.contract.jobs.job import AttemptEnd, JobState
 from tests.functional.api.original_client import PART_BYTES, OriginalClient
@@ -78,11 +76,8 @@ def relay_to(url: str) -> Iterator[str]:
             process.kill()
 
 
-def run_whole_job(plane: ControlPlane, url: str, dynamodb: Any, heartbeats: str, tmp_path: Path) -> None:
-    """Run the job by workers that call the API at `url`; the first dies after its second checkpoint.
-
-    `heartbeats`: the table of leases; the time until the killed worker's lease has run out is not waited for.
-    """
+def run_whole_job(plane: ControlPlane, url: str, tmp_path: Path) -> None:
+    """Run the job by workers that call the API at `url`; the first dies after its second checkpoint."""
     training = _training()
     key = plane.keys["admin"]
     client = OriginalClient(url, key)
@@ -100,7 +95,7 @@ def run_whole_job(plane: ControlPlane, url: str, dynamodb: Any, heartbeats: str,
             gate.set(step)
             _until_committed(plane, job["id"], step, first)
         first.kill()
-        run_out(dynamodb, heartbeats, job["id"])
+        plane.expire_lease(job["id"])
         # The worker stops to watch when the training ends, therefore the training waits for the commit of step 30.
         gate.set(STEPS)
         second = OriginalWorker(url, key, tmp_path / "w2", gate, "machine-2")
@@ -136,14 +131,3 @@ def _training() -> ModuleType:
     module = module_from_spec(spec)
     loader.exec_module(module)
     return module
-
-
-def run_out(dynamodb: Any, table: str, job_id: str) -> None:
-    """Move the lease's expiry into the past."""
-    long_ago = {"N": str(int(time.time()) - 600)}
-    dynamodb.update_item(
-        TableName=table,
-        Key={"pk": {"S": job_id}},
-        UpdateExpression="SET expires_at = :then, due_at = :then",
-        ExpressionAttributeValues={":then": long_ago},
-    )

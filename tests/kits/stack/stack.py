@@ -72,8 +72,8 @@ class Stack(ControlPlane):
         said = json.loads(line)
         self.s3.upstream = ("127.0.0.1", self._emulator_port())
         self.cloud_url = f"http://127.0.0.1:{self.s3.upstream[1]}"
-        objects = boto3.client("s3", endpoint_url=self.cloud_url)
-        super().__init__(said["url"], said["keys"], objects)
+        objects, tables = (boto3.client(name, endpoint_url=self.cloud_url) for name in ("s3", "dynamodb"))
+        super().__init__(said["url"], said["keys"], objects, tables)
         place = urlsplit(self.url)
         self.front = (str(place.hostname), int(place.port or 0))
 

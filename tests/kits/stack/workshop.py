@@ -90,6 +90,11 @@ class Workshop:
         self.agents.append(agent)
         return agent
 
+    def lose(self, agent: AgentProcess, job_id: str) -> None:
+        """Kill the agent with its training, and expire the lease, so that another agent gets the job at once."""
+        agent.kill_group()
+        self.stack.expire_lease(job_id)
+
     def gate(self, step: int) -> Gate:
         """Make a gate behind this step (tests/e2e/trainers/gate.py)."""
         return Gate(self.tmp_path / f"gate-{uuid.uuid4().hex[:8]}", step)

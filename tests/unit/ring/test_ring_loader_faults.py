@@ -112,6 +112,7 @@ def test_a_worker_s_error_is_raised_as_what_it_is(tmp_path: Path) -> None:
         read_one(RingLoader(empty, batch_size=2, patience_s=0.05, workers=1))
     assert not multiprocessing.active_children(), "the end of the process would wait for the worker"
 
+
 def test_errors_go_from_process_to_process() -> None:
     error = pickle.loads(pickle.dumps(WaitedTooLong("it took too long", "Wait")))
     assert isinstance(error, WaitedTooLong)
