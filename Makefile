@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 EMULATOR := .emulator
 ORIGINAL := .fms-hf-tuning
 PIP_FLAGS := --quiet --disable-pip-version-check
-# Tests run in so many processes, each with an emulated cloud of its own; 0 runs them in one, one after the other.
-WORKERS ?= 2
+# Tests run in this many processes, each with an emulated cloud of its own; 0 runs all tests in one process. Three
+# processes keep two cores busy, because the tests wait for leases and for processes half of their time.
+WORKERS ?= 3
 # A file's tests stay together and in order. Files begin in the order of their folders, since the long ones are first.
 # The tests start hundreds of processes, which begin sooner where bytecode is kept.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -38,7 +39,7 @@ $(ORIGINAL)/.ready: tests/kits/ibm/trainer_controller.txt | $(VENV)/.ready
 local: setup ## run the control plane here, until Ctrl-C; keeps its data in .baton/local; ARGS="--port 8788"
 	$(BIN)/python -m functions.local $(ARGS)
 
-test: check ## everything CI runs, tests in two processes; WORKERS=4 for four
+test: check ## everything CI runs, tests in three processes; WORKERS=4 for four
 	$(PYTEST)
 
 test-fast: setup ## unit and functional tests only
