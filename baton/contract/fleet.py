@@ -122,7 +122,7 @@ class FleetQuery(WireModel):
 
 
 class BoundView(AnswerModel):
-    """One bound of a budget, with the money that counts against the bound.
+    """Bound of a budget, with the money that counts against the bound.
 
     Example: `{"name": "per_day_usd", "period": "2026-11-25", "cap_usd": 5, "spent_usd": 1.2, "reserved_usd": 0.4}`
     """
@@ -152,7 +152,7 @@ class Receipt(AnswerModel):
 
 
 class MachineView(AnswerModel):
-    """One rented machine.
+    """Rented machine.
 
     Example: `{"id": "a1b2c3d4-nights-1-9f8e7d", "fleet": "nights", "state": "busy", "provider": "loopback", ...}`
     """
@@ -210,7 +210,7 @@ class MachinePage(AnswerModel):
 
 
 class FleetEventView(AnswerModel):
-    """One line in the history of a fleet.
+    """Line in the history of a fleet.
 
     Example: `{"at": 1700000000, "type": "machine.booting", "machine": "a1b2c3d4-nights-9f8e7d", "usd": 0}`
     """

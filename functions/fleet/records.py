@@ -19,7 +19,7 @@ MIN_ABSENCES_APART_S = 60
 
 
 class Offer(Record):
-    """One machine that a provider sells, at the price of the moment."""
+    """Machine that a provider sells, at the price of the moment."""
 
     provider: str
     ref: str
@@ -40,7 +40,7 @@ class Offer(Record):
 
 
 class Sighting(Record):
-    """One machine in a provider's inventory."""
+    """Entry of a provider's inventory."""
 
     token: str
     handle: str
@@ -165,7 +165,7 @@ class Machine(Record):
 
 
 class FleetEvent(Record):
-    """One line in the history of a fleet."""
+    """Line in the history of a fleet."""
 
     at: int
     type: str

@@ -24,7 +24,7 @@ class ProviderRefused(Exception):  # noqa: N818 - a normal outcome: key, credit 
 
 @dataclass(frozen=True, kw_only=True)
 class CreateIntent:
-    """One create call, complete before the call is made."""
+    """Create call, complete before the call is made."""
 
     token: str
     """Name or label of the machine, unique for ever."""
@@ -61,7 +61,7 @@ CreateResult = Created | NotCreated | Ambiguous
 
 
 class Driver(Protocol):
-    """One provider."""
+    """Provider of machines."""
 
     name: str
     min_interval_s: Mapping[str, float]
