@@ -23,7 +23,7 @@ DIRECTORIES = "baton-machines-*"
 
 @dataclass(frozen=True)
 class Bill:
-    """What the provider knows about one machine at a time of the fleets' clock."""
+    """State of a machine at its provider, at a time of the fleets' clock."""
 
     token: str
     host: str

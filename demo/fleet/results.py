@@ -39,7 +39,7 @@ class LostHost:
 
 @dataclass(frozen=True)
 class Leftovers:
-    """What was left at the provider in the end. `bills`, `later_bills`: its meter, and again some minutes later."""
+    """Remainder at the provider in the end. `bills`, `later_bills`: its meter, and again some minutes later."""
 
     listed: int
     processes: int

@@ -57,7 +57,7 @@ class StateSpan:
 
 @dataclass
 class FleetHistory:
-    """What the demo saw of a fleet and its job, since `began_at` of the fleets' clock."""
+    """Observations of a fleet and its job, since `began_at` of the fleets' clock."""
 
     began_at: int
     events: list[FleetEventView] = field(default_factory=list)

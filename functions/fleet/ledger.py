@@ -61,7 +61,7 @@ class Ledger(Record):
 
 
 class Bound(Record):
-    """One bound of a budget, with the spending that counts against the bound."""
+    """Bound of a budget, with the spending that counts against the bound."""
 
     name: str
     period: str

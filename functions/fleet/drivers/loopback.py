@@ -67,7 +67,7 @@ class LoopbackFaults(Record):
 
 
 class LoopbackMarket(Record):
-    """What the provider sells, and how the provider fails."""
+    """Offers and injected faults of the provider."""
 
     offers: list[Offer] | None = None
     """None: HOSTS offers without a GPU. A GPU in an offer is one that the machine's `nvidia-smi` names."""
