@@ -132,6 +132,7 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "priced_s": 0,
         "ends": 0,
     },
+    "Breaker": {"failures": 0, "failed_at": 0, "reason": "", "pause_s": 0, "paused_until": 0},
     "Ledger": {
         "version": 0,
         "spent_usd": 0,
@@ -141,6 +142,7 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "month_usd": 0,
         "warned": [],
         "waits": "",
+        "breaker": {},
     },
     "Machine": {
         "version": 0,
