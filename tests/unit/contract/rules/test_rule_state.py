@@ -317,29 +317,36 @@ def replaced(state: str, path: tuple[Any, ...], value: Any) -> Any:
     return found
 
 
+def refusals(rules: list[dict[str, Any]], value: Any, *, own: bool) -> int:
+    """Put the value at every place of the state, the rules' own or the common ones; return how often it is refused."""
+    revision, refused = rules_of(*rules), 0
+    empty, evaluator = saved(Evaluator(revision)), Evaluator(revision)
+    for step in range(6):
+        evaluator.observe({"x": step / 3, "y": NAN}, step=step, now=step * 10.0)
+    state = saved(evaluator)
+    text = json.dumps(state)
+    for path in paths_of(state):
+        if own != (path[:1] == ("rules",)):
+            continue
+        other = Evaluator(revision)
+        try:
+            other.load_state_dict(replaced(text, path, value))
+        except StateError:
+            refused += 1
+            assert saved(other) == empty
+        for step in range(6, 12):
+            verdicts = other.observe({"x": step / 3}, step=step, now=step * 10.0)
+            assert not [one for one in verdicts if one.reason], path
+    return refused
+
+
 @pytest.mark.parametrize("value", [None, -1, 10**30, "x", [], {}, [None], True], ids=repr)
 def test_a_damaged_state_is_refused_or_harmless(value: Any) -> None:
-    """Few rules at a time: each damaged state is loaded into all of its rules."""
+    """What rules have in common is damaged for all rules; what a rule has alone, for a few rules at a time."""
     rules = [{"when": when, "for": "2 of 3", "warmup": "1 check"} for when in CONDITIONS]
     rules.append({"when": "x > 0", "every": "3 steps"})
-    refused = 0
-    for first in range(0, len(rules), 4):
-        revision = rules_of(*rules[first : first + 4])
-        empty, evaluator = saved(Evaluator(revision)), Evaluator(revision)
-        for step in range(6):
-            evaluator.observe({"x": step / 3, "y": NAN}, step=step, now=step * 10.0)
-        state = saved(evaluator)
-        text = json.dumps(state)
-        for path in paths_of(state):
-            other = Evaluator(revision)
-            try:
-                other.load_state_dict(replaced(text, path, value))
-            except StateError:
-                refused += 1
-                assert saved(other) == empty
-            for step in range(6, 12):
-                verdicts = other.observe({"x": step / 3}, step=step, now=step * 10.0)
-                assert not [one for one in verdicts if one.reason], path
+    refused = refusals(rules, value, own=False)
+    refused += sum(refusals(rules[first : first + 4], value, own=True) for first in range(0, len(rules), 4))
     assert refused > 100
 
 
