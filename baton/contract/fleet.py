@@ -18,7 +18,9 @@ MAX_TOKEN_LENGTH = 60
 """Longest name of a machine at its provider: Salad's limit for container groups."""
 
 FleetName = Annotated[str, Field(pattern=FLEET_NAME_PATTERN)]
-ProviderName = Literal["loopback"]
+ProviderName = Literal["loopback", "vast", "salad", "runpod", "ec2", "ssh"]
+CONTAINER_PROVIDERS = frozenset({"vast", "salad", "runpod", "ec2"})
+"""Providers that start the container image of a fleet; the others start the agent that is installed on the machine."""
 Usd = Annotated[float, Field(gt=0, le=1_000_000)]
 
 
@@ -77,7 +79,13 @@ class FleetSpec(WireModel):
     min_vram_gib: Annotated[float, Field(ge=0, le=4096)] = 0
     disk_gib: Annotated[float, Field(ge=1, le=100_000)] = 40
     market: Literal["spot", "on-demand", "either"] = "either"
-    image: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")] | None = None
+    regions: Annotated[list[Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{2,32}$")]], Field(max_length=64)] = []
+    """Countries (two letters) or regions of the provider (`us-east-1`) in which machines may stand; empty: any."""
+    image: Annotated[
+        Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")] | None,
+        Field(validate_default=True),
+    ] = None
+    """Container image of the machines."""
     queues: Annotated[list[QueueName], Field(min_length=1, max_length=10)] = ["default"]
     min: Annotated[int, Field(ge=0, le=MAX_FLEET_MACHINES)] = 0
     max: Annotated[int, Field(ge=1, le=MAX_FLEET_MACHINES)] = 1
@@ -94,6 +102,14 @@ class FleetSpec(WireModel):
         if len(set(providers)) < len(providers):
             raise ValueError("names a provider twice")
         return providers
+
+    @field_validator("image")
+    @classmethod
+    def _is_given_for_containers(cls, image: str | None, info: ValidationInfo) -> str | None:
+        containers = [name for name in info.data.get("providers", []) if name in CONTAINER_PROVIDERS]
+        if containers and image is None:
+            raise ValueError(f"machines of {', '.join(containers)} start a container, therefore image is required")
+        return image
 
     @field_validator("max")
     @classmethod

@@ -477,6 +477,7 @@ class FleetController:
                 token=machine.id,
                 offer=machine.offer,
                 image=fleet.spec.image,
+                disk_gib=fleet.spec.disk_gib,
                 environment=environment,
                 max_usd_per_hour=machine.cap_usd_per_hour,
             )

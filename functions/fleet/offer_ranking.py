@@ -59,6 +59,8 @@ def rejection(offer: Offer, spec: FleetSpec, excluded: Collection[str]) -> str:
         return f"{offer.gpu_model or 'no GPU'} is not among gpu_models"
     if spec.market != "either" and offer.spot != (spec.market == "spot"):
         return f"is {'spot' if offer.spot else 'on-demand'}, market is {spec.market}"
+    if spec.regions and not {one.casefold() for one in spec.regions} & {one.casefold() for one in offer.regions}:
+        return f"stands in {', '.join(offer.regions) or 'an unknown place'}, which is not among regions"
     if offer.machine_ref and f"{offer.provider}:{offer.machine_ref}" in excluded:
         return "the host is quarantined"
     return ""

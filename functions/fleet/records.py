@@ -31,6 +31,10 @@ class Offer(Record):
     vram_gib: float = 0
     disk_gib: float = 0
     spot: bool = False
+    regions: list[str] = []
+    """Names by which the document of a fleet may select the place of the machine: country, region."""
+    ends_at: int | None = None
+    """Time at which the provider ends the machine, whatever the machine does; None for no such time."""
     usd_per_hour: Price
     """Price of machine and disk together."""
     usd_per_gb: Price = 0
@@ -48,6 +52,8 @@ class Sighting(Record):
     running: bool = True
     """False if the provider says that the machine has ended, failed or was outbid. Its disk can still be billed."""
     usd_per_hour: Price | None = None
+    announced_usd_per_hour: Price | None = None
+    """Price that the provider wants from now on and that nobody has accepted yet; None for no such wish."""
     machine_ref: str | None = None
     message: str = ""
     created_at: int = 0

@@ -116,7 +116,12 @@ def create(
     """Create a machine on the cheapest offer."""
     offer = min(provider.driver.quote(SPEC), key=lambda one: one.usd_per_hour)
     intent = CreateIntent(
-        token=token, offer=offer, image=None, environment=environment, max_usd_per_hour=SPEC.max_usd_per_hour
+        token=token,
+        offer=offer,
+        image=None,
+        disk_gib=SPEC.disk_gib,
+        environment=environment,
+        max_usd_per_hour=SPEC.max_usd_per_hour,
     )
     return provider.driver.create(intent)
 

@@ -176,6 +176,7 @@ BEYOND_SCHEMA_MESSAGES = {
     "The path names the fleet": "the fleet is named in the path and in the body",
     "less than min": "a maximum is not below another field",
     "does not pay for an hour of min": "a budget pays for the product of two other fields",
+    "start a container, therefore image is required": "the providers of one field need another field",
     "of one upload": "a file beyond 5 GiB is declared with its parts",
 }
 

@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 
 from baton.contract.fleet import FleetSpec
 from functions.fleet.drivers.protocol import (
+    AccountReport,
     Ambiguous,
     Created,
     CreateIntent,
     CreateResult,
+    Leftover,
     NotCreated,
     ProviderUnavailable,
+    SshTarget,
 )
 from functions.fleet.records import Inventory, Offer, Sighting
 
@@ -146,6 +149,18 @@ class VirtualProvider:
                 if one.handle == handle:
                     one.ended_at = self.now
         return True
+
+    def accept_price(self, handle: str, usd_per_hour: float) -> None:
+        next(one for one in self.machines if one.handle == handle).usd_per_hour = usd_per_hour
+
+    def ssh_target(self, handle: str) -> SshTarget | None:
+        return None
+
+    def examine(self, prefix: str) -> AccountReport:
+        return AccountReport(account=self.name)
+
+    def remove_leftover(self, leftover: Leftover) -> None:
+        raise AssertionError("this provider leaves nothing over")
 
     def logs(self, handle: str) -> str | None:
         return None

@@ -12,6 +12,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "baton.contract": set(),
     # Lazy exports for users' scripts; nothing of the product imports them but the examples.
     "baton": {"gpu_client.controller.learning_rate", "gpu_client.ring", "gpu_client.training"},
+    # Fakes of providers: they know the providers' formats alone.
+    "fakes": set(),
     "functions.domain.access": {
         "baton.contract",
         "functions.domain.errors",

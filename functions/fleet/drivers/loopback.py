@@ -28,13 +28,17 @@ from pydantic import ValidationError
 from baton.contract.fleet import FleetSpec
 from functions.domain.record_base import Record
 from functions.fleet.drivers.protocol import (
+    AccountReport,
     Ambiguous,
     Created,
     CreateIntent,
     CreateResult,
+    Leftover,
     NotCreated,
     ProviderRefused,
     ProviderUnavailable,
+    RefusalKind,
+    SshTarget,
 )
 from functions.fleet.records import Inventory, Offer, Price, Sighting
 
@@ -152,24 +156,12 @@ class LoopbackDriver:
         if self._meet("incomplete"):
             return Inventory(provider=self.name, at=now, complete=False)
         self._apply_price()
-        listed = [(one, self.runs(one)) for one in self.machines() if one.token.startswith(prefix)]
+        listed = [(one, self._sighting(one)) for one in self.machines() if one.token.startswith(prefix)]
         return Inventory(
             provider=self.name,
             at=now,
             complete=True,
-            sightings=[
-                Sighting(
-                    token=one.token,
-                    handle=one.handle,
-                    running=running,
-                    usd_per_hour=one.usd_per_hour,
-                    machine_ref=one.host,
-                    message="" if running else "the process of the machine has ended",
-                    created_at=one.created_at,
-                )
-                for one, running in listed
-                if running or one.ended_at is None
-            ],
+            sightings=[seen for one, seen in listed if seen.running or one.ended_at is None],
         )
 
     def destroy(self, handle: str) -> bool:
@@ -192,6 +184,21 @@ class LoopbackDriver:
             log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
             return log.read().decode(errors="replace")
 
+    def accept_price(self, handle: str, usd_per_hour: float) -> None:
+        """Do nothing, because a changed price of the market holds at once."""
+
+    def ssh_target(self, handle: str) -> SshTarget | None:
+        """Return None, because the machine is this computer."""
+        return None
+
+    def examine(self, prefix: str) -> AccountReport:
+        """Report the processes of other deployments in the same directory."""
+        foreign = [self._sighting(one) for one in self.machines() if not one.token.startswith(prefix)]
+        return AccountReport(account=str(self._directory), foreign=[one for one in foreign if one.running])
+
+    def remove_leftover(self, leftover: Leftover) -> None:
+        """Do nothing, because a process leaves nothing that is billed."""
+
     def charged_usd(self, handle: str) -> float | None:
         """Return the machine's bill."""
         machine = self._machine(handle)
@@ -209,6 +216,18 @@ class LoopbackDriver:
         if not running and machine.handle in self._children:
             self._children[machine.handle].poll()
         return running
+
+    def _sighting(self, machine: LoopbackMachine) -> Sighting:
+        running = self.runs(machine)
+        return Sighting(
+            token=machine.token,
+            handle=machine.handle,
+            running=running,
+            usd_per_hour=machine.usd_per_hour,
+            machine_ref=machine.host,
+            message="" if running else "the process of the machine has ended",
+            created_at=machine.created_at,
+        )
 
     def _rented(self) -> set[str]:
         return {one.host for one in self.machines() if one.ended_at is None}
@@ -276,7 +295,7 @@ class LoopbackDriver:
             return LoopbackMarket()
         except ValidationError as error:
             problem = error.errors()[0]["msg"]
-            raise ProviderRefused(f"{path}: {problem}: correct or remove the file") from error
+            raise ProviderRefused(RefusalKind.INVALID, f"{path}: {problem}: correct or remove the file") from error
 
     def _home(self, handle: str) -> Path:
         return self._directory / "machines" / handle / "home"

@@ -8,10 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from baton.contract.fleet import FleetSpec
-from functions.fleet.records import Inventory, Offer
+from functions.fleet.records import Inventory, Offer, Sighting
+
+
+class RefusalKind(StrEnum):
+    """Why a provider refuses an account, as a stable code."""
+
+    KEY = "provider_key_refused"
+    PERMISSION = "provider_permission_missing"
+    CREDIT = "provider_credit_exhausted"
+    QUOTA = "provider_quota_reached"
+    IMAGE = "provider_image_refused"
+    INVALID = "provider_request_refused"
 
 
 class ProviderUnavailable(Exception):  # noqa: N818 - a transient condition, not a fault of the product
@@ -19,7 +31,11 @@ class ProviderUnavailable(Exception):  # noqa: N818 - a transient condition, not
 
 
 class ProviderRefused(Exception):  # noqa: N818 - a normal outcome: key, credit or quota of the account
-    """The provider refuses the account: the key, the credit or a quota. The message names the remedy."""
+    """The provider refuses the account. `remedy`: what was refused and what would be right, in one line."""
+
+    def __init__(self, kind: RefusalKind, remedy: str) -> None:
+        super().__init__(f"{kind}: {remedy}")
+        self.kind = kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +46,7 @@ class CreateIntent:
     """Name or label of the machine, unique for ever."""
     offer: Offer
     image: str | None
+    disk_gib: float
     environment: Mapping[str, str]
     max_usd_per_hour: float
 
@@ -44,10 +61,14 @@ class Created:
 
 @dataclass(frozen=True, kw_only=True)
 class NotCreated:
-    """The provider says for certain that the call made no machine. `handle`: a remainder that must be destroyed."""
+    """The provider says for certain that the call made no machine.
+
+    handle: a remainder that must be destroyed. kind: set if the provider would refuse its other offers, too.
+    """
 
     reason: str
     handle: str | None = None
+    kind: RefusalKind | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +79,40 @@ class Ambiguous:
 
 
 CreateResult = Created | NotCreated | Ambiguous
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leftover:
+    """A thing of this deployment that is billed without being a machine: a disk, a volume, a stopped contract."""
+
+    kind: str
+    handle: str
+    token: str
+    usd_per_hour: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccountReport:
+    """State of the provider's account, for `baton fleet login` and `baton fleet doctor`."""
+
+    account: str
+    """Name of the account at the provider, never the key."""
+    balance_usd: float | None = None
+    """Prepaid credit that is left; None if the provider bills afterwards."""
+    problems: Sequence[str] = ()
+    """Permissions that the key lacks or should not have, limits that are reached; each with its remedy."""
+    foreign: Sequence[Sighting] = ()
+    """Machines of the same account that carry no token of this deployment; Baton never touches them."""
+    leftovers: Sequence[Leftover] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SshTarget:
+    """Address of a machine's shell, as OpenSSH takes it."""
+
+    host: str
+    port: int
+    user: str
 
 
 class Driver(Protocol):
@@ -85,8 +140,20 @@ class Driver(Protocol):
         Idempotent. The machine counts as gone only after two inventories without the machine.
         """
 
+    def accept_price(self, handle: str, usd_per_hour: float) -> None:
+        """Accept the price that the provider announced for a machine (`Sighting.announced_usd_per_hour`)."""
+
     def logs(self, handle: str) -> str | None:
         """Return the last output of a machine; None if the provider has none yet."""
+
+    def ssh_target(self, handle: str) -> SshTarget | None:
+        """Return the address of the machine's shell; None if machines of the provider have none."""
+
+    def examine(self, prefix: str) -> AccountReport:
+        """Ask the provider about the account, without a change. Raises ProviderUnavailable or ProviderRefused."""
+
+    def remove_leftover(self, leftover: Leftover) -> None:
+        """Delete a thing that `examine` reported; idempotent."""
 
     def charged_usd(self, handle: str) -> float | None:
         """Return what the provider's own record charges for a machine; None if the provider has no record.

@@ -37,6 +37,7 @@ def test_a_fleet_is_stored_with_its_defaults(api: Api) -> None:
         "min": 0,
         "min_vram_gib": 0,
         "queues": ["default"],
+        "regions": [],
     }
     assert (made["stopped"], made["machines"], made["waits"]) == (False, [], "")
     assert (made["created_at"], made["updated_at"], made["at"]) == (NOW, NOW, NOW)
@@ -90,7 +91,8 @@ def test_a_tenant_has_so_many_fleets_that_a_tick_looks_after_all(api: Api, monke
     ("changes", "field", "part"),
     [
         ({"name": "days"}, "name", "The path names the fleet nights"),
-        ({"providers": ["vast"]}, "providers.0", "loopback"),
+        ({"providers": ["aws"]}, "providers.0", "loopback"),
+        ({"providers": ["loopback", "vast"]}, "image", "machines of vast start a container"),
         ({"providers": ["loopback", "loopback"]}, "providers", "twice"),
         ({"providers": []}, "providers", "at least 1"),
         ({"min": 3, "max": 2}, "max", "less than min (3)"),

@@ -60,7 +60,7 @@ def test_the_life_of_a_fleet(baton: Baton, document: Path) -> None:
 def test_the_faults_of_a_document_have_places(baton: Baton, document: Path, tmp_path: Path) -> None:
     document.write_text(
         "name: Nights\n"
-        "providers: [loopback, vast]\n"
+        "providers: [loopback, aws]\n"
         "idle_timeout: 60\n"
         "max_usd_per_hour: cheap\n"
         "min: 3\n"
@@ -71,7 +71,8 @@ def test_the_faults_of_a_document_have_places(baton: Baton, document: Path, tmp_
         2,
         f"{document} has 6 faults",
         f"{document}:1:1: name: cannot be a name. Use up to 32 lower-case letters, digits and hyphens, a letter first.",
-        f"{document}:2:23: providers.1: input should be 'loopback'. Change the value accordingly.",
+        f"{document}:2:23: providers.1: input should be 'loopback', 'vast', 'salad', 'runpod', 'ec2' or 'ssh'. "
+        "Change the value accordingly.",
         f"{document}:3:1: idle_timeout: is not a field of fleets. Did you mean 'idle_timeout_s'?",
         f"{document}:4:1: max_usd_per_hour: input should be a valid number, not text. Write a value of that type.",
         f"{document}:6:1: max: is 2, less than min (3). Change the value accordingly.",

@@ -32,7 +32,9 @@ def test_a_host_is_lost_with_all_processes_and_no_machine_outlives_the_demo(tmp_
     with LocalProvider(tmp_path, logs) as provider:
         provider.sell(offers, lost_answers=1)
         answers = [
-            driver.create(CreateIntent(token=token, offer=offer, image=None, environment={}, max_usd_per_hour=1))
+            driver.create(
+                CreateIntent(token=token, offer=offer, image=None, disk_gib=1, environment={}, max_usd_per_hour=1)
+            )
             for token, offer in zip(("m1", "m2"), offers, strict=False)
         ]
         assert [type(one) for one in answers] == [Ambiguous, Created]

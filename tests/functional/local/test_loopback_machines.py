@@ -158,5 +158,5 @@ def test_a_market_file_that_cannot_be_used_is_named(provider: LoopbackDriven) ->
     (provider.directory / "market.json").unlink()
     (offer, *_) = provider.driver.quote(SPEC)
     (provider.directory / "market.json").write_text("")
-    intent = CreateIntent(token=TOKEN, offer=offer, image=None, environment={}, max_usd_per_hour=1)
+    intent = CreateIntent(token=TOKEN, offer=offer, image=None, disk_gib=1, environment={}, max_usd_per_hour=1)
     assert isinstance(provider.driver.create(intent), NotCreated), "a certain refusal, as the protocol demands"

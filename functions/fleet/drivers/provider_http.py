@@ -1,0 +1,132 @@
+"""Call a provider's HTTP API: reads are tried twice, a mutating call is sent exactly once.
+
+No call follows a redirect, and no text of an error names a header, because a header holds the account's key.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlencode
+
+import urllib3
+
+from functions.fleet.drivers.protocol import ProviderRefused, ProviderUnavailable, RefusalKind
+
+TIMEOUT_S = 15.0
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
+READ_TRIES = 2
+
+
+class AnswerLost(Exception):  # noqa: N818 - a normal outcome: the call may have taken effect
+    """A mutating call was sent and its outcome is unknown: a time-out, a reset, a 5xx, an unreadable answer."""
+
+
+class CallNotSent(Exception):  # noqa: N818 - a normal outcome: certainly nothing happened
+    """The provider cannot be reached: no byte of the call was sent."""
+
+
+@dataclass(frozen=True)
+class ProviderAnswer:
+    """Answer of a provider. `body`: parsed JSON; None for an empty body. `text`: the body as sent, for markers."""
+
+    status: int
+    body: Any
+    text: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """True for a status of success."""
+        return 200 <= self.status < 300
+
+
+class ProviderHttp:
+    """HTTP client of one provider. `headers`: sent with every call; they hold the account's key."""
+
+    def __init__(self, address: str, headers: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> None:
+        self._address = address.rstrip("/")
+        self._headers = dict(headers)
+        self._pool = urllib3.PoolManager(timeout=urllib3.Timeout(total=timeout_s), retries=False)
+
+    def read(
+        self, method: str, path: str, *, query: Mapping[str, Any] | None = None, body: Any = None
+    ) -> ProviderAnswer:
+        """Send a call without side effects, a second time after a transient failure.
+
+        Returns any answer below 500 but 401, 403 and 429. Raises ProviderUnavailable, ProviderRefused.
+        """
+        problem = ""
+        for _ in range(READ_TRIES):
+            try:
+                answer = self._call(method, path, query, body, {})
+            except (AnswerLost, CallNotSent) as error:
+                problem = str(error)
+                continue
+            if answer.status == 429:
+                raise ProviderUnavailable(f"{method} {path}: the provider throttles its calls (429)")
+            if answer.status in (401, 403):
+                kind = RefusalKind.KEY if answer.status == 401 else RefusalKind.PERMISSION
+                raise ProviderRefused(
+                    kind,
+                    f"{method} {path} was answered {answer.status}: {answer.text[:200]}. Store a valid key with "
+                    "`baton fleet login`.",
+                )
+            if answer.status < 500:
+                return answer
+            problem = f"{method} {path} was answered {answer.status}"
+        raise ProviderUnavailable(problem)
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> ProviderAnswer:
+        """Send a mutating call exactly once; return any readable answer below 500. Raises AnswerLost, CallNotSent."""
+        answer = self._call(method, path, query, body, headers or {})
+        if answer.status >= 500:
+            raise AnswerLost(f"{method} {path} was answered {answer.status}")
+        return answer
+
+    def _call(
+        self, method: str, path: str, query: Mapping[str, Any] | None, body: Any, headers: Mapping[str, str]
+    ) -> ProviderAnswer:
+        url = f"{self._address}{path}" + (f"?{urlencode(query)}" if query else "")
+        sent = None if body is None else json.dumps(body).encode()
+        content = {} if body is None else {"Content-Type": "application/json"}
+        place = f"{method} {path}"
+        try:
+            answer = self._pool.request(
+                method,
+                url,
+                body=sent,
+                headers={"Accept": "application/json", **self._headers, **content, **headers},
+                redirect=False,
+                preload_content=False,
+            )
+            try:
+                raw = answer.read(MAX_ANSWER_BYTES + 1)
+            finally:
+                answer.release_conn()
+        except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as error:
+            raise CallNotSent(f"{place}: the provider cannot be reached") from error
+        except urllib3.exceptions.HTTPError as error:
+            raise AnswerLost(f"{place}: no usable answer ({type(error).__name__})") from error
+        if len(raw) > MAX_ANSWER_BYTES:
+            raise AnswerLost(f"{place}: the answer is longer than {MAX_ANSWER_BYTES} bytes")
+        text = raw.decode("utf-8", errors="replace")
+        # Providers send errors as plain text or HTML as well; the status of such an error is clear without its body.
+        parsed = None
+        if text.strip():
+            try:
+                parsed = json.loads(text)
+            except ValueError as error:
+                if answer.status < 400:
+                    raise AnswerLost(f"{place}: the answer {answer.status} is not JSON") from error
+        return ProviderAnswer(answer.status, parsed, text, dict(answer.headers))
