@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 EMULATOR := .emulator
 ORIGINAL := .fms-hf-tuning
+# The clients of the providers of machines, one directory for each file of pinned packages.
+VENDORS := $(patsubst tests/vendors/%.txt,.vendors/%/.ready,$(wildcard tests/vendors/*.txt))
 PIP_FLAGS := --quiet --disable-pip-version-check
 # Tests run in this many processes, each with an emulated cloud of its own; 0 runs all tests in one process. Three
 # processes keep two cores busy, because the tests wait for leases and for processes half of their time.
@@ -18,7 +20,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
-setup: $(VENV)/.ready $(EMULATOR)/.ready $(ORIGINAL)/.ready ## create both environments, and what tests compare with (done by every target that needs them)
+setup: $(VENV)/.ready $(EMULATOR)/.ready $(ORIGINAL)/.ready $(VENDORS) ## create both environments, and what tests compare with (done by every target that needs them)
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -34,6 +36,11 @@ $(EMULATOR)/.ready: functions/local/emulated/emulator.txt
 $(ORIGINAL)/.ready: tests/kits/ibm/trainer_controller.txt | $(VENV)/.ready
 	rm -rf $(ORIGINAL)
 	$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps --require-hashes --target $(ORIGINAL) --requirement $<
+	@touch $@
+
+.vendors/%/.ready: tests/vendors/%.txt | $(VENV)/.ready
+	rm -rf $(@D)
+	$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps --require-hashes --target $(@D) --requirement $<
 	@touch $@
 
 local: setup ## run the control plane here, until Ctrl-C; keeps its data in .baton/local; ARGS="--port 8788"
@@ -110,4 +117,4 @@ constraints: $(VENV)/.ready ## recompute the pinned versions
 	  --output-file functions/local/emulated/emulator.txt $(CONSTRAINTS_FLAGS) functions/local/emulated/emulator.in
 
 clean: ## remove environments and everything generated; what `make local` keeps stays
-	rm -rf $(VENV) $(EMULATOR) $(ORIGINAL) .cdk .kelpie .wirehead .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-report demo-report-rules demo-report-ring demo-report-fleet bench-report baton.egg-info
+	rm -rf $(VENV) $(EMULATOR) $(ORIGINAL) .vendors .cdk .kelpie .wirehead .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-report demo-report-rules demo-report-ring demo-report-fleet bench-report baton.egg-info
