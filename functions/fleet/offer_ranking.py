@@ -22,29 +22,69 @@ class Workload:
     checkpoint_every_s: float = 600.0
     traffic_gb: float = 5.0
     """Image, inputs and outputs together."""
+    least_hours: float | None = None
+    """Hours that 10 % of such jobs stay below; None: as `hours`."""
+    most_hours: float | None = None
+    """Hours that 90 % of such jobs stay below; None: as `hours`."""
+
+
+@dataclass(frozen=True)
+class ExpectedCost:
+    """Expected total in USD of one workload on one offer, by cause."""
+
+    hours: float
+    """Hours of rent: work, boot, and the work that interruptions destroy."""
+    machine_usd: float
+    """GPU and disk for the hours of the work."""
+    boot_usd: float
+    """GPU and disk until the work begins."""
+    lost_usd: float
+    """GPU and disk while work is repeated after interruptions."""
+    traffic_usd: float
+
+    @property
+    def total_usd(self) -> float:
+        """Sum all causes."""
+        return self.machine_usd + self.boot_usd + self.lost_usd + self.traffic_usd
 
 
 @dataclass(frozen=True)
 class RankedOffer:
-    """An offer with its expected total, or with the reason why the fleet does not take the offer."""
+    """An offer with its expected cost, and with the reason why the fleet does not take the offer, if there is one."""
 
     offer: Offer
-    expected_usd: float
+    cost: ExpectedCost
     rejected: str = ""
 
+    @property
+    def expected_usd(self) -> float:
+        """Return the expected total in USD."""
+        return self.cost.total_usd
 
-def expected_usd(offer: Offer, work: Workload) -> float:
-    """Return the expected total cost in USD of doing `work` on the offer.
+
+def rented_hours(offer: Offer, work_hours: float, checkpoint_every_s: float) -> float:
+    """Return the expected hours of rent: work, boot, and what interruptions repeat.
 
     With rate r of interruptions per hour, each interruption repeats half a checkpoint interval and one boot:
-    hours = (work + boot) / (1 - r * (checkpoint / 2 + boot)), and the traffic of each start is paid again.
+    hours = (work + boot) / (1 - r * (checkpoint / 2 + boot)).
     """
     boot_h = offer.boot_s / 3600
-    lost_h = work.checkpoint_every_s / 7200 + boot_h
-    share = min(0.95, offer.interruptions_per_hour * lost_h)
-    hours = (work.hours + boot_h) / (1 - share)
+    share = min(0.95, offer.interruptions_per_hour * (checkpoint_every_s / 7200 + boot_h))
+    return (work_hours + boot_h) / (1 - share)
+
+
+def expected_cost(offer: Offer, work: Workload) -> ExpectedCost:
+    """Return the expected cost of doing `work` on the offer. The traffic of each start is paid again."""
+    boot_h = offer.boot_s / 3600
+    hours = rented_hours(offer, work.hours, work.checkpoint_every_s)
     starts = 1 + offer.interruptions_per_hour * hours
-    return hours * offer.usd_per_hour + starts * work.traffic_gb * offer.usd_per_gb
+    return ExpectedCost(
+        hours=hours,
+        machine_usd=work.hours * offer.usd_per_hour,
+        boot_usd=boot_h * offer.usd_per_hour,
+        lost_usd=(hours - work.hours - boot_h) * offer.usd_per_hour,
+        traffic_usd=starts * work.traffic_gb * offer.usd_per_gb,
+    )
 
 
 def rejection(offer: Offer, spec: FleetSpec, excluded: Collection[str]) -> str:
@@ -73,7 +113,7 @@ def rank(
 
     excluded: `provider:machine_ref` of quarantined hosts.
     """
-    ranked = [RankedOffer(one, expected_usd(one, work), rejection(one, spec, excluded)) for one in offers]
+    ranked = [RankedOffer(one, expected_cost(one, work), rejection(one, spec, excluded)) for one in offers]
     place: dict[str, int] = {name: at for at, name in enumerate(spec.providers)}
 
     def key(one: RankedOffer) -> tuple[bool, int, float, str]:

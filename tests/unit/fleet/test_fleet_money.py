@@ -16,7 +16,7 @@ from baton.contract.jobs.policy import Requirements
 from functions.domain.records import Spec
 from functions.fleet.demand import missing_machines, unservable
 from functions.fleet.ledger import Ledger, bounds, extend, need_usd, new_warnings, tightest
-from functions.fleet.offer_ranking import Workload, expected_usd, rank
+from functions.fleet.offer_ranking import Workload, expected_cost, rank
 from functions.fleet.records import Offer
 from tests.kits.api.factories import make_job
 from tests.unit.fleet.test_machine_states import NOW, make_machine
@@ -95,8 +95,10 @@ def test_a_cheap_host_that_is_far_slow_or_fragile_costs_more() -> None:
     far = Offer(provider="a", ref="far", usd_per_hour=0.28, usd_per_gb=0.02, boot_s=120)
     slow = Offer(provider="a", ref="slow", usd_per_hour=0.28, boot_s=1800)
     fragile = Offer(provider="a", ref="fragile", usd_per_hour=0.28, boot_s=600, interruptions_per_hour=0.8)
-    assert expected_usd(plain, work) < min(expected_usd(one, work) for one in (far, slow, fragile))
-    assert expected_usd(plain, work) == pytest.approx(0.3 * (2 + 120 / 3600))
+    assert expected_cost(plain, work).total_usd < min(
+        expected_cost(one, work).total_usd for one in (far, slow, fragile)
+    )
+    assert expected_cost(plain, work).total_usd == pytest.approx(0.3 * (2 + 120 / 3600))
 
 
 def test_each_rejected_offer_has_its_reason_and_the_order_may_be_the_users() -> None:
