@@ -18,6 +18,8 @@ PRICE_TOLERANCE = 1.02
 """Factor by which the observed price may exceed the cap, because providers round prices."""
 DRAIN_MARGIN_S = 420
 """Time before the end of the reservation at which a machine drains: the grace of its checkpoint and two ticks."""
+BOOT_PATIENCE = 1.5
+"""Factor by which a boot may exceed the time that the offer names, if that is longer than the deadline of all boots."""
 SILENCE_S = 900
 """Time without a sign of the worker after which a machine that has ended at its provider counts as lost."""
 
@@ -105,9 +107,14 @@ def advance(machine: Machine, inventory: Inventory, *, idle_timeout_s: int | Non
         if limit:
             return _drain(machine, limit, now)
     deadline = DEADLINES.get(state)
-    if deadline and now >= machine.since + deadline.after_s:
+    if deadline and now >= machine.since + max(deadline.after_s, _boot_patience_s(machine)):
         return move(machine, deadline.then, now, machine.reason or deadline.reason)
     return machine
+
+
+def _boot_patience_s(machine: Machine) -> float:
+    """Return how long a machine may boot in seconds; 0 for a machine that does not boot."""
+    return BOOT_PATIENCE * machine.offer.boot_s if machine.state is State.BOOTING else 0.0
 
 
 def _note(machine: Machine, sightings: list[Sighting], inventory: Inventory) -> Machine:

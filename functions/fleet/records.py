@@ -26,6 +26,8 @@ class Offer(Record):
     """The provider's id of the offer."""
     machine_ref: str | None = None
     """The provider's id of the host, for reputation; None where the provider hides the host."""
+    repeatable: bool = False
+    """True for a kind of machine, of which the provider makes as many as it has; False for one host."""
     gpu_model: str | None = None
     gpus: int = 1
     vram_gib: float = 0

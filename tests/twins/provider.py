@@ -63,6 +63,7 @@ class VirtualProvider:
     price: float = 0.2
     slots: int = 100
     hides_hosts: bool = False
+    repeatable: bool = False
     now: int = 0
     faults: Faults = field(default_factory=Faults)
     machines: list[VirtualMachine] = field(default_factory=list)
@@ -94,6 +95,7 @@ class VirtualProvider:
                 gpu_model="RTX 4090",
                 vram_gib=24,
                 disk_gib=200,
+                repeatable=self.repeatable,
                 usd_per_hour=self.price,
                 boot_s=60,
             )

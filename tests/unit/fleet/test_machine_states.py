@@ -81,6 +81,13 @@ def test_a_deadline_ends_each_state_that_waits(state: State) -> None:
     assert lifecycle.advance(late, seen, idle_timeout_s=300).state is deadline.then
 
 
+def test_a_machine_may_boot_half_as_long_again_as_its_offer_names() -> None:
+    offer = Offer(provider="loopback", ref="o", usd_per_hour=0.2, boot_s=1200)
+    at_1799, at_1800 = (make_machine(State.BOOTING, since=NOW - age, offer=offer) for age in (1799, 1800))
+    assert lifecycle.advance(at_1799, inventory(SEEN), idle_timeout_s=None).state is State.BOOTING
+    assert lifecycle.advance(at_1800, inventory(SEEN), idle_timeout_s=None).state is State.TERMINATING
+
+
 @pytest.mark.parametrize("state", sorted(EXISTING - {State.LOST}))
 def test_one_absence_proves_nothing(state: State) -> None:
     once = lifecycle.advance(make_machine(state), inventory(), idle_timeout_s=None)
