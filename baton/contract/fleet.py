@@ -6,22 +6,21 @@ functions/fleet rents and returns the machines; docs/fleet.md is the reference f
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from baton.contract.base import AnswerModel, EpochSeconds, JobId, PageLimit, QueueName, WireModel
-from baton.contract.names import FLEET_NAME_PATTERN
+from baton.contract.money import Budget, Usd
+from baton.contract.names import FLEET_NAME_PATTERN, ProviderName
 
 MAX_FLEET_MACHINES = 1000
 MAX_TOKEN_LENGTH = 60
 """Longest name of a machine at its provider: Salad's limit for container groups."""
 
 FleetName = Annotated[str, Field(pattern=FLEET_NAME_PATTERN)]
-ProviderName = Literal["loopback", "vast", "salad", "runpod", "ec2", "ssh"]
 CONTAINER_PROVIDERS = frozenset({"vast", "salad", "runpod", "ec2"})
 """Providers that start the container image of a fleet; the others start the agent that is installed on the machine."""
-Usd = Annotated[float, Field(gt=0, le=1_000_000)]
 
 
 class MachineState(StrEnum):
@@ -44,25 +43,6 @@ class MachineState(StrEnum):
     def ended(self) -> bool:
         """True if no machine exists any more: absence is proved, or the machine never existed."""
         return self in (MachineState.GONE, MachineState.FAILED)
-
-
-class Budget(WireModel):
-    """Upper bounds of spending in USD. Every bound that is given holds at all times.
-
-    Example: `{"total_usd": 20, "per_day_usd": 5}`
-    """
-
-    total_usd: Usd | None = None
-    per_day_usd: Usd | None = None
-    """Per day, by UTC."""
-    per_month_usd: Usd | None = None
-    """Per calendar month, by UTC."""
-
-    @model_validator(mode="after")
-    def _has_a_bound(self) -> Self:
-        if self.total_usd is None and self.per_day_usd is None and self.per_month_usd is None:
-            raise ValueError("a budget needs total_usd, per_day_usd or per_month_usd")
-        return self
 
 
 class FleetSpec(WireModel):

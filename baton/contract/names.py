@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import re
 from enum import StrEnum
+from typing import Literal
 
 DATA_BUCKET = "training-data"
 CHECKPOINTS_BUCKET = "training-checkpoints"
@@ -30,6 +31,9 @@ RING_TOKEN_VARIABLE = "BATON_RING_TOKEN"
 """Environment variable with the ring token of a job's processes."""
 RING_NAME_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
 FLEET_NAME_PATTERN = r"^[a-z][a-z0-9-]{0,31}$"
+RENT_FLEET_PATTERN = r"^rent-[0-9a-f]{8}$"
+"""Names of the fleets of jobs that rent their own machines; documents have other names."""
+ProviderName = Literal["loopback", "vast", "salad", "runpod", "ec2", "ssh"]
 MAX_RINGS = 16
 """Largest number of rings of one job."""
 RING_PLACE = "baton:"

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, SecretStr
 
 from baton.contract.base import AnswerModel, EpochSeconds, WireModel
-from baton.contract.fleet import ProviderName
+from baton.contract.names import ProviderName
 
 Secret = Annotated[SecretStr, Field(min_length=1, max_length=16_384)]
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]

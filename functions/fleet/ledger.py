@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from baton.contract.fleet import Budget
 from baton.contract.fleet import MachineState as State
+from baton.contract.money import Budget
 from functions.domain.record_base import Record
 from functions.fleet.breaker import Breaker
 from functions.fleet.machine_states import STARTING, USABLE

@@ -9,7 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from baton.contract.fleet import Budget, FleetSpec
+from baton.contract.fleet import FleetSpec
+from baton.contract.money import Budget
 from functions.fleet.drivers.loopback import LoopbackDriver, LoopbackFaults, LoopbackMarket
 from functions.fleet.drivers.protocol import CreateIntent, CreateResult, Driver
 from functions.fleet.records import Inventory

@@ -16,7 +16,7 @@ from pydantic_core import core_schema
 from baton.contract.base import JOB_ID_PATTERN, MAX_KEY_BYTES, MAX_STEP
 from baton.contract.error_body import ErrorBody
 from baton.contract.errors import ErrorCode
-from baton.contract.fleet import Budget
+from baton.contract.money import Budget
 from baton.contract.names import BUCKETS, FLEET_NAME_PATTERN, KEY_ID_PATTERN, RING_NAME_PATTERN
 from baton.contract.recipes.calls import RECIPE_ID_PATTERN
 from functions.api.http.route import Route, all_routes

@@ -9,7 +9,6 @@ from rich.text import Text
 
 from baton.contract.fleet import (
     BoundView,
-    Budget,
     FleetEventView,
     FleetSpec,
     FleetView,
@@ -17,6 +16,7 @@ from baton.contract.fleet import (
     MachineView,
     Receipt,
 )
+from baton.contract.money import Budget
 from gpu_client.cli.core.formats import age, count, moment
 from gpu_client.cli.core.output import CUT, FOLDED, TableColumn, build_fields, build_table
 from gpu_client.cli.core.session import SHOWN_ID_CHARACTERS

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from baton.contract.fleet import Budget, FleetSpec
+from baton.contract.fleet import FleetSpec
 from baton.contract.fleet import MachineState as State
 from baton.contract.jobs.policy import Requirements
+from baton.contract.money import Budget
 from functions.domain.records import Spec
 from functions.fleet.demand import missing_machines, unservable
 from functions.fleet.ledger import Ledger, bounds, extend, need_usd, new_warnings, tightest

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from baton.contract.fleet import Budget, FleetSpec
+from baton.contract.fleet import FleetSpec
 from baton.contract.fleet import MachineState as State
+from baton.contract.money import Budget
 from functions.fleet.records import StoredFleet
 from functions.fleet.store import FenceLost
 from tests.twins.fleet import MemoryFleetStore
@@ -157,6 +158,25 @@ def test_eight_snatched_offers_cost_one_tick() -> None:
     night.step(60)
     assert training.left_s <= 0
     require_clean_end(night)
+
+
+def test_a_kind_of_machine_is_rented_as_often_as_the_fleet_needs() -> None:
+    night = make_night()
+    night.providers["loopback"].repeatable, night.providers["loopback"].slots = True, 1
+    for _ in range(3):
+        night.submit(hours=0.1)
+    night.step()
+    assert len(night.billing()) == 3
+    night.step(60)
+    require_clean_end(night)
+
+
+def test_a_refused_kind_of_machine_is_not_tried_again_in_the_same_tick() -> None:
+    night = make_night(Faults(snatched=8))
+    night.providers["loopback"].repeatable, night.providers["loopback"].slots = True, 1
+    night.submit(hours=0.1)
+    night.step()
+    assert len(night.providers["loopback"].creates) == 1
 
 
 def test_a_machine_that_never_enrols_is_given_back_and_its_host_avoided() -> None:
