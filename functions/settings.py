@@ -79,6 +79,11 @@ class ControlPlaneSettings(BaseModel):
     """Speed of the fleets' clock, for demos and tests: with 60 an hour of rent passes in a minute."""
     fleet_api_url: str | None = None
     """Address of the API in the environment of rented machines; required where a provider is configured."""
+    provider_secret: str | None = None
+    """Name of the secret in AWS Secrets Manager for the accounts at providers; `baton fleet login` creates the
+    secret."""
+    provider_file: str | None = None
+    """File for the accounts at providers, in place of a secret; unset like `provider_secret`: no accounts."""
     loopback_directory: str | None = None
     """Directory for the machines of the provider `loopback`, which are processes; unset: no such provider."""
     version: str = "0.1.0"

@@ -20,6 +20,7 @@ from baton.contract.fleet import MachineState as State
 from functions.domain.errors import WriteConflict
 from functions.domain.records import Job
 from functions.fleet import lifecycle
+from functions.fleet.accounts import no_account
 from functions.fleet.breaker import FAILURES, last_begin
 from functions.fleet.demand import missing_machines
 from functions.fleet.drivers.protocol import (
@@ -47,7 +48,6 @@ ORPHAN_GRACE_S = 60
 """Time between the first and the last sighting after which an orphan is destroyed."""
 ENROLS_WITHIN_S = 1800
 """Time after the intent of a create within which the machine's enrolment key is valid."""
-NO_DRIVER = "this deployment has no driver for the provider"
 QUARANTINE_S = {"boot": 6 * 3600, "loss": 24 * 3600}
 LONGEST_QUARANTINE_S = 7 * 24 * 3600
 OFFERS_PER_TICK = 8
@@ -177,7 +177,7 @@ class FleetController:
         """Return the provider's list of our machines; None if nothing could be read."""
         driver = self._drivers.get(provider)
         if driver is None:
-            self._fail(f"{provider}: {NO_DRIVER}")
+            self._fail(no_account(provider))
             return None
         if not self._may_call(driver, "inventory"):
             return None
@@ -405,7 +405,7 @@ class FleetController:
         for name in fleet.spec.providers:
             driver = self._drivers.get(name)
             if driver is None:
-                problems.append(f"{name}: {NO_DRIVER}")
+                problems.append(no_account(name))
             elif not self._may_call(driver, "quote"):
                 problems.append(f"{name}: the provider may be asked again only in a later tick")
             else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
@@ -10,28 +9,23 @@ from typing import Any
 
 from baton.contract.fleet import MachineState as State
 from functions.api.fleet.enrolment_keys import EnrolmentKeys
-from functions.fleet.clock import FleetClock
 from functions.fleet.controller import FleetController, TickReport
 from functions.fleet.demand import waiting_jobs
-from functions.fleet.drivers.configured import build_drivers
 from functions.fleet.machine_states import STARTING
 from functions.handlers.startup import Invocation, start_logging
 from functions.handlers.wiring import build_context, build_fleet, build_metrics
 
 start_logging()
 context = build_context()
-store = build_fleet(os.environ)
+_fleet = build_fleet()
+store, clock, drivers = _fleet.store, _fleet.clock, _fleet.drivers
 metrics = build_metrics()
-clock = FleetClock(store, context.settings.fleet_clock_speed)
 ENDING = {State.DRAINING, State.LOST, State.TERMINATING}
 
 
 def now() -> int:
     """Return the time of the fleets, in the whole seconds of the server in which also the calls of machines count."""
     return clock.at(context.clock.now())
-
-
-drivers = build_drivers(loopback_directory=context.settings.loopback_directory, now=now)
 
 
 def handler(event: dict[str, Any], lambda_context: Invocation) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,8 @@ from functions.handlers.wiring import build_context, build_fleet
 
 start_logging()
 routes_of("machines")  # loads the routes at the cold start, not with the first event
-context = replace(build_context(), fleet=build_fleet(os.environ))
+_fleet = build_fleet()
+context = replace(build_context(), fleet=_fleet.store, accounts=_fleet.accounts, drivers=_fleet.drivers)
 
 
 def handler(event: dict[str, Any], lambda_context: object) -> dict[str, Any]:

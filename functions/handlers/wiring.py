@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from functions.api.http.context import Context
@@ -15,7 +19,7 @@ from functions.domain.jobs.transaction import Transaction
 from functions.domain.ports import RingStore
 from functions.handlers.startup import ServerClock
 from functions.settings import ControlPlaneSettings
-from functions.storage.clients import Clients, dynamodb_client
+from functions.storage.clients import Clients, dynamodb_client, plain_client
 from functions.storage.dynamodb.jobs import DynamoJobStore
 from functions.storage.dynamodb.leases import DynamoLeaseStore
 from functions.storage.dynamodb.packs import DynamoPackStore
@@ -28,6 +32,9 @@ from functions.webhooks.event_queue import SqsDeliveryQueue
 
 if TYPE_CHECKING:
     # The other functions do not load the records of fleets.
+    from functions.fleet.accounts import CachedAccounts
+    from functions.fleet.clock import FleetClock
+    from functions.fleet.drivers.configured import ConfiguredDrivers
     from functions.fleet.store import FleetStore
 
 
@@ -96,9 +103,46 @@ def build_rings(environment: Mapping[str, str] = os.environ) -> RingStore:
     return DynamoRings(dynamodb_client(), settings.table_prefix)
 
 
-def build_fleet(environment: Mapping[str, str] = os.environ) -> FleetStore:
-    """Build the store of fleets, which only the functions `fleet` and `machines` load."""
+@dataclass(frozen=True, kw_only=True)
+class FleetParts:
+    """What only the functions `fleet` and `machines` load: store, clock, accounts and drivers of fleets."""
+
+    store: FleetStore
+    clock: FleetClock
+    accounts: CachedAccounts | None
+    drivers: ConfiguredDrivers
+
+
+@cache
+def build_fleet() -> FleetParts:
+    """Build the parts of fleets from the environment, once in a process, so that a login is in force at once."""
+    from functions.fleet.clock import FleetClock
+    from functions.fleet.drivers.configured import ConfiguredDrivers
     from functions.storage.dynamodb.fleet import DynamoFleetStore
 
-    settings = ControlPlaneSettings.from_environment(environment)
-    return DynamoFleetStore(dynamodb_client(), settings.table_prefix)
+    settings = ControlPlaneSettings.from_environment(os.environ)
+    store = DynamoFleetStore(dynamodb_client(), settings.table_prefix)
+    clock = FleetClock(store, settings.fleet_clock_speed)
+    accounts = build_accounts(settings)
+
+    def now() -> int:
+        # Whole seconds of the server, in which also the calls of machines count.
+        return clock.at(ServerClock().now())
+
+    drivers = ConfiguredDrivers(accounts, loopback_directory=settings.loopback_directory, now=now)
+    return FleetParts(store=store, clock=clock, accounts=accounts, drivers=drivers)
+
+
+def build_accounts(settings: ControlPlaneSettings) -> CachedAccounts | None:
+    """Build the store of the accounts at providers; None for a deployment whose settings name no place for them."""
+    from functions.fleet.accounts import CachedAccounts, ProviderAccounts
+    from functions.storage.provider_accounts import FileAccounts, SecretsManagerAccounts
+
+    store: ProviderAccounts
+    if settings.provider_secret is not None:
+        store = SecretsManagerAccounts(partial(plain_client, "secretsmanager"), settings.provider_secret)
+    elif settings.provider_file is not None:
+        store = FileAccounts(Path(settings.provider_file))
+    else:
+        return None
+    return CachedAccounts(store, time.time)

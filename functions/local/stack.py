@@ -69,17 +69,18 @@ class LocalStack(Lifecycle):
         with ExitStack() as started:
             if self._state_dir is not None:
                 self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            fleet_dir = self._state_dir or Path(started.enter_context(TemporaryDirectory(prefix="baton-fleets-")))
             machines_dir = (
-                str(self._state_dir / "machines")
+                fleet_dir / "machines"
                 if self._state_dir
-                else started.enter_context(TemporaryDirectory(prefix="baton-machines-"))
+                else Path(started.enter_context(TemporaryDirectory(prefix="baton-machines-")))
             )
             cloud_dir = self._state_dir / "cloud" if self._state_dir else None
             emulator = self._emulator = started.enter_context(Emulator(state_dir=cloud_dir))
             settings = ControlPlaneSettings(s3_endpoint=emulator.endpoint_url)
             _create_resources(emulator, settings)
             queue_url = _create_delivery_queue(emulator)
-            self._export(settings, emulator, queue_url, machines_dir)
+            self._export(settings, emulator, queue_url, machines_dir, fleet_dir / "providers.json")
             # A handler reads its settings and creates its clients at import, so the import follows the export.
             from functions.handlers import (
                 admin,
@@ -130,7 +131,14 @@ class LocalStack(Lifecycle):
         """Stop the parts in reverse order; the cloud saves its state last."""
         self._stack.close()
 
-    def _export(self, settings: ControlPlaneSettings, emulator: Emulator, queue_url: str, machines_dir: str) -> None:
+    def _export(
+        self,
+        settings: ControlPlaneSettings,
+        emulator: Emulator,
+        queue_url: str,
+        machines_dir: Path,
+        provider_file: Path,
+    ) -> None:
         os.environ.setdefault("BATON_LOG_LEVEL", "WARNING")
         os.environ.update(
             {
@@ -140,7 +148,8 @@ class LocalStack(Lifecycle):
                 "BATON_SWEEP_INTERVAL_S": str(self._sweep_interval_s),
                 "BATON_WEBHOOK_LINE": queue_url,
                 "BATON_FLEET_CLOCK_SPEED": str(self._fleet_clock_speed),
-                "BATON_LOOPBACK_DIRECTORY": machines_dir,
+                "BATON_LOOPBACK_DIRECTORY": str(machines_dir),
+                "BATON_PROVIDER_FILE": str(provider_file),
                 "AWS_ENDPOINT_URL": emulator.endpoint_url,
                 "AWS_ACCESS_KEY_ID": "test",
                 "AWS_SECRET_ACCESS_KEY": "test",

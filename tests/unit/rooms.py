@@ -43,7 +43,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "functions.domain": {"baton.contract"},
     "functions.recipes": {"baton.contract"},
     "functions.settings": {"baton.contract", "functions.domain"},
-    "functions.fleet.drivers": {"baton.contract", "functions.domain", "functions.fleet.records"},
+    "functions.fleet.drivers": {
+        "baton.contract",
+        "functions.domain",
+        "functions.fleet.accounts",
+        "functions.fleet.records",
+    },
     "functions.fleet": {"baton.contract", "functions.domain"},
     "functions.storage.dynamodb.items": {"baton.contract", "functions.domain", "functions.fleet"},
     "functions.storage.dynamodb": {
@@ -60,11 +65,13 @@ MAY_IMPORT: dict[str, set[str]] = {
         "functions.storage.failures",
         "functions.storage.paging",
     },
-    "functions.storage": {"baton.contract", "functions.domain"},
+    "functions.storage": {"baton.contract", "functions.domain", "functions.fleet.accounts"},
     # Every package uses the request, the errors and the pages; none of them knows a call.
     "functions.api.http": {
         "baton.contract",
         "functions.domain",
+        "functions.fleet.accounts",
+        "functions.fleet.drivers.protocol",
         "functions.fleet.store",
         "functions.settings",
     },

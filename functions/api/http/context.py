@@ -32,6 +32,8 @@ from functions.settings import ControlPlaneSettings
 
 if TYPE_CHECKING:
     # Only the function `machines` loads the records of fleets.
+    from functions.fleet.accounts import CachedAccounts
+    from functions.fleet.drivers.protocol import Driver
     from functions.fleet.store import FleetStore
 
 
@@ -56,6 +58,10 @@ class Context:
     """Only the function that serves rings has this store; the other functions do not load its module."""
     fleet: FleetStore | None = None
     """Only the function that serves fleets has this store."""
+    accounts: CachedAccounts | None = None
+    """The accounts at providers; None also for a deployment whose settings name no place for them."""
+    drivers: Mapping[str, Driver] = field(default_factory=dict)
+    """The drivers of all providers that the deployment can rent from; empty in functions that do not serve fleets."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from functions.domain.access.api_keys import ApiKey, authenticate
 from functions.domain.errors import WriteConflict
 from functions.fleet.clock import FleetClock
 from functions.fleet.demand import MAX_WAITING, waiting_jobs
-from functions.fleet.drivers.configured import build_drivers
 from functions.fleet.records import StoredFleet
 from functions.handlers import fleet
 from tests.functional.api.test_sweeper import Invocation, metrics_in
@@ -148,11 +146,6 @@ def test_each_queue_and_shard_has_a_part_of_the_jobs_that_a_tick_reads(api: Api)
     assert read == ["long"] * 6 + ["short"]
     read = [job.queue for job in waiting_jobs(api.context.jobs, one, shards=MAX_WAITING)]
     assert read == ["long", "short"]
-
-
-def test_only_a_configured_provider_has_a_driver(tmp_path: Path) -> None:
-    assert build_drivers(loopback_directory=None, now=lambda: 0.0) == {}
-    assert set(build_drivers(loopback_directory=str(tmp_path / "machines"), now=lambda: 0.0)) == {"loopback"}
 
 
 def test_the_answer_of_a_tick_can_be_logged(deployment: Deployment) -> None:

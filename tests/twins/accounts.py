@@ -1,0 +1,24 @@
+"""The store of accounts in memory."""
+
+from __future__ import annotations
+
+from functions.domain.errors import StorageUnavailable
+from functions.fleet.accounts import StoredAccounts
+
+
+class MemoryAccounts:
+    """Twin of the stores in functions/storage/provider_accounts.py, which counts its reads."""
+
+    def __init__(self) -> None:
+        self.accounts: StoredAccounts = {}
+        self.reads = 0
+        self.available = True
+
+    def read(self) -> StoredAccounts:
+        self.reads += 1
+        if not self.available:
+            raise StorageUnavailable("the store of accounts is away")
+        return self.accounts
+
+    def write(self, accounts: StoredAccounts) -> None:
+        self.accounts = accounts

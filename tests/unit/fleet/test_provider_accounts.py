@@ -1,0 +1,178 @@
+"""Accounts at providers: stores, cache, drivers that follow the accounts."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from baton.contract.providers import ACCOUNTS, ProviderView, SaladAccount, SshAccount, VastAccount
+from functions.domain.errors import StorageUnavailable
+from functions.fleet.accounts import (
+    RELOAD_S,
+    RETRY_S,
+    AccountsUnreadable,
+    CachedAccounts,
+    ProviderAccounts,
+    StoredAccount,
+    StoredAccounts,
+    dump_accounts,
+    load_accounts,
+    no_account,
+    reveal,
+)
+from functions.fleet.drivers import configured
+from functions.fleet.drivers.configured import ConfiguredDrivers
+from functions.storage.provider_accounts import FileAccounts, SecretsManagerAccounts
+from tests.twins.accounts import MemoryAccounts
+from tests.twins.provider import VirtualProvider
+
+KEY = "canary-5e1f0c2d9b7a4e3f"
+
+
+def stored(provider: str = "vast", **fields: Any) -> StoredAccount:
+    account = ACCOUNTS[provider].model_validate({"api_key": KEY, **fields})  # type: ignore[index]
+    view = ProviderView(provider=provider, account="me", checked_at=5)  # type: ignore[arg-type]
+    return StoredAccount(account=account, view=view)
+
+
+class Clock:
+    at = 0.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+class AccountProvider(VirtualProvider):
+    """Driver that a test configures in place of a provider's driver."""
+
+    def __init__(self, account: VastAccount, *, now: object) -> None:
+        super().__init__(name="vast")
+        self.account = account
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    if request.param == "file":
+        yield FileAccounts(tmp_path / "providers.json")
+        return
+    with mock_aws():
+        client = boto3.client("secretsmanager", region_name="us-east-1")
+        yield SecretsManagerAccounts(lambda: client, "baton-test-providers")
+
+
+@pytest.mark.parametrize("store", ["file", "secret"], indirect=True)
+def test_a_store_keeps_accounts_with_their_secrets(store: ProviderAccounts) -> None:
+    assert store.read() == {}
+    first: StoredAccounts = {"vast": stored()}
+    store.write(first)
+    assert store.read() == first
+    second: StoredAccounts = {**first, "salad": stored("salad", organization="acme", project="p")}
+    store.write(second)
+    found = store.read()
+    assert found == second and isinstance(found["salad"].account, SaladAccount)
+    assert reveal(found["vast"].account)["api_key"] == KEY
+    assert KEY not in repr(found)
+    store.write({})
+    assert store.read() == {}
+
+
+def test_only_the_owner_can_read_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "providers.json"
+    path.touch(mode=0o644)
+    FileAccounts(path).write({"vast": stored()})
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [one.name for one in tmp_path.iterdir()] == ["providers.json"]
+
+
+def test_an_account_of_ssh_is_stored_whole() -> None:
+    host = {"name": "desk", "address": "10.0.0.7", "user": "u", "host_key": "ssh-ed25519 AAAA"}
+    account = SshAccount.model_validate({"private_key": "-----BEGIN\nx\n", "hosts": [host]})
+    view = ProviderView(provider="ssh", account="1 host", checked_at=1)
+    accounts: StoredAccounts = {"ssh": StoredAccount(account=account, view=view)}
+    assert load_accounts(dump_accounts(accounts), "s") == accounts
+
+
+@pytest.mark.parametrize("text", ["", "[]", f'"{KEY}"', f'{{"vast": "{KEY}'])
+def test_a_damaged_document_is_reported_without_its_contents(text: str) -> None:
+    with pytest.raises(AccountsUnreadable, match="the secret x") as raised:
+        load_accounts(text, "the secret x")
+    assert KEY not in repr(raised.value) and raised.value.__cause__ is None
+
+
+@pytest.mark.parametrize("entry", [None, {}, [1], {"account": {"api_key": KEY, "extra": 1}, "view": {}}])
+def test_an_invalid_account_leaves_the_others_usable(caplog: pytest.LogCaptureFixture, entry: object) -> None:
+    document = dump_accounts({"vast": stored()})[:-1]
+    with caplog.at_level(logging.ERROR, "baton.fleet"):
+        found = load_accounts(f'{document}, "runpod": {json.dumps(entry)}}}', "s")
+    assert set(found) == {"vast"}
+    assert "the account of runpod is invalid" in caplog.text and KEY not in caplog.text
+
+
+def test_the_cache_reads_its_store_every_five_minutes_and_after_a_change_at_once() -> None:
+    store, clock = MemoryAccounts(), Clock()
+    cached = CachedAccounts(store, clock)
+    assert store.reads == 0
+    for _ in range(3):
+        assert cached.read() == {}
+    assert store.reads == 1
+    cached.put("vast", stored())
+    assert set(cached.read()) == {"vast"} and store.reads == 2
+    store.accounts = {}
+    clock.at += RELOAD_S - 1
+    assert set(cached.read()) == {"vast"}
+    clock.at += 1
+    assert cached.read() == {}
+    assert cached.remove("vast") is False
+    cached.put("vast", stored())
+    assert cached.remove("vast") is True
+    assert cached.read() == store.accounts == {}
+
+
+def test_an_outage_of_the_store_keeps_the_known_accounts() -> None:
+    store, clock = MemoryAccounts(), Clock()
+    store.available = False
+    cached = CachedAccounts(store, clock)
+    with pytest.raises(StorageUnavailable):
+        cached.read()
+    store.available, store.accounts = True, {"vast": stored()}
+    assert set(cached.read()) == {"vast"}
+    store.available = False
+    clock.at += RELOAD_S
+    for _ in range(3):
+        assert set(cached.read()) == {"vast"}
+    assert store.reads == 3
+    store.available, store.accounts = True, {}
+    clock.at += RETRY_S
+    assert cached.read() == {}
+
+
+def test_drivers_follow_the_accounts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(configured.DRIVERS, "vast", (__name__, "AccountProvider"))
+    store = MemoryAccounts()
+    cached = CachedAccounts(store, Clock())
+    drivers = ConfiguredDrivers(cached, loopback_directory=str(tmp_path / "machines"), now=Clock())
+    assert store.reads == 0 and drivers["loopback"].name == "loopback" and store.reads == 0
+    assert list(drivers) == ["loopback"] and drivers.get("vast") is None
+    cached.put("vast", stored())
+    first = drivers["vast"]
+    assert isinstance(first, AccountProvider) and reveal(first.account)["api_key"] == KEY
+    assert drivers["vast"] is first and set(drivers) == {"loopback", "vast"} and len(drivers) == 2
+    cached.put("vast", stored(api_key="another"))
+    assert drivers["vast"] is not first
+    cached.remove("vast")
+    assert "vast" not in drivers
+
+
+def test_a_deployment_without_a_store_of_accounts_has_no_driver() -> None:
+    assert dict(ConfiguredDrivers(None, loopback_directory=None, now=Clock())) == {}
+
+
+def test_every_provider_without_an_account_names_the_remedy() -> None:
+    assert no_account("vast") == "vast: no account is stored; run 'baton fleet login vast'"
+    assert "login" not in no_account("loopback")
