@@ -18,6 +18,7 @@ from baton.contract.jobs.job import (
     Reason,
 )
 from baton.contract.jobs.policy import Policy, Requirements
+from baton.contract.jobs.rent import RentSpec
 from baton.contract.recipes.plan import RunPlan
 from baton.contract.worker.calls import Directive
 from baton.contract.worker.control import CommandKind, EndedBy, RolledBack, RuleStatus
@@ -44,6 +45,8 @@ class Spec(Record):
     """Webhook that receives the job's events, also without a subscription to the events of every job."""
     rings: list[str] = []
     """Rings that the job's processes may use."""
+    rent: RentSpec | None = None
+    """Machine of the job's own; None for a job that waits in the queue of other workers."""
     dreambooth: dict[str, Any] | None = None
     """Columns of the original orchestrator; None for a job that was not submitted in the original form."""
 

@@ -60,6 +60,14 @@ class Ledger(Record):
         return current.model_copy(update=sums) if usd else current
 
 
+class DeploymentLedger(Ledger):
+    """Money that all fleets of all tenants spent together, with the money that their machines have reserved."""
+
+    reserved_usd: float = 0
+    watch_until: int = 0
+    """Time until which a provider may list a late machine of a fleet that has retired."""
+
+
 class Bound(Record):
     """Bound of a budget, with the spending that counts against the bound."""
 

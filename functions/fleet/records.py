@@ -206,11 +206,17 @@ class OrphanMachine(Record):
 
 
 class StoredFleet(Record):
-    """A fleet of a tenant. `stopped`: no machine is rented, and all are drained."""
+    """A fleet of a tenant. `stopped`: no machine is rented, and all are drained.
+
+    job_id: the job that rents its own machines, with which the fleet ends; None for the fleet of a document. retired:
+    the job has ended and no machine is left; the tick does not read the fleet any more.
+    """
 
     tenant: str
     spec: FleetSpec
     version: int = 0
     stopped: bool = False
+    job_id: str | None = None
+    retired: bool = False
     created_at: int
     updated_at: int

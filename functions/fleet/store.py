@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from functions.fleet.ledger import Ledger
+from functions.fleet.ledger import DeploymentLedger, Ledger
 from functions.fleet.records import FleetEvent, Machine, OrphanMachine, Quarantine, StoredFleet
 
 
@@ -30,10 +30,20 @@ class FleetStore(Protocol):
     def fleets(self, tenant: str | None = None) -> Sequence[StoredFleet]:
         """Return the fleets of a tenant by name; None: the fleets of all tenants."""
 
-    def fleet(self, tenant: str, name: str) -> StoredFleet | None: ...
+    def fleet(self, tenant: str, name: str) -> StoredFleet | None:
+        """Return a fleet, retired ones included."""
 
     def put_fleet(self, fleet: StoredFleet) -> None:
         """Store a fleet in place of its version before. Raises WriteConflict."""
+
+    def retire(self, fence: int, fleet: StoredFleet, spending: DeploymentLedger) -> None:
+        """Take a fleet out of the list of fleets, in place of its version before, and store the spending.
+
+        Raises FenceLost, or WriteConflict.
+        """
+
+    def spending(self) -> DeploymentLedger:
+        """Return the money that all fleets of all tenants spent; version 0 for none."""
 
     def machines(self, tenant: str, fleet: str) -> Sequence[Machine]:
         """Return the machines that the tick still watches (`Machine.watched`), in order of their ids."""
@@ -55,6 +65,7 @@ class FleetStore(Protocol):
         *,
         machine: Machine | None = None,
         ledger: Ledger | None = None,
+        spending: DeploymentLedger | None = None,
         events: Sequence[FleetEvent] = (),
     ) -> None:
         """Store all values or none. Raises FenceLost, or WriteConflict if a value is not of the version before."""

@@ -11,10 +11,11 @@ import pytest
 from baton.contract.fleet import FleetSpec
 from baton.contract.fleet import MachineState as State
 from functions.domain.errors import WriteConflict
-from functions.fleet.ledger import Ledger
+from functions.domain.jobs.transaction import PutFleet
+from functions.fleet.ledger import DeploymentLedger, Ledger
 from functions.fleet.records import FleetEvent, Machine, Offer, OrphanMachine, Quarantine, StoredFleet
 from functions.fleet.store import FenceLost, FleetStore
-from tests.conformance.store_kit import NOW, TENANT
+from tests.conformance.store_kit import NOW, TENANT, submission
 from tests.kits.clouds.store_sets import Cloud, memory_cloud
 
 
@@ -86,6 +87,49 @@ def test_fleets_are_listed_by_tenant_and_replaced_by_version(cloud: Cloud) -> No
             store.put_fleet(fleet("a", version=stale, stopped=True))
     store.put_fleet(fleet("a", version=2, stopped=True))
     assert store.fleet(TENANT, "a") == fleet("a", version=2, stopped=True)
+
+
+def test_a_job_and_its_fleet_are_stored_together_or_not_at_all(cloud: Cloud) -> None:
+    store = cloud.fleet
+
+    def put(version: int) -> PutFleet:
+        return PutFleet(tenant=TENANT, name="nights", version=version, record=fleet(version=version))
+
+    job = submission()
+    cloud.jobs.apply(job.also(put(1)))
+    assert cloud.jobs.get(job.job.id) == job.job and store.fleet(TENANT, "nights") == fleet()
+    for version in (1, 3):
+        other = submission()
+        with pytest.raises(WriteConflict):
+            cloud.jobs.apply(other.also(put(version)))
+        assert cloud.jobs.get(other.job.id) is None and store.fleet(TENANT, "nights") == fleet()
+    with pytest.raises(WriteConflict):
+        cloud.jobs.apply(job.also(put(2)))
+    cloud.jobs.apply(submission().also(put(2)))
+    assert store.fleets(TENANT) == [fleet(version=2)]
+
+
+def test_a_retired_fleet_leaves_the_list_and_can_return(cloud: Cloud) -> None:
+    store, fence = cloud.fleet, acquired(cloud.fleet)
+    assert store.spending() == DeploymentLedger()
+    store.put_fleet(fleet())
+    spending = DeploymentLedger(version=1, spent_usd=0.1 + 0.2, reserved_usd=0.7)
+    store.write(fence, TENANT, "nights", spending=spending)
+    gone = fleet(version=2, stopped=True, retired=True)
+    refused: list[tuple[int, StoredFleet, int, type[Exception]]] = [
+        (fence, fleet(version=3), 2, WriteConflict),
+        (fence, gone, 3, WriteConflict),
+        (fence + 1, gone, 2, FenceLost),
+    ]
+    for holder, later, version, error in refused:
+        with pytest.raises(error):
+            store.retire(holder, later, spending.model_copy(update={"version": version}))
+    assert (store.fleets(), store.spending()) == ([fleet()], spending)
+    store.retire(fence, gone, spending.model_copy(update={"version": 2}))
+    assert (store.fleets(), store.fleet(TENANT, "nights"), store.spending().version) == ([], gone, 2)
+    back = fleet(version=3)
+    cloud.jobs.apply(submission().also(PutFleet(tenant=TENANT, name="nights", version=3, record=back)))
+    assert (store.fleets(), store.fleet(TENANT, "nights")) == ([back], back)
 
 
 def test_a_machine_its_money_and_its_events_are_written_together_or_not_at_all(cloud: Cloud) -> None:

@@ -28,5 +28,5 @@ class MemoryCloud:
         self.webhooks = MemoryWebhookStore(self.state)
         self.recipes = MemoryRecipeStore(self.state)
         self.rings = MemoryRings(self.state)
-        self.fleet = MemoryFleetStore()
+        self.fleet = MemoryFleetStore(self.state)
         self.objects = MemoryObjectStore()

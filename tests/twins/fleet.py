@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from functions.domain.errors import WriteConflict
-from functions.fleet.ledger import Ledger
+from functions.fleet.ledger import DeploymentLedger, Ledger
 from functions.fleet.records import FleetEvent, Machine, OrphanMachine, Quarantine, StoredFleet
 from functions.fleet.store import FenceLost
+from tests.twins.state import MemoryState
 
 
 class MemoryFleetStore:
     """Twin of DynamoFleetStore."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: MemoryState | None = None) -> None:
+        """`state`: of the jobs, whose transactions also store fleets."""
         self._clock_base: int | None = None
         self._fence = 0
         self._holder = ""
         self._lease_until = 0
-        self._fleets: dict[tuple[str, str], StoredFleet] = {}
+        self._fleets = (state or MemoryState()).fleets
+        self._retired: dict[tuple[str, str], StoredFleet] = {}
+        self._spending = DeploymentLedger()
         self._machines: dict[str, Machine] = {}
         self._ledgers: dict[tuple[str, str], Ledger] = {}
         self._events: dict[tuple[str, str], list[FleetEvent]] = {}
@@ -47,16 +51,39 @@ class MemoryFleetStore:
             self._lease_until = 0
 
     def fleets(self, tenant: str | None = None) -> Sequence[StoredFleet]:
-        return [one for (owner, _), one in sorted(self._fleets.items()) if tenant in (None, owner)]
+        places = sorted(place for place in self._fleets if tenant in (None, place[0]))
+        return [fleet for place in places if (fleet := self._live(*place)) is not None]
 
     def fleet(self, tenant: str, name: str) -> StoredFleet | None:
-        return self._fleets.get((tenant, name))
+        return self._live(tenant, name) or self._retired.get((tenant, name))
+
+    def _live(self, tenant: str, name: str) -> StoredFleet | None:
+        _, found = self._fleets.get((tenant, name), (0, None))
+        assert found is None or isinstance(found, StoredFleet)
+        return found
 
     def put_fleet(self, fleet: StoredFleet) -> None:
-        before = self._fleets.get((fleet.tenant, fleet.spec.name))
+        self._require_next_fleet(fleet)
+        self._fleets[fleet.tenant, fleet.spec.name] = (fleet.version, fleet)
+
+    def _require_next_fleet(self, fleet: StoredFleet) -> None:
+        before = self._live(fleet.tenant, fleet.spec.name)
         if fleet.version != (before.version if before else 0) + 1:
             raise WriteConflict
-        self._fleets[fleet.tenant, fleet.spec.name] = fleet
+
+    def retire(self, fence: int, fleet: StoredFleet, spending: DeploymentLedger) -> None:
+        if fence != self._fence:
+            raise FenceLost
+        self._require_next_fleet(fleet)
+        if spending.version != self._spending.version + 1:
+            raise WriteConflict
+        place = fleet.tenant, fleet.spec.name
+        del self._fleets[place]
+        self._retired[place] = fleet
+        self._spending = spending
+
+    def spending(self) -> DeploymentLedger:
+        return self._spending
 
     def machines(self, tenant: str, fleet: str) -> Sequence[Machine]:
         return [one for one in self._of(tenant, fleet) if one.watched]
@@ -84,6 +111,7 @@ class MemoryFleetStore:
         *,
         machine: Machine | None = None,
         ledger: Ledger | None = None,
+        spending: DeploymentLedger | None = None,
         events: Sequence[FleetEvent] = (),
     ) -> None:
         if fence != self._fence:
@@ -92,6 +120,10 @@ class MemoryFleetStore:
             self._require_next(machine)
         if ledger is not None and ledger.version != self.ledger(tenant, fleet).version + 1:
             raise WriteConflict
+        if spending is not None:
+            if spending.version != self._spending.version + 1:
+                raise WriteConflict
+            self._spending = spending
         if machine is not None:
             self._machines[machine.id] = machine
         if ledger is not None:

@@ -9,7 +9,7 @@ from baton.contract.jobs.job import JobState
 from baton.contract.worker.control import MAX_COMMANDS
 from functions.domain import table_keys
 from functions.domain.errors import WriteConflict
-from functions.domain.jobs.transaction import Delete, Put, Transaction
+from functions.domain.jobs.transaction import Delete, Put, PutFleet, Transaction
 from functions.domain.ports import MAX_MEMBERS, ResultPage
 from functions.domain.record_base import TableRecord
 from functions.domain.records import CheckpointRecord, CommandRecord, Job, MemberRecord, ScalingRecord, scaling_owner
@@ -41,6 +41,10 @@ class MemoryJobStore:
         with state.lock:
             if not all(state.jobs.admits(write) for write in transaction.writes if isinstance(write, Put | Delete)):
                 raise WriteConflict
+            for fleet in (write for write in transaction.writes if isinstance(write, PutFleet)):
+                before, _ = state.fleets.get((fleet.tenant, fleet.name), (None, None))
+                if before not in (None, fleet.version - 1):
+                    raise WriteConflict
             # A transaction has one lease write at most: nothing is written yet when its guard refuses.
             lease = None if transaction.lease is None else lease_after(transaction.lease, state.leases)
             for write, document in zip(transaction.writes, documents, strict=True):
@@ -49,6 +53,8 @@ class MemoryJobStore:
                         state.jobs.put(write, document)
                     case Delete():
                         state.jobs.delete(write.key)
+                    case PutFleet():
+                        state.fleets[write.tenant, write.name] = (write.version, write.record)
                     case _:
                         assert lease is not None
                         store_lease(state, write, lease)

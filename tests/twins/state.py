@@ -13,7 +13,7 @@ from functions.domain.access.rings import RingRecord, StoredRing
 from functions.domain.checkpoints.shared_outputs import SharedRecord
 from functions.domain.jobs.lease_expiry import ReclaimWatermark
 from functions.domain.jobs.transaction import Delete, Put
-from functions.domain.record_base import Attribute
+from functions.domain.record_base import Attribute, Record
 from functions.domain.records import Job, Lease, PackRecord, RuleStateRecord, StoredRecipe, TransferGrant
 from functions.domain.table_keys import Key
 from functions.domain.webhooks import Delivery, Webhook
@@ -116,6 +116,8 @@ class MemoryState:
         self._pack_writes = 0
         self.shared: dict[tuple[str, str], SharedRecord] = {}
         self.leases: dict[str, Lease] = {}
+        self.fleets: dict[tuple[str, str], tuple[int, Record]] = {}
+        """Fleets with their versions, by tenant and name."""
         self.watch: ReclaimWatermark | None = None
         self.due: SortedIndex[int] = SortedIndex()
         self.keys: dict[str, ApiKey] = {}

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from baton.contract.jobs.history import EventType
+from functions.domain import table_keys
 from functions.domain.jobs.lease_fence import Fence
-from functions.domain.record_base import Attribute, TableRecord
+from functions.domain.record_base import Attribute, Record, TableRecord
 from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease, RuleStateRecord
 from functions.domain.table_keys import Key
 
@@ -63,6 +64,24 @@ class Delete:
     key: Key
     seen: Mapping[str, Attribute] | None = None
     now: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PutFleet:
+    """Write of the fleet that rents the machines of a job, in place of its version before.
+
+    A later version may also replace no version, because a fleet leaves its place when its job has ended.
+    """
+
+    tenant: str
+    name: str
+    version: int
+    record: Record
+
+    @property
+    def key(self) -> Key:
+        """Key of the fleet."""
+        return Key(table_keys.FLEETS, table_keys.fleet_sk(self.tenant, self.name))
 
 
 def delete_checkpoint(job_id: str, record: CheckpointRecord, now: int) -> Delete:
@@ -254,7 +273,7 @@ class ReopenLease(FencedUpdate):
 
 
 LeaseWrite = OpenLease | UpdateLease | FencedUpdate
-Write = Put | Delete | LeaseWrite
+Write = Put | Delete | PutFleet | LeaseWrite
 
 
 @dataclass(frozen=True)
@@ -289,7 +308,7 @@ class Transaction:
     @property
     def lease(self) -> LeaseWrite | None:
         """Write of the lease; None for a transaction without a lease."""
-        return next((one for one in self.writes if not isinstance(one, Put | Delete)), None)
+        return next((one for one in self.writes if not isinstance(one, Put | Delete | PutFleet)), None)
 
     def records(self, kind: type[R]) -> tuple[R, ...]:
         """Return the records of one kind that the transaction stores."""

@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError
 from functions.domain import table_keys
 from functions.domain.errors import StorageUnavailable, WriteConflict
 from functions.domain.record_base import Record
-from functions.fleet.ledger import Ledger
+from functions.fleet.ledger import DeploymentLedger, Ledger
 from functions.fleet.records import FleetEvent, Machine, OrphanMachine, Quarantine, StoredFleet
 from functions.fleet.store import FenceLost
 from functions.storage.dynamodb.items import fleet_items
@@ -79,10 +79,21 @@ class DynamoFleetStore:
         return self._range(StoredFleet, table_keys.FLEETS, "" if tenant is None else table_keys.fleet_sk(tenant, ""))
 
     def fleet(self, tenant: str, name: str) -> StoredFleet | None:
-        return self._read(StoredFleet, fleet_items.fleet_key(tenant, name))
+        for key in (fleet_items.fleet_key(tenant, name), fleet_items.retired_key(tenant, name)):
+            found = self._read(StoredFleet, key)
+            if found is not None:
+                return found
+        return None
 
     def put_fleet(self, fleet: StoredFleet) -> None:
         self._write([fleet_items.put_fleet(self._table, fleet)])
+
+    def retire(self, fence: int, fleet: StoredFleet, spending: DeploymentLedger) -> None:
+        actions = fleet_items.retire_fleet(self._table, fleet)
+        self._write([*actions, fleet_items.put_spending(self._table, spending)], fence=fence)
+
+    def spending(self) -> DeploymentLedger:
+        return self._read(DeploymentLedger, key_item(fleet_items.SPENDING)) or DeploymentLedger()
 
     def machines(self, tenant: str, fleet: str) -> Sequence[Machine]:
         return self._range(Machine, table_keys.fleet_pk(tenant, fleet), table_keys.LIVE_MACHINE)
@@ -104,11 +115,14 @@ class DynamoFleetStore:
         *,
         machine: Machine | None = None,
         ledger: Ledger | None = None,
+        spending: DeploymentLedger | None = None,
         events: Sequence[FleetEvent] = (),
     ) -> None:
         actions = [] if machine is None else fleet_items.machine_actions(self._table, machine)
         if ledger is not None:
             actions.append(fleet_items.put_ledger(self._table, tenant, fleet, ledger))
+        if spending is not None:
+            actions.append(fleet_items.put_spending(self._table, spending))
         actions += fleet_items.put_events(self._table, tenant, fleet, events, time.time_ns())
         self._write(actions, fence=fence)
 

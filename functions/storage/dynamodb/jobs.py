@@ -13,7 +13,7 @@ from baton.contract.jobs.job import JobState
 from baton.contract.worker.control import MAX_COMMANDS
 from functions.domain import table_keys
 from functions.domain.errors import FenceBroken, StorageUnavailable, WriteConflict
-from functions.domain.jobs.transaction import Delete, Put, Transaction, Write
+from functions.domain.jobs.transaction import Delete, Put, PutFleet, Transaction, Write
 from functions.domain.ports import MAX_MEMBERS, ResultPage
 from functions.domain.record_base import TableRecord
 from functions.domain.records import CheckpointRecord, CommandRecord, Job, MemberRecord, ScalingRecord, scaling_owner
@@ -23,7 +23,7 @@ from functions.storage.dynamodb.items.documents import load
 from functions.storage.dynamodb.reads import get_item, get_items, query
 from functions.storage.failures import RETRYABLE_CODES, error_code, failures_translated
 from functions.storage.paging import history_list, jobs_list, page, ready_list
-from functions.storage.tables import HEARTBEATS, JOBS
+from functions.storage.tables import FLEET, HEARTBEATS, JOBS
 
 R = TypeVar("R", bound=TableRecord)
 CONDITION_FAILED = "ConditionalCheckFailed"
@@ -36,6 +36,7 @@ class DynamoJobStore:
         self._client = client
         self._table = JOBS.name(prefix)
         self._leases_table = HEARTBEATS.name(prefix)
+        self._fleet_table = FLEET.name(prefix)
 
     def get(self, job_id: str) -> Job | None:
         return self.read(Job, job_id)
@@ -63,6 +64,8 @@ class DynamoJobStore:
                 return {"Put": job_items.put(write, self._table)}
             case Delete():
                 return {"Delete": job_items.delete(write, self._table)}
+            case PutFleet():
+                return {"Put": job_items.put_fleet(write, self._fleet_table)}
             case _:
                 return lease_conditions.action(write, self._leases_table)
 
@@ -264,7 +267,7 @@ def _raise_canceled(error: ClientError, writes: Sequence[Write]) -> NoReturn:
     if any(isinstance(write, Put) and isinstance(write.record, Job) for write, _ in failed):
         raise WriteConflict from error
     for write, reason in failed:
-        if not isinstance(write, Put | Delete):
+        if not isinstance(write, Put | Delete | PutFleet):
             found = reason.get("Item")
             raise FenceBroken(lease_conditions.from_item(found) if found else None) from error
     if failed:

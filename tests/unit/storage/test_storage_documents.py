@@ -27,7 +27,7 @@ from functions.domain.records import (
     Spec,
     TransferGrant,
 )
-from functions.fleet.ledger import Ledger
+from functions.fleet.ledger import DeploymentLedger, Ledger
 from functions.fleet.records import FleetEvent, Machine, OrphanMachine, Quarantine, StoredFleet
 from functions.storage.dynamodb.items.documents import MAX_DOCUMENT_BYTES, dump, load
 
@@ -43,7 +43,7 @@ def all_models() -> set[type[BaseModel]]:
     found: set[type[BaseModel]] = set()
     pending: set[type[BaseModel]] = {Attempt, CheckpointRecord, Event, Job, SharedRecord, TransferGrant, Progress}
     pending |= {RulesRecord, CommandRecord, ControlRecord, RuleStateRecord, ScalingRecord}
-    pending |= {StoredFleet, Machine, Ledger, FleetEvent, Quarantine, OrphanMachine}
+    pending |= {StoredFleet, Machine, Ledger, DeploymentLedger, FleetEvent, Quarantine, OrphanMachine}
     while pending:
         model = pending.pop()
         found.add(model)
@@ -86,6 +86,7 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "min_vram_gib": 0,
         "disk_gib": 40,
         "market": "either",
+        "regions": [],
         "queues": ["default"],
         "min": 0,
         "max": 1,
@@ -155,17 +156,32 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "watch_over": False,
     },
     "Offer": {
+        "repeatable": False,
         "gpus": 1,
         "vram_gib": 0,
         "disk_gib": 0,
         "spot": False,
+        "regions": [],
         "usd_per_gb": 0,
         "interruptions_per_hour": 0,
         "boot_s": 180,
     },
     "OrphanMachine": {"usd_per_hour": 0},
     "Quarantine": {"failures": 1, "reason": ""},
-    "StoredFleet": {"version": 0, "stopped": False},
+    "DeploymentLedger": {
+        "version": 0,
+        "spent_usd": 0,
+        "day": "",
+        "day_usd": 0,
+        "month": "",
+        "month_usd": 0,
+        "warned": [],
+        "waits": "",
+        "breaker": {},
+        "reserved_usd": 0,
+        "watch_until": 0,
+    },
+    "StoredFleet": {"version": 0, "stopped": False, "retired": False},
     "RuleStateRecord": {"revision": 0, "epoch": 0, "step": 0, "seen_at": 0, "errors": 0, "member": {}, "orders": []},
     "ScaleOrder": {"copies": 0, "leaving": []},
     "ScalingRecord": {"copies": [], "leaving": [], "expires_at": 0},

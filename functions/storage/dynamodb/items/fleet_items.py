@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functions.domain import table_keys
 from functions.domain.record_base import Record
 from functions.domain.table_keys import Key
-from functions.fleet.ledger import Ledger
+from functions.fleet.ledger import DeploymentLedger, Ledger
 from functions.fleet.records import FleetEvent, Machine, OrphanMachine, Quarantine, StoredFleet
 from functions.storage.dynamodb.items.attribute_values import Item, number
 from functions.storage.dynamodb.items.documents import dump
@@ -19,11 +19,17 @@ QUARANTINE_RETENTION_S = 7 * 86_400
 """TTL of a quarantine after its end: a host that fails again in this time is avoided for longer."""
 
 FENCE = Key(table_keys.FLEET_CONTROLLER, "FENCE")
+SPENDING = Key(table_keys.FLEET_CONTROLLER, "SPENDING")
 
 
 def fleet_key(tenant: str, name: str) -> Item:
     """Return the key of a fleet."""
     return key_item(Key(table_keys.FLEETS, table_keys.fleet_sk(tenant, name)))
+
+
+def retired_key(tenant: str, name: str) -> Item:
+    """Return the key of a fleet whose job has ended."""
+    return key_item(Key(table_keys.fleet_pk(tenant, name), table_keys.RETIRED_FLEET))
 
 
 def ledger_key(tenant: str, fleet: str) -> Item:
@@ -51,6 +57,20 @@ def fence_check(table: str, fence: int) -> Item:
 def put_fleet(table: str, fleet: StoredFleet) -> Item:
     """Return the Put of a fleet in place of its version before."""
     return _put_version(table, fleet_key(fleet.tenant, fleet.spec.name), fleet, fleet.version)
+
+
+def retire_fleet(table: str, fleet: StoredFleet) -> list[Item]:
+    """Return the writes that take a fleet out of the partition of all fleets, in place of its version before."""
+    live = fleet_key(fleet.tenant, fleet.spec.name)
+    return [
+        _put(table, _item(retired_key(fleet.tenant, fleet.spec.name), fleet, version=fleet.version)),
+        {"Delete": {"TableName": table, "Key": live, **_version_before(fleet.version)}},
+    ]
+
+
+def put_spending(table: str, spending: DeploymentLedger) -> Item:
+    """Return the Put of the money that all fleets spent, in place of its version before."""
+    return _put_version(table, key_item(SPENDING), spending, spending.version)
 
 
 def put_ledger(table: str, tenant: str, fleet: str, ledger: Ledger) -> Item:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from functions.domain import table_keys
-from functions.domain.jobs.transaction import Delete, Put
+from functions.domain.jobs.transaction import Delete, Put, PutFleet
 from functions.domain.record_base import TableRecord
 from functions.domain.records import MemberRecord
 from functions.domain.table_keys import Key
@@ -44,6 +44,19 @@ def put(write: Put, table: str) -> Item:
         **request,
         "ConditionExpression": " AND ".join(f"{name} = :{name}" for name in write.seen),
         "ExpressionAttributeValues": {f":{name}": attribute(value) for name, value in write.seen.items()},
+    }
+
+
+def put_fleet(write: PutFleet, table: str) -> Item:
+    """Return the arguments of a Put of a job's fleet with the condition of its write."""
+    item = {**key_item(write.key), "version": number(write.version), "doc": {"S": dump(write.record)}}
+    request: Item = {"TableName": table, "Item": item, "ConditionExpression": "attribute_not_exists(pk)"}
+    if write.version == 1:
+        return request
+    return {
+        **request,
+        "ConditionExpression": "attribute_not_exists(pk) OR version = :before",
+        "ExpressionAttributeValues": {":before": number(write.version - 1)},
     }
 
 
