@@ -29,6 +29,8 @@ class FunctionAccess:
     """EventBridge actions on the bus of the stage."""
     dead_letters: tuple[str, ...] = ()
     """SQS actions on the queue of unpublishable events."""
+    provider_secret: tuple[str, ...] = ()
+    """Secrets Manager actions on the one secret with the stage's accounts at providers."""
     delivery_queue: tuple[str, ...] = ()
     """SQS actions on the queue of webhook deliveries; Lambda performs some actions with the function's permissions."""
 
@@ -92,13 +94,19 @@ ACCESS: Mapping[str, FunctionAccess] = {
     ),
     "machines": FunctionAccess(
         tables={
-            "fleet": ("GetItem", "PutItem", "Query"),
+            "fleet": ("GetItem", "PutItem", "Query", "UpdateItem"),
             # The leases of the jobs that machines say they hold.
             "heartbeats": ("GetItem",),
+            # A plan reads waiting jobs, the running times of completed jobs, and the recipe of a job.
+            "jobs": ("BatchGetItem",),
+            "jobs/ready": ("Query",),
+            "jobs/by_state": ("Query",),
+            "recipes": ("GetItem",),
             # The keys of the workers of machines that enrol.
             "tokens": ("PutItem",),
         },
         buckets={},
+        provider_secret=("CreateSecret", "GetSecretValue", "PutSecretValue"),
     ),
     "admin": FunctionAccess(
         tables={
@@ -132,6 +140,7 @@ ACCESS: Mapping[str, FunctionAccess] = {
             "tokens": ("GetItem", "PutItem"),
         },
         buckets={},
+        provider_secret=("GetSecretValue",),
     ),
     "publisher": FunctionAccess(
         tables={"webhooks": ("Query",)},

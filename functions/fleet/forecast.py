@@ -2,8 +2,8 @@
 
 Three things make a run cheaper or dearer than expected: the hours of the work, the time of a boot, and the number of
 interruptions with the work that each destroys. The lower end of the range takes the 10 % quantile of all three, the
-upper end the 90 % quantile of all three; because they are rarely all low or all high at once, more than 80 % of runs end
-within the range. In detail:
+upper end the 90 % quantile of all three. They are rarely all low or all high at once, therefore more than 80 % of runs
+end within the range. In detail:
 
 - work: `Workload.least_hours` and `most_hours`, from the history of the job's recipe; one number if the user gave it
 - boot: BOOT_SPREAD times the offer's usual boot
@@ -32,7 +32,7 @@ PROOF_S = (60, 120, 240)
 
 
 @dataclass(frozen=True)
-class Span:
+class Quantiles:
     """10 % quantile, expectation and 90 % quantile of a number."""
 
     low: float
@@ -44,8 +44,8 @@ class Span:
 class Forecast:
     """Range of the cost in USD and of the time in hours until the last job ends."""
 
-    usd: Span
-    hours: Span
+    usd: Quantiles
+    hours: Quantiles
 
 
 def forecast(offers: Sequence[Offer], works: Sequence[Workload], *, idle_timeout_s: float) -> Forecast | None:
@@ -58,8 +58,8 @@ def forecast(offers: Sequence[Offer], works: Sequence[Workload], *, idle_timeout
     loads = [(offer, load) for offer, load in zip(offers, _assign(offers, works), strict=True) if load]
     runs = [[_run(offer, load, idle_timeout_s, at) for offer, load in loads] for at in range(3)]
     return Forecast(
-        usd=Span(*(sum(usd for _, usd in run) for run in runs)),
-        hours=Span(*(max(hours for hours, _ in run) for run in runs)),
+        usd=Quantiles(*(sum(usd for _, usd in run) for run in runs)),
+        hours=Quantiles(*(max(hours for hours, _ in run) for run in runs)),
     )
 
 
@@ -74,7 +74,7 @@ def _assign(offers: Sequence[Offer], works: Sequence[Workload]) -> list[list[Wor
 
 
 def _run(offer: Offer, load: Sequence[Workload], idle_timeout_s: float, at: int) -> tuple[float, float]:
-    """Return the hours until the last work of one machine ends, and the machine's cost; at: index into Span."""
+    """Return the hours until the last work of one machine ends, and the machine's cost; at: index into Quantiles."""
     work_h = sum(_hours(one)[at] for one in load)
     checkpoint_s = sum(one.checkpoint_every_s for one in load) / len(load)
     traffic_gb = sum(one.traffic_gb for one in load)

@@ -46,7 +46,7 @@ def estimate(job: Job, history: Mapping[str, Workload], *, hours: float | None =
         work, source = Workload(hours=left, least_hours=left, most_hours=left), "given"
     elif done >= LEAST_PROGRESS and job.counters.runtime_s > 0:
         work, source = Workload(hours=job.counters.runtime_s / 3600 * (1 - done) / done), "progress"
-    elif job.spec.recipe in history:
+    elif job.spec.recipe and job.spec.recipe in history:
         work, source = history[job.spec.recipe], "history"
     else:
         least, most = (factor * ASSUMED.hours for factor in ASSUMED_SPREAD)

@@ -7,6 +7,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -389,6 +390,9 @@ def rent(recorder: Recorder, api: Api) -> None:
     for _ in range(2):
         api.submit(queue="rented")
     provider = VirtualProvider(min_interval_s={"quote": 1})
+    api.context = replace(api.context, drivers={"loopback": provider})
+    api.post("/fleets/nights/plan", {"fleet": document, "job": {"recipe": "hello@1"}}).ok()
+    api.post("/offers", {}).ok()
     tokens, random, clock = api.context.tokens, api.context.random, api.clock
     controller = FleetController(
         api.context.fleet,

@@ -83,6 +83,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "functions.fleet",
         "functions.api.http",
         "functions.api.admin.keys",
+        # The requirements of a job that is planned before its submission.
+        "functions.api.jobs.recipes",
     },
     "functions.api.admin": {"baton.contract", "functions.domain", "functions.api.http"},
     "functions.api.rules": {

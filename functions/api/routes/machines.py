@@ -17,7 +17,8 @@ from baton.contract.fleet import (
     MachineOrders,
     MachinePage,
 )
-from functions.api.fleet import fleet_calls, machine_calls
+from baton.contract.fleet_plan import FleetPlan, OfferPage, OffersRequest, PlanRequest
+from functions.api.fleet import fleet_calls, machine_calls, plan_calls
 from functions.api.http.route import ENROLL, SUBMIT, WORKER, Route
 
 _FLEET = (E.FLEET_NOT_FOUND,)
@@ -42,6 +43,15 @@ ROUTES: tuple[Route, ...] = (
     _fleet(
         "GET", "/fleets/{fleet}/events", fleet_calls.events, query=FleetQuery, answer=FleetEventPage, refuses=_FLEET
     ),
+    _fleet(
+        "POST",
+        "/fleets/{fleet}/plan",
+        plan_calls.plan,
+        body=(PlanRequest,),
+        answer=FleetPlan,
+        refuses=(E.FLEET_NOT_FOUND, E.UNKNOWN_RECIPE),
+    ),
+    _fleet("POST", "/offers", plan_calls.offers, body=(OffersRequest,), answer=OfferPage),
     Route(
         "POST",
         "/machines/enroll",

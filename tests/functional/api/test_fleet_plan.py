@@ -1,0 +1,208 @@
+"""The calls that show offers and a fleet's next steps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from baton.contract.errors import ErrorCode
+from baton.contract.fleet import FleetSpec
+from baton.contract.fleet import MachineState as State
+from baton.contract.jobs.job import JobState
+from functions.api.fleet import quotes
+from functions.fleet.drivers.protocol import ProviderRefused, ProviderUnavailable, RefusalKind
+from functions.fleet.records import Offer
+from tests.kits.api.fleets import DOCUMENT, make_machine, put_machine
+from tests.kits.api.harness import Api
+from tests.twins.provider import VirtualProvider
+
+COMMAND = {"command": ["true"]}
+
+
+class Market(VirtualProvider):
+    """A provider whose offers, or whose failure, the test names."""
+
+    def __init__(self, name: str, *offers: dict[str, Any], failure: Exception | None = None) -> None:
+        super().__init__(name=name)
+        self._offers, self._failure = offers, failure
+
+    def quote(self, spec: FleetSpec) -> Sequence[Offer]:
+        if self._failure is not None:
+            raise self._failure
+        usual = {"vram_gib": 24, "disk_gib": 80, "usd_per_hour": 0.2, "boot_s": 0}
+        return [Offer(provider=self.name, **{**usual, **one}) for one in self._offers]
+
+
+def sell(api: Api, *markets: VirtualProvider) -> None:
+    api.context = replace(api.context, drivers={one.name: one for one in markets})
+
+
+def plan(api: Api, job: dict[str, Any] | None = None, hours: float | None = None, **changes: Any) -> dict[str, Any]:
+    body = {"fleet": {**DOCUMENT, **changes}, **({"job": job} if job else {}), **({"hours": hours} if hours else {})}
+    found: dict[str, Any] = api.post("/fleets/nights/plan", body).ok()
+    return found
+
+
+def test_a_plan_names_the_offers_that_it_takes_and_the_reasons_against_the_others(api: Api) -> None:
+    calm = {"ref": "calm", "usd_per_hour": 0.2}
+    fragile = {"ref": "fragile", "usd_per_hour": 0.15, "boot_s": 1800, "interruptions_per_hour": 0.5, "spot": True}
+    sell(api, Market("loopback", {"ref": "dear", "usd_per_hour": 0.9}, fragile, calm))
+    api.submit()
+    with api.unchanged():
+        found = plan(api, hours=2)
+    assert (found["start"], found["why"], found["alive"]) == (1, "max is 1", 0)
+    assert [(one["ref"], one["taken"], one["rejected"]) for one in found["offers"]] == [
+        ("calm", 1, ""),
+        ("fragile", 0, ""),
+        ("dear", 0, "0.9 USD/h exceeds max_usd_per_hour 0.5"),
+    ]
+    first, second = (one["expected"] for one in found["offers"][:2])
+    assert (first["total"], first["machine"], first["boot"], first["lost"]) == (0.4, 0.4, 0, 0)
+    assert second["total"] > 0.4 and second["machine"] == 0.3 and second["boot"] == 0.075
+    assert second["lost"] == pytest.approx(second["total"] - 0.3 - 0.075)
+    # Two hours, five minutes of idle_timeout_s and one to four minutes until the absence is proved.
+    assert found["usd"] == {"low": 0.42, "expected": 0.4233, "high": 0.43}
+    assert found["hours"] == {"low": 2, "expected": 2, "high": 2}
+    assert (found["room_usd"], found["room_bound"], found["paid_hours"]) == (20, "total_usd", 100)
+
+
+def test_a_plan_is_what_the_next_tick_does(api: Api) -> None:
+    from tests.unit.fleet.night import Night
+
+    for changes in ({"max": 2}, {"max": 5}, {"max": 5, "budget": {"total_usd": 0.5}}, {"max_usd_per_hour": 0.1}):
+        night = Night(FleetSpec.model_validate({**DOCUMENT, **changes}), {"loopback": VirtualProvider()})
+        for _ in range(3):
+            night.submit(hours=1)
+        night.step()
+        provider = VirtualProvider()
+        sell(api, provider)
+        while len(api.context.jobs.list_jobs("acme", state=JobState.PENDING, limit=9).items) < 3:
+            api.submit()
+        found = plan(api, **changes)
+        assert found["start"] == len(night.providers["loopback"].creates), changes
+        assert provider.creates == []
+
+
+@pytest.mark.parametrize(
+    ("jobs", "changes", "machines", "why"),
+    [
+        (0, {}, 0, "no job waits that the fleet can run"),
+        (0, {"min": 1}, 0, "max is 1"),
+        (0, {"min": 1, "max": 2}, 0, "min is 1"),
+        (1, {"max": 2}, 0, "one job waits"),
+        (2, {"max": 3}, 0, "2 jobs wait"),
+        (1, {"max": 2}, 1, "the machines of the fleet suffice for 1 waiting jobs"),
+        (2, {}, 1, "max is 1, and the fleet has 1 machines"),
+        (3, {"max": 9}, 0, "only 2 offers fit"),
+        (1, {"min_vram_gib": 48}, 0, "no offer fits, the nearest: 24 GiB VRAM, min_vram_gib is 48"),
+        (2, {"max": 2, "budget": {"per_day_usd": 0.3}}, 0, "per_day_usd has 0.10 USD left, boot and one hour of the"),
+    ],
+)
+def test_a_plan_says_why_no_more_machines_start(
+    api: Api, jobs: int, changes: dict[str, Any], machines: int, why: str
+) -> None:
+    sell(api, Market("loopback", {"ref": "a"}, {"ref": "b"}))
+    for _ in range(jobs):
+        api.submit()
+    for number in range(machines):
+        put_machine(api, make_machine(f"m{number}", State.READY))
+    assert plan(api, **changes)["why"].startswith(why)
+
+
+def test_a_kind_of_machine_is_taken_for_each_job(api: Api) -> None:
+    sell(api, Market("loopback", {"ref": "kind", "repeatable": True}))
+    for _ in range(3):
+        api.submit()
+    found = plan(api, max=3)
+    assert (found["start"], [one["taken"] for one in found["offers"]]) == (3, [3])
+
+
+def test_a_job_is_planned_before_its_submission(api: Api) -> None:
+    sell(api, Market("loopback", {"ref": "a", "usd_per_gb": 0.01}))
+    with api.unchanged():
+        found = plan(api, job={**COMMAND, "name": "mine"}, hours=1)
+        assert [(one["job"], one["name"], one["hours_from"]) for one in found["works"]] == [(None, "mine", "given")]
+        large = {"requirements": {"min_vram_gib": 80}}
+        refused = plan(api, job={**COMMAND, **large})
+        assert refused["unservable"] == [{"job": None, "reason": "needs 80 GiB VRAM, fleet nights guarantees 0"}]
+        assert (refused["start"], refused["usd"]) == (0, None)
+        body = {"fleet": DOCUMENT, "job": COMMAND, "hours": 1, "input_gb": 95}
+        assert api.post("/fleets/nights/plan", body).ok()["offers"][0]["expected"]["traffic"] == 1
+        api.post("/fleets/nights/plan", {"fleet": DOCUMENT, "job": {"recipe": "nothing@1"}}).refused(
+            ErrorCode.UNKNOWN_RECIPE, "job.recipe"
+        )
+        api.post("/fleets/days/plan", {"fleet": DOCUMENT}).refused(ErrorCode.INVALID_VALUE, "fleet.name")
+
+
+def test_the_history_of_a_recipe_gives_hours_and_their_spread(api: Api) -> None:
+    sell(api, Market("loopback", {"ref": "a"}))
+    recipe = {"recipe": "command@1", "parameters": {"command": ["true"]}}
+    assert plan(api, job=recipe)["works"][0]["hours_from"] == "assumed"
+    for seconds in (18, 36, 54):
+        api.submit(**recipe)
+        held = api.claim()
+        api.clock.advance(seconds)
+        held.complete().ok()
+    found = plan(api, job=recipe)
+    assert [(one["hours"], one["hours_from"]) for one in found["works"]] == [(0.01, "history")]
+    assert found["hours"] == {"low": 0.006, "expected": 0.01, "high": 0.014}
+
+
+def test_a_provider_without_an_answer_is_a_line_and_no_failure(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quotes, "ANSWER_S", 0.05)
+    release = threading.Event()
+
+    class Slow(Market):
+        def quote(self, spec: FleetSpec) -> Sequence[Offer]:
+            release.wait(5)
+            return []
+
+    paced = Market("runpod", {"ref": "p"})
+    paced.min_interval_s = {"quote": 6.0}
+    markets = (
+        Market("loopback", {"ref": "a"}),
+        Market("vast", failure=ProviderUnavailable("HTTP 502 with an HTML page")),
+        Market("salad", failure=ProviderRefused(RefusalKind.KEY, "the key is refused; run 'baton fleet login salad'")),
+        Slow("ec2"),
+        paced,
+    )
+    sell(api, *markets)
+    api.post("/offers", {"providers": ["runpod"]}).ok()
+    names = ["loopback", "vast", "salad", "ec2", "runpod", "ssh"]
+    found = api.post("/offers", {"providers": names}).ok()
+    release.set()
+    assert [one["ref"] for one in found["offers"]] == ["a"]
+    assert {one["provider"]: one["reason"] for one in found["silent"]} == {
+        "vast": "HTTP 502 with an HTML page",
+        "salad": "provider_key_refused: the key is refused; run 'baton fleet login salad'",
+        "ec2": "did not answer within 0.05 s",
+        "runpod": "takes one call in 6 s; try again then",
+        "ssh": "no account is stored; run 'baton fleet login ssh'",
+    }
+
+
+def test_an_impossible_number_of_a_provider_is_no_offer(api: Api) -> None:
+    sell(api, Market("loopback", {"ref": "a", "usd_per_hour": float("nan")}))
+    assert api.post("/offers", {}).ok()["silent"] == [
+        {"provider": "loopback", "reason": "the answer has 1 impossible values"}
+    ]
+
+
+def test_offers_are_ranked_by_the_length_of_the_work_and_the_rest_is_counted(api: Api) -> None:
+    slow = {"ref": "slow", "usd_per_hour": 0.1, "boot_s": 7200}
+    sell(api, Market("loopback", slow, {"ref": "fast"}, {"ref": "small", "vram_gib": 8}))
+    with api.unchanged():
+        short = api.post("/offers", {"hours": 0.5, "min_vram_gib": 16}).ok()
+        assert [one["ref"] for one in short["offers"]] == ["fast", "slow", "small"]
+        assert short["offers"][2]["rejected"] == "8 GiB VRAM, min_vram_gib is 16"
+        long = api.post("/offers", {"hours": 24, "min_vram_gib": 16, "limit": 1}).ok()
+    assert ([one["ref"] for one in long["offers"]], long["omitted"]) == (["slow"], 2)
+
+
+@pytest.mark.parametrize(("body", "field"), [({"hours": 0}, "hours"), ({"providers": ["aws"]}, "providers.0")])
+def test_bad_questions_are_refused_at_their_field(api: Api, body: dict[str, Any], field: str) -> None:
+    api.post("/offers", body).refused(ErrorCode.INVALID_VALUE, field)
