@@ -54,14 +54,51 @@ def unservable(job: Job, spec: FleetSpec) -> str | None:
     return None
 
 
-def missing_machines(spec: FleetSpec, machines: Sequence[Machine], waiting: Sequence[Job]) -> int:
+FleetMachines = tuple[FleetSpec, Sequence[Machine]]
+"""A fleet's document with the fleet's machines."""
+
+
+def missing_machines(
+    spec: FleetSpec, machines: Sequence[Machine], waiting: Sequence[Job], others: Sequence[FleetMachines] = ()
+) -> int:
     """Return the number of machines to start now; 0 for none.
 
-    machines: every machine of the fleet that has not ended. waiting: claimable jobs of the fleet's queues.
+    machines: every machine of the fleet that has not ended. waiting: claimable jobs of the fleet's queues. others: the
+    other fleets of the tenant, whose free machines will take those jobs that they can run.
     """
     alive = [machine for machine in machines if not machine.state.ended]
-    free = sum(machine.state in STARTING or machine.state is State.READY for machine in alive)
     busy = sum(machine.state is State.BUSY for machine in alive)
-    demand = sum(unservable(job, spec) is None for job in waiting)
-    wanted = max(spec.min, busy + demand)
-    return max(0, min(wanted - busy - free, spec.max - len(alive)))
+    jobs = [job for job in waiting if unservable(job, spec) is None]
+    unserved = len(jobs) - _served(jobs, [(spec, alive), *others])
+    below_min = spec.min - busy - _free(alive)
+    return max(0, min(max(unserved, below_min), spec.max - len(alive)))
+
+
+def _free(machines: Sequence[Machine]) -> int:
+    """Count the machines that will take a job without another start."""
+    return sum(machine.state in STARTING or machine.state is State.READY for machine in machines)
+
+
+def _served(jobs: Sequence[Job], fleets: Sequence[FleetMachines]) -> int:
+    """Count the jobs that free machines can run, each machine one job: a maximum matching, by augmenting paths."""
+    room = [_free(machines) for _, machines in fleets]
+    options = [
+        [at for at, (spec, _) in enumerate(fleets) if room[at] and unservable(job, spec) is None] for job in jobs
+    ]
+    held: list[list[int]] = [[] for _ in fleets]
+
+    def place(job: int, seen: set[int]) -> bool:
+        for at in options[job]:
+            if at in seen:
+                continue
+            seen.add(at)
+            if len(held[at]) < room[at]:
+                held[at].append(job)
+                return True
+            for other in held[at]:
+                if place(other, seen):
+                    held[at][held[at].index(other)] = job
+                    return True
+        return False
+
+    return sum(place(job, set()) for job in range(len(jobs)))

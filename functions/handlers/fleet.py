@@ -9,9 +9,10 @@ from typing import Any
 
 from baton.contract.fleet import MachineState as State
 from functions.api.fleet.enrolment_keys import EnrolmentKeys
-from functions.fleet.controller import FleetController, TickReport
+from functions.fleet.controller import FleetController
 from functions.fleet.demand import waiting_jobs
 from functions.fleet.machine_states import STARTING
+from functions.fleet.tick import TickReport
 from functions.handlers.startup import Invocation, start_logging
 from functions.handlers.wiring import build_context, build_fleet, build_metrics
 

@@ -15,6 +15,7 @@ from functions.fleet.drivers.protocol import (
     Leftover,
     NotCreated,
     ProviderUnavailable,
+    RefusalKind,
     SshTarget,
 )
 from functions.fleet.records import Inventory, Offer, Sighting
@@ -29,6 +30,7 @@ class VirtualMachine:
     usd_per_hour: float
     created_at: int
     host: str
+    announced_usd_per_hour: float | None = None
     ended_at: int | None = None
     running: bool = True
 
@@ -64,6 +66,11 @@ class VirtualProvider:
     slots: int = 100
     hides_hosts: bool = False
     repeatable: bool = False
+    spot_slots: int = 0
+    """The first offers, which are spot machines."""
+    ends_at: int | None = None
+    refusal: RefusalKind | None = None
+    """Why each create is refused."""
     now: int = 0
     faults: Faults = field(default_factory=Faults)
     machines: list[VirtualMachine] = field(default_factory=list)
@@ -96,6 +103,8 @@ class VirtualProvider:
                 vram_gib=24,
                 disk_gib=200,
                 repeatable=self.repeatable,
+                spot=at < self.spot_slots,
+                ends_at=self.ends_at,
                 usd_per_hour=self.price,
                 boot_s=60,
             )
@@ -104,6 +113,8 @@ class VirtualProvider:
 
     def create(self, intent: CreateIntent) -> CreateResult:
         self.creates.append(intent)
+        if self.refusal is not None:
+            return NotCreated(reason="add credit", kind=self.refusal)
         if self._fault("snatched"):
             return NotCreated(reason="the offer is gone")
         if self._fault("resets"):
@@ -137,6 +148,7 @@ class VirtualProvider:
                     handle=one.handle,
                     running=one.running,
                     usd_per_hour=one.usd_per_hour,
+                    announced_usd_per_hour=one.announced_usd_per_hour,
                     machine_ref=one.host,
                     created_at=one.created_at,
                 )
@@ -153,7 +165,8 @@ class VirtualProvider:
         return True
 
     def accept_price(self, handle: str, usd_per_hour: float) -> None:
-        next(one for one in self.machines if one.handle == handle).usd_per_hour = usd_per_hour
+        machine = next(one for one in self.machines if one.handle == handle)
+        machine.usd_per_hour, machine.announced_usd_per_hour = usd_per_hour, None
 
     def ssh_target(self, handle: str) -> SshTarget | None:
         return None

@@ -10,8 +10,9 @@ from baton.contract.fleet import FleetSpec
 from baton.contract.fleet import MachineState as State
 from functions.domain.records import Job
 from functions.fleet import lifecycle
-from functions.fleet.controller import FleetController, TickReport
+from functions.fleet.controller import FleetController
 from functions.fleet.records import Machine, StoredFleet
+from functions.fleet.tick import TickReport
 from tests.kits.api.factories import make_job
 from tests.twins.fleet import MemoryFleetStore
 from tests.twins.provider import VirtualProvider
@@ -52,6 +53,7 @@ class Night:
     interrupt: Callable[[str], None] = lambda call: None
     """Called before every write and every provider call; may raise Killed."""
     time_left_s: float = 60.0
+    paused_s: float = 0.0
     _tokens: int = 0
 
     def __post_init__(self) -> None:
@@ -92,7 +94,13 @@ class Night:
             now=lambda: self.now,
             random_token=self._token,
             time_left_s=lambda: self.time_left_s,
+            pause=self._pause,
         )
+
+    def _pause(self, seconds: float) -> None:
+        self.paused_s += seconds
+        self.time_left_s -= seconds
+        self.now += int(seconds)
 
     def _token(self) -> str:
         self._tokens += 1
@@ -109,9 +117,10 @@ class Night:
         self.revoked.add(key_id)
 
     def machines(self) -> list[Machine]:
-        """Return all machines, ended ones included."""
-        live = self.store.machines(TENANT, self.spec.name)
-        return [*live, *self.store.ended(TENANT, self.spec.name, limit=10_000)]
+        """Return all machines of all fleets, ended ones included."""
+        names = [one.spec.name for one in self.store.fleets(TENANT)]
+        live = [one for name in names for one in self.store.machines(TENANT, name)]
+        return [*live, *(one for name in names for one in self.store.ended(TENANT, name, limit=10_000))]
 
     def step(self, minutes: int = 1) -> None:
         """Let `minutes` pass: a tick of the controller and a minute of work each."""
@@ -131,7 +140,7 @@ class Night:
             if training.on is not None and training.on not in alive:
                 training.left_s += training.since_checkpoint_s
                 training.on, training.since_checkpoint_s = None, 0
-        for machine in self.store.machines(TENANT, self.spec.name):
+        for machine in self.machines():
             body = alive.get(machine.id)
             if body is None or machine.id in self.silent:
                 continue

@@ -202,3 +202,14 @@ def test_a_contradictory_fleet_is_refused_with_the_contradiction(changes: dict[s
     with pytest.raises(ValidationError) as caught:
         make_spec(**changes)
     assert text in str(caught.value)
+
+
+def test_free_machines_of_other_fleets_take_as_many_jobs_as_possible() -> None:
+    """The other fleet can run only the first job, therefore the own machine is left for the second one."""
+    own = make_spec(min_vram_gib=24, max=9)
+    other = make_spec(name="m")
+    light, heavy = make_job(), make_job(spec=Spec(command=["true"], requirements=Requirements(min_vram_gib=24)))
+    ready = [make_machine(State.READY)]
+    assert missing_machines(own, ready, [light, heavy], [(other, ready)]) == 0
+    assert missing_machines(own, ready, [heavy, heavy], [(other, ready)]) == 1
+    assert missing_machines(own, [], [light, light], [(other, [make_machine(State.BUSY)])]) == 2
