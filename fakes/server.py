@@ -48,6 +48,8 @@ class FakeAnswer:
     status: int = 200
     body: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    open_s: float = 0.0
+    """Real seconds in which the connection stays open after the body, as of a stream of events."""
 
 
 @dataclass
@@ -171,11 +173,15 @@ class _Handler(BaseHTTPRequestHandler):
         raw = text.encode()
         self.send_response(status)
         headers = {"Content-Type": content_type, "Content-Length": str(len(raw)), **answer.headers}
+        if answer.open_s:
+            del headers["Content-Length"]
+            self.close_connection = True
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(raw)
+        time.sleep(answer.open_s)
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = _serve  # noqa: N815 - names of the base class
 

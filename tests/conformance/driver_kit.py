@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
@@ -14,6 +14,7 @@ from baton.contract.money import Budget
 from functions.fleet.drivers.loopback import LoopbackDriver, LoopbackFaults, LoopbackMarket
 from functions.fleet.drivers.protocol import CreateIntent, CreateResult, Driver
 from functions.fleet.records import Inventory
+from tests.conformance.driven_runpod import RunpodDriven
 from tests.kits.clock import Clock
 from tests.twins.provider import VirtualProvider
 
@@ -21,6 +22,7 @@ PREFIX = "dep10000-"
 SPEC = FleetSpec(
     name="nights", providers=["loopback"], disk_gib=1, max_usd_per_hour=5, max=4, budget=Budget(total_usd=100)
 )
+IMAGE = "registry.example/baton-agent:0.1.0"
 SECRET = "baton_enrolment_verysecret"
 ENVIRONMENT = MappingProxyType({"BATON_API_URL": "http://control.plane", "BATON_ENROLMENT_TOKEN": SECRET})
 
@@ -30,6 +32,10 @@ class DrivenProvider(Protocol):
 
     @property
     def driver(self) -> Driver: ...
+
+    @property
+    def charges(self) -> bool:
+        """False for a provider whose bill comes too late for a receipt: `charged_usd` is None."""
 
     def now(self) -> int:
         """Return the provider's time."""
@@ -50,6 +56,8 @@ class DrivenProvider(Protocol):
 
 class VirtualDriven:
     """The provider in virtual time, which is its own driver."""
+
+    charges = True
 
     def __init__(self, directory: Path) -> None:
         self.driver = VirtualProvider(now=1_700_000_000)
@@ -77,6 +85,7 @@ class VirtualDriven:
 class LoopbackDriven:
     """The loopback driver, with a shell in place of the agent."""
 
+    charges = True
     PROGRAM = ("/bin/sh", "-c", "echo started; exec sleep 600")
 
     def __init__(self, directory: Path, program: tuple[str, ...] = PROGRAM) -> None:
@@ -108,7 +117,11 @@ class LoopbackDriven:
             self.driver.destroy(one.handle)
 
 
-PROVIDERS = {"virtual": VirtualDriven, "loopback": LoopbackDriven}
+PROVIDERS: dict[str, Callable[[Path], DrivenProvider]] = {
+    "virtual": VirtualDriven,
+    "loopback": LoopbackDriven,
+    "runpod": RunpodDriven,
+}
 
 
 def create(
@@ -119,7 +132,7 @@ def create(
     intent = CreateIntent(
         token=token,
         offer=offer,
-        image=None,
+        image=IMAGE,
         disk_gib=SPEC.disk_gib,
         environment=environment,
         max_usd_per_hour=SPEC.max_usd_per_hour,

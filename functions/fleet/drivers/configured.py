@@ -11,7 +11,9 @@ from baton.contract.providers import Account
 from functions.fleet.accounts import ProviderAccounts
 from functions.fleet.drivers.protocol import Driver
 
-DRIVERS: dict[ProviderName, tuple[str, str]] = {}
+DRIVERS: dict[ProviderName, tuple[str, str]] = {
+    "runpod": ("functions.fleet.drivers.runpod", "RunpodDriver"),
+}
 """Module and class of the drivers by provider. A function loads the drivers of stored accounts only."""
 
 

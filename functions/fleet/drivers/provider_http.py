@@ -6,6 +6,7 @@ No call follows a redirect, and no text of an error names a header, because a he
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,11 @@ from functions.fleet.drivers.protocol import ProviderRefused, ProviderUnavailabl
 
 TIMEOUT_S = 15.0
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
+MAX_STREAM_BYTES = 256 * 1024
 READ_TRIES = 2
+QUIET_S = 2.0
+STREAM_S = 5.0
+"""Silence of a stream after which nothing more is read; longest time of a stream that never pauses."""
 
 
 class AnswerLost(Exception):  # noqa: N818 - a normal outcome: the call may have taken effect
@@ -49,6 +54,7 @@ class ProviderHttp:
     def __init__(self, address: str, headers: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> None:
         self._address = address.rstrip("/")
         self._headers = dict(headers)
+        self._quiet_s = min(QUIET_S, timeout_s)
         self._pool = urllib3.PoolManager(timeout=urllib3.Timeout(total=timeout_s), retries=False)
 
     def read(
@@ -78,6 +84,34 @@ class ProviderHttp:
                 return answer
             problem = f"{method} {path} was answered {answer.status}"
         raise ProviderUnavailable(problem)
+
+    def read_stream(self, path: str, *, query: Mapping[str, Any] | None = None) -> ProviderAnswer:
+        """Read a stream of server-sent events until nothing comes for QUIET_S; return the events as `text`.
+
+        Raises ProviderUnavailable.
+        """
+        url = f"{self._address}{path}" + (f"?{urlencode(query)}" if query else "")
+        raw, until = b"", time.monotonic() + STREAM_S
+        try:
+            answer = self._pool.request(
+                "GET",
+                url,
+                headers={**self._headers, "Accept": "text/event-stream"},
+                redirect=False,
+                preload_content=False,
+                timeout=urllib3.Timeout(connect=self._quiet_s, read=self._quiet_s),
+            )
+            try:
+                while len(raw) < MAX_STREAM_BYTES and time.monotonic() < until and (piece := answer.read1(65_536)):
+                    raw += piece
+            except urllib3.exceptions.ReadTimeoutError:
+                # The provider has sent what it has; the stream stays open for lines to come.
+                pass
+            finally:
+                answer.close()
+        except urllib3.exceptions.HTTPError as error:
+            raise ProviderUnavailable(f"GET {path}: no usable answer ({type(error).__name__})") from error
+        return ProviderAnswer(answer.status, None, raw.decode("utf-8", errors="replace"), dict(answer.headers))
 
     def send(
         self,

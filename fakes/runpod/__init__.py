@@ -1,0 +1,1 @@
+"""Fake of RunPod's REST API v2."""
