@@ -177,6 +177,8 @@ class FleetView(AnswerModel):
 
     spec: FleetSpec
     stopped: bool = False
+    job_id: JobId | None = None
+    """Job that rents its own machines, with which the fleet ends; None for the fleet of a document."""
     bounds: list[BoundView] = []
     machines: list[MachineView] = []
     waits: str = ""

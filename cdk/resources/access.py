@@ -56,6 +56,8 @@ ACCESS: Mapping[str, FunctionAccess] = {
             "heartbeats": ("BatchGetItem", "GetItem", "UpdateItem"),
             "webhooks": ("GetItem",),
             "recipes": ("GetItem", "PutItem", "Query"),
+            # The fleets of jobs that rent their own machines.
+            "fleet": ("GetItem", "PutItem", "Query"),
         },
         buckets={CHECKPOINTS_BUCKET: ("GetObject", "ListBucket")},
     ),

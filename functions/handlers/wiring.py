@@ -103,6 +103,14 @@ def build_rings(environment: Mapping[str, str] = os.environ) -> RingStore:
     return DynamoRings(dynamodb_client(), settings.table_prefix)
 
 
+def build_fleet_store(environment: Mapping[str, str] = os.environ) -> FleetStore:
+    """Build the store of fleets, which only the functions `fleet`, `machines` and `submitter` load."""
+    from functions.storage.dynamodb.fleet import DynamoFleetStore
+
+    settings = ControlPlaneSettings.from_environment(environment)
+    return DynamoFleetStore(dynamodb_client(), settings.table_prefix)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FleetParts:
     """What only the functions `fleet` and `machines` load: store, clock, accounts and drivers of fleets."""
@@ -118,10 +126,9 @@ def build_fleet() -> FleetParts:
     """Build the parts of fleets from the environment, once in a process, so that a login is in force at once."""
     from functions.fleet.clock import FleetClock
     from functions.fleet.drivers.configured import ConfiguredDrivers
-    from functions.storage.dynamodb.fleet import DynamoFleetStore
 
     settings = ControlPlaneSettings.from_environment(os.environ)
-    store = DynamoFleetStore(dynamodb_client(), settings.table_prefix)
+    store = build_fleet_store()
     clock = FleetClock(store, settings.fleet_clock_speed)
     accounts = build_accounts(settings)
 

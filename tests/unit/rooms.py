@@ -101,6 +101,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "functions.api.rules",
         "functions.api.worker.lease_guard",
         "functions.recipes",
+        # The fleets of jobs that rent their own machines.
+        "functions.fleet",
+        "functions.api.fleet.store",
     },
     "functions.api.objects": {
         "baton.contract",
@@ -387,7 +390,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gpu_client.ring": set(),
     "gpu_client.cli.core": {"baton.contract", "gpu_client.transport"},
     "gpu_client.cli.admin": {"baton.contract", "gpu_client.transport", "gpu_client.cli.core"},
-    "gpu_client.cli.fleet": {"baton.contract", "gpu_client.transport", "gpu_client.cli.core"},
+    # A plan reads the job file that `baton submit` takes.
+    "gpu_client.cli.fleet": {
+        "baton.contract",
+        "gpu_client.transport",
+        "gpu_client.cli.core",
+        "gpu_client.cli.jobs.submit",
+    },
     "gpu_client.cli.ring": {"baton.contract", "gpu_client.transport", "gpu_client.ring", "gpu_client.cli.core"},
     "gpu_client.cli.data": {"baton.contract", "gpu_client.transport", "gpu_client.datasets", "gpu_client.cli.core"},
     "gpu_client.cli.jobs": {"baton.contract", "gpu_client.transport", "gpu_client.cli.core", "gpu_client.cli.data"},

@@ -31,6 +31,7 @@ from baton.contract.base import (
 from baton.contract.jobs.command_variables import command_problem
 from baton.contract.jobs.goodput import Goodput
 from baton.contract.jobs.policy import Policy, Requirements
+from baton.contract.jobs.rent import RentSpec
 from baton.contract.names import MAX_RINGS, RING_NAME_PATTERN
 from baton.contract.recipes.plan import RunPlan
 from baton.contract.worker.control import EndedBy, RulesText
@@ -158,6 +159,8 @@ class JobSubmit(WireModel):
     """Rings of the control plane that the job's processes may use without an API key."""
     rules: RulesText | None = None
     """First revision of the job's rules (docs/rules.md), which watch and steer the training."""
+    rent: RentSpec | None = None
+    """Machine of the job's own, which ends with the job; excludes `queue`."""
 
     @model_validator(mode="after")
     def _one_way_to_run(self) -> Self:
@@ -286,6 +289,7 @@ class JobView(AnswerModel):
     webhook: str | None = None
     """Id of the webhook that the job names in `webhook`."""
     rings: list[str] = []
+    rent: RentSpec | None = None
     copy_of: JobId | None = None
     """Job of which a rule made this copy; the event `job.submitted` names the rule."""
     epoch: Epoch

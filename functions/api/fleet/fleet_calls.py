@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from baton.contract.errors import ErrorCode
 from baton.contract.fleet import (
     BoundView,
@@ -14,6 +16,7 @@ from baton.contract.fleet import (
     MachinePage,
     MachineView,
 )
+from baton.contract.names import RENT_FLEET_PATTERN
 from functions.api.fleet.store import fleet_time, require_store
 from functions.api.http.context import ApiCall, Context
 from functions.domain.errors import Refusal, WriteConflict
@@ -33,13 +36,20 @@ def put(context: Context, call: ApiCall) -> FleetView:
         raise Refusal(ErrorCode.INVALID_VALUE, detail, field="name")
     now = fleet_time(context, call)
     before = require_store(context).fleet(call.tenant, name)
-    if before is None and len(require_store(context).fleets(call.tenant)) >= MAX_FLEETS:
+    if before is None and re.fullmatch(RENT_FLEET_PATTERN, name):
+        detail = f"{name} is the name of a fleet that a job rents by itself; choose another name."
+        raise Refusal(ErrorCode.INVALID_VALUE, detail, field="name")
+    if before is not None and before.retired:
+        detail = f"The fleet {name} has ended with its job {before.job_id}; a retry of the job opens the fleet again."
+        raise Refusal(ErrorCode.CONFLICT, detail, field="name")
+    if before is None and sum(one.job_id is None for one in require_store(context).fleets(call.tenant)) >= MAX_FLEETS:
         detail = f"The tenant has {MAX_FLEETS} fleets, the maximum; give the document the name of an unused fleet."
         raise Refusal(ErrorCode.CONFLICT, detail, field="name")
     fleet = StoredFleet(
         tenant=call.tenant,
         spec=spec,
         version=before.version + 1 if before else 1,
+        job_id=before.job_id if before else None,
         created_at=before.created_at if before else now,
         updated_at=now,
     )
@@ -47,9 +57,9 @@ def put(context: Context, call: ApiCall) -> FleetView:
 
 
 def list_fleets(context: Context, call: ApiCall) -> FleetPage:
-    """List the tenant's fleets by name."""
-    found = require_store(context).fleets(call.tenant)
-    return FleetPage(fleets=[_view(context, call, fleet) for fleet in found])
+    """List the tenant's fleets by name, without those of ended jobs."""
+    found = [_view(context, call, fleet) for fleet in require_store(context).fleets(call.tenant)]
+    return FleetPage(fleets=[one for one in found if one.job_id is None or one.machines or not one.stopped])
 
 
 def show(context: Context, call: ApiCall) -> FleetView:
@@ -107,6 +117,7 @@ def _view(context: Context, call: ApiCall, fleet: StoredFleet) -> FleetView:
     return FleetView(
         spec=fleet.spec,
         stopped=fleet.stopped,
+        job_id=fleet.job_id,
         bounds=[
             BoundView.model_validate(
                 {**one.model_dump(), "spent_usd": round(one.spent_usd, 6), "reserved_usd": reserved}

@@ -23,10 +23,11 @@ from baton.contract.jobs.job import (
     RetryRequest,
     StopRequest,
 )
+from baton.contract.jobs.rent import fleet_of
 from baton.contract.worker.calls import TransitionAnswer
 from functions.api.http.context import ApiCall, Context, require_job
 from functions.api.http.paging import MAX_ANSWER_BYTES, count_answer_bytes, read_fitting_page
-from functions.api.jobs import legacy_api
+from functions.api.jobs import legacy_api, renting
 from functions.api.jobs.recipes import RecipeResolver
 from functions.api.jobs.views import (
     answer_transition,
@@ -90,6 +91,9 @@ def submit_batch(context: Context, call: ApiCall) -> list[JobView]:
             require_sound_rules(job.rules or "", "rules")
     # Each job carries the digest of the whole batch, so that the first job reveals a changed batch.
     digest = _compute_digest([_request_identity(job, spec) for job, spec in zip(body.jobs, specs, strict=True)])
+    repeated = key is not None and context.jobs.get(_choose_job_id(context, call, f"{key}\n0")) is not None
+    if not repeated and any(job.rent is not None for job in body.jobs):
+        renting.require_rentable(context, call, body.jobs)
     changes = []
     known: set[str] = set()
     for index, (job, spec) in enumerate(zip(body.jobs, specs, strict=True)):
@@ -106,7 +110,6 @@ def submit_batch(context: Context, call: ApiCall) -> list[JobView]:
             field="jobs",
         )
     # Writing a batch takes long, therefore a repeat reads the stored jobs instead of writing the jobs again.
-    repeated = key is not None and context.jobs.get(changes[0].job.id) is not None
     there = {job.id: job for job in context.jobs.get_many([c.job.id for c in changes])} if repeated else {}
     return [view_job(_store(context, call, change, there.get(change.job.id))) for change in changes]
 
@@ -233,7 +236,7 @@ def retry(context: Context, call: ApiCall) -> TransitionAnswer:
     def decision(job: Job, _: Attempt | None) -> Transaction:
         # Read after the job: another retry of the job may have committed another checkpoint of this step.
         chosen = _choose_checkpoint(context, call, job, body.from_step) if body.from_step else None
-        return rules.retry(
+        change = rules.retry(
             job,
             chosen=chosen,
             keep_checkpoint=body.from_step is None,
@@ -241,6 +244,7 @@ def retry(context: Context, call: ApiCall) -> TransitionAnswer:
             now=call.now,
             rule_state=context.jobs.read(RuleStateRecord, job.id) if job.watched else None,
         )
+        return change if job.spec.rent is None else change.also(renting.reopen_fleet(context, call, job))
 
     return _apply_transition(context, call, decision)
 
@@ -280,6 +284,8 @@ def _submit_one(context: Context, call: ApiCall, body: JobSubmit | DreamboothSub
         require_sound_rules(job.rules or "", "rules")
     digest = _compute_digest(_request_identity(job, spec)) if key else None
     _require_webhook(context, call, job.webhook, set())
+    if job.rent is not None and not (key and context.jobs.get(job_id)):
+        renting.require_rentable(context, call, [job])
     return _store(context, call, _plan_job(context, call, job, spec, job_id=job_id, digest=digest))
 
 
@@ -292,8 +298,9 @@ def _choose_job_id(context: Context, call: ApiCall, key: str | None) -> str:
 
 def _request_identity(body: JobSubmit, spec: Spec) -> list[Any]:
     """Return the values that two submissions must share to be the same submission."""
-    # Stored digests of jobs without rules and rings do not include the two fields.
-    stored_spec = spec.model_dump(mode="json", exclude=None if spec.rings else {"rings"})
+    # Stored digests of jobs without rules, rings and rent do not include the three fields.
+    absent = {name for name in ("rings", "rent") if not getattr(spec, name)}
+    stored_spec = spec.model_dump(mode="json", exclude=absent)
     identity = [stored_spec, body.queue, body.priority]
     return [*identity, body.rules] if body.rules else identity
 
@@ -315,11 +322,11 @@ def _require_webhook(context: Context, call: ApiCall, webhook_id: str | None, kn
 def _plan_job(
     context: Context, call: ApiCall, body: JobSubmit, spec: Spec, *, job_id: str, digest: str | None
 ) -> Transaction:
-    return rules.submit(
+    change = rules.submit(
         job_id=job_id,
         tenant=call.tenant,
         spec=spec,
-        queue=body.queue,
+        queue=body.queue if body.rent is None else fleet_of(job_id),
         shard=context.random.below(context.settings.ready_shards),
         priority=body.priority,
         now=call.now,
@@ -327,6 +334,7 @@ def _plan_job(
         rules=_build_first_rules(call, body),
         watched=has_control_plane_rules(body.rules or ""),
     )
+    return change if body.rent is None else change.also(renting.plan_fleet(context, call, change.job, body.rent))
 
 
 def _build_first_rules(call: ApiCall, body: JobSubmit) -> RulesRecord | None:

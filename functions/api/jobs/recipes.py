@@ -188,6 +188,7 @@ def _build_spec(
         tags=body.tags,
         webhook=body.webhook,
         rings=list(dict.fromkeys(body.rings if rings is None else rings)),
+        rent=body.rent,
     )
 
 

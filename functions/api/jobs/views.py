@@ -40,6 +40,7 @@ def view_job(job: Job, lease: Lease | None = None) -> JobView:
         tags=spec.tags,
         webhook=spec.webhook,
         rings=spec.rings,
+        rent=spec.rent,
         copy_of=job.copy_of,
         epoch=job.epoch,
         counters=job.counters,

@@ -105,7 +105,13 @@ def _copied(group: GroupJobs, action: Scale, order: ScaleOrder) -> ScaleDecision
     room = action.most - group.count
     if room <= 0:
         raise NotDoneError(f"group {group.name!r} has {_jobs(group.count)}, and the rule allows {action.most} at most")
-    going = [job for job in group.jobs if _goes_on(job)]
+    # A copy of a job that rents its own machine would wait in a queue whose machine ends with the job.
+    going = [job for job in group.jobs if _goes_on(job) and job.spec.rent is None]
+    if not going:
+        raise NotDoneError(
+            f"all jobs of group {group.name!r} rent machines of their own, which no copy can use; "
+            "submit them to the queue of a fleet instead"
+        )
     source = next((job for job in going if job.id not in group.leaving), going[0])
     number = min(action.delta, room)
     cut = f" of {action.delta}: the rule allows {action.most} jobs at most" if number < action.delta else ""

@@ -26,7 +26,7 @@ from baton.contract.worker.control import MAX_RULES_BYTES
 from baton.contract.yaml_documents import load_values
 from gpu_client.cli.core.documents import format_fault, read_text, require_no_faults
 from gpu_client.cli.core.errors import CliError, ExitCode
-from gpu_client.cli.core.formats import parse_duration
+from gpu_client.cli.core.formats import parse_duration, require_finite
 from gpu_client.cli.core.profiles import state_directory
 from gpu_client.cli.core.session import AsJson, connect, session_of
 from gpu_client.transport.errors import ApiError
@@ -45,6 +45,10 @@ class SubmitOptions:
     webhook: str | None = None
     checkpoint_every: str | None = None
     rules: str | None = None
+    rent: bool = False
+    budget_usd: float | None = None
+    max_usd_per_hour: float | None = None
+    providers: Sequence[str] = ()
     settings: Sequence[str] = ()
     inputs: Sequence[str] = ()
     tags: Sequence[str] = ()
@@ -86,7 +90,8 @@ def build_job(document: dict[str, Any], options: SubmitOptions) -> JobSubmit:
         wanted["policy"] = _merge(wanted.get("policy"), policy)
     settings, tags = dict(map(parse_setting, options.settings)), dict(map(_parse_tag, options.tags))
     lists = (("inputs", list(map(parse_input, options.inputs))), ("rings", list(options.rings)))
-    for name, added in (("parameters", settings), ("tags", tags), *lists):
+    rent = _build_rent(options, wanted.get("rent"))
+    for name, added in (("parameters", settings), ("tags", tags), ("rent", rent), *lists):
         if added:
             wanted[name] = _merge(wanted.get(name), added)
     try:
@@ -99,6 +104,23 @@ def build_job(document: dict[str, Any], options: SubmitOptions) -> JobSubmit:
         if len(problems) > len(shown):
             shown.append(f"and {len(problems) - len(shown)} more")
         raise CliError(f"invalid job: {len(problems)} problems", problems=shown) from error
+
+
+def _build_rent(options: SubmitOptions, there: object) -> dict[str, Any]:
+    """Return the fields of `rent` that the options set. Raises CliError if a necessary option is missing."""
+    values = (("budget_usd", options.budget_usd), ("max_usd_per_hour", options.max_usd_per_hour))
+    found: dict[str, Any] = {name: value for name, value in values if value is not None}
+    if options.providers:
+        found["providers"] = list(options.providers)
+    if found and not options.rent and there is None:
+        raise CliError("--budget, --max-usd-per-hour and --provider need --rent", "Add --rent.")
+    missing = {"budget_usd", "providers"} - {*found, *(there if isinstance(there, dict) else ())}
+    if options.rent and missing:
+        raise CliError(
+            "--rent needs a budget and a provider",
+            "For example: baton submit job.yaml --rent --budget 5 --provider vast",
+        )
+    return found
 
 
 def _merge(there: Any, added: Any) -> Any:
@@ -252,6 +274,19 @@ def submit(
         ),
     ] = None,
     rules: Annotated[Path | None, typer.Option(metavar="FILE", help="Rule file: docs/rules.md.")] = None,
+    rent: Annotated[
+        bool, typer.Option("--rent", help="Rent a machine for this job alone; the machine ends with the job.")
+    ] = False,
+    budget: Annotated[
+        float | None, typer.Option(metavar="USD", help="With --rent: the most that the job may cost.")
+    ] = None,
+    max_usd_per_hour: Annotated[
+        float | None, typer.Option(metavar="USD", help="With --rent: price cap of the machine.")
+    ] = None,
+    providers: Annotated[
+        list[str] | None,
+        typer.Option("--provider", metavar="NAME", help="With --rent: provider of the machine; repeatable."),
+    ] = None,
     webhook: Annotated[str | None, typer.Option(help="Id of a webhook that receives this job's events.")] = None,
     tags: Annotated[
         list[str] | None, typer.Option("--tag", metavar="NAME=VALUE", help="Tag of the job; repeatable.")
@@ -277,6 +312,10 @@ def submit(
         webhook=webhook,
         checkpoint_every=checkpoint_every,
         rules=_read_rules(rules) if rules is not None else None,
+        rent=rent,
+        budget_usd=require_finite(budget, "--budget"),
+        max_usd_per_hour=require_finite(max_usd_per_hour, "--max-usd-per-hour"),
+        providers=providers or (),
         settings=settings or (),
         inputs=inputs or (),
         tags=tags or (),

@@ -190,3 +190,28 @@ def test_how_often_to_checkpoint_joins_the_policy_of_the_file() -> None:
     for wrong, messages in (("often", "'often' is not a duration"), ("1", r"policy\.checkpoint_every")):
         with pytest.raises(CliError, match=messages):
             build_job(document, SubmitOptions(checkpoint_every=wrong))
+
+
+def test_options_rent_a_machine() -> None:
+    options = SubmitOptions(rent=True, budget_usd=5, max_usd_per_hour=0.5, providers=["vast", "loopback"])
+    rent = {"budget_usd": 5, "max_usd_per_hour": 0.5, "providers": ["vast", "loopback"]}
+    assert build_job({"command": ["x"]}, options).model_dump(exclude_unset=True)["rent"] == rent
+    document = {"command": ["x"], "rent": {"budget_usd": 9, "providers": ["vast"]}}
+    job = build_job(document, SubmitOptions(rent=True, budget_usd=3))
+    assert job.rent is not None and (job.rent.budget_usd, job.rent.providers) == (3, ["vast"])
+    assert build_job(document, SubmitOptions()).rent == JobSubmit.model_validate(document).rent
+
+
+@pytest.mark.parametrize(
+    ("document", "options", "messages"),
+    [
+        ({}, SubmitOptions(budget_usd=5), "need --rent"),
+        ({}, SubmitOptions(rent=True, budget_usd=5), "--rent needs a budget and a provider"),
+        ({"rent": {"providers": ["vast"]}}, SubmitOptions(rent=True), "--rent needs a budget and a provider"),
+        ({}, SubmitOptions(rent=True, budget_usd=-1, providers=["vast"]), "rent.budget_usd: Input should be greater"),
+        ({"rent": True}, SubmitOptions(), "rent: Input should be"),
+    ],
+)
+def test_what_cannot_be_rented(document: dict[str, Any], options: SubmitOptions, messages: str) -> None:
+    with pytest.raises(CliError, match=messages):
+        build_job({"command": ["x"], **document}, options)
