@@ -13,6 +13,7 @@ from baton.contract.fleet import FleetView
 from gpu_client.cli.core.errors import CliError
 from gpu_client.cli.core.formats import count, require_finite
 from gpu_client.cli.core.session import AsJson, CliSession, session_of
+from gpu_client.cli.fleet import planning
 from gpu_client.cli.fleet.document import read_fleet
 from gpu_client.cli.fleet.view import (
     EVENTS,
@@ -39,8 +40,9 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the f
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command group."""
+    """Add the command group, and `baton offers`."""
     app.add_typer(fleet, name="fleet")
+    planning.register(app, fleet)
 
 
 @fleet.command("apply")

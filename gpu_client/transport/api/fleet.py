@@ -15,6 +15,7 @@ from baton.contract.fleet import (
     MachinePage,
     MachineView,
 )
+from baton.contract.fleet_plan import FleetPlan, OfferPage, OffersRequest, PlanRequest
 from gpu_client.transport.api.calls import ApiCalls, segment
 
 
@@ -46,6 +47,14 @@ class FleetCalls(ApiCalls):
         """Return the newest events of a fleet, the newest first."""
         path = f"{_fleet(name)}/events"
         return self._read(FleetEventPage, "fleet_events", "GET", path, query={"limit": limit}).events
+
+    def plan_fleet(self, request: PlanRequest) -> FleetPlan:
+        """Return what a fleet with this document would rent now. Nothing is stored."""
+        return self._read(FleetPlan, "plan_fleet", "POST", f"{_fleet(request.fleet.name)}/plan", body=request)
+
+    def offers(self, request: OffersRequest) -> OfferPage:
+        """Return the providers' offers of the moment by expected total."""
+        return self._read(OfferPage, "offers", "POST", "/offers", body=request)
 
 
 class MachineCalls(ApiCalls):

@@ -140,7 +140,7 @@ def test_a_job_is_planned_before_its_submission(api: Api) -> None:
 
 def test_the_history_of_a_recipe_gives_hours_and_their_spread(api: Api) -> None:
     sell(api, Market("loopback", {"ref": "a"}))
-    recipe = {"recipe": "command@1", "parameters": {"command": ["true"]}}
+    recipe: dict[str, Any] = {"recipe": "command@1", "parameters": {"command": ["true"]}}
     assert plan(api, job=recipe)["works"][0]["hours_from"] == "assumed"
     for seconds in (18, 36, 54):
         api.submit(**recipe)

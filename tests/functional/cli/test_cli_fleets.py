@@ -159,3 +159,24 @@ def test_receipts_and_events(baton: Baton, monkeypatch: pytest.MonkeyPatch) -> N
     assert "machine.ready" in first and "machine.gone" in second and second.split()[-2:] == ["0.31", "stopped"]
     (only,) = baton("fleet", "events", "nights", "--limit", "1", "--json").ok().json
     assert only["type"] == "machine.gone"
+
+
+def test_a_plan_and_offers_before_anything_is_rented(baton: Baton, document: Path, tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("name: shout\ncommand: ['true']\nqueue: unheard\n")
+    document.write_text((DOCUMENT % "planned") + "queues: [unheard]\n")
+    said = baton("fleet", "plan", document, "--job", job, "--hours", "2").ok().out
+    assert said.startswith("plan    planned would start ") and "jobs    1 job can run" in said
+    planned = baton("fleet", "plan", document, "--job", job, "--json").ok().json
+    assert [(one["job"], one["hours_from"]) for one in planned["works"]] == [(None, "assumed")]
+    baton("fleet", "show", "planned").failed(3, "fleet_not_found")
+    baton("offers", "--provider", "loopback").ok()
+    (silent,) = baton("offers", "--provider", "vast", "--json").ok().json["silent"]
+    assert silent["provider"] == "vast"
+    baton("offers", "--hours", "0", "--gpu", "x" * 65).refused(
+        2,
+        "invalid options",
+        "--gpu: string should have at most 64 characters",
+        "--hours: input should be greater than 0",
+    )
+    baton("fleet", "plan", document, "--hours", "nan").failed(2, "--hours")

@@ -21,7 +21,7 @@ from gpu_client.cli.main import app, main
 
 GROUPS = {
     "data": ["push", "ls"],
-    "fleet": ["apply", "ls", "show", "watch", "stop", "receipts", "events"],
+    "fleet": ["apply", "plan", "ls", "show", "watch", "stop", "receipts", "events"],
     "keys": ["create", "list", "revoke", "rotate"],
     "recipes": ["lint", "push", "list", "show", "docs", "run"],
     "rules": ["check", "import", "test", "set", "show", "history", "backtest", "presets"],
@@ -43,7 +43,7 @@ NEEDS_ID = [
     "tell",
 ]
 COMMANDS = [
-    *([name] for name in ["login", "submit", "jobs", "fetch", "local", "doctor", *NEEDS_ID]),
+    *([name] for name in ["login", "submit", "jobs", "fetch", "local", "doctor", "offers", *NEEDS_ID]),
     *([group, name] for group, names in GROUPS.items() for name in names),
 ]
 

@@ -106,7 +106,7 @@ def _simulate(rented: Offer, hours: float, chance: random.Random) -> float:
 
 
 def job(**changes: Any) -> Job:
-    spec = {name: changes.pop(name) for name in ("recipe", "policy") if name in changes}
+    spec: dict[str, Any] = {name: changes.pop(name) for name in ("recipe", "policy") if name in changes}
     made = make_job(**changes)
     return made.model_copy(update={"spec": made.spec.model_copy(update=spec)})
 
