@@ -13,6 +13,8 @@ from functions.fleet.drivers.protocol import Driver
 
 DRIVERS: dict[ProviderName, tuple[str, str]] = {
     "runpod": ("functions.fleet.drivers.runpod", "RunpodDriver"),
+    "ssh": ("functions.fleet.drivers.ssh", "SshDriver"),
+    "salad": ("functions.fleet.drivers.salad", "SaladDriver"),
 }
 """Module and class of the drivers by provider. A function loads the drivers of stored accounts only."""
 
