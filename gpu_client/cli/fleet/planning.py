@@ -78,7 +78,7 @@ def offers(
     limit: Annotated[int, typer.Option(help="Number of offers to list, at most 200.")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """List the providers' offers of the moment by expected total: machine, traffic, boot and lost work."""
+    """List the providers' offers of the moment by expected total."""
     session = session_of(context)
     wanted: dict[str, Any] = {
         "providers": providers or [],
