@@ -15,6 +15,7 @@ DRIVERS: dict[ProviderName, tuple[str, str]] = {
     "runpod": ("functions.fleet.drivers.runpod", "RunpodDriver"),
     "ssh": ("functions.fleet.drivers.ssh", "SshDriver"),
     "salad": ("functions.fleet.drivers.salad", "SaladDriver"),
+    "vast": ("functions.fleet.drivers.vast", "VastDriver"),
 }
 """Module and class of the drivers by provider. A function loads the drivers of stored accounts only."""
 
