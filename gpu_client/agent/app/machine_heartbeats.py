@@ -27,10 +27,15 @@ ALONE_S = 900.0
 SEND_BUDGET_S = 10.0
 """Seconds for one heartbeat with its retries; a drain may wait for the last heartbeat."""
 LEAST_INTERVAL_S = 1.0
+HUNG_S = 1800.0
+"""Seconds from the decision to leave until a machine whose agent has not ended is given back all the same."""
 
 
 class MachineHeartbeats:
-    """A thread that sends heartbeats in its context: each interval, and at once when the machine's job changes."""
+    """A thread that sends heartbeats in its context: each interval, and at once when the machine's job changes.
+
+    give_back: ends the machine at its provider; called if the agent has not ended HUNG_S after the decision to leave.
+    """
 
     def __init__(
         self,
@@ -38,10 +43,13 @@ class MachineHeartbeats:
         stop: ShutdownRequest,
         *,
         interval_s: float,
+        give_back: Callable[[], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._send = send
         self._stop = stop
+        self._give_back = give_back
+        self._leaves_at: float | None = None
         self._clock = clock
         self._interval_s = max(interval_s, LEAST_INTERVAL_S)
         self._alone_s = ALONE_S
@@ -110,6 +118,12 @@ class MachineHeartbeats:
         if not self._stop.is_set():
             logger.warning("this machine leaves: %s", reason)
         self._stop.announce(reason)
+        now = self._clock()
+        if self._leaves_at is None:
+            self._leaves_at = now
+        if now >= self._leaves_at + HUNG_S:
+            logger.error("the agent has not ended for %.0f s: this machine is given back without it", HUNG_S)
+            self._give_back()
 
     def _change_to(self, job_id: str | None) -> None:
         self._job_id = job_id

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from baton.contract.fleet import EnrollAnswer
 from gpu_client.agent.app.enrolment import enroll, settings_of_machine
 from gpu_client.agent.app.machine_heartbeats import SEND_BUDGET_S, MachineHeartbeats
+from gpu_client.agent.app.own_machine import give_back
 from gpu_client.agent.app.preemption import monitor_preemption
 from gpu_client.agent.app.settings import AgentSettings, bytes_per_s, describe_problems
 from gpu_client.agent.app.shutdown import ShutdownRequest, stop_on_signals
@@ -50,6 +51,17 @@ def main() -> int:
     )
     # At DEBUG urllib3 logs every URL, queries included, and a query holds a signature.
     logging.getLogger("urllib3").setLevel(logging.INFO)
+    if settings.api_key is not None:
+        return _run(settings)
+    try:
+        return _run(settings)
+    finally:
+        # The enrolment token was valid once, therefore the fleet's machine is of no further use.
+        give_back()
+
+
+def _run(settings: AgentSettings) -> int:
+    """Enrol a rented machine, then work. Returns the exit code."""
     secret = "BATON_API_KEY" if settings.api_key else "BATON_ENROLMENT_TOKEN"
     try:
         enrolled = _enroll(settings) if settings.api_key is None else None
@@ -91,7 +103,10 @@ def _work(settings: AgentSettings, client: BatonClient, transfer: Transfer, enro
         return EXIT_BAD_SETTINGS
     machine = (
         MachineHeartbeats(
-            client.within(SEND_BUDGET_S).machine_heartbeat, stop, interval_s=enrolled.heartbeat_interval_s
+            client.within(SEND_BUDGET_S).machine_heartbeat,
+            stop,
+            interval_s=enrolled.heartbeat_interval_s,
+            give_back=give_back,
         )
         if enrolled
         else None

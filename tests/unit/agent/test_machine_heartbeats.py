@@ -10,7 +10,7 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from baton.contract.fleet import MachineHeartbeat, MachineOrders, MachineState
-from gpu_client.agent.app.machine_heartbeats import ALONE_S, MachineHeartbeats
+from gpu_client.agent.app.machine_heartbeats import ALONE_S, HUNG_S, MachineHeartbeats
 from gpu_client.agent.app.shutdown import ShutdownLevel, ShutdownRequest
 from gpu_client.transport.errors import BatonError, Unreachable
 from tests.kits.clock import Clock
@@ -28,7 +28,14 @@ class Machine:
         self.reported: list[str | None] = []
         self.clock = Clock()
         self.stop = ShutdownRequest(self.clock)
-        self.heartbeats = MachineHeartbeats(self._send, self.stop, interval_s=60, clock=self.clock)
+        self.given_back_at: list[float] = []
+        self.heartbeats = MachineHeartbeats(
+            self._send,
+            self.stop,
+            interval_s=60,
+            give_back=lambda: self.given_back_at.append(self.clock()),
+            clock=self.clock,
+        )
 
     def _send(self, request: MachineHeartbeat) -> MachineOrders:
         self.reported.append(request.job_id)
@@ -169,3 +176,21 @@ def test_an_error_in_the_agent_does_not_end_the_dead_man(caplog: pytest.LogCaptu
         with machine.heartbeats.holding(JOB_ID, lease_s=90):
             soon(lambda: machine.reported == [JOB_ID])
     assert "a bug" in caplog.text
+
+
+def test_a_machine_whose_agent_hangs_after_the_drain_is_given_back_by_force() -> None:
+    for answer in (DOWN, orders(state=MachineState.DRAINING, drain=True)):
+        machine = Machine(answer)
+        decided_s = machine.alone_after_s()
+        began = machine.clock() - decided_s
+        while machine.clock() < began + decided_s + HUNG_S:
+            assert machine.given_back_at == []
+            machine.beat()
+        machine.beat()
+        assert machine.given_back_at[:1] >= [began + decided_s + HUNG_S]
+
+
+def test_a_machine_that_works_is_not_given_back() -> None:
+    machine = Machine()
+    machine.beat(100)
+    assert (machine.clock() > 2 * HUNG_S, machine.given_back_at) == (True, [])

@@ -153,3 +153,22 @@ def test_a_machine_that_is_refused_says_why(fleet: type[Fleet], capsys: pytest.C
     assert "preflight_failed: no" in said
     assert "secret" not in said
     assert len(fleet.calls) == 1
+
+
+def test_a_rented_machine_is_given_back_at_every_end_and_an_own_machine_never(
+    fleet: type[Fleet], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given_back: list[bool] = []
+    monkeypatch.setattr(program, "give_back", lambda: given_back.append(True))
+    assert program.main() == 0
+    fleet.refusal = "enrolment_used"
+    assert program.main() == program.EXIT_BAD_SETTINGS
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("BATON_WORKSPACE", str(tmp_path / "file"))
+    fleet.refusal = ""
+    assert program.main() == program.EXIT_WORKSPACE
+    assert given_back == [True] * 3
+    monkeypatch.setenv("BATON_API_KEY", KEY)
+    monkeypatch.delenv("BATON_ENROLMENT_TOKEN")
+    assert program.main() == program.EXIT_WORKSPACE
+    assert given_back == [True] * 3

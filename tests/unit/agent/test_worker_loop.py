@@ -237,7 +237,9 @@ def test_it_asks_the_queues_in_their_order_for_each_job(desk: Desk) -> None:
 
 
 def test_a_rented_machine_holds_its_job_until_the_report(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = MachineHeartbeats(lambda beat: orders(), desk.stop, interval_s=60, clock=desk.clock)
+    machine = MachineHeartbeats(
+        lambda beat: orders(), desk.stop, interval_s=60, give_back=lambda: None, clock=desk.clock
+    )
     held: list[str | None] = []
 
     def run(self: object) -> AttemptOutcome:
