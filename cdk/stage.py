@@ -106,6 +106,11 @@ class StageSettings:
         return f"baton-{self.name}"
 
     @property
+    def provider_secret(self) -> str:
+        """Name of the secret with the accounts at providers, which `baton fleet login` creates."""
+        return f"{self.prefix}providers"
+
+    @property
     def has_own_store(self) -> bool:
         """True if an external store keeps the objects."""
         return bool(self.s3_endpoint)

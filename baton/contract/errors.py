@@ -68,6 +68,7 @@ class ErrorCode(StrEnum):
     RING_NOT_FOUND = "ring_not_found"
     FLEET_NOT_FOUND = "fleet_not_found"
     MACHINE_UNKNOWN = "machine_unknown"
+    PROVIDER_NOT_FOUND = "provider_not_found"
     UNKNOWN_BUCKET = "unknown_bucket"
     # The state of the job
     JOB_NOT_RUNNING = "job_not_running"
@@ -87,6 +88,14 @@ class ErrorCode(StrEnum):
     ROLLBACK_NOT_KEPT = "rollback_not_kept"
     ENROLMENT_USED = "enrolment_used"
     PREFLIGHT_FAILED = "preflight_failed"
+    # The account at a provider of machines
+    PROVIDER_KEY_REFUSED = "provider_key_refused"
+    PROVIDER_PERMISSION_MISSING = "provider_permission_missing"
+    PROVIDER_CREDIT_EXHAUSTED = "provider_credit_exhausted"
+    PROVIDER_QUOTA_REACHED = "provider_quota_reached"
+    PROVIDER_IMAGE_REFUSED = "provider_image_refused"
+    PROVIDER_REQUEST_REFUSED = "provider_request_refused"
+    PROVIDER_UNAVAILABLE = "provider_unavailable"
     CONFLICT = "conflict"
     # The service
     TOO_MANY_REQUESTS = "too_many_requests"
@@ -190,6 +199,11 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
         "The API key belongs to no machine that is rented now.",
         "End the worker; only machines that a fleet rents make this call.",
     ),
+    ErrorCode.PROVIDER_NOT_FOUND: ErrorInfo(
+        404,
+        "The deployment holds no account at this provider.",
+        "List the accounts with GET /providers; baton fleet login stores one.",
+    ),
     ErrorCode.UNKNOWN_BUCKET: ErrorInfo(404, "No such bucket.", "Use 'training-data' or 'training-checkpoints'."),
     ErrorCode.JOB_NOT_RUNNING: ErrorInfo(400, "The job is not running.", "Stop working on it; ask for work again."),
     ErrorCode.JOB_CANCELED: ErrorInfo(409, "The job was canceled.", "Stop working on it; ask for work again."),
@@ -263,6 +277,35 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
         409,
         "The machine has other hardware than its provider offered.",
         "End the worker; the control plane gives the machine back.",
+    ),
+    ErrorCode.PROVIDER_KEY_REFUSED: ErrorInfo(
+        422, "The provider refuses the key of the account.", "Log in with a valid key from the provider's console."
+    ),
+    ErrorCode.PROVIDER_PERMISSION_MISSING: ErrorInfo(
+        422,
+        "The key of the account lacks a permission at the provider.",
+        "Log in with a key that has the permissions on the provider's page in docs/providers.",
+    ),
+    ErrorCode.PROVIDER_CREDIT_EXHAUSTED: ErrorInfo(
+        409, "The account at the provider has no credit.", "Add credit at the provider, then repeat the call."
+    ),
+    ErrorCode.PROVIDER_QUOTA_REACHED: ErrorInfo(
+        409,
+        "The account has reached a quota of the provider.",
+        "End machines, or ask the provider for a higher quota, then repeat the call.",
+    ),
+    ErrorCode.PROVIDER_IMAGE_REFUSED: ErrorInfo(
+        422,
+        "The provider cannot use the image.",
+        "Name an image that exists, and that the account may read.",
+    ),
+    ErrorCode.PROVIDER_REQUEST_REFUSED: ErrorInfo(
+        422, "The provider refuses the account's settings.", "Change the setting that the message names."
+    ),
+    ErrorCode.PROVIDER_UNAVAILABLE: ErrorInfo(
+        503,
+        "The provider does not answer, therefore the account cannot be checked.",
+        "Repeat the call later; nothing was stored.",
     ),
     ErrorCode.CONFLICT: ErrorInfo(
         409, "Somebody else changed this at the same moment.", "Repeat the call; it is safe to do so."

@@ -183,6 +183,8 @@ class FleetView(AnswerModel):
     machines: list[MachineView] = []
     waits: str = ""
     """Why the last tick did not start a machine that the fleet lacks; empty if the fleet lacks none."""
+    warnings: list[str] = []
+    """Providers from which the fleet cannot rent, each with the remedy; only in the answer to a stored document."""
     created_at: EpochSeconds
     updated_at: EpochSeconds
     at: EpochSeconds
@@ -239,6 +241,8 @@ class EnrollRequest(WireModel):
     gpus: Annotated[int, Field(ge=0, le=64)] = 0
     vram_gib: Annotated[float, Field(ge=0, le=4096)] = 0
     disk_gib: Annotated[float, Field(ge=0, le=10**6)] = 0
+    identity: Annotated[str, Field(max_length=2048, pattern=r"^[\w-]+\.[\w-]+\.[\w-]+$")] | None = None
+    """Token that the provider signs for the machine's container (JWT), where a provider does so."""
 
 
 class EnrollAnswer(AnswerModel):

@@ -55,7 +55,8 @@ class RunpodAccount(WireModel):
 class Ec2Account(WireModel):
     """Access to Amazon EC2 in one region, by an access key of its own.
 
-    Example: `{"access_key_id": "AKIA...", "secret_access_key": "...", "region": "us-east-1", "image_id": "ami-1", ...}`
+    Example: `{"access_key_id": "AKIA...", "secret_access_key": "...", "region": "us-east-1", "image_id": "ami-1",
+    "subnet_ids": ["subnet-1"], "security_group_ids": ["sg-1"]}`
     """
 
     access_key_id: Name
@@ -77,7 +78,7 @@ class Ec2Account(WireModel):
 class SshHost(WireModel):
     """Machine that a person owns or rents elsewhere.
 
-    Example: `{"name": "desk", "address": "10.0.0.7", "user": "baton", "gpu_model": "RTX 4090", "vram_gib": 24, ...}`
+    Example: `{"name": "desk", "address": "10.0.0.7", "user": "baton", "host_key": "ssh-ed25519 AAAA", "vram_gib": 24}`
     """
 
     name: Name
@@ -100,7 +101,8 @@ class SshHost(WireModel):
 class SshAccount(WireModel):
     """Machines that accept an SSH key.
 
-    Example: `{"private_key": "-----BEGIN OPENSSH PRIVATE KEY-----...", "hosts": [{"name": "desk", ...}]}`
+    Example: `{"private_key": "-----BEGIN OPENSSH PRIVATE KEY-----...", "hosts": [{"name": "desk",
+    "address": "10.0.0.7", "user": "baton", "host_key": "ssh-ed25519 AAAA", "gpu_model": "RTX 4090"}]}`
     """
 
     private_key: Secret

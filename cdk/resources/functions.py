@@ -54,6 +54,7 @@ class Functions(Construct):
                 allow(role, "s3", TAGGING, buckets.by_name[DATA_BUCKET].arn_for_objects(access.objects))
             if stage.has_own_store and access.buckets:
                 allow(role, "secretsmanager", STORE_SECRET, _secret_arn(self, stage.s3_secret))
+            allow(role, "secretsmanager", access.provider_secret, _secret_arn(self, stage.provider_secret))
             self.by_name[name] = lambda_.Function(
                 self,
                 name.capitalize(),
@@ -64,7 +65,8 @@ class Functions(Construct):
                 architecture=lambda_.Architecture.ARM_64 if stage.target == "lambda" else lambda_.Architecture.X86_64,
                 memory_size=MEMORY_MIB,
                 timeout=Duration.seconds(SWEEPER_TIMEOUT_S if name in SCHEDULED else TIMEOUT_S),
-                environment=environment,
+                environment=environment
+                | ({"BATON_PROVIDER_SECRET": stage.provider_secret} if access.provider_secret else {}),
                 role=role,
                 log_group=log,
                 # Retries of Lambda for asynchronous calls.

@@ -24,8 +24,14 @@ class FleetStore(Protocol):
     def acquire(self, holder: str, now: int, duration_s: int) -> int | None:
         """Return a new fencing token, higher than all before; None while another holder's lease lasts."""
 
-    def release(self, fence: int) -> None:
-        """End the controller's lease early, if `fence` is still the newest."""
+    def release(self, fence: int, *, finished_at: int | None = None) -> None:
+        """End the controller's lease early, if `fence` is still the newest.
+
+        finished_at: time at which a tick has looked after every fleet; None for a tick that has not.
+        """
+
+    def last_tick(self) -> int | None:
+        """Return the last `finished_at`; None if no tick has finished yet."""
 
     def fleets(self, tenant: str | None = None) -> Sequence[StoredFleet]:
         """Return the fleets of a tenant by name; None: the fleets of all tenants."""

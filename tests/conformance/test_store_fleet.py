@@ -74,6 +74,23 @@ def test_the_fence_rises_and_excludes_others_until_its_lease_ends(cloud: Cloud) 
     assert third is not None and third > repeated
 
 
+def test_the_store_remembers_the_last_finished_tick(cloud: Cloud) -> None:
+    store, old = cloud.fleet, acquired(cloud.fleet)
+    assert store.last_tick() is None
+    store.release(old)
+    assert store.last_tick() is None, "a tick whose time was over"
+    newer = store.acquire("two", NOW + 91, 90)
+    assert newer is not None
+    store.release(old, finished_at=NOW + 92)
+    assert store.last_tick() is None, "an old fence writes nothing"
+    store.release(newer, finished_at=NOW + 93)
+    assert store.last_tick() == NOW + 93
+    again = store.acquire("two", NOW + 94, 90)
+    assert again is not None and store.last_tick() == NOW + 93
+    store.release(again)
+    assert store.last_tick() == NOW + 93
+
+
 def test_fleets_are_listed_by_tenant_and_replaced_by_version(cloud: Cloud) -> None:
     store = cloud.fleet
     for one in (fleet("b"), fleet("a"), fleet("a", tenant="rival")):

@@ -17,6 +17,7 @@ from blake3 import blake3
 import tests.kits.api.harness as harness
 from baton.contract.errors import ErrorCode
 from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET, ring_token
+from baton.contract.providers import ACCOUNTS
 from baton.contract.worker.control import MAX_COMMANDS
 from cdk.resources.access import ACCESS
 from functions.api.fleet.enrolment_keys import EnrolmentKeys
@@ -29,10 +30,12 @@ from functions.local.emulator import Emulator
 from functions.publishing.bus import DeadLetterQueue, EventBridgeBus
 from functions.publishing.outbox import publish
 from functions.storage.dynamodb.webhooks import DynamoWebhookStore
+from functions.storage.provider_accounts import SecretsManagerAccounts
 from functions.webhooks.delivery import deliver
 from functions.webhooks.event_queue import SqsDeliveryQueue, Subscribers
 from functions.webhooks.http_delivery import PostOutcome
 from tests.functional.api.test_transfers import download, multipart, token, upload
+from tests.kits.api.accounts import KEY, log_in, market
 from tests.kits.api.harness import NOW, TENANT, Api, quoted
 from tests.kits.api.stream_records import no_wait, stream_record
 from tests.kits.api.webhooks import make_event, make_webhook
@@ -426,6 +429,27 @@ def rent(recorder: Recorder, api: Api) -> None:
     assert len(api.get("/fleets/nights/machines").ok()["machines"]) >= 2
 
 
+def account(recorder: Recorder, emulator: Emulator, api: Api, patch: pytest.MonkeyPatch) -> None:
+    """Store, replace, list and remove accounts in a new secret, examine and fix; the controller reads the accounts."""
+    client = emulator.client("secretsmanager")
+    client.meta.events.register("provide-client-params.*", recorder.note)
+    store = SecretsManagerAccounts(lambda: client, unique("providers"))
+    with market(api, patch, store) as vast:
+        for provider in ACCOUNTS:
+            api.call("PUT", f"/providers/{provider}", {"api_key": KEY})
+        log_in(api)
+        vast.accounts[KEY].min_interval_s = {"destroy": 1}
+        api.get("/providers").ok()
+        api.get("/fleet-doctor").ok()
+        assert api.context.fleet is not None
+        stray = VirtualMachine("stray", f"{api.context.fleet.deployment()}-x", 1.0, NOW, "h")
+        vast.accounts[KEY].machines.append(stray)
+        api.post("/fleet-doctor/fix", {"findings": ["stray_machine/vast/stray"]}).ok()
+        assert stray.ended_at is not None
+        assert api.call("DELETE", "/providers/vast").status == 204
+    recorder.within(lambda: "fleet", store.read)()
+
+
 def published(recorder: Recorder, emulator: Emulator, api: Api) -> None:
     """Publish an event with a delivery to a webhook, and an unpublishable event."""
     events, sqs = emulator.client("events"), emulator.client("sqs")
@@ -475,6 +499,7 @@ def test_each_function_asks_for_what_its_role_allows(emulator: Emulator, monkeyp
         ):
             part(api)
         rent(recorder, api)
+        account(recorder, emulator, api, monkeypatch)
         published(recorder, emulator, api)
     assert recorder.calls == {route.route_key for route in all_routes()}
     for name, access in ACCESS.items():
@@ -484,6 +509,7 @@ def test_each_function_asks_for_what_its_role_allows(emulator: Emulator, monkeyp
         assert bool(recorder.keys[name]) == bool(access.buckets), name
         queues = {*access.dead_letters, *access.delivery_queue} - LAMBDAS_OWN
         allowed = {f"events:{action}" for action in access.bus} | {f"sqs:{action}" for action in queues}
+        allowed |= {f"secretsmanager:{action}" for action in access.provider_secret}
         assert recorder.others[name] == allowed, name
     feeds = {name for name, access in ACCESS.items() if LAMBDAS_OWN & set(access.delivery_queue)}
     assert feeds == {"deliverer"} and set(ACCESS["deliverer"].delivery_queue) == LAMBDAS_OWN

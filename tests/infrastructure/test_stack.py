@@ -96,6 +96,8 @@ def test_a_function_may_do_what_the_table_says_and_nothing_else(template: Json, 
         (f"sqs:{action}", f"<{_logical_id(template, 'AWS::SQS::Queue', 'WebhooksLine')}>")
         for action in ACCESS[name].delivery_queue
     }
+    secret = "arn:<AWS::Partition>:secretsmanager:<AWS::Region>:<AWS::AccountId>:secret:baton-test-providers-??????"
+    expected |= {(f"secretsmanager:{action}", secret) for action in ACCESS[name].provider_secret}
     log = f"<{_logical_id(template, 'AWS::Logs::LogGroup', f'Functions{name.capitalize()}Log')}>"
     expected |= {("logs:CreateLogStream", log), ("logs:PutLogEvents", log)}
     assert allowed(template, name) == expected
@@ -294,6 +296,8 @@ def test_the_controller_of_the_fleets_rents_nothing_by_itself(template: Json) ->
         variables = properties["Environment"]["Variables"]
         url = {"Fn::GetAtt": [api, "ApiEndpoint"]} if name == "fleet" else None
         assert variables.get("BATON_FLEET_API_URL") == url
+        secret = "baton-test-providers" if name in ("fleet", "machines") else None
+        assert variables.get("BATON_PROVIDER_SECRET") == secret
         assert "BATON_LOOPBACK_DIRECTORY" not in variables and "BATON_FLEET_CLOCK_SPEED" not in variables
 
 

@@ -20,6 +20,7 @@ class MemoryFleetStore:
         self._fence = 0
         self._holder = ""
         self._lease_until = 0
+        self._finished_at: int | None = None
         self._fleets = (state or MemoryState()).fleets
         self._retired: dict[tuple[str, str], StoredFleet] = {}
         self._spending = DeploymentLedger()
@@ -46,9 +47,13 @@ class MemoryFleetStore:
         self._lease_until = now + duration_s
         return self._fence
 
-    def release(self, fence: int) -> None:
+    def release(self, fence: int, *, finished_at: int | None = None) -> None:
         if fence == self._fence:
             self._lease_until = 0
+            self._finished_at = self._finished_at if finished_at is None else finished_at
+
+    def last_tick(self) -> int | None:
+        return self._finished_at
 
     def fleets(self, tenant: str | None = None) -> Sequence[StoredFleet]:
         places = sorted(place for place in self._fleets if tenant in (None, place[0]))

@@ -20,6 +20,7 @@ from baton.contract.names import RENT_FLEET_PATTERN
 from functions.api.fleet.store import fleet_time, require_store
 from functions.api.http.context import ApiCall, Context
 from functions.domain.errors import Refusal, WriteConflict
+from functions.fleet.accounts import no_account
 from functions.fleet.ledger import bounds, reserved_usd
 from functions.fleet.records import Machine, StoredFleet
 
@@ -53,7 +54,8 @@ def put(context: Context, call: ApiCall) -> FleetView:
         created_at=before.created_at if before else now,
         updated_at=now,
     )
-    return _store(context, call, fleet)
+    unusable = [no_account(provider) for provider in spec.providers if provider not in context.drivers]
+    return _store(context, call, fleet).model_copy(update={"warnings": unusable})
 
 
 def list_fleets(context: Context, call: ApiCall) -> FleetPage:

@@ -18,6 +18,7 @@ from baton.contract.error_body import ErrorBody
 from baton.contract.errors import ErrorCode
 from baton.contract.money import Budget
 from baton.contract.names import BUCKETS, FLEET_NAME_PATTERN, KEY_ID_PATTERN, RING_NAME_PATTERN
+from baton.contract.providers import ACCOUNTS
 from baton.contract.recipes.calls import RECIPE_ID_PATTERN
 from functions.api.http.route import Route, all_routes
 from functions.settings import ControlPlaneSettings
@@ -118,6 +119,7 @@ _PATH_SCHEMAS: dict[str, dict[str, Any]] = {
     "recipe": {"type": "string", "pattern": RECIPE_ID_PATTERN},
     "ring": {"type": "string", "pattern": RING_NAME_PATTERN},
     "fleet": {"type": "string", "pattern": FLEET_NAME_PATTERN},
+    "provider": {"type": "string", "enum": list(ACCOUNTS)},
     "key": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_BYTES, "pattern": _KEY_PATTERN},
 }
 _KEY_ID = {"type": "string", "pattern": KEY_ID_PATTERN}
@@ -128,6 +130,7 @@ _PATH_EXAMPLES: dict[str, Any] = {
     "recipe": "digits@1",
     "ring": "shapes",
     "fleet": "nights",
+    "provider": "vast",
     "key": "digits/3/0001.png",
 }
 _KEY_ID_EXAMPLE = "k3f9a7c2"

@@ -17,13 +17,39 @@ from baton.contract.fleet import (
     MachineOrders,
     MachinePage,
 )
+from baton.contract.fleet_doctor import DoctorReport, FixAnswer, FixRequest
 from baton.contract.fleet_plan import FleetPlan, OfferPage, OffersRequest, PlanRequest
-from functions.api.fleet import fleet_calls, machine_calls, plan_calls
-from functions.api.http.route import ENROLL, SUBMIT, WORKER, Route
+from baton.contract.providers import (
+    Ec2Account,
+    ProviderPage,
+    ProviderView,
+    RunpodAccount,
+    SaladAccount,
+    SshAccount,
+    VastAccount,
+)
+from functions.api.fleet import account_calls, doctor_calls, fleet_calls, machine_calls, plan_calls
+from functions.api.http.route import ADMIN, ENROLL, SUBMIT, WORKER, Route
 
 _FLEET = (E.FLEET_NOT_FOUND,)
 _MACHINE = (E.MACHINE_UNKNOWN, E.CONFLICT)
 _fleet = partial(Route, function="machines", scopes=SUBMIT)
+_admin = partial(Route, function="machines", scopes=ADMIN)
+_account = partial(
+    _admin,
+    "PUT",
+    answer=ProviderView,
+    refuses=(
+        E.CONFLICT,
+        E.PROVIDER_KEY_REFUSED,
+        E.PROVIDER_PERMISSION_MISSING,
+        E.PROVIDER_CREDIT_EXHAUSTED,
+        E.PROVIDER_QUOTA_REACHED,
+        E.PROVIDER_IMAGE_REFUSED,
+        E.PROVIDER_REQUEST_REFUSED,
+        E.PROVIDER_UNAVAILABLE,
+    ),
+)
 
 ROUTES: tuple[Route, ...] = (
     _fleet("GET", "/fleets", fleet_calls.list_fleets, answer=FleetPage),
@@ -52,6 +78,28 @@ ROUTES: tuple[Route, ...] = (
         refuses=(E.FLEET_NOT_FOUND, E.UNKNOWN_RECIPE),
     ),
     _fleet("POST", "/offers", plan_calls.offers, body=(OffersRequest,), answer=OfferPage),
+    _account("/providers/vast", account_calls.put_vast, body=(VastAccount,)),
+    _account("/providers/salad", account_calls.put_salad, body=(SaladAccount,)),
+    _account("/providers/runpod", account_calls.put_runpod, body=(RunpodAccount,)),
+    _account("/providers/ec2", account_calls.put_ec2, body=(Ec2Account,)),
+    _account("/providers/ssh", account_calls.put_ssh, body=(SshAccount,)),
+    _admin("GET", "/providers", account_calls.list_providers, answer=ProviderPage, refuses=(E.CONFLICT,)),
+    _admin(
+        "DELETE",
+        "/providers/{provider}",
+        account_calls.remove,
+        status=204,
+        refuses=(E.PROVIDER_NOT_FOUND, E.PROVIDER_UNAVAILABLE, E.CONFLICT),
+    ),
+    _admin("GET", "/fleet-doctor", doctor_calls.examine_fleets, answer=DoctorReport, refuses=(E.CONFLICT,)),
+    _admin(
+        "POST",
+        "/fleet-doctor/fix",
+        doctor_calls.fix_findings,
+        body=(FixRequest,),
+        answer=FixAnswer,
+        refuses=(E.CONFLICT,),
+    ),
     Route(
         "POST",
         "/machines/enroll",

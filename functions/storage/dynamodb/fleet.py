@@ -67,13 +67,15 @@ class DynamoFleetStore:
         )
         return int(found["fence"]["N"]) if found else None
 
-    def release(self, fence: int) -> None:
-        self._updated(
-            fleet_items.FENCE,
-            "fence = :fence",
-            "SET lease_until = :zero",
-            {":fence": number(fence), ":zero": number(0)},
-        )
+    def release(self, fence: int, *, finished_at: int | None = None) -> None:
+        values, update = {":fence": number(fence), ":zero": number(0)}, "SET lease_until = :zero"
+        if finished_at is not None:
+            values, update = {**values, ":at": number(finished_at)}, f"{update}, finished_at = :at"
+        self._updated(fleet_items.FENCE, "fence = :fence", update, values)
+
+    def last_tick(self) -> int | None:
+        item = get_item(self._client, self._table, key_item(fleet_items.FENCE))
+        return int(item["finished_at"]["N"]) if item and "finished_at" in item else None
 
     def fleets(self, tenant: str | None = None) -> Sequence[StoredFleet]:
         return self._range(StoredFleet, table_keys.FLEETS, "" if tenant is None else table_keys.fleet_sk(tenant, ""))

@@ -1,0 +1,95 @@
+"""Define what `baton fleet doctor` finds, and what it does about a finding."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from baton.contract.base import AnswerModel, EpochSeconds, WireModel
+
+
+class FindingCode(StrEnum):
+    """Stable name of a kind of finding."""
+
+    STRAY_MACHINE = "stray_machine"
+    """A machine with a token of this deployment that no record explains."""
+    LINGERING_MACHINE = "lingering_machine"
+    """A machine that its provider still lists ten minutes after it was to end."""
+    LEFTOVER = "leftover"
+    """A disk or a stopped contract of this deployment that the provider bills."""
+    FOREIGN_MACHINES = "foreign_machines"
+    """Machines of the same account that carry no token of this deployment; Baton never touches them."""
+    ACCOUNT_REFUSED = "account_refused"
+    """The provider does not accept the stored account any more."""
+    ACCOUNT_PROBLEM = "account_problem"
+    """A permission that the key lacks or should not have, or a limit that is reached."""
+    ACCOUNT_MISSING = "account_missing"
+    """A fleet names a provider of which no account is stored."""
+    BALANCE_LOW = "balance_low"
+    """The prepaid credit lasts for two hours of the present spending at most."""
+    PROVIDER_SILENT = "provider_silent"
+    """The provider did not answer, so nothing follows about its machines."""
+    CONTROLLER_LATE = "controller_late"
+    """No tick of the fleets' controller has succeeded for five minutes."""
+
+
+class DoctorFinding(AnswerModel):
+    """DoctorFinding of the doctor.
+
+    Example: `{"id": "stray_machine/vast/123", "code": "stray_machine", "provider": "vast", "detail": "...", ...}`
+    """
+
+    id: str
+    """Code, provider and the provider's id, by which a fix is ordered."""
+    code: FindingCode
+    provider: str = ""
+    detail: str
+    """What was found, and what a person can do."""
+    fix: str = ""
+    """What a fix does; empty if the doctor can do nothing."""
+
+
+class DoctorReport(AnswerModel):
+    """Findings about all fleets and providers of the deployment, the urgent ones first.
+
+    Example: `{"providers": ["vast"], "findings": [], "at": 1700000000}`
+    """
+
+    providers: list[str]
+    """Providers that were examined."""
+    findings: list[DoctorFinding]
+    at: EpochSeconds
+    """Time of the examination by the fleets' clock."""
+
+
+class FixRequest(WireModel):
+    """Findings to fix.
+
+    Example: `{"findings": ["stray_machine/vast/123"]}`
+    """
+
+    findings: Annotated[list[Annotated[str, Field(min_length=1, max_length=512)]], Field(min_length=1)]
+
+
+class FixOutcome(AnswerModel):
+    """Outcome of one fix.
+
+    Example: `{"id": "stray_machine/vast/123", "fixed": true, "detail": "the provider ends the machine"}`
+    """
+
+    id: str
+    fixed: bool
+    later: bool = False
+    """True if the provider's shortest interval between two calls is not over; the same call does it a moment later."""
+    detail: str
+
+
+class FixAnswer(AnswerModel):
+    """Outcomes of the fixes, in the order of the request.
+
+    Example: `{"outcomes": []}`
+    """
+
+    outcomes: list[FixOutcome]

@@ -1,0 +1,139 @@
+"""The calls about accounts at providers: check and store, list, remove. No answer contains a secret."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from pydantic import ValidationError
+
+from baton.contract.errors import ErrorCode
+from baton.contract.names import ProviderName
+from baton.contract.providers import Account, ProviderPage, ProviderView
+from functions.api.fleet.store import fleet_time, require_store
+from functions.api.http.context import ApiCall, Context, NoContent
+from functions.domain.errors import Refusal
+from functions.fleet.accounts import AccountsUnreadable, CachedAccounts, StoredAccount
+from functions.fleet.drivers.configured import build_driver
+from functions.fleet.drivers.protocol import Driver, ProviderRefused, ProviderUnavailable
+
+MOST_NAMED = 8
+"""Machines that a refusal names."""
+
+
+def put_vast(context: Context, call: ApiCall) -> ProviderView:
+    """Check an account at Vast.ai, then store the account in place of an earlier one."""
+    return _put(context, call, "vast")
+
+
+def put_salad(context: Context, call: ApiCall) -> ProviderView:
+    """Check an account at SaladCloud, then store the account in place of an earlier one."""
+    return _put(context, call, "salad")
+
+
+def put_runpod(context: Context, call: ApiCall) -> ProviderView:
+    """Check an account at RunPod, then store the account in place of an earlier one."""
+    return _put(context, call, "runpod")
+
+
+def put_ec2(context: Context, call: ApiCall) -> ProviderView:
+    """Check an access key for Amazon EC2, then store the key in place of an earlier one."""
+    return _put(context, call, "ec2")
+
+
+def put_ssh(context: Context, call: ApiCall) -> ProviderView:
+    """Check hosts that accept an SSH key, then store hosts and key in place of earlier ones."""
+    return _put(context, call, "ssh")
+
+
+def list_providers(context: Context, call: ApiCall) -> ProviderPage:
+    """List the stored accounts as of their last check."""
+    stored = _require_accounts(context).read()
+    return ProviderPage(providers=[stored[name].view for name in sorted(stored)])
+
+
+def remove(context: Context, call: ApiCall) -> NoContent:
+    """Remove an account; refused while the account lists machines of this deployment, which nobody would end."""
+    provider, accounts = call.path["provider"], _require_accounts(context)
+    stored = next((name for name in accounts.read() if name == provider), None)
+    if stored is None:
+        raise Refusal(ErrorCode.PROVIDER_NOT_FOUND, f"No account at {provider[:40]} is stored.", field="provider")
+    left = _list_machines(context, context.drivers.get(stored))
+    if left:
+        detail = f"{_name(left)} at {stored}; stop the fleets and wait until the machines are gone."
+        raise Refusal(ErrorCode.CONFLICT, detail, field="provider")
+    accounts.remove(stored)
+    return NoContent()
+
+
+def _put(context: Context, call: ApiCall, provider: ProviderName) -> ProviderView:
+    accounts, now = _require_accounts(context), fleet_time(context, call)
+    account: Account = call.body
+    driver = build_driver(provider, account, now=lambda: float(now))
+    with _refusals_translated(provider):
+        report = driver.examine(_prefix(context))
+    try:
+        before = accounts.read().get(provider)
+        if before is not None and before.account != account:
+            _require_same_machines(context, provider, driver)
+        view = ProviderView(
+            provider=provider,
+            account=report.account,
+            balance_usd=report.balance_usd,
+            problems=list(report.problems),
+            checked_at=now,
+        )
+        accounts.put(provider, StoredAccount(account=account, view=view))
+    except AccountsUnreadable as error:
+        raise Refusal(ErrorCode.CONFLICT, f"{error}; delete it, then store all accounts again.") from error
+    return view
+
+
+def _require_same_machines(context: Context, provider: ProviderName, driver: Driver) -> None:
+    """Refuse an account that does not list the machines of the present one.
+
+    The controller would take the absence of the machines for their end, while the present account is billed for them.
+    """
+    present = _list_machines(context, context.drivers.get(provider))
+    hidden = present - _list_machines(context, driver) if present else set()
+    if hidden:
+        detail = f"{_name(hidden)} in the present account at {provider} and not in this one; stop the fleets first."
+        raise Refusal(ErrorCode.CONFLICT, detail)
+
+
+def _list_machines(context: Context, driver: Driver | None) -> set[str]:
+    """Return the tokens of this deployment's machines; empty for an account that its provider refuses by now."""
+    if driver is None:
+        return set()
+    with _refusals_translated(driver.name), suppress(ProviderRefused):
+        return {one.token for one in driver.inventory(_prefix(context), 0).sightings}
+    return set()
+
+
+def _name(tokens: set[str]) -> str:
+    """Return `the machines a, b run`."""
+    verb = "the machine {} runs" if len(tokens) == 1 else "the machines {} run"
+    return verb.format(", ".join(sorted(tokens)[:MOST_NAMED]))
+
+
+def _prefix(context: Context) -> str:
+    return f"{require_store(context).deployment()}-"
+
+
+@contextmanager
+def _refusals_translated(provider: str) -> Iterator[None]:
+    """Raise Refusal in place of a driver's exception."""
+    try:
+        yield
+    except ProviderRefused as error:
+        reason = str(error).removeprefix(f"{error.kind}: ").removesuffix(".")
+        raise Refusal(ErrorCode(error.kind.value), f"{provider}: {reason}.") from error
+    except (ProviderUnavailable, ValidationError) as error:
+        raise Refusal(ErrorCode.PROVIDER_UNAVAILABLE, f"{provider}: {error}.") from error
+
+
+def _require_accounts(context: Context) -> CachedAccounts:
+    if context.accounts is None:
+        detail = "This deployment has no place for accounts; deploy the newest version of Baton."
+        raise Refusal(ErrorCode.CONFLICT, detail)
+    return context.accounts

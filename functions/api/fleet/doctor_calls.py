@@ -1,0 +1,35 @@
+"""The calls of the fleets' doctor."""
+
+from __future__ import annotations
+
+from baton.contract.errors import ErrorCode
+from baton.contract.fleet_doctor import DoctorReport, FixAnswer, FixRequest
+from functions.api.fleet.store import fleet_time, require_store
+from functions.api.http.context import ApiCall, Context
+from functions.domain.errors import Refusal
+from functions.fleet import doctor
+from functions.fleet.accounts import AccountsUnreadable
+
+
+def examine_fleets(context: Context, call: ApiCall) -> DoctorReport:
+    """Examine all providers, machines and the controller: strays, leftovers, refused accounts, late ticks."""
+    now = fleet_time(context, call)
+    try:
+        found = doctor.examine(require_store(context), context.drivers, now)
+    except AccountsUnreadable as error:
+        raise _unreadable(error) from error
+    return DoctorReport(providers=list(found.providers), findings=list(found.findings), at=now)
+
+
+def fix_findings(context: Context, call: ApiCall) -> FixAnswer:
+    """Fix findings of an earlier examination that still exist; foreign machines are never touched."""
+    body: FixRequest = call.body
+    try:
+        outcomes = doctor.fix(require_store(context), context.drivers, body.findings, fleet_time(context, call))
+    except AccountsUnreadable as error:
+        raise _unreadable(error) from error
+    return FixAnswer(outcomes=outcomes)
+
+
+def _unreadable(error: AccountsUnreadable) -> Refusal:
+    return Refusal(ErrorCode.CONFLICT, f"{error}; delete it, then store all accounts again.")

@@ -1,0 +1,265 @@
+"""Find what costs money without a use, what has stopped working, and repair what only a call of the provider needs.
+
+The doctor reads each provider's list before the records: the intent of a create is stored before the call, therefore
+every machine of a list that is not a stray has a record by then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+from pydantic import ValidationError
+
+from baton.contract.fleet import MachineState as State
+from baton.contract.fleet_doctor import DoctorFinding, FindingCode, FixOutcome
+from functions.fleet.accounts import no_account
+from functions.fleet.balances import describe_low_balance, sum_spending
+from functions.fleet.drivers.protocol import AccountReport, Driver, Leftover, ProviderRefused, ProviderUnavailable
+from functions.fleet.records import Inventory, Machine, Sighting, StoredFleet
+from functions.fleet.store import FleetStore
+
+ANSWER_WITHIN_S = 10.0
+"""Time that all providers have together, below the time-outs of the function and of API Gateway."""
+BEGIN_WITHIN_S = 12.0
+"""Time after which no fix begins, so that also a slow one ends before the caller stops waiting."""
+LATE_S = 300
+"""Time without a finished tick after which the controller counts as late."""
+LINGERS_S = 600
+"""Time after the order to end a machine at which a machine that is still listed becomes a finding."""
+SHOWN_NAMES = 8
+_NO_ANSWER = (ProviderUnavailable, ValidationError)
+
+
+@dataclass(frozen=True)
+class ProviderExamination:
+    """Answers of one provider; `refused` or `silent` says why answers are missing."""
+
+    provider: str
+    inventory: Inventory | None = None
+    report: AccountReport | None = None
+    refused: str = ""
+    silent: str = ""
+
+
+@dataclass(frozen=True)
+class Examination:
+    """Findings, and the calls that fix them, by the id of the finding."""
+
+    providers: Sequence[str]
+    findings: Sequence[DoctorFinding]
+    fixes: Mapping[str, Fix]
+
+
+@dataclass(frozen=True)
+class Fix:
+    """Call that fixes a finding. `outcome` is told after the call."""
+
+    driver: Driver
+    interval: str
+    call: Callable[[], object]
+    outcome: str
+
+
+@dataclass
+class _Findings:
+    found: list[DoctorFinding] = field(default_factory=list)
+    fixes: dict[str, Fix] = field(default_factory=dict)
+
+    def add(
+        self,
+        code: FindingCode,
+        detail: str,
+        *,
+        provider: str = "",
+        subject: str = "",
+        remedy: str = "",
+        fix: Fix | None = None,
+    ) -> None:
+        parts = [code.value, *([provider] if provider else []), *([subject] if subject else [])]
+        one = DoctorFinding(id="/".join(parts), code=code, provider=provider, detail=detail, fix=remedy)
+        self.found.append(one)
+        if fix is not None:
+            self.fixes[one.id] = fix
+
+
+def examine(store: FleetStore, drivers: Mapping[str, Driver], now: int) -> Examination:
+    """Examine all providers of the deployment, their machines and the controller; change nothing."""
+    drivers, prefix = dict(drivers), f"{store.deployment()}-"
+    examined = _ask_all(drivers, prefix, now)
+    fleets = store.fleets()
+    machines = [machine for one in fleets for machine in store.machines(one.tenant, one.spec.name)]
+    found = _Findings()
+    _find_late_controller(found, store, fleets, now)
+    live = {machine.id for machine in machines}
+    for one in examined:
+        driver = drivers[one.provider]
+        _find_strays(found, driver, one, live)
+        _find_leftovers(found, driver, one, live)
+        _find_in_account(found, one, sum_spending(machines).get(one.provider, 0.0))
+    _find_lingering(found, drivers, machines, now)
+    missing = {name for one in fleets if not one.stopped for name in one.spec.providers} - set(drivers)
+    for name in sorted(missing):
+        users = ", ".join(one.spec.name for one in fleets if name in one.spec.providers)
+        found.add(FindingCode.ACCOUNT_MISSING, f"{no_account(name)} (fleets: {users})", provider=name)
+    order = list(FindingCode)
+    findings = sorted(found.found, key=lambda one: (order.index(one.code), one.id))
+    return Examination([one.provider for one in examined], findings, found.fixes)
+
+
+def fix(store: FleetStore, drivers: Mapping[str, Driver], ids: Iterable[str], now: int) -> list[FixOutcome]:
+    """Examine again, and fix those of the findings that still exist, as long as the caller waits."""
+    begin = time.monotonic()
+    fixes = examine(store, drivers, now).fixes
+    return [
+        _fix(store, fixes.get(one), one, now, in_time=time.monotonic() - begin < BEGIN_WITHIN_S)
+        for one in dict.fromkeys(ids)
+    ]
+
+
+def _fix(store: FleetStore, found: Fix | None, id_: str, now: int, *, in_time: bool) -> FixOutcome:
+    if found is None:
+        return FixOutcome(id=id_, fixed=False, detail="nothing is left to fix, or a person must do it")
+    if not in_time:
+        return FixOutcome(id=id_, fixed=False, later=True, detail="the time of one call is over")
+    interval_s = found.driver.min_interval_s.get(found.interval, 0.0)
+    if interval_s and not store.allow(found.driver.name, found.interval, now, interval_s):
+        detail = f"{found.driver.name} accepts one such call every {interval_s:g} s"
+        return FixOutcome(id=id_, fixed=False, later=True, detail=detail)
+    try:
+        accepted = found.call()
+    except (*_NO_ANSWER, ProviderRefused) as error:
+        return FixOutcome(id=id_, fixed=False, detail=str(error))
+    if accepted is False:
+        return FixOutcome(id=id_, fixed=False, detail=f"{found.driver.name} did not accept the call; repeat it")
+    return FixOutcome(id=id_, fixed=True, detail=found.outcome)
+
+
+def _ask_all(drivers: Mapping[str, Driver], prefix: str, now: int) -> list[ProviderExamination]:
+    """Ask all providers at the same time, because one that does not answer must not hide the others."""
+    names = sorted(drivers)
+    if not names:
+        return []
+    pool = ThreadPoolExecutor(max_workers=len(names))
+    running = {name: pool.submit(_ask, name, drivers[name], prefix, now) for name in names}
+    done, _ = wait(running.values(), ANSWER_WITHIN_S)
+    pool.shutdown(wait=False, cancel_futures=True)
+    silent = f"no answer within {ANSWER_WITHIN_S:g} s"
+    return [one.result() if one in done else ProviderExamination(name, silent=silent) for name, one in running.items()]
+
+
+def _ask(name: str, driver: Driver, prefix: str, now: int) -> ProviderExamination:
+    inventory, report, refused, silent = None, None, "", ""
+    try:
+        inventory = driver.inventory(prefix, now)
+        report = driver.examine(prefix)
+    except ProviderRefused as error:
+        refused = str(error)
+    except _NO_ANSWER as error:
+        silent = str(error)
+    return ProviderExamination(name, inventory, report, refused, silent)
+
+
+def _find_strays(found: _Findings, driver: Driver, one: ProviderExamination, live: set[str]) -> None:
+    for seen in one.inventory.sightings if one.inventory else ():
+        if seen.token in live:
+            continue
+        price = "" if seen.usd_per_hour is None else f", {seen.usd_per_hour:g} USD/h"
+        detail = f"{one.provider} lists the machine {seen.handle} ({seen.token}{price}), and no record explains it"
+        found.add(
+            FindingCode.STRAY_MACHINE,
+            detail,
+            provider=one.provider,
+            subject=seen.handle,
+            remedy=f"destroys the machine {seen.handle}",
+            fix=_destroy(driver, seen.handle),
+        )
+
+
+def _find_leftovers(found: _Findings, driver: Driver, one: ProviderExamination, live: set[str]) -> None:
+    for leftover in one.report.leftovers if one.report else ():
+        if leftover.token in live:
+            continue
+        price = "" if leftover.usd_per_hour is None else f", {leftover.usd_per_hour:g} USD/h"
+        detail = f"{one.provider} bills the {leftover.kind} {leftover.handle} ({leftover.token}{price})"
+        found.add(
+            FindingCode.LEFTOVER,
+            detail,
+            provider=one.provider,
+            subject=leftover.handle,
+            remedy=f"deletes the {leftover.kind} {leftover.handle}",
+            fix=_remove(driver, leftover),
+        )
+
+
+def _find_in_account(found: _Findings, one: ProviderExamination, usd_per_hour: float) -> None:
+    if one.refused:
+        detail = f"{one.provider} refuses the stored account: {one.refused}"
+        if "fleet login" not in detail:
+            detail = f"{detail.removesuffix('.')}. Store a valid account with `baton fleet login {one.provider}`."
+        found.add(FindingCode.ACCOUNT_REFUSED, detail, provider=one.provider)
+    if one.silent:
+        detail = f"{one.provider} did not answer: {one.silent}"
+        found.add(FindingCode.PROVIDER_SILENT, detail, provider=one.provider)
+    if one.inventory is not None and not one.inventory.complete:
+        detail = f"the list of machines of {one.provider} is incomplete; strays may be missing here"
+        found.add(FindingCode.PROVIDER_SILENT, detail, provider=one.provider)
+    if one.report is None:
+        return
+    for number, problem in enumerate(one.report.problems, 1):
+        found.add(FindingCode.ACCOUNT_PROBLEM, problem, provider=one.provider, subject=str(number))
+    if one.report.foreign:
+        names = _name_some(one.report.foreign)
+        detail = f"{len(one.report.foreign)} machines at {one.provider} are not Baton's and are left alone: {names}"
+        found.add(FindingCode.FOREIGN_MACHINES, detail, provider=one.provider)
+    low = describe_low_balance(one.report.balance_usd, usd_per_hour)
+    if low:
+        found.add(FindingCode.BALANCE_LOW, f"{one.provider}: {low}", provider=one.provider)
+
+
+def _find_lingering(found: _Findings, drivers: Mapping[str, Driver], machines: Iterable[Machine], now: int) -> None:
+    for one in machines:
+        if one.state is not State.TERMINATING or one.handle is None or now < one.since + LINGERS_S:
+            continue
+        minutes = (now - one.since) // 60
+        detail = f"{one.provider} was asked {minutes} minutes ago to end {one.id} ({one.usd_per_hour:g} USD/h)"
+        driver = drivers.get(one.provider)
+        found.add(
+            FindingCode.LINGERING_MACHINE,
+            f"{detail}; its absence is not proved yet",
+            provider=one.provider,
+            subject=one.handle,
+            remedy=f"asks {one.provider} again to destroy {one.handle}" if driver else "",
+            fix=_destroy(driver, one.handle) if driver else None,
+        )
+
+
+def _find_late_controller(found: _Findings, store: FleetStore, fleets: Sequence[StoredFleet], now: int) -> None:
+    if not fleets:
+        return
+    finished = store.last_tick()
+    since = min(one.created_at for one in fleets) if finished is None else finished
+    if now - since >= LATE_S:
+        detail = (
+            f"no tick of the fleets' controller has succeeded for {(now - since) // 60} minutes; no machine is rented "
+            "or given back. Read the log of the function fleet; machines end themselves without orders."
+        )
+        found.add(FindingCode.CONTROLLER_LATE, detail)
+
+
+def _destroy(driver: Driver, handle: str) -> Fix:
+    return Fix(driver, "destroy", lambda: driver.destroy(handle), f"{driver.name} ends the machine")
+
+
+def _remove(driver: Driver, leftover: Leftover) -> Fix:
+    return Fix(
+        driver, "destroy", lambda: driver.remove_leftover(leftover), f"{driver.name} deletes the {leftover.kind}"
+    )
+
+
+def _name_some(sightings: Sequence[Sighting]) -> str:
+    names = [one.token or one.handle for one in sightings]
+    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    return ", ".join(names[:SHOWN_NAMES]) + more

@@ -1,0 +1,214 @@
+"""The doctor of the fleets: what costs money without a use is found and ended, what is not Baton's is left alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from baton.contract.fleet import MachineState
+from functions.fleet import doctor
+from functions.fleet.drivers.protocol import AccountReport, Leftover, ProviderRefused, ProviderUnavailable, RefusalKind
+from functions.fleet.records import Sighting
+from tests.kits.api.accounts import KEY, AccountProvider, log_in, market
+from tests.kits.api.fleets import DOCUMENT, OFFER, make_machine, put_machine
+from tests.kits.api.harness import NOW, Api
+from tests.twins.provider import VirtualMachine
+
+VAST_OFFER = OFFER.model_copy(update={"provider": "vast"})
+
+
+@pytest.fixture
+def vast(api: Api, monkeypatch: pytest.MonkeyPatch) -> Iterator[AccountProvider]:
+    with market(api, monkeypatch) as made:
+        log_in(api)
+        yield made.accounts[KEY]
+
+
+def token(api: Api, name: str) -> str:
+    assert api.context.fleet is not None
+    return f"{api.context.fleet.deployment()}-{name}"
+
+
+def findings(api: Api) -> dict[str, dict[str, Any]]:
+    return {one["id"]: one for one in api.get("/fleet-doctor").ok()["findings"]}
+
+
+def apply(api: Api, **changes: Any) -> None:
+    api.call("PUT", "/fleets/nights", {**DOCUMENT, "providers": ["vast"], "image": "i", **changes}).ok()
+
+
+def finish_tick(api: Api) -> None:
+    store = api.context.fleet
+    assert store is not None
+    fence = store.acquire("tick", api.clock.now(), 90)
+    assert fence is not None
+    store.release(fence, finished_at=api.clock.now())
+
+
+def test_nothing_is_found_where_nothing_is_wrong(api: Api, vast: AccountProvider) -> None:
+    apply(api)
+    put_machine(api, make_machine(token(api, "m1"), MachineState.READY, offer=VAST_OFFER))
+    vast.machines.append(VirtualMachine("h-1", token(api, "m1"), 0.4, NOW, "host"))
+    with api.unchanged():
+        assert api.get("/fleet-doctor").ok() == {"providers": ["vast"], "findings": [], "at": NOW}
+
+
+def test_a_stray_is_destroyed_and_a_foreign_machine_is_not_touched(api: Api, vast: AccountProvider) -> None:
+    stray = VirtualMachine("h-2", token(api, "lost"), 0.4, NOW, "host")
+    foreign = VirtualMachine("h-3", "my-own-work", 2.0, NOW, "host")
+    vast.machines += [stray, foreign]
+    seen = Sighting(token="my-own-work", handle="h-3")
+    vast.report = AccountReport(account="me", foreign=[seen] * 9)
+    found = findings(api)
+    assert list(found) == ["stray_machine/vast/h-2", "foreign_machines/vast"], "the urgent ones first"
+    assert found["stray_machine/vast/h-2"]["fix"] == "destroys the machine h-2"
+    others = found["foreign_machines/vast"]
+    assert others["fix"] == "" and "9 machines" in others["detail"] and "and 1 more" in others["detail"]
+    outcomes = api.post("/fleet-doctor/fix", {"findings": [*found, *found, "stray_machine/vast/h-3"]}).ok()["outcomes"]
+    assert [(one["id"], one["fixed"]) for one in outcomes] == [
+        ("stray_machine/vast/h-2", True),
+        ("foreign_machines/vast", False),
+        ("stray_machine/vast/h-3", False),
+    ]
+    assert (stray.ended_at is None, foreign.ended_at) == (False, None)
+    assert list(findings(api)) == ["foreign_machines/vast"]
+
+
+def test_a_machine_with_a_record_is_no_stray_until_the_record_has_ended(api: Api, vast: AccountProvider) -> None:
+    apply(api)
+    vast.machines.append(VirtualMachine("h-1", token(api, "m1"), 0.4, NOW, "host"))
+    put_machine(api, make_machine(token(api, "m1"), MachineState.AMBIGUOUS, handle=None, offer=VAST_OFFER))
+    assert findings(api) == {}
+    gone = make_machine(token(api, "m1"), MachineState.GONE, offer=VAST_OFFER, version=2)
+    put_machine(api, gone)
+    assert list(findings(api)) == ["stray_machine/vast/h-1"]
+
+
+def test_leftovers_are_deleted_except_those_of_live_machines(api: Api, vast: AccountProvider) -> None:
+    apply(api)
+    put_machine(api, make_machine(token(api, "m1"), MachineState.READY, offer=VAST_OFFER))
+    disk = Leftover(kind="disk", handle="d-1", token=token(api, "old"), usd_per_hour=0.01)
+    used = Leftover(kind="disk", handle="d-2", token=token(api, "m1"))
+    vast.report = AccountReport(account="me", leftovers=[disk, used])
+    (found,) = findings(api).values()
+    assert (found["id"], found["fix"]) == ("leftover/vast/d-1", "deletes the disk d-1")
+    assert "0.01 USD/h" in found["detail"]
+    (outcome,) = api.post("/fleet-doctor/fix", {"findings": [found["id"]]}).ok()["outcomes"]
+    assert outcome["fixed"] and vast.removed == [disk]
+
+
+def test_a_machine_that_does_not_end_is_ended_again(api: Api, vast: AccountProvider) -> None:
+    apply(api)
+    machine = VirtualMachine("h-m1", token(api, "m1"), 0.4, NOW, "host")
+    vast.machines.append(machine)
+    put_machine(api, make_machine(token(api, "m1"), MachineState.TERMINATING, offer=VAST_OFFER, handle="h-m1"))
+    api.clock.advance(599)
+    finish_tick(api)
+    assert findings(api) == {}
+    api.clock.advance(1)
+    (found,) = findings(api).values()
+    assert found["code"] == "lingering_machine" and "10 minutes" in found["detail"]
+    vast.min_interval_s = {"destroy": 3.0}
+    vast.refusal = None
+    body = {"findings": [found["id"]]}
+    vast.faults.ignored_destroys = 1
+    assert api.post("/fleet-doctor/fix", body).ok()["outcomes"][0]["fixed"]
+    (early,) = api.post("/fleet-doctor/fix", body).ok()["outcomes"]
+    assert (early["fixed"], early["later"]) == (False, True)
+    api.clock.advance(3)
+    assert api.post("/fleet-doctor/fix", body).ok()["outcomes"][0]["fixed"] and machine.ended_at is not None
+
+
+def test_a_key_that_stopped_working_is_found_beside_the_others(api: Api, vast: AccountProvider) -> None:
+    vast.refusal = ProviderRefused(RefusalKind.KEY, "GET /x was answered 401.")
+    (found,) = findings(api).values()
+    assert found["code"] == "account_refused" and "provider_key_refused" in found["detail"]
+    assert "`baton fleet login vast`" in found["detail"] and found["fix"] == ""
+    vast.refusal = ProviderUnavailable("GET /x was answered 502")
+    (found,) = findings(api).values()
+    assert found["code"] == "provider_silent" and "502" in found["detail"]
+    vast.refusal = None
+    vast.report = AccountReport(account="me", problems=["lacks instance_write", "has team_write"])
+    assert [one["detail"] for one in findings(api).values()] == ["lacks instance_write", "has team_write"]
+    vast.faults.incomplete = 1
+    assert "provider_silent/vast" in findings(api)
+
+
+def test_a_provider_that_hangs_does_not_hide_the_others(
+    api: Api, vast: AccountProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "ANSWER_WITHIN_S", 0.05)
+    over = threading.Event()
+    monkeypatch.setattr(vast, "examine", lambda prefix: over.wait(5))
+    (found,) = findings(api).values()
+    over.set()
+    assert found["code"] == "provider_silent" and "no answer within" in found["detail"]
+
+
+def test_a_fix_that_the_provider_refuses_says_so(api: Api, vast: AccountProvider, monkeypatch: Any) -> None:
+    vast.machines.append(VirtualMachine("h-2", token(api, "lost"), 0.4, NOW, "host"))
+    body = {"findings": ["stray_machine/vast/h-2"]}
+
+    def refuse(handle: str) -> bool:
+        raise ProviderUnavailable("429")
+
+    monkeypatch.setattr(vast, "destroy", refuse)
+    (outcome,) = api.post("/fleet-doctor/fix", body).ok()["outcomes"]
+    assert (outcome["fixed"], outcome["detail"]) == (False, "429")
+    monkeypatch.setattr(vast, "destroy", lambda handle: False)
+    assert not api.post("/fleet-doctor/fix", body).ok()["outcomes"][0]["fixed"]
+    monkeypatch.setattr(doctor, "BEGIN_WITHIN_S", 0.0)
+    assert api.post("/fleet-doctor/fix", body).ok()["outcomes"][0]["later"]
+
+
+@pytest.mark.parametrize(
+    ("balance", "usd_per_hour", "part"),
+    [
+        (0.8, 0.4, "lasts 2.0 h at 0.40 USD/h"),
+        (0.81, 0.4, ""),
+        (0.0, None, "rents nothing"),
+        (None, 0.4, ""),
+        (9, 0, ""),
+    ],
+)
+def test_a_credit_for_two_hours_is_low(
+    api: Api, vast: AccountProvider, balance: float | None, usd_per_hour: float | None, part: str
+) -> None:
+    apply(api)
+    if usd_per_hour is not None:
+        machine = make_machine(token(api, "m1"), MachineState.READY, offer=VAST_OFFER, usd_per_hour=usd_per_hour)
+        put_machine(api, machine)
+    vast.report = AccountReport(account="me", balance_usd=balance)
+    found = [one["detail"] for one in findings(api).values()]
+    assert (part in found[0]) if part else found == []
+
+
+def test_a_controller_that_is_late_is_found(api: Api, vast: AccountProvider) -> None:
+    api.clock.advance(1000)
+    assert findings(api) == {}, "without fleets there is no tick"
+    apply(api)
+    api.clock.advance(299)
+    assert findings(api) == {}
+    api.clock.advance(1)
+    (found,) = findings(api).values()
+    assert found["id"] == "controller_late" and "5 minutes" in found["detail"]
+    finish_tick(api)
+    assert findings(api) == {}
+    api.clock.advance(300)
+    assert list(findings(api)) == ["controller_late"]
+
+
+def test_a_fleet_whose_provider_has_no_account_is_found(api: Api, vast: AccountProvider) -> None:
+    apply(api, providers=["vast", "salad"])
+    (found,) = findings(api).values()
+    assert (found["code"], found["provider"]) == ("account_missing", "salad")
+    assert found["detail"] == "salad: no account is stored; run 'baton fleet login salad' (fleets: nights)"
+    api.post("/fleets/nights/stop").ok()
+    assert findings(api) == {}
+
+
+def test_a_deployment_without_providers_can_be_examined(api: Api) -> None:
+    assert api.get("/fleet-doctor").ok() == {"providers": [], "findings": [], "at": NOW}

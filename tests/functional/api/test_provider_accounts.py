@@ -1,0 +1,146 @@
+"""The calls about accounts: a key that does not work is refused, a stored key is shown to nobody."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from baton.contract.errors import ErrorCode
+from functions.fleet.drivers.protocol import AccountReport, ProviderRefused, ProviderUnavailable, RefusalKind
+from tests.kits.api.accounts import KEY, Market, log_in, market
+from tests.kits.api.fleets import DOCUMENT
+from tests.kits.api.harness import NOW, Api
+from tests.twins.provider import VirtualMachine
+
+SSH = {
+    "private_key": KEY,
+    "hosts": [{"name": "desk", "address": "10.0.0.7", "user": "u", "host_key": "ssh-ed25519 AAAA"}],
+}
+
+
+@pytest.fixture
+def vast(api: Api, monkeypatch: pytest.MonkeyPatch) -> Iterator[Market]:
+    with market(api, monkeypatch) as made:
+        yield made
+
+
+def machine_in(api: Api, vast: Market, key: str) -> VirtualMachine:
+    assert api.context.fleet is not None
+    made = VirtualMachine("h-1", f"{api.context.fleet.deployment()}-nights-1", 0.4, NOW, "host")
+    vast.accounts[key].machines.append(made)
+    return made
+
+
+def test_a_login_checks_the_key_stores_the_account_and_shows_no_secret(api: Api, vast: Market) -> None:
+    assert api.get("/providers").ok() == {"providers": []}
+    vast.accounts[KEY].report = AccountReport(account="me@example.com", balance_usd=7.5, problems=["lacks read"])
+    view = log_in(api)
+    assert view == {
+        "provider": "vast",
+        "account": "me@example.com",
+        "balance_usd": 7.5,
+        "problems": ["lacks read"],
+        "checked_at": NOW,
+    }
+    answer = api.get("/providers")
+    assert answer.ok() == {"providers": [view]} and KEY not in answer.text
+    assert set(api.context.drivers) == {"vast"}, "in force at once"
+    assert api.call("DELETE", "/providers/vast").status == 204
+    assert api.get("/providers").ok() == {"providers": []} and not api.context.drivers
+    api.call("DELETE", "/providers/vast").refused(ErrorCode.PROVIDER_NOT_FOUND, "provider")
+    api.call("DELETE", "/providers/gcp").refused(ErrorCode.PROVIDER_NOT_FOUND, "provider")
+
+
+@pytest.mark.parametrize("kind", RefusalKind)
+def test_an_account_that_its_provider_refuses_is_not_stored(api: Api, vast: Market, kind: RefusalKind) -> None:
+    vast.accounts[KEY].refusal = ProviderRefused(kind, "the reason")
+    error = api.call("PUT", "/providers/vast", {"api_key": KEY}).refused(ErrorCode(kind.value))
+    assert error["message"].startswith("vast: the reason. ") and KEY not in json.dumps(error)
+    assert vast.store.read() == {}
+
+
+def test_a_provider_that_does_not_answer_is_no_reason_to_store_a_key(api: Api, vast: Market) -> None:
+    vast.accounts[KEY].refusal = ProviderUnavailable("GET /users/current was answered 502")
+    api.call("PUT", "/providers/vast", {"api_key": KEY}).refused(ErrorCode.PROVIDER_UNAVAILABLE)
+    assert vast.store.read() == {}
+
+
+@pytest.mark.parametrize(
+    ("provider", "body", "field"),
+    [
+        ("vast", {}, "api_key"),
+        ("vast", {"api_key": ""}, "api_key"),
+        ("vast", {"api_key": [KEY]}, "api_key"),
+        ("vast", {"api_key": KEY * 1000}, "api_key"),
+        ("vast", {"api_key": KEY, "organization": KEY}, "organization"),
+        ("vast", {"api_key": KEY, "address": f"ftp://{KEY}"}, "address"),
+        ("salad", {"api_key": KEY, "project": KEY}, "organization"),
+        ("runpod", {"api_key": KEY, "cloud": KEY}, "cloud"),
+        ("ec2", {"access_key_id": "A", "secret_access_key": {"x": KEY}}, "secret_access_key"),
+        ("ssh", {**SSH, "hosts": []}, "hosts"),
+        ("ssh", {**SSH, "hosts": [{**SSH["hosts"][0], "host_key": KEY}]}, "hosts.0.host_key"),  # type: ignore[dict-item]
+    ],
+)
+def test_a_malformed_account_is_refused_without_its_values(
+    api: Api, vast: Market, provider: str, body: dict[str, Any], field: str
+) -> None:
+    answer = api.call("PUT", f"/providers/{provider}", body)
+    assert answer.status == 422 and answer.error["field"] == field, answer.text
+    assert KEY not in answer.text
+    broken = api.call("PUT", f"/providers/{provider}", json.dumps({"api_key": KEY}).encode()[:-2])
+    assert broken.status == 400 and KEY not in broken.text
+    assert vast.store.read() == {}
+
+
+def test_only_admins_see_and_change_accounts(api: Api, vast: Market) -> None:
+    log_in(api)
+    for key in ("submit", "worker"):
+        api.get("/providers", key=key).refused(ErrorCode.WRONG_SCOPE, "x-api-key")
+        api.call("PUT", "/providers/vast", {"api_key": KEY}, key=key).refused(ErrorCode.WRONG_SCOPE, "x-api-key")
+        api.call("DELETE", "/providers/vast", key=key).refused(ErrorCode.WRONG_SCOPE, "x-api-key")
+        api.get("/fleet-doctor", key=key).refused(ErrorCode.WRONG_SCOPE, "x-api-key")
+        fix = {"findings": ["x"]}
+        api.post("/fleet-doctor/fix", fix, key=key).refused(ErrorCode.WRONG_SCOPE, "x-api-key")
+
+
+def test_an_account_whose_machines_run_is_neither_removed_nor_hidden_by_another(api: Api, vast: Market) -> None:
+    log_in(api)
+    machine = machine_in(api, vast, KEY)
+    error = api.call("DELETE", "/providers/vast").refused(ErrorCode.CONFLICT, "provider")
+    assert f"The machine {machine.token} runs at vast".lower() in error["message"].lower()
+    error = api.call("PUT", "/providers/vast", {"api_key": "another-key"}).refused(ErrorCode.CONFLICT)
+    assert "not in this one" in error["message"]
+    assert log_in(api)["account"] == "owner of canary", "the same account again"
+    vast.accounts["another-key"].machines.append(machine)
+    assert log_in(api, "another-key")["account"] == "owner of anothe", "a new key of the same account"
+    machine.ended_at = NOW
+    assert api.call("DELETE", "/providers/vast").status == 204
+
+
+def test_an_account_with_a_revoked_key_can_be_replaced_and_removed(api: Api, vast: Market) -> None:
+    log_in(api)
+    machine_in(api, vast, KEY)
+    vast.accounts[KEY].refusal = ProviderUnavailable("502")
+    api.call("PUT", "/providers/vast", {"api_key": "another-key"}).refused(ErrorCode.PROVIDER_UNAVAILABLE)
+    api.call("DELETE", "/providers/vast").refused(ErrorCode.PROVIDER_UNAVAILABLE)
+    vast.accounts[KEY].refusal = ProviderRefused(RefusalKind.KEY, "revoked")
+    log_in(api, "another-key")
+    vast.accounts["another-key"].refusal = ProviderRefused(RefusalKind.KEY, "revoked")
+    assert api.call("DELETE", "/providers/vast").status == 204
+
+
+def test_a_deployment_without_a_place_for_accounts_says_so(api: Api) -> None:
+    api.get("/providers").refused(ErrorCode.CONFLICT)
+    api.call("PUT", "/providers/vast", {"api_key": KEY}).refused(ErrorCode.CONFLICT)
+    api.call("DELETE", "/providers/vast").refused(ErrorCode.CONFLICT)
+
+
+def test_a_fleet_names_the_providers_that_have_no_account(api: Api, vast: Market) -> None:
+    document = {**DOCUMENT, "providers": ["vast", "salad"], "image": "i"}
+    log_in(api)
+    stored = api.call("PUT", "/fleets/nights", document).ok()
+    assert stored["warnings"] == ["salad: no account is stored; run 'baton fleet login salad'"]
+    assert api.get("/fleets/nights").ok()["warnings"] == []
