@@ -31,11 +31,13 @@ def enroll(
     settings: AgentSettings,
     api: EnrollmentApi,
     *,
+    identify: Callable[[], str | None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], object] = time.sleep,
 ) -> EnrollAnswer:
     """Report this machine's hardware; return its identity.
 
+    identify: returns the provider's proof of the machine's identity, anew for each try, because proofs are short-lived.
     Raises ApiError if the control plane refuses the machine, BatonError without a usable answer in ENROL_WITHIN_S.
     """
     found = settings.work_query()
@@ -46,7 +48,8 @@ def enroll(
     for tries in count():
         pause_s = backoff_s(1.0, tries)
         try:
-            return api.enroll(request)
+            proof = identify()
+            return api.enroll(request.model_copy(update={"identity": proof}) if proof else request)
         except BatonError as error:
             if (isinstance(error, ApiError) and not may_pass(error)) or clock() + pause_s > until:
                 raise

@@ -71,6 +71,11 @@ class ShutdownRequest:
         """Return the reason of the first request; "" without a request."""
         return self._reason
 
+    @property
+    def signaled(self) -> bool:
+        """Return True after a signal; a drain alone is none."""
+        return self._signaled_at is not None
+
     def pending_s(self) -> float:
         """Return the seconds since the first request; 0 without a request."""
         return 0.0 if self._requested_at is None else self._clock() - self._requested_at

@@ -1,0 +1,29 @@
+"""Sign as a provider's identity service does, with a key pair of this test process."""
+
+from __future__ import annotations
+
+import base64
+
+from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
+from cryptography.hazmat.primitives.hashes import SHA256
+
+
+class WorkloadKey:
+    """Key pair on P-256. `sign`: r and s of an ES256 signature, 32 bytes each."""
+
+    def __init__(self, key_id: str = "salad-workload-2026-11-18T16:59:51.0020098Z") -> None:
+        self.key_id = key_id
+        self._private = generate_private_key(SECP256R1())
+        public = self._private.public_key().public_numbers()
+        self.point = (public.x, public.y)
+
+    def sign(self, message: bytes) -> bytes:
+        r, s = decode_dss_signature(self._private.sign(message, ECDSA(SHA256())))
+        return r.to_bytes(32, "big") + s.to_bytes(32, "big")
+
+    @property
+    def jwk(self) -> dict[str, str]:
+        """Public key as the provider publishes it."""
+        x, y = (base64.urlsafe_b64encode(one.to_bytes(32, "big")).rstrip(b"=").decode() for one in self.point)
+        return {"crv": "P-256", "x": x, "y": y, "kid": self.key_id, "kty": "EC", "use": "sig"}
