@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from pydantic import ValidationError
 
 from baton.contract.fleet import EnrollAnswer
+from gpu_client.agent.app import salad_container
 from gpu_client.agent.app.enrolment import enroll, settings_of_machine
 from gpu_client.agent.app.machine_heartbeats import SEND_BUDGET_S, MachineHeartbeats
 from gpu_client.agent.app.own_machine import give_back
@@ -51,16 +52,20 @@ def main() -> int:
     )
     # At DEBUG urllib3 logs every URL, queries included, and a query holds a signature.
     logging.getLogger("urllib3").setLevel(logging.INFO)
+    stop = ShutdownRequest(shutdown_grace_s=settings.shutdown_grace_s)
     if settings.api_key is not None:
-        return _run(settings)
+        return _run(settings, stop)
     try:
-        return _run(settings)
+        code = _run(settings, stop)
     finally:
         # The enrolment token was valid once, therefore the fleet's machine is of no further use.
         give_back()
+    if salad_container.is_rented(settings):
+        salad_container.wait_for_deletion(stop)
+    return code
 
 
-def _run(settings: AgentSettings) -> int:
+def _run(settings: AgentSettings, stop: ShutdownRequest) -> int:
     """Enrol a rented machine, then work. Returns the exit code."""
     secret = "BATON_API_KEY" if settings.api_key else "BATON_ENROLMENT_TOKEN"
     try:
@@ -78,17 +83,23 @@ def _run(settings: AgentSettings) -> int:
     except BatonError as error:
         sys.stderr.write(f"{secret}: this machine cannot enrol at {settings.api_url}: {error}\n")
         return EXIT_BAD_SETTINGS
-    return _work(settings, client, transfer, enrolled)
+    return _work(settings, stop, client, transfer, enrolled)
 
 
 def _enroll(settings: AgentSettings) -> EnrollAnswer:
+    identify = salad_container.read_identity if salad_container.is_rented(settings) else lambda: None
     with BatonClient(settings.api_url, settings.key) as client:
-        return enroll(settings, client.within(ENROL_BUDGET_S))
+        return enroll(settings, client.within(ENROL_BUDGET_S), identify=identify)
 
 
-def _work(settings: AgentSettings, client: BatonClient, transfer: Transfer, enrolled: EnrollAnswer | None) -> int:
+def _work(
+    settings: AgentSettings,
+    stop: ShutdownRequest,
+    client: BatonClient,
+    transfer: Transfer,
+    enrolled: EnrollAnswer | None,
+) -> int:
     """Run the loop in the workspace, on a rented machine with the machine's heartbeats. Returns the exit code."""
-    stop = ShutdownRequest(shutdown_grace_s=settings.shutdown_grace_s)
     threading.Thread(target=_exit_at_once, args=(stop,), name="hurry", daemon=True).start()
     try:
         owner = owner_id(settings.api_url, settings.key)
