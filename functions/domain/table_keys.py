@@ -38,6 +38,8 @@ FLEET_CONTROLLER = "CONTROLLER"
 """Partition of the controller's single items: `FENCE`, `DEPLOYMENT`, `CLOCK` and `SPENDING`."""
 QUARANTINES = "QUARANTINES"
 """Partition of hosts that are not rented for a time, by `provider:machine_ref`."""
+REPUTATIONS = "REPUTATIONS"
+"""Partition of the histories of machines, by `provider:gpu_model`."""
 ORPHANS = "ORPHANS"
 """Partition of machines that no record explains, by handle."""
 

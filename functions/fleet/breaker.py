@@ -18,8 +18,11 @@ FAILURES = 3
 """Machines that end without a job before the fleet pauses."""
 FIRST_PAUSE_S = 900
 LONGEST_PAUSE_S = 4 * 3600
-LACKS_JOBS = frozenset({"no job for idle_timeout_s", "max_hours is over", "the budget is spent"})
+CONTRACT_ENDS = "the provider ends the machine soon"
+LACKS_JOBS = frozenset({"no job for idle_timeout_s", "max_hours is over", CONTRACT_ENDS, "the budget is spent"})
 """Reasons for the end of a machine that worked well and found no job."""
+BY_DOCUMENT = "the document"
+"""Beginning of the reasons for the end of a machine that the document of its fleet no longer permits."""
 
 
 class Breaker(Record):
@@ -71,5 +74,7 @@ def last_begin(fleet: StoredFleet, machines: Iterable[Machine]) -> int:
 def _failed(machine: Machine) -> bool:
     """Return True for a machine on its way out that was rented in vain, whatever the demand."""
     if machine.state not in (State.LOST, State.TERMINATING) or machine.claimed_at is not None:
+        return False
+    if machine.reason.startswith(BY_DOCUMENT):
         return False
     return machine.enrolled_at is None or machine.reason not in LACKS_JOBS

@@ -13,15 +13,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from baton.contract.fleet import MachineState as State
+from baton.contract.money import Budget
 from functions.domain.errors import WriteConflict
 from functions.domain.records import Job
 from functions.fleet import lifecycle
 from functions.fleet.accounts import no_account
 from functions.fleet.breaker import last_begin
+from functions.fleet.document_changes import EXCEEDS_MAX, outdated, surplus
 from functions.fleet.drivers.protocol import Driver, ProviderRefused
-from functions.fleet.ledger import Ledger, extend, release, tightest
+from functions.fleet.ledger import Ledger, extend, release
 from functions.fleet.machine_states import ORPHAN_WATCH_S
 from functions.fleet.records import Inventory, Machine, OrphanMachine, StoredFleet
+from functions.fleet.rented import ReadJobs, retire, stop_with_jobs
 from functions.fleet.starting import MachineStarter
 from functions.fleet.store import FenceLost, FleetStore
 from functions.fleet.tick import NO_ANSWER, MachineKeys, Tick, TickReport
@@ -41,7 +44,8 @@ class FleetController:
     """The controller of all fleets of a deployment.
 
     waiting: returns the claimable jobs of a fleet's queues. random_token: 256 random bits, URL-safe. time_left_s: time
-    until the function is ended. pause: sleeps for a number of seconds.
+    until the function is ended. pause: sleeps for a number of seconds. read_jobs: returns the jobs with these ids.
+    budget: of all fleets of the deployment together.
     """
 
     def __init__(
@@ -55,6 +59,8 @@ class FleetController:
         random_token: Callable[[], str],
         time_left_s: Callable[[], float],
         pause: Callable[[float], object] = time.sleep,
+        read_jobs: ReadJobs = lambda _: (),
+        budget: Budget | None = None,
     ) -> None:
         self._store = store
         self._drivers = drivers
@@ -64,12 +70,14 @@ class FleetController:
         self._random_token = random_token
         self._time_left_s = time_left_s
         self._pause = pause
+        self._read_jobs = read_jobs
+        self._budget = budget
 
     def tick(self) -> TickReport:
         """Run one tick. Returns at once without fleets, and with `skipped` while another controller holds the fence."""
         report = TickReport()
         fleets = self._store.fleets()
-        if not fleets:
+        if not fleets and self._now() >= self._store.spending().watch_until:
             return report
         report.fleets = len(fleets)
         fence = self._store.acquire(self._random_token(), self._now(), LEASE_S)
@@ -85,10 +93,11 @@ class FleetController:
             now=self._now,
             time_left_s=self._time_left_s,
             pause=self._pause,
+            budget=self._budget,
         )
         starter = MachineStarter(tick, waiting=self._waiting, random_token=self._random_token)
         try:
-            report.finished = Reconciliation(tick, starter).run()
+            report.finished = Reconciliation(tick, starter, self._read_jobs).run()
         except FenceLost:
             logger.warning("another controller has taken over; this tick ends")
             return report
@@ -99,8 +108,9 @@ class FleetController:
 class Reconciliation:
     """One tick over all fleets."""
 
-    def __init__(self, tick: Tick, starter: MachineStarter) -> None:
+    def __init__(self, tick: Tick, starter: MachineStarter, read_jobs: ReadJobs) -> None:
         self._tick = tick
+        self._read_jobs = read_jobs
         self._starter = starter
         self._store = tick.store
         self._now = tick.now
@@ -111,8 +121,8 @@ class Reconciliation:
         The tick looks first after the machines that have waited longest, so that a tick that is too short for all
         machines leaves each of them to the next tick at the latest.
         """
-        fleets = list(self._store.fleets())
-        machines = {
+        fleets = stop_with_jobs(self._tick, self._store.fleets(), self._read_jobs)
+        machines = self._tick.machines = {
             (one.tenant, one.spec.name): list(self._store.machines(one.tenant, one.spec.name)) for one in fleets
         }
         providers = self._watched_providers(fleets, [machine for group in machines.values() for machine in group])
@@ -126,7 +136,10 @@ class Reconciliation:
                 self._tick.fail("the time of the tick is over before its last machine")
                 break
             group = machines[fleet.tenant, fleet.spec.name]
-            self._reconcile(fleet, group, at, inventories.get(group[at].provider))
+            inventory = inventories.get(group[at].provider)
+            self._reconcile(fleet, group, at, inventory)
+            if inventory is not None:
+                self._accept_price(group[at], inventory)
             group[at] = self._destroy(group[at])
         self._handle_orphans(inventories.values(), [machine for group in machines.values() for machine in group])
         for fleet in fleets if finished else ():
@@ -136,6 +149,8 @@ class Reconciliation:
                 if one is not fleet and one.tenant == fleet.tenant
             ]
             self._starter.start_missing(fleet, machines[fleet.tenant, fleet.spec.name], others)
+        retire(self._tick, fleets, machines)
+        self._tick.settle()
         report = self._tick.report
         for group in machines.values():
             for machine in group:
@@ -150,6 +165,7 @@ class Reconciliation:
         """
         renting = {name for one in fleets if not one.stopped for name in one.spec.providers}
         recent = renting or any(self._now() < one.updated_at + ORPHAN_WATCH_S for one in fleets)
+        recent = recent or self._now() < self._tick.spending.watch_until
         return sorted({one.provider for one in machines} | renting | (set(self._tick.drivers) if recent else set()))
 
     def _inventory(self, provider: str) -> Inventory | None:
@@ -189,9 +205,14 @@ class Reconciliation:
         now = self._now()
         inventory = inventory or Inventory(provider=machine.provider, at=now, complete=False)
         kept = sum(one.state in (State.READY, State.BUSY) for one in group) <= fleet.spec.min and not fleet.stopped
-        after = lifecycle.advance(machine, inventory, idle_timeout_s=None if kept else fleet.spec.idle_timeout_s)
-        if fleet.stopped:
-            after = lifecycle.stop(after, "the fleet is stopped", now)
+        after = lifecycle.advance(
+            lifecycle.follow(machine, fleet.spec),
+            inventory,
+            idle_timeout_s=None if kept else fleet.spec.idle_timeout_s,
+        )
+        unwanted = _find_unwanted(fleet, after, group)
+        if unwanted:
+            after = lifecycle.stop(after, unwanted, now)
         if after.state is State.GONE:
             after = after.model_copy(update={"charged_usd": self._charge(after)})
         others = [one for one in group if one.id != machine.id]
@@ -199,8 +220,19 @@ class Reconciliation:
         if after.state is State.GONE:
             breaker = spent.breaker.after([machine], last_begin(fleet, group))
             spent = spent.model_copy(update={"breaker": breaker})
-        _, room = tightest(fleet.spec.budget, spent, [*others, after], now)
+        _, room = self._tick.tightest(fleet, spent, [*others, after])
         return release(extend(after, room)), spent
+
+    def _accept_price(self, machine: Machine, inventory: Inventory) -> None:
+        """Accept a price that the provider announced; `lifecycle.advance` has drained the machine if it is too high."""
+        price = lifecycle.acceptable_price(machine, inventory.of(machine.id))
+        driver = self._tick.drivers.get(machine.provider)
+        if price is None or driver is None or machine.handle is None or not self._tick.may_call(driver, "accept"):
+            return
+        try:
+            driver.accept_price(machine.handle, price)
+        except NO_ANSWER as error:
+            self._tick.fail(f"{machine.provider}: the price of machine {machine.id} cannot be accepted: {error}")
 
     def _charge(self, machine: Machine) -> float | None:
         """Return what the provider charges for an ended machine; None if the provider has no record now."""
@@ -268,6 +300,15 @@ class Reconciliation:
                 # After a conflict on the fence the next tick stores the orphan.
                 with suppress(WriteConflict):
                     self._store.put_orphan(self._tick.fence, orphan)
+
+
+def _find_unwanted(fleet: StoredFleet, machine: Machine, group: Sequence[Machine]) -> str:
+    """Return why the fleet gives the machine back, besides time and money; empty if the fleet keeps the machine."""
+    if fleet.stopped:
+        return "the fleet is stopped" if fleet.job_id is None else "the job has ended, or the fleet is stopped"
+    if machine.id in surplus(group, fleet.spec.max):
+        return EXCEEDS_MAX
+    return outdated(machine, fleet.spec)
 
 
 def _turn(machine: Machine) -> tuple[bool, int]:

@@ -6,20 +6,23 @@ about one machine; the tick writes the returned record before it calls the provi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from baton.contract.fleet import FleetSpec
 from baton.contract.fleet import MachineState as State
-from functions.fleet.machine_states import DEADLINES, EXISTING, ORPHAN_WATCH_S, TRANSITIONS, USABLE
-from functions.fleet.records import Inventory, Machine, Sighting
+from functions.fleet.breaker import CONTRACT_ENDS
+from functions.fleet.machine_states import CHECKPOINT_MARGIN_S, DEADLINES, EXISTING, ORPHAN_WATCH_S, TRANSITIONS, USABLE
+from functions.fleet.records import Inventory, Machine, Offer, Sighting
 
 AMBIGUOUS_LOOKS_S = 120
 """Shortest time after a create whose answer was lost until an absence counts. Providers list a machine late."""
 PRICE_TOLERANCE = 1.02
 """Factor by which the observed price may exceed the cap, because providers round prices."""
-DRAIN_MARGIN_S = 420
-"""Time before the end of the reservation at which a machine drains: the grace of its checkpoint and two ticks."""
 BOOT_PATIENCE = 1.5
 """Factor by which a boot may exceed the time that the offer names, if that is longer than the deadline of all boots."""
+BUDGET_SPENT = "the budget is spent"
+"""Reason of a machine whose reservation ends and cannot be extended."""
 SILENCE_S = 900
 """Time without a sign of the worker after which a machine that has ended at its provider counts as lost."""
 
@@ -27,6 +30,10 @@ SILENCE_S = 900
 DEAD_WORKER_S = 3600
 """Silence after which a worker counts as dead although its machine runs. A worker without an answer ends itself at the
 latest 15 minutes after its lease, which lasts 30 minutes at most; therefore no outage takes a live worker's machine."""
+
+
+STAYING = frozenset({State.BOOTING, State.REGISTERED}) | USABLE
+"""States of a machine that exists and is not on its way out."""
 
 
 class InvalidTransition(Exception):  # noqa: N818 - a fault of the caller, never of input
@@ -37,7 +44,26 @@ def move(machine: Machine, to: State, now: int, reason: str = "", **updates: Any
     """Return the machine in state `to`. Raises InvalidTransition for a step that the table does not permit."""
     if to not in TRANSITIONS[machine.state]:
         raise InvalidTransition(f"{machine.id}: {machine.state} -> {to}")
-    return machine.model_copy(update={"state": to, "since": now, "reason": reason, **updates})
+    lost = {"lost_at": now} if to is State.LOST else {}
+    return machine.model_copy(update={"state": to, "since": now, "reason": reason, **lost, **updates})
+
+
+def end_of(offer: Offer, spec: FleetSpec, start: int) -> int:
+    """Return the time at which a machine that started at `start` drains, whatever the machine does."""
+    ends = start + int(spec.max_hours * 3600)
+    return ends if offer.ends_at is None else min(ends, offer.ends_at - CHECKPOINT_MARGIN_S)
+
+
+def follow(machine: Machine, spec: FleetSpec) -> Machine:
+    """Return the machine with the cap and the latest end of the present document.
+
+    A longer `max_hours` is for new machines only, because the worker's key ends with the end as of the enrolment.
+    """
+    ends_by = min(machine.ends_by, end_of(machine.offer, spec, machine.requested_at or machine.since))
+    updates = {"ends_by": ends_by, "cap_usd_per_hour": spec.max_usd_per_hour}
+    if machine.state.ended or all(getattr(machine, name) == value for name, value in updates.items()):
+        return machine
+    return machine.model_copy(update=updates)
 
 
 def request(machine: Machine, now: int) -> Machine:
@@ -103,7 +129,7 @@ def advance(machine: Machine, inventory: Inventory, *, idle_timeout_s: int | Non
         problem = _loss(machine, sightings, now)
         if problem:
             return move(machine, State.LOST, now, problem)
-        limit = _limit(machine, idle_timeout_s, now)
+        limit = _limit(machine, sightings, idle_timeout_s, now)
         if limit:
             return _drain(machine, limit, now)
     deadline = DEADLINES.get(state)
@@ -118,9 +144,9 @@ def _boot_patience_s(machine: Machine) -> float:
 
 
 def _note(machine: Machine, sightings: list[Sighting], inventory: Inventory) -> Machine:
-    """Record sightings and absences. Only a complete inventory is evidence of an absence."""
+    """Record sightings and absences. Only an inventory that covers the machine is evidence of its absence."""
     if not sightings:
-        if not inventory.complete or machine.state is State.PLANNED:
+        if not inventory.covers(machine.offer) or machine.state is State.PLANNED:
             return machine
         if machine.state is State.FAILED and machine.absence_proved:
             return machine
@@ -195,29 +221,39 @@ def _loss(machine: Machine, sightings: list[Sighting], now: int) -> str | None:
     return None
 
 
-def _limit(machine: Machine, idle_timeout_s: int | None, now: int) -> str | None:
+def acceptable_price(machine: Machine, sightings: Sequence[Sighting]) -> float | None:
+    """Return the price that the provider announced for the machine, if it is within the cap; None for no such price."""
+    announced = sightings[0].announced_usd_per_hour if sightings else None
+    if machine.state not in STAYING or announced is None or announced > machine.cap_usd_per_hour:
+        return None
+    return announced
+
+
+def _limit(machine: Machine, sightings: Sequence[Sighting], idle_timeout_s: int | None, now: int) -> str | None:
     """Return which limit the machine has reached; None for none."""
     if machine.state is State.DRAINING:
         return None
     if machine.usd_per_hour > machine.cap_usd_per_hour * PRICE_TOLERANCE:
         return f"the price {machine.usd_per_hour:g} USD/h exceeds the cap {machine.cap_usd_per_hour:g} USD/h"
+    announced = sightings[0].announced_usd_per_hour if sightings else None
+    if announced is not None and announced > machine.cap_usd_per_hour:
+        return f"the provider raises the price to {announced:g} USD/h, above the cap {machine.cap_usd_per_hour:g} USD/h"
     if now >= machine.ends_by:
-        return "max_hours is over"
+        ends_at = machine.offer.ends_at
+        return CONTRACT_ENDS if ends_at and machine.ends_by == ends_at - CHECKPOINT_MARGIN_S else "max_hours is over"
     until = machine.budget_until
-    if until is not None and now >= until - DRAIN_MARGIN_S:
-        return "the budget is spent"
+    if until is not None and now >= until - CHECKPOINT_MARGIN_S:
+        return BUDGET_SPENT
     if machine.state is State.READY and idle_timeout_s is not None and now - machine.since >= idle_timeout_s:
         return "no job for idle_timeout_s"
     return None
 
 
 def stop(machine: Machine, reason: str, now: int) -> Machine:
-    """Return the machine on its way out because its fleet ends; unchanged if the machine is on its way out already."""
+    """Return the machine on its way out because its fleet gives it back; unchanged if the machine leaves already."""
     if machine.state is State.PLANNED:
         return move(machine, State.FAILED, now, reason)
-    if machine.state in (State.BOOTING, State.REGISTERED, State.READY, State.BUSY):
-        return _drain(machine, reason, now)
-    return machine
+    return _drain(machine, reason, now) if machine.state in STAYING else machine
 
 
 def _drain(machine: Machine, reason: str, now: int) -> Machine:

@@ -26,6 +26,10 @@ ORPHAN_WATCH_S = 24 * 3600
 """Time after an ambiguous create in which a late arrival is still recognized and destroyed."""
 
 
+CHECKPOINT_MARGIN_S = 420
+"""Time before a machine must be gone at which the machine drains: the grace of its checkpoint and two ticks."""
+
+
 @dataclass(frozen=True)
 class Deadline:
     """Longest stay in a state, and the state that follows."""

@@ -11,7 +11,11 @@ from dataclasses import dataclass
 
 from baton.contract.fleet import FleetSpec
 from functions.domain.jobs.job_selection import names_model
+from functions.fleet.machine_states import CHECKPOINT_MARGIN_S
 from functions.fleet.records import Offer
+
+LEAST_WORK_S = 3600
+"""Work for which a machine must be there at least, besides its boot."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +91,26 @@ def expected_cost(offer: Offer, work: Workload) -> ExpectedCost:
     )
 
 
-def rejection(offer: Offer, spec: FleetSpec, excluded: Collection[str]) -> str:
-    """Return why the fleet does not take the offer; empty if the fleet may."""
+def rejection(offer: Offer, spec: FleetSpec, excluded: Collection[str], now: int = 0) -> str:
+    """Return why the fleet does not take the offer; empty if the fleet may.
+
+    excluded: `provider:machine_ref` of quarantined hosts. now: time of the decision, for offers that end.
+    """
     if offer.usd_per_hour > spec.max_usd_per_hour:
         return f"{offer.usd_per_hour:g} USD/h exceeds max_usd_per_hour {spec.max_usd_per_hour:g}"
+    problem = mismatch(offer, spec)
+    if problem:
+        return problem
+    if offer.machine_ref and f"{offer.provider}:{offer.machine_ref}" in excluded:
+        return "the host is quarantined"
+    if offer.ends_at is not None and offer.ends_at < now + offer.boot_s + LEAST_WORK_S + CHECKPOINT_MARGIN_S:
+        left_min = max(0, offer.ends_at - now) // 60
+        return f"ends in {left_min} min, before its boot, an hour of work and a last checkpoint"
+    return ""
+
+
+def mismatch(offer: Offer, spec: FleetSpec) -> str:
+    """Return how hardware, market or place differ from what the document asks for; empty if they do not."""
     if offer.vram_gib < spec.min_vram_gib:
         return f"{offer.vram_gib:g} GiB VRAM, min_vram_gib is {spec.min_vram_gib:g}"
     if offer.disk_gib < spec.disk_gib:
@@ -101,19 +121,17 @@ def rejection(offer: Offer, spec: FleetSpec, excluded: Collection[str]) -> str:
         return f"is {'spot' if offer.spot else 'on-demand'}, market is {spec.market}"
     if spec.regions and not {one.casefold() for one in spec.regions} & {one.casefold() for one in offer.regions}:
         return f"stands in {', '.join(offer.regions) or 'an unknown place'}, which is not among regions"
-    if offer.machine_ref and f"{offer.provider}:{offer.machine_ref}" in excluded:
-        return "the host is quarantined"
     return ""
 
 
 def rank(
-    offers: Sequence[Offer], spec: FleetSpec, work: Workload, excluded: Collection[str] = frozenset()
+    offers: Sequence[Offer], spec: FleetSpec, work: Workload, excluded: Collection[str] = frozenset(), *, now: int = 0
 ) -> list[RankedOffer]:
     """Return all offers: those that fit first, in the order in which the fleet takes them, then the rejected ones.
 
-    excluded: `provider:machine_ref` of quarantined hosts.
+    excluded: `provider:machine_ref` of quarantined hosts. now: time of the decision, for offers that end.
     """
-    ranked = [RankedOffer(one, expected_cost(one, work), rejection(one, spec, excluded)) for one in offers]
+    ranked = [RankedOffer(one, expected_cost(one, work), rejection(one, spec, excluded, now)) for one in offers]
     place: dict[str, int] = {name: at for at, name in enumerate(spec.providers)}
 
     def key(one: RankedOffer) -> tuple[bool, int, float, str]:

@@ -68,13 +68,29 @@ class Inventory(Record):
     at: int
     complete: bool
     """False if a page could not be read: then nothing follows from an absence."""
+    unread: list[str] | None = None
+    """Offers whose hosts could not be asked, where each host tells its own machines: an absence then says nothing about
+    the machines of these offers only. None: an incomplete list says nothing about any machine."""
     sightings: list[Sighting] = []
+
+    def covers(self, offer: Offer) -> bool:
+        """Return True if an absence from the list is evidence for a machine of the offer."""
+        return self.complete or (self.unread is not None and offer.ref not in self.unread)
 
     def of(self, token: str) -> list[Sighting]:
         """Return the sightings of one token, oldest first; a repeated create can make several."""
         return sorted(
             (one for one in self.sightings if one.token == token), key=lambda one: (one.created_at, one.handle)
         )
+
+
+class Terms(Record):
+    """What a machine was rented with, by the document of its fleet at that time."""
+
+    image: str | None = None
+    disk_gib: float
+    queues: list[str]
+    """Queues from which the machine's key claims, as of the enrolment."""
 
 
 class Machine(Record):
@@ -90,6 +106,8 @@ class Machine(Record):
     """Time of the last transition."""
     reason: str = ""
     offer: Offer
+    terms: Terms | None = None
+    """None for a machine that was rented before terms were stored."""
     cap_usd_per_hour: float
     handle: str | None = None
     duplicates: list[str] = []
@@ -99,13 +117,19 @@ class Machine(Record):
     enrolled_at: int | None = None
     worker_key: str | None = None
     """Id of the machine's API key: the enrolment key, then the key of the worker. Revoked at the machine's end."""
+    enrolment_key: str | None = None
+    """Id of the key that enrolled the machine, which may enrol the same container again. Revoked at the end, too."""
+    enrolment_sha256: str | None = None
+    """Digest of the secret that the enrolled container made; None for a container without a secret."""
     seen_at: int | None = None
     """Time of the last call of the machine's worker."""
     job_id: str | None = None
     claimed_at: int | None = None
     """Time at which the machine last began a job."""
+    lost_at: int | None = None
+    """Time at which the machine counted as lost to its provider."""
     ends_by: int
-    """Time at which the machine is drained, whatever the machine does: the end of `max_hours`."""
+    """Time at which the machine is drained, whatever the machine does: `lifecycle.end_of`."""
     usd_per_hour: float
     """Price that the provider last reported."""
     spent_usd: float = 0
@@ -191,6 +215,21 @@ class Quarantine(Record):
     until: int
     failures: int = 1
     reason: str = ""
+
+
+class Reputation(Record):
+    """History of the machines of one provider and GPU model."""
+
+    kind: str
+    """`provider:gpu_model`."""
+    starts: int = 0
+    hours: float = 0
+    losses: int = 0
+    """Machines that their provider took, or that became silent."""
+    registered: int = 0
+    """Machines whose workers enrolled."""
+    register_s: float = 0
+    """Sum of the times from the create to the enrolment in seconds."""
 
 
 class OrphanMachine(Record):

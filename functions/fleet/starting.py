@@ -24,11 +24,12 @@ from functions.fleet.drivers.protocol import (
     ProviderRefused,
     ProviderUnavailable,
 )
-from functions.fleet.ledger import need_usd, release, tightest
+from functions.fleet.ledger import Bound, need_usd, release
 from functions.fleet.machine_states import MAYBE_EXISTING
 from functions.fleet.offer_ranking import RankedOffer, Workload, rank
-from functions.fleet.records import Machine, Offer, StoredFleet
-from functions.fleet.tick import NO_ANSWER, Tick
+from functions.fleet.records import Machine, Offer, StoredFleet, Terms
+from functions.fleet.reputation import weigh
+from functions.fleet.tick import NO_ANSWER, Tick, tell_bound
 
 logger = logging.getLogger("baton.fleet")
 
@@ -51,12 +52,15 @@ class MachineStarter:
         self._tick = tick
         self._waiting = waiting
         self._random_token = random_token
+        self._exhausted: list[Bound] = []
+        """Bound that does not pay for the machine that the present fleet lacks; empty while the money suffices."""
 
     def start_missing(self, fleet: StoredFleet, group: list[Machine], others: Sequence[FleetMachines]) -> None:
         """Start as many machines as the demand asks for and the budget permits; store why a machine is not started.
 
         others: the other fleets of the tenant with their machines.
         """
+        self._exhausted = []
         planned = [machine for machine in group if machine.state is State.PLANNED]
         for machine in planned:
             driver = self._tick.drivers.get(machine.provider)
@@ -66,13 +70,16 @@ class MachineStarter:
         if waits:
             self._tick.report.failures.append(f"fleet {fleet.spec.name}: {waits}")
         ledger = self._tick.ledger(fleet)
-        if waits == ledger.waits:
+        label = "".join(bound.label for bound in self._exhausted)
+        if (waits, label) == (ledger.waits, ledger.exhausted):
             return
         logger.info("fleet %s waits: %s", fleet.spec.name, waits or "no longer")
-        told = ledger.model_copy(update={"waits": waits, "version": ledger.version + 1})
+        told = ledger.model_copy(update={"waits": waits, "exhausted": label, "version": ledger.version + 1})
+        new = self._exhausted if label != ledger.exhausted else []
+        events = [tell_bound(bound, "budget.exhausted", self._tick.now()) for bound in new]
         # Only the controller writes the ledger; after a conflict on the fence the next tick stores the text.
         with suppress(WriteConflict):
-            self._tick.write(fleet, ledger=told)
+            self._tick.write(fleet, ledger=told, events=events)
 
     def _start(self, fleet: StoredFleet, group: list[Machine], others: Sequence[FleetMachines]) -> str:
         """Start the machines that the fleet lacks; return why one is not started, empty if the fleet lacks none."""
@@ -115,7 +122,14 @@ class MachineStarter:
                     problems.append(f"{name}: no offers: {error}")
                     if isinstance(error, ProviderRefused):
                         self._tick.refuse(name, error.kind, str(error), fleet)
-        return rank(offers, fleet.spec, Workload(), set(self._tick.store.quarantined(self._tick.now()))), problems
+        return self._rank(fleet, offers), problems
+
+    def _rank(self, fleet: StoredFleet, offers: Sequence[Offer]) -> list[RankedOffer]:
+        store, now = self._tick.store, self._tick.now()
+        failed = store.quarantined(0) if offers else {}
+        known = weigh(offers, store.reputations() if offers else {}, failed)
+        excluded = {host for host, one in failed.items() if one.until > now}
+        return rank(known, fleet.spec, Workload(), excluded, now=now)
 
     def _start_one(
         self, fleet: StoredFleet, group: list[Machine], ranked: Sequence[RankedOffer], taken: set[tuple[str, str]]
@@ -126,7 +140,7 @@ class MachineStarter:
         """
         left = [one for one in ranked if _ref(one.offer) not in taken]
         problems = [f"no offer fits, the nearest: {left[0].rejected}" if left else "no offer is left"]
-        dear: list[tuple[float, str]] = []
+        dear: list[tuple[float, str, Bound]] = []
         tried = Counter[tuple[str, bool]]()
         for offer in [one.offer for one in left if not one.rejected]:
             driver, market = self._tick.drivers[offer.provider], (offer.provider, offer.spot)
@@ -136,9 +150,9 @@ class MachineStarter:
                 continue
             if tried[market] >= OFFERS_PER_TICK:
                 continue
-            need, shortage = self._find_shortage(fleet, group, offer)
-            if shortage:
-                dear.append((need, shortage))
+            shortage = self._find_shortage(fleet, group, offer)
+            if shortage is not None:
+                dear.append(shortage)
                 continue
             if not self._tick.in_time:
                 return "the next tick goes on"
@@ -159,19 +173,22 @@ class MachineStarter:
             refusal = self._tick.refusal(offer.provider, fleet)
             problems = [*problems, f"{offer.provider}: {refusal}" if refusal else group[-1].reason]
         if dear:
-            problems.append(min(dear)[1])
+            _, told, bound = min(dear, key=lambda one: one[0])
+            self._exhausted = [bound]
+            problems.append(told)
         # The first entry is told only if nothing else is wrong.
         return "; ".join(dict.fromkeys(problems[1:] or problems))
 
-    def _find_shortage(self, fleet: StoredFleet, group: Sequence[Machine], offer: Offer) -> tuple[float, str]:
-        """Return the reservation in USD that the offer needs, and how the budget falls short; empty if it does not."""
-        ledger = self._tick.ledger(fleet)
-        bound, room = tightest(fleet.spec.budget, ledger, group, self._tick.now())
+    def _find_shortage(
+        self, fleet: StoredFleet, group: Sequence[Machine], offer: Offer
+    ) -> tuple[float, str, Bound] | None:
+        """Return the reservation in USD that the offer needs, and how which bound falls short; None if none does."""
+        bound, room = self._tick.tightest(fleet, self._tick.ledger(fleet), group)
         need = need_usd(offer.usd_per_hour, offer.boot_s)
         if need <= room:
-            return need, ""
-        left = f"{bound.name} has {max(0.0, room):.2f} USD left"
-        return need, f"{left}, boot and one hour of the cheapest offer need {need:.2f} USD"
+            return None
+        left = f"{bound.label} has {max(0.0, room):.2f} USD left"
+        return need, f"{left}, boot and one hour of the cheapest offer need {need:.2f} USD", bound
 
     def _plan(self, fleet: StoredFleet, offer: Offer) -> Machine | None:
         """Reserve the money of a new machine; None if another call changed the ledger at the same moment."""
@@ -184,8 +201,9 @@ class MachineStarter:
             version=1,
             since=now,
             offer=offer,
+            terms=Terms(image=spec.image, disk_gib=min(offer.disk_gib, spec.disk_gib), queues=spec.queues),
             cap_usd_per_hour=spec.max_usd_per_hour,
-            ends_by=now + int(spec.max_hours * 3600),
+            ends_by=lifecycle.end_of(offer, spec, now),
             usd_per_hour=offer.usd_per_hour,
             reserved_usd=need_usd(offer.usd_per_hour, offer.boot_s),
         )

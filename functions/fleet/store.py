@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from functions.fleet.ledger import DeploymentLedger, Ledger
-from functions.fleet.records import FleetEvent, Machine, OrphanMachine, Quarantine, StoredFleet
+from functions.fleet.records import FleetEvent, Machine, OrphanMachine, Quarantine, Reputation, StoredFleet
 
 
 class FleetStore(Protocol):
@@ -90,6 +90,12 @@ class FleetStore(Protocol):
 
     def put_quarantine(self, quarantine: Quarantine) -> None:
         """Store a quarantine in place of an earlier one of the same host."""
+
+    def reputations(self) -> Mapping[str, Reputation]:
+        """Return the history of machines by `Reputation.kind`."""
+
+    def put_reputation(self, fence: int, reputation: Reputation) -> None:
+        """Store a history in place of an earlier one of the same kind. Raises FenceLost."""
 
     def orphans(self) -> Mapping[str, OrphanMachine]:
         """Return machines that no record explains, by handle."""

@@ -8,17 +8,21 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from pydantic import ValidationError
 
 from baton.contract.fleet import MachineState as State
+from baton.contract.money import Budget
 from functions.domain.errors import WriteConflict
 from functions.fleet.drivers.protocol import Driver, ProviderRefused, ProviderUnavailable, RefusalKind
-from functions.fleet.ledger import Ledger, new_warnings
+from functions.fleet.ledger import Bound, DeploymentLedger, Ledger, new_warnings, reserved_usd, tightest
+from functions.fleet.lifecycle import BUDGET_SPENT
 from functions.fleet.machine_states import DEADLINES
 from functions.fleet.records import FleetEvent, Machine, Quarantine, StoredFleet
+from functions.fleet.reputation import after_end, kind_of
 from functions.fleet.store import FleetStore
 
 logger = logging.getLogger("baton.fleet")
@@ -31,6 +35,9 @@ QUARANTINE_S = {"boot": 6 * 3600, "loss": 24 * 3600}
 LONGEST_QUARANTINE_S = 7 * 24 * 3600
 NO_ANSWER = (ProviderUnavailable, ProviderRefused, ValidationError)
 """Failures of a driver's call; ValidationError: the provider's answer has impossible values."""
+SMALLEST_USD = 1e-6
+"""Difference in USD that nobody sees."""
+OUTGOING = frozenset({State.DRAINING, State.LOST, State.TERMINATING})
 OF_ONE_FLEET = frozenset({RefusalKind.IMAGE, RefusalKind.INVALID})
 """Refusals that follow from the document of a fleet; any other refusal hits every fleet."""
 
@@ -65,7 +72,8 @@ class TickReport:
 class Tick:
     """One tick under one fence.
 
-    time_left_s: time until the function is ended. pause: sleeps for a number of seconds.
+    time_left_s: time until the function is ended. pause: sleeps for a number of seconds. budget: of all fleets of the
+    deployment together.
     """
 
     def __init__(
@@ -79,6 +87,7 @@ class Tick:
         now: Callable[[], int],
         time_left_s: Callable[[], float],
         pause: Callable[[float], object],
+        budget: Budget | None = None,
     ) -> None:
         self.store = store
         self.drivers = drivers
@@ -88,6 +97,10 @@ class Tick:
         self.now = now
         self._time_left_s = time_left_s
         self._pause = pause
+        self.machines: dict[tuple[str, str], list[Machine]] = {}
+        """Watched machines of all fleets, by tenant and fleet."""
+        self._budget = budget
+        self._spending: DeploymentLedger | None = None
         self._ledgers: dict[tuple[str, str], Ledger] = {}
         self._refused: dict[tuple[str, tuple[str, str] | None], str] = {}
 
@@ -133,6 +146,42 @@ class Tick:
             self._ledgers[place] = self.store.ledger(*place)
         return self._ledgers[place]
 
+    @property
+    def spending(self) -> DeploymentLedger:
+        """Money of all fleets, which only the holder of the fence writes."""
+        if self._spending is None:
+            self._spending = self.store.spending()
+        return self._spending
+
+    def tightest(self, fleet: StoredFleet, spent: Ledger, group: Sequence[Machine]) -> tuple[Bound, float]:
+        """Return the bound with the least room, of the fleet or of the deployment, and its room in USD.
+
+        spent, group: ledger and machines of the fleet, which the tick may not have stored yet.
+        """
+        now = self.now()
+        own = tightest(fleet.spec.budget, spent, group, now)
+        if self._budget is None:
+            return own
+        others = [one for place, found in self.machines.items() if place != _place(fleet) for one in found]
+        spending = self.spending.spend(spent.spent_usd - self.ledger(fleet).spent_usd, now)
+        return min(own, tightest(self._budget, spending, [*group, *others], now), key=lambda found: found[1])
+
+    def settle(self) -> None:
+        """Store the reservations of all machines, for people who look at the budget of the deployment."""
+        reserved = sum(reserved_usd(group) for group in self.machines.values())
+        if self._budget is None or abs(reserved - self.spending.reserved_usd) < SMALLEST_USD:
+            return
+        updates = {"reserved_usd": reserved, "version": self.spending.version + 1}
+        # After a conflict on the fence the next tick stores the sum.
+        with suppress(WriteConflict):
+            self.store.write(self.fence, "", "", spending=self.spending.model_copy(update=updates))
+
+    def retire(self, fleet: StoredFleet, spending: DeploymentLedger) -> None:
+        """Store a fleet that retires. Raises WriteConflict."""
+        self._spending = None
+        self.store.retire(self.fence, fleet, spending)
+        self._spending = spending
+
     def write(
         self,
         fleet: StoredFleet,
@@ -143,25 +192,39 @@ class Tick:
     ) -> None:
         """Store all values or none. Raises WriteConflict."""
         place = _place(fleet)
+        spending, warnings = self._spend(fleet, ledger)
+        events = [*(tell_bound(one, "budget.warning", self.now()) for one in warnings), *events]
         try:
-            self.store.write(self.fence, *place, machine=machine, ledger=ledger, events=events)
+            self.store.write(self.fence, *place, machine=machine, ledger=ledger, spending=spending, events=events)
         except WriteConflict:
             self._ledgers.pop(place, None)
+            self._spending = None
             raise
         if ledger is not None:
             self._ledgers[place] = ledger
+        if spending is not None:
+            self._spending = spending
+
+    def _spend(self, fleet: StoredFleet, ledger: Ledger | None) -> tuple[DeploymentLedger | None, list[Bound]]:
+        """Return the spending of all fleets after that of one fleet, None for no change, and new warnings."""
+        usd = 0.0 if ledger is None else ledger.spent_usd - self.ledger(fleet).spent_usd
+        if usd == 0:
+            return None, []
+        now = self.now()
+        after, warnings = self.spending.spend(usd, now), list[Bound]()
+        if self._budget is not None:
+            after, warnings = new_warnings(self._budget, after, now)
+        return after.model_copy(update={"version": self.spending.version + 1}), warnings
 
     def save(self, fleet: StoredFleet, before: Machine, after: Machine, spent: Ledger) -> Machine:
         """Store a machine with its money and its event; return the stored machine, or `before` after a conflict."""
         now, ledger = self.now(), self.ledger(fleet)
         spent, warnings = new_warnings(fleet.spec.budget, spent, now)
-        events = [
-            FleetEvent(
-                at=now, type="budget.warning", reason=f"{one.name} {one.cap_usd:g} {one.period}", usd=one.spent_usd
-            )
-            for one in warnings
-        ]
+        events = [tell_bound(one, "budget.warning", now) for one in warnings]
         if after.state is not before.state:
+            if after.reason == BUDGET_SPENT and before.state not in OUTGOING:
+                bound, _ = self.tightest(fleet, spent, self.machines[_place(fleet)])
+                events.append(tell_bound(bound, "budget.drained", now, machine=after.id))
             events.append(after.event)
         stored = after.model_copy(update={"version": before.version + 1})
         if after.state.ended and not before.state.ended:
@@ -178,11 +241,15 @@ class Tick:
             # The machine's worker has written in between.
             return before
         self._quarantine(before, stored)
+        if stored.state is State.GONE and before.state is not State.GONE:
+            known = self.store.reputations().get(kind_of(stored.offer))
+            self.store.put_reputation(self.fence, after_end(known, stored))
         return stored
 
     def _revoke_keys(self, machine: Machine) -> None:
-        if machine.worker_key:
-            self.keys.revoke(machine.worker_key)
+        for key in (machine.worker_key, machine.enrolment_key):
+            if key:
+                self.keys.revoke(key)
 
     def _quarantine(self, before: Machine, after: Machine) -> None:
         """Avoid a host that did not boot, or that vanished with a job."""
@@ -204,6 +271,12 @@ class Tick:
         """Report a failure, which does not end the tick."""
         logger.warning("%s", message)
         self.report.failures.append(message)
+
+
+def tell_bound(bound: Bound, type_: str, now: int, machine: str | None = None) -> FleetEvent:
+    """Return the event of a bound that the spending comes near to or has reached."""
+    reason = f"{bound.label} {bound.cap_usd:g} {bound.period}".strip()
+    return FleetEvent(at=now, type=type_, machine=machine, reason=reason, usd=bound.spent_usd)
 
 
 def _place(fleet: StoredFleet) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from baton.contract.fleet import MachineState as State
 from functions.domain.errors import WriteConflict
 from functions.domain.jobs.transaction import PutFleet
 from functions.fleet.ledger import DeploymentLedger, Ledger
-from functions.fleet.records import FleetEvent, Machine, Offer, OrphanMachine, Quarantine, StoredFleet
+from functions.fleet.records import FleetEvent, Machine, Offer, OrphanMachine, Quarantine, Reputation, StoredFleet
 from functions.fleet.store import FenceLost, FleetStore
 from tests.conformance.store_kit import NOW, TENANT, submission
 from tests.kits.clouds.store_sets import Cloud, memory_cloud
@@ -259,6 +259,16 @@ def test_quarantines_and_orphans_are_replaced(cloud: Cloud) -> None:
     for found in (orphan, orphan.model_copy(update={"destroyed_at": NOW + 1})):
         store.put_orphan(fence, found)
         assert store.orphans() == {"7": found}
+
+
+def test_histories_are_replaced_by_the_holder_of_the_fence(cloud: Cloud) -> None:
+    store, fence = cloud.fleet, acquired(cloud.fleet)
+    for starts in (1, 2):
+        store.put_reputation(fence, Reputation(kind="vast:RTX 4090", starts=starts, hours=1 / 3))
+    assert store.reputations() == {"vast:RTX 4090": Reputation(kind="vast:RTX 4090", starts=2, hours=1 / 3)}
+    with pytest.raises(FenceLost):
+        store.put_reputation(fence - 1, Reputation(kind="vast:A100"))
+    assert len(store.reputations()) == 1
 
 
 def random_life(store: FleetStore, seed: int) -> list[object]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from functions.domain.errors import WriteConflict
 from functions.fleet.ledger import DeploymentLedger, Ledger
-from functions.fleet.records import FleetEvent, Machine, OrphanMachine, Quarantine, StoredFleet
+from functions.fleet.records import FleetEvent, Machine, OrphanMachine, Quarantine, Reputation, StoredFleet
 from functions.fleet.store import FenceLost
 from tests.twins.state import MemoryState
 
@@ -29,6 +29,7 @@ class MemoryFleetStore:
         self._events: dict[tuple[str, str], list[FleetEvent]] = {}
         self._calls: dict[tuple[str, str], float] = {}
         self._quarantines: dict[str, Quarantine] = {}
+        self._reputations: dict[str, Reputation] = {}
         self._orphans: dict[str, OrphanMachine] = {}
 
     def deployment(self) -> str:
@@ -159,6 +160,14 @@ class MemoryFleetStore:
 
     def put_quarantine(self, quarantine: Quarantine) -> None:
         self._quarantines[quarantine.host] = quarantine
+
+    def reputations(self) -> Mapping[str, Reputation]:
+        return dict(self._reputations)
+
+    def put_reputation(self, fence: int, reputation: Reputation) -> None:
+        if fence != self._fence:
+            raise FenceLost
+        self._reputations[reputation.kind] = reputation
 
     def orphans(self) -> Mapping[str, OrphanMachine]:
         return dict(self._orphans)

@@ -32,7 +32,9 @@ from functions.fleet.forecast import Quantiles, forecast
 from functions.fleet.ledger import tightest
 from functions.fleet.offer_ranking import RankedOffer, Workload, rank
 from functions.fleet.records import Offer, StoredFleet
+from functions.fleet.reputation import weigh
 from functions.fleet.start_plan import choose
+from functions.fleet.store import FleetStore
 from functions.fleet.workload import estimate, hours_of_recipes, typical
 
 HISTORY = 100
@@ -52,7 +54,7 @@ def offers(context: Context, call: ApiCall) -> OfferPage:
         name="offers", providers=names or ["loopback"], image="any", budget=Budget(total_usd=1_000_000), **limits
     )
     found, silent = ask(context.drivers, store, names, spec, now)
-    ranked = rank(found, spec, Workload(hours=body.hours), set(store.quarantined(now)))
+    ranked = _rank(store, found, spec, Workload(hours=body.hours), now)
     return OfferPage(
         offers=[_view(one) for one in ranked[: body.limit]],
         omitted=max(0, len(ranked) - body.limit),
@@ -72,7 +74,7 @@ def plan(context: Context, call: ApiCall) -> FleetPlan:
     servable = [job for job, reason in zip(waiting, reasons, strict=True) if reason is None]
     works = _works(context, call, body, servable)
     found, silent = ask(context.drivers, store, spec.providers, spec, now)
-    ranked = rank(found, spec, typical([work for work, _ in works]), set(store.quarantined(now)))
+    ranked = _rank(store, found, spec, typical([work for work, _ in works]), now)
     machines = store.machines(call.tenant, spec.name)
     bound, room_usd = tightest(spec.budget, store.ledger(call.tenant, spec.name), machines, now)
     taken, why = choose(spec, machines, servable, ranked, bound, room_usd)
@@ -102,6 +104,13 @@ def plan(context: Context, call: ApiCall) -> FleetPlan:
         silent=_silent(silent),
         at=now,
     )
+
+
+def _rank(store: FleetStore, found: Sequence[Offer], spec: FleetSpec, work: Workload, now: int) -> list[RankedOffer]:
+    """Rank offers as the tick does."""
+    failed = store.quarantined(0)
+    known = weigh(found, store.reputations(), failed)
+    return rank(known, spec, work, {host for host, one in failed.items() if one.until > now}, now=now)
 
 
 def _waiting(context: Context, call: ApiCall, body: PlanRequest, now: int) -> list[Job]:

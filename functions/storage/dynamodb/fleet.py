@@ -16,7 +16,7 @@ from functions.domain import table_keys
 from functions.domain.errors import StorageUnavailable, WriteConflict
 from functions.domain.record_base import Record
 from functions.fleet.ledger import DeploymentLedger, Ledger
-from functions.fleet.records import FleetEvent, Machine, OrphanMachine, Quarantine, StoredFleet
+from functions.fleet.records import FleetEvent, Machine, OrphanMachine, Quarantine, Reputation, StoredFleet
 from functions.fleet.store import FenceLost
 from functions.storage.dynamodb.items import fleet_items
 from functions.storage.dynamodb.items.attribute_values import Item, number
@@ -150,6 +150,12 @@ class DynamoFleetStore:
 
     def put_quarantine(self, quarantine: Quarantine) -> None:
         self._write([fleet_items.put_quarantine(self._table, quarantine)])
+
+    def reputations(self) -> Mapping[str, Reputation]:
+        return {one.kind: one for one in self._range(Reputation, table_keys.REPUTATIONS)}
+
+    def put_reputation(self, fence: int, reputation: Reputation) -> None:
+        self._write([fleet_items.put_reputation(self._table, reputation)], fence=fence)
 
     def orphans(self) -> Mapping[str, OrphanMachine]:
         return {one.handle: one for one in self._range(OrphanMachine, table_keys.ORPHANS)}

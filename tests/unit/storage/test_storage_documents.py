@@ -28,7 +28,7 @@ from functions.domain.records import (
     TransferGrant,
 )
 from functions.fleet.ledger import DeploymentLedger, Ledger
-from functions.fleet.records import FleetEvent, Machine, OrphanMachine, Quarantine, StoredFleet
+from functions.fleet.records import FleetEvent, Machine, OrphanMachine, Quarantine, Reputation, StoredFleet
 from functions.storage.dynamodb.items.documents import MAX_DOCUMENT_BYTES, dump, load
 
 
@@ -43,7 +43,7 @@ def all_models() -> set[type[BaseModel]]:
     found: set[type[BaseModel]] = set()
     pending: set[type[BaseModel]] = {Attempt, CheckpointRecord, Event, Job, SharedRecord, TransferGrant, Progress}
     pending |= {RulesRecord, CommandRecord, ControlRecord, RuleStateRecord, ScalingRecord}
-    pending |= {StoredFleet, Machine, Ledger, DeploymentLedger, FleetEvent, Quarantine, OrphanMachine}
+    pending |= {StoredFleet, Machine, Ledger, DeploymentLedger, FleetEvent, Quarantine, OrphanMachine, Reputation}
     while pending:
         model = pending.pop()
         found.add(model)
@@ -214,6 +214,7 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
     "OutputCheck": {"min_bytes": 0, "min_files": 0},
     "CommandOrder": {"environment": {}},
     "Reason": {"message": ""},
+    "Reputation": {"starts": 0, "hours": 0, "losses": 0, "registered": 0, "register_s": 0},
     "Requirements": {"gpu_models": []},
     "Retention": {"keep_last": 3, "keep_best_mode": "min"},
     "RunPlan": {"outputs": [], "optional_outputs": [], "cleanup": [], "shared": []},

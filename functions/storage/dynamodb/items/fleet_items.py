@@ -8,7 +8,7 @@ from functions.domain import table_keys
 from functions.domain.record_base import Record
 from functions.domain.table_keys import Key
 from functions.fleet.ledger import DeploymentLedger, Ledger
-from functions.fleet.records import FleetEvent, Machine, OrphanMachine, Quarantine, StoredFleet
+from functions.fleet.records import FleetEvent, Machine, OrphanMachine, Quarantine, Reputation, StoredFleet
 from functions.storage.dynamodb.items.attribute_values import Item, number
 from functions.storage.dynamodb.items.documents import dump
 from functions.storage.dynamodb.items.job_items import key_item
@@ -115,6 +115,11 @@ def put_quarantine(table: str, quarantine: Quarantine) -> Item:
     """Return the Put of a quarantine in place of an earlier one."""
     key = key_item(Key(table_keys.QUARANTINES, quarantine.host))
     return _put(table, _item(key, quarantine, ttl=quarantine.until + QUARANTINE_RETENTION_S))
+
+
+def put_reputation(table: str, reputation: Reputation) -> Item:
+    """Return the Put of a history in place of an earlier one."""
+    return _put(table, _item(key_item(Key(table_keys.REPUTATIONS, reputation.kind)), reputation))
 
 
 def put_orphan(table: str, orphan: OrphanMachine) -> Item:
