@@ -142,7 +142,7 @@ def test_two_enrolments_at_once_make_one_worker(api: Api, monkeypatch: pytest.Mo
         ({"gpu_model": "NVIDIA RTX 4090D"}, "names the GPU RTX 4090, the machine has NVIDIA RTX 4090D"),
         ({"gpu_model": None}, "names the GPU RTX 4090, the machine has none"),
         ({"gpus": 0}, "names 1 GPUs, the machine has 0"),
-        ({"vram_gib": 22.7}, "names 24 GiB VRAM, the machine has 22.7"),
+        ({"vram_gib": 22.3}, "names 24 GiB VRAM, the machine has 22.3"),
         ({"disk_gib": 35}, "names 40 GiB disk, the machine has 35 free"),
     ],
     ids=["model", "none", "number", "vram", "disk"],
