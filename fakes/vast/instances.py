@@ -14,6 +14,8 @@ DISK_FREE = ("offline",)
 PROVISIONING_SHARE = 0.1
 """Part of the boot before the status changes from null to loading."""
 NEVER = float("inf")
+EXTENSION_S = 30 * 86_400
+"""Time by which an accepted price increase extends a contract."""
 OF_ASKS = ("ask_contract_id", "bundle_id", "rentable", "rented", "external", "gpu_total_ram", "time_remaining")
 """Columns that an ask has and an instance has not."""
 OCI_ERROR = 'Error response from daemon: OCI runtime create failed: exec: "agent": executable file not found in $PATH'
@@ -30,6 +32,10 @@ class FakeInstance:
     gpu_usd_per_hour: float
     boot_s: float
     container_key: str
+    end_date: float
+    """End of the contract."""
+    accepted_usd_per_hour: float | None = None
+    """GPU price after `end_date`, by an accepted increase, which extends the contract."""
     forced: Status | None = None
     """Status that holds in place of the boot's."""
     state: str = "running"
@@ -75,6 +81,20 @@ class FakeInstance:
         meter.rate(self.handle, "gpu", self.gpu_usd_per_hour if status in GPU_BILLED else 0.0)
         meter.rate(self.handle, "disk", 0.0 if status in DISK_FREE else self.disk_usd_per_hour)
 
+    def settle(self, meter: BillingMeter) -> None:
+        """End the contract at its end, or extend the contract at the accepted price."""
+        if self.destroyed or self.state == "stopped" or meter.now() < self.end_date:
+            return
+        for span in meter.spans:
+            if (span.handle, span.kind, span.end_at) == (self.handle, "gpu", None):
+                span.end_at = self.end_date
+        if self.accepted_usd_per_hour is None:
+            self.state, self.forced, self.message = "stopped", "stopped", "the contract has ended"
+            return
+        self.gpu_usd_per_hour, self.accepted_usd_per_hour = self.accepted_usd_per_hour, None
+        meter.spans.append(BilledSpan(self.handle, "gpu", self.gpu_usd_per_hour, self.end_date))
+        self.end_date += EXTENSION_S
+
     def row(self, now: float) -> dict[str, Any]:
         """Return the row of the lists."""
         status, body, ask = self.status(now), self.body, self.ask
@@ -107,7 +127,8 @@ class FakeInstance:
             "direct_port_end": -1,
             "start_date": self.created_at,
             "uptime_mins": None if status != "running" else (now - self.created_at - self.boot_s) / 60,
-            "duration": asked["end_date"] - now,
+            "end_date": self.end_date,
+            "duration": self.end_date - now,
             "dph_base": self.gpu_usd_per_hour,
             "dph_total": self.gpu_usd_per_hour + self.disk_usd_per_hour,
             "gpu_util": 0.0,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 HOURS_PER_MONTH = 720
+CONTRACT_S = 90 * 86_400
 TYPES = ("on-demand", "ondemand", "bid", "reserved", "interruptible")
 DIRECTIONS = ("asc", "desc")
 CONTROLS = frozenset({"order", "limit", "type", "allocated_storage", "disable_bundling"})
@@ -65,7 +66,7 @@ class FakeAsk:
     def row(self, now: float, *, disk_gb: float, bid: bool) -> dict[str, Any]:
         """Return the row of a search. `bid`: priced as an interruptible instance at the lowest bid."""
         base, storage = self.min_bid if bid else self.usd_per_hour, self.storage_usd_per_hour(disk_gb)
-        end_date = now + 90 * 86_400 if self.end_date is None else self.end_date
+        end_date = now + CONTRACT_S if self.end_date is None else self.end_date
         return {
             "id": self.id,
             "ask_contract_id": self.id,

@@ -14,7 +14,7 @@ from typing import Any
 from fakes.server import FakeAnswer, FakeCall, FakeProvider
 from fakes.vast.create_body import checked_body
 from fakes.vast.instances import NEVER, OCI_ERROR, FakeInstance, Status
-from fakes.vast.market import BadRequest, FakeAsk, search
+from fakes.vast.market import CONTRACT_S, BadRequest, FakeAsk, search
 from fakes.vast.paging import page
 
 KEY = "vast-account-key"
@@ -117,7 +117,7 @@ class FakeVast(FakeProvider):
         self.meter.add(handle, "bandwidth_download", gb * self.instance(handle).ask.inet_cost)
 
     def raise_price(self, handle: str, gpu_usd_per_hour: float) -> int:
-        """Let the host ask for a higher price; return the id of the request."""
+        """Let the host ask for a higher price from the end of the contract on; return the id of the request."""
         request = next(self._ids)
         self.increases[request] = self.instance(handle), gpu_usd_per_hour
         return request
@@ -125,13 +125,8 @@ class FakeVast(FakeProvider):
     def settle(self) -> None:
         """Stop what has reached the end of its contract, and everything once the credit is used up."""
         for one in self.instances:
-            end = one.ask.end_date
-            if not one.destroyed and one.state != "stopped" and end is not None and self.now() >= end:
-                for span in self.meter.spans:
-                    if (span.handle, span.kind, span.end_at) == (one.handle, "gpu", None):
-                        span.end_at = end
-                one.state, one.forced, one.message = "stopped", "stopped", "the contract has ended"
-            elif not one.destroyed and one.state != "stopped" and self.meter.usd() >= self.credit:
+            one.settle(self.meter)
+            if not one.destroyed and one.state != "stopped" and self.meter.usd() >= self.credit:
                 self.outbid(one.handle)
 
     # Calls.
@@ -253,6 +248,7 @@ class FakeVast(FakeProvider):
             gpu_usd_per_hour=gpu_usd_per_hour,
             boot_s=self.boot_s,
             container_key=f"container-key-{number}",
+            end_date=self.now() + CONTRACT_S if ask.end_date is None else ask.end_date,
         )
         made.environment = {
             **body["env"],
@@ -285,7 +281,7 @@ class FakeVast(FakeProvider):
                 "old_bwu_cost": one.ask.inet_cost,
                 "old_bwd_cost": one.ask.inet_cost,
                 "old_platform_fee": None,
-                "contract_end_date": one.ask.end_date,
+                "contract_end_date": one.end_date,
                 "ask_end_date": None,
                 "created_at": self.now(),
             }
@@ -305,8 +301,7 @@ class FakeVast(FakeProvider):
         if one is None or one.destroyed:
             return FakeAnswer(404, {"success": False, "error": "no_pending_price_increase"})
         if target == "accept":
-            one.gpu_usd_per_hour = usd
-            one.bill(self.meter)
+            one.accepted_usd_per_hour = usd
         return FakeAnswer(200, {"success": True, **body, "contract_id": one.id})
 
     @_route("GET", "v1/instances", "instance_read", "list")

@@ -61,6 +61,8 @@ OFFERS = 200
 CHARGED_DAYS = 370
 CHARGES = 500
 """Newest contracts among which a charge is looked up."""
+ANNOUNCED_AHEAD_S = 3600
+"""Time before the end of a contract from which the host's next price counts. Until the end, the old price holds."""
 LOG_LINES = "1000"
 LOG_WAIT_S = 120
 """Time after which a log that did not come is requested anew."""
@@ -150,7 +152,7 @@ class VastDriver:
         return accepted(answer, "DELETE /api/v0/instances")
 
     def accept_price(self, handle: str, usd_per_hour: float) -> None:
-        """Accept the host's price; do nothing if the host meanwhile wants more.
+        """Accept the host's price, which extends the contract; do nothing if the host meanwhile wants more.
 
         Raises ProviderUnavailable, ProviderRefused.
         """
@@ -312,14 +314,15 @@ class VastDriver:
         return list(rows.values()), False
 
     def _announced(self) -> dict[int, PriceIncrease]:
-        """Return the pending requests for a higher price by instance; none if they cannot be read now."""
+        """Return the requests for a higher price that soon holds, by instance; none if they cannot be read now."""
         try:
             page = self._object("GET", "/api/v0/instances/pending-price-increases/", {})
             found = [PriceIncrease.model_validate(one) for one in page.get("pending_price_increases") or []]
         except (ProviderUnavailable, ProviderRefused, ValidationError) as error:
             logger.warning("vast: announced prices cannot be read: %s", error)
             return {}
-        return {one.contract_id: one for one in found}
+        soon = self._now() + ANNOUNCED_AHEAD_S
+        return {one.contract_id: one for one in found if (one.contract_end_date or 0.0) <= soon}
 
     def _charges(self, days: int) -> list[Charge]:
         until = int(self._now()) + 86_400

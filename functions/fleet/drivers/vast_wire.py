@@ -189,10 +189,11 @@ class Instance(VastRow):
 
 
 class PriceIncrease(VastRow):
-    """Request of a host for a higher price. Null: this part of the price stays."""
+    """Request of a host for a higher price after the end of the contract. Null: this part of the price stays."""
 
     pending_price_increase_id: int
     contract_id: int
+    contract_end_date: float | None = None
     new_gpu_costpersec: Price | None = None
     new_disk_ram_costpersec: Price | None = None
     old_gpu_costpersec: Price | None = None

@@ -262,23 +262,30 @@ def test_a_destroy_with_a_bad_key_is_no_end(market: Market) -> None:
 # Prices, logs, charges.
 
 
-def test_an_announced_price_is_listed_and_holds_once_it_is_accepted(market: Market) -> None:
+def test_an_announced_price_is_listed_before_it_holds_and_extends_the_contract_once_accepted(market: Market) -> None:
+    market.fake.asks[0].end_date = market.clock() + 7200
     handle = market.made()
     before = market.seen(handle)
-    assert (before.usd_per_hour, before.announced_usd_per_hour) == (pytest.approx(0.41075), None)
+    assert before.usd_per_hour == pytest.approx(0.41075)
     market.fake.raise_price(handle, 0.5)
+    assert market.seen(handle).announced_usd_per_hour is None, "the old price holds for two more hours"
+    market.advance(3600)
     announced = market.seen(handle).announced_usd_per_hour
     assert announced == pytest.approx(0.51075)
     market.driver.accept_price(handle, 0.45)
-    assert market.seen(handle).usd_per_hour == before.usd_per_hour
+    assert market.seen(handle).announced_usd_per_hour == announced, "0.45 USD/h are not what the host wants"
     market.driver.accept_price(handle, announced or 0)
     after = market.seen(handle)
-    assert (after.usd_per_hour, after.announced_usd_per_hour) == (pytest.approx(0.51075), None)
+    assert (after.usd_per_hour, after.announced_usd_per_hour) == (before.usd_per_hour, None)
     market.driver.accept_price(handle, 0.6)
     market.driver.accept_price("77", 0.6)
+    market.advance(7200)
+    assert (market.seen(handle).running, market.seen(handle).usd_per_hour) == (True, announced)
+    assert market.driver.charged_usd(handle) == pytest.approx(2 * 0.41075 + 0.51075)
 
 
 def test_announced_prices_that_cannot_be_read_leave_the_list_usable(market: Market) -> None:
+    market.fake.asks[0].end_date = market.clock() + 600
     handle = market.made()
     market.fake.raise_price(handle, 0.5)
     market.fake.inject("500", "GET /api/v0/instances/pending-price-increases/", count=2)
