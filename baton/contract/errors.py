@@ -53,6 +53,7 @@ class ErrorCode(StrEnum):
     KEY_REVOKED = "key_revoked"
     KEY_EXPIRED = "key_expired"
     ENROLMENT_EXPIRED = "enrolment_expired"
+    IDENTITY_REFUSED = "identity_refused"
     WRONG_SCOPE = "wrong_scope"
     TOKEN_INVALID = "token_invalid"
     TOKEN_WRONG_KEY = "token_wrong_key"
@@ -161,6 +162,11 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
         403,
         "The machine did not enrol in time.",
         "End the worker; the control plane gives the machine back and rents another one.",
+    ),
+    ErrorCode.IDENTITY_REFUSED: ErrorInfo(
+        403,
+        "The proof of identity that the provider signs for the machine is missing or not valid.",
+        "Read a new proof from the provider's metadata service; a copied token enrols no other container.",
     ),
     ErrorCode.WRONG_SCOPE: ErrorInfo(
         403, "This API key may not make this call.", "Use a key that has the scope named in the message."
