@@ -14,6 +14,7 @@ from baton.contract.money import Budget
 from functions.fleet.drivers.loopback import LoopbackDriver, LoopbackFaults, LoopbackMarket
 from functions.fleet.drivers.protocol import CreateIntent, CreateResult, Driver
 from functions.fleet.records import Inventory
+from tests.conformance.driven_ec2 import Ec2Driven
 from tests.conformance.driven_runpod import RunpodDriven
 from tests.kits.clock import Clock
 from tests.twins.provider import VirtualProvider
@@ -121,6 +122,7 @@ PROVIDERS: dict[str, Callable[[Path], DrivenProvider]] = {
     "virtual": VirtualDriven,
     "loopback": LoopbackDriven,
     "runpod": RunpodDriven,
+    "ec2": Ec2Driven,
 }
 
 

@@ -12,6 +12,7 @@ from functions.fleet.accounts import ProviderAccounts
 from functions.fleet.drivers.protocol import Driver
 
 DRIVERS: dict[ProviderName, tuple[str, str]] = {
+    "ec2": ("functions.fleet.drivers.ec2", "Ec2Driver"),
     "runpod": ("functions.fleet.drivers.runpod", "RunpodDriver"),
     "ssh": ("functions.fleet.drivers.ssh", "SshDriver"),
     "salad": ("functions.fleet.drivers.salad", "SaladDriver"),

@@ -41,6 +41,8 @@ DELETED = "TERMINATED"
 CONTINENTS = frozenset({"AF", "AP", "EU", "EUR", "ME", "OC", "SA", "SEA"})
 """First words of the ids of data centers that name the country second: `EU-RO-1`, but `US-KS-2`."""
 BILLED_DAYS = 400
+BOOT_S = 300
+"""Time until the agent runs, which is above all the download of an image of some GB."""
 LOG_LINES = 500
 REFUSALS: dict[int, tuple[RefusalKind | None, str]] = {
     400: (None, "no capacity, or a rule of the provider"),
@@ -101,8 +103,10 @@ class GpuType(RunpodAnswer):
                 gpu_model=self.id,
                 vram_gib=self.memory,
                 disk_gib=disk_gib,
+                repeatable=True,
                 regions=_regions(one.id),
                 usd_per_hour=price + _disk_gb(disk_gib) * DISK_USD_PER_GB_HOUR,
+                boot_s=BOOT_S,
             )
             for one in stock
             if one.availability != "NONE"
