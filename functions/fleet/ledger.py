@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import Literal, Self, TypeVar
 
 from baton.contract.fleet import MachineState as State
 from baton.contract.money import Budget
@@ -38,10 +39,12 @@ class Ledger(Record):
     """Bounds whose warning was published, with their period: `day 2026-11-25`."""
     waits: str = ""
     """Why the last tick did not start a machine that the fleet lacks; empty if the fleet lacks none."""
+    exhausted: str = ""
+    """Bound without the money for the machine that the fleet lacks; empty while the money suffices."""
     breaker: Breaker = Breaker()
     """Machines that are gone without having held a job; those on their way out are counted beside."""
 
-    def at(self, now: int) -> Ledger:
+    def at(self, now: int) -> Self:
         """Return the ledger with the counters of a day or month that has ended set to zero."""
         day = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d")
         if day == self.day:
@@ -50,7 +53,7 @@ class Ledger(Record):
         updates = {"day": day, "day_usd": 0.0, "month": day[:7], "month_usd": self.month_usd if same_month else 0.0}
         return self.model_copy(update=updates)
 
-    def spend(self, usd: float, now: int) -> Ledger:
+    def spend(self, usd: float, now: int) -> Self:
         """Return the ledger after spending; counted on the day and in the month of `now`.
 
         Negative for a machine that turned out never to have existed.
@@ -68,6 +71,9 @@ class DeploymentLedger(Ledger):
     """Time until which a provider may list a late machine of a fleet that has retired."""
 
 
+L = TypeVar("L", bound=Ledger)
+
+
 class Bound(Record):
     """Bound of a budget, with the spending that counts against the bound."""
 
@@ -75,6 +81,13 @@ class Bound(Record):
     period: str
     cap_usd: float
     spent_usd: float
+    scope: Literal["fleet", "deployment"] = "fleet"
+    """`deployment`: the bound holds for all fleets of all tenants together."""
+
+    @property
+    def label(self) -> str:
+        """Name of the bound for people and for events."""
+        return self.name if self.scope == "fleet" else f"{self.name} of the deployment"
 
     def room_usd(self, reserved_usd: float) -> float:
         """Return what may still be reserved in USD; negative if spending and reservations exceed the bound."""
@@ -83,13 +96,18 @@ class Bound(Record):
 
 def bounds(budget: Budget, ledger: Ledger, now: int) -> list[Bound]:
     """Return the bounds that the budget names, with the spending up to `now`."""
+    scope: Literal["fleet", "deployment"] = "deployment" if isinstance(ledger, DeploymentLedger) else "fleet"
     current = ledger.at(now)
     rows = (
         ("total_usd", "", budget.total_usd, current.spent_usd),
         ("per_day_usd", current.day, budget.per_day_usd, current.day_usd),
         ("per_month_usd", current.month, budget.per_month_usd, current.month_usd),
     )
-    return [Bound(name=name, period=period, cap_usd=cap, spent_usd=spent) for name, period, cap, spent in rows if cap]
+    return [
+        Bound(name=name, period=period, cap_usd=cap, spent_usd=spent, scope=scope)
+        for name, period, cap, spent in rows
+        if cap
+    ]
 
 
 def reserved_usd(machines: Iterable[Machine]) -> float:
@@ -128,7 +146,7 @@ def release(machine: Machine) -> Machine:
     return machine.model_copy(update={"reserved_usd": 0.0}) if machine.state.ended and machine.reserved_usd else machine
 
 
-def new_warnings(budget: Budget, ledger: Ledger, now: int) -> tuple[Ledger, list[Bound]]:
+def new_warnings(budget: Budget, ledger: L, now: int) -> tuple[L, list[Bound]]:
     """Return the bounds that have passed WARN_AT since the last call, and the ledger that remembers them."""
     passed = [
         bound

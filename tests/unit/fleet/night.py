@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from baton.contract.fleet import FleetSpec
 from baton.contract.fleet import MachineState as State
+from baton.contract.jobs.job import JobState
+from baton.contract.money import Budget
 from functions.domain.records import Job
 from functions.fleet import lifecycle
 from functions.fleet.controller import FleetController
@@ -20,6 +22,12 @@ from tests.twins.provider import VirtualProvider
 TENANT = "acme"
 BOOT_S = 120
 TICK_S = 60
+
+
+INTERRUPTED = frozenset(
+    {"ledger", "write", "put_orphan", "put_quarantine", "acquire", "release", "put_fleet", "retire"}
+)
+"""Calls of the store before which a night may be interrupted."""
 
 
 class Killed(BaseException):
@@ -54,6 +62,10 @@ class Night:
     """Called before every write and every provider call; may raise Killed."""
     time_left_s: float = 60.0
     paused_s: float = 0.0
+    budget: Budget | None = None
+    """Of all fleets together."""
+    canceled: set[str] = field(default_factory=set)
+    """Ids of jobs that a user canceled."""
     _tokens: int = 0
 
     def __post_init__(self) -> None:
@@ -73,7 +85,7 @@ class Night:
 
         class Store:
             def __getattr__(self, name: str) -> object:
-                if name in ("ledger", "write", "put_orphan", "put_quarantine", "acquire", "release"):
+                if name in INTERRUPTED:
                     night.interrupt(name)
                 return getattr(night.store, name)
 
@@ -95,7 +107,20 @@ class Night:
             random_token=self._token,
             time_left_s=lambda: self.time_left_s,
             pause=self._pause,
+            read_jobs=self._read_jobs,
+            budget=self.budget,
         )
+
+    def _read_jobs(self, job_ids: Sequence[str]) -> list[Job]:
+        found = [one for one in self.trainings if one.job.id in job_ids]
+        return [one.job.model_copy(update={"state": self._state(one)}) for one in found]
+
+    def _state(self, training: Training) -> JobState:
+        if training.job.id in self.canceled:
+            return JobState.CANCELED
+        if training.left_s <= 0:
+            return JobState.COMPLETE
+        return JobState.RUNNING if training.on else JobState.PENDING
 
     def _pause(self, seconds: float) -> None:
         self.paused_s += seconds

@@ -143,6 +143,7 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "month_usd": 0,
         "warned": [],
         "waits": "",
+        "exhausted": "",
         "breaker": {},
     },
     "Machine": {
@@ -177,6 +178,7 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "month_usd": 0,
         "warned": [],
         "waits": "",
+        "exhausted": "",
         "breaker": {},
         "reserved_usd": 0,
         "watch_until": 0,
