@@ -45,6 +45,8 @@ class FakeInstance:
     still_listed: int = 0
     """Polls of the list for which the instance is listed after its destroy."""
     destroyed: bool = False
+    visible_at: float = 0.0
+    """Time from which the lists show the instance."""
     environment: dict[str, str] = field(default_factory=dict)
     """Environment of the container, as its program sees the environment."""
 

@@ -67,6 +67,7 @@ class FakeVast(FakeProvider):
         self.fails_to_start = False
         """The next containers fail in the OCI runtime."""
         self.visible_after_s = 5.0
+        """Lag of the lists behind the next creates."""
         self.log_after_s = 1.0
         self.intervals_s = dict(INTERVALS_S)
         self.snatched = 0
@@ -197,7 +198,7 @@ class FakeVast(FakeProvider):
         return next((one for one in self.instances if one.handle == handle and self._visible(one)), None)
 
     def _visible(self, one: FakeInstance) -> bool:
-        return not one.destroyed and self.now() >= one.created_at + self.visible_after_s
+        return not one.destroyed and self.now() >= one.visible_at
 
     def listed(self) -> list[dict[str, Any]]:
         """Return the rows of one poll of the list."""
@@ -230,15 +231,16 @@ class FakeVast(FakeProvider):
             status, code, text = GONE[next(self._refusals) % len(GONE)]
             return error(status, code, text.format(id=target))
         if bid is not None and bid < ask.min_bid:
-            left = self._make(ask, body, bid, running=False)
+            left = self.make(ask, body, bid, running=False)
             return error(400, "invalid_price", f"bid {bid} is below {ask.min_bid}", new_contract=left.id)
-        made = self._make(ask, body, ask.usd_per_hour if bid is None else bid, running=not taken)
+        made = self.make(ask, body, ask.usd_per_hour if bid is None else bid, running=not taken)
         ask.rented = True
         return FakeAnswer(
             200, {"success": True, "new_contract": made.id, "instance_api_key": made.container_key, "ask_id": ask.id}
         )
 
-    def _make(self, ask: FakeAsk, body: dict[str, Any], gpu_usd_per_hour: float, *, running: bool) -> FakeInstance:
+    def make(self, ask: FakeAsk, body: dict[str, Any], gpu_usd_per_hour: float, *, running: bool) -> FakeInstance:
+        """Make an instance. `running`: False for a contract that stays stopped."""
         number = next(self._ids)
         made = FakeInstance(
             id=number,
@@ -248,6 +250,7 @@ class FakeVast(FakeProvider):
             gpu_usd_per_hour=gpu_usd_per_hour,
             boot_s=self.boot_s,
             container_key=f"container-key-{number}",
+            visible_at=self.now() + self.visible_after_s,
             end_date=self.now() + CONTRACT_S if ask.end_date is None else ask.end_date,
         )
         made.environment = {

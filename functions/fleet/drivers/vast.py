@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -61,6 +62,8 @@ OFFERS = 200
 CHARGED_DAYS = 370
 CHARGES = 500
 """Newest contracts among which a charge is looked up."""
+CHARGES_KEPT_S = 30
+"""Time for which the charges serve all machines that end together; Vast.ai refuses a second call within 1 s."""
 ANNOUNCED_AHEAD_S = 3600
 """Time before the end of a contract from which the host's next price counts. Until the end, the old price holds."""
 LOG_LINES = "1000"
@@ -94,6 +97,8 @@ class VastDriver:
         self._now = now
         self._pause = pause
         self._gpu_names: list[str] | None = None
+        self._charged: tuple[float, list[Charge]] = -math.inf, []
+        """Charges of the account, and the time of the call."""
         self._logs: dict[str, tuple[float, str]] = {}
         """Requested logs by handle: time of the request, address of the text."""
 
@@ -230,7 +235,9 @@ class VastDriver:
 
     def charged_usd(self, handle: str) -> float | None:
         """Return the charges of an instance, GPU, disk and traffic together; None without a record."""
-        ours = [one.amount for one in self._charges(CHARGED_DAYS) if one.source == f"instance-{handle}"]
+        if self._now() - self._charged[0] > CHARGES_KEPT_S:
+            self._charged = self._now(), self._charges(CHARGED_DAYS)
+        ours = [one.amount for one in self._charged[1] if one.source == f"instance-{handle}"]
         return sum(ours) if ours else None
 
     def _request_log(self, handle: str) -> str:
