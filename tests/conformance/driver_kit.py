@@ -16,6 +16,8 @@ from functions.fleet.drivers.protocol import CreateIntent, CreateResult, Driver
 from functions.fleet.records import Inventory
 from tests.conformance.driven_ec2 import Ec2Driven
 from tests.conformance.driven_runpod import RunpodDriven
+from tests.conformance.driven_salad import SaladDriven
+from tests.conformance.driven_vast import VastDriven
 from tests.kits.clock import Clock
 from tests.twins.provider import VirtualProvider
 
@@ -122,6 +124,8 @@ PROVIDERS: dict[str, Callable[[Path], DrivenProvider]] = {
     "virtual": VirtualDriven,
     "loopback": LoopbackDriven,
     "runpod": RunpodDriven,
+    "salad": SaladDriven,
+    "vast": VastDriven,
     "ec2": Ec2Driven,
 }
 
