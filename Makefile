@@ -15,7 +15,7 @@ WORKERS ?= 3
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-rules demo-ring demo-fleet local test test-fast mutants check format bench bench-checkpoint bench-ring costs synth deploy admin-key constraints openapi clean
+.PHONY: help setup demo demo-rules demo-ring demo-fleet local test test-fast mutants check format bench bench-checkpoint bench-ring bench-fleet costs synth deploy admin-key constraints openapi clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -72,6 +72,9 @@ bench-checkpoint: setup ## measure checkpoints against the ways of others (about
 
 bench-ring: setup ## measure the sample ring against raw limits and Wirehead (about 12 minutes on a quiet machine)
 	$(BIN)/python -m bench.ring
+
+bench-fleet: setup ## measure the fleets' controller, and money lost in simulated nights (about 8 minutes)
+	$(BIN)/python -m bench.fleet
 
 costs: setup ## count requests and units on the emulated cloud, and write docs/costs.md
 	$(BIN)/python -m bench.costs.cost_page --record

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 import requests
@@ -21,20 +20,16 @@ from baton.contract.names import Scope
 from baton.contract.worker.calls import HeartbeatRequest, ReleaseRequest, WorkItem
 from baton.contract.worker.output import MAX_POINTS, LogChunk, ReportedPoint
 from bench.api.request_counts import FILES
-from bench.costs.units import Meter
+from bench.costs.fleet_calls import FleetRecording
+from bench.costs.units import Billed, Meter
 from bench.harness.plane import TENANT, Plane
 from functions.api.admin.keys import generate_key
 from functions.api.checkpoints.retention_runner import run_due_retentions
-from functions.api.fleet.enrolment_keys import EnrolmentKeys
 from functions.api.http.authorizer import authorize
 from functions.api.operations.sweeper import sweep
 from functions.api.rules.rule_evaluation_runs import evaluate_due_jobs
 from functions.domain.table_keys import DUE_BUCKET_S
-from functions.fleet.clock import FleetClock
-from functions.fleet.controller import FleetController
-from functions.fleet.demand import waiting_jobs
 from functions.storage.clients import dynamodb_client
-from functions.storage.dynamodb.fleet import DynamoFleetStore
 from functions.webhooks.delivery import deliver
 from functions.webhooks.event_queue import QueuedEvent
 from functions.webhooks.http_delivery import PostOutcome
@@ -54,8 +49,6 @@ WATCHED = "rules: [{name: dear, when: cost > 40, do: stop}, {name: silent, when:
 LOG_LINE = "{'loss': 0.0421, 'grad_norm': 0.913, 'learning_rate': 9.2e-05, 'epoch': 3.1}"
 LOG_LINES = 200
 LOG_POINT = ReportedPoint(step=1200, at=1_790_000_000.25, metrics={"loss": 0.0421, "grad_norm": "nan"})
-
-Billed = dict[str, float]
 
 
 def record(plane: Plane) -> dict[str, Billed]:
@@ -89,7 +82,7 @@ class _Recording:
             "pack": self._further_pack(),
             "end": self._billed(lambda: self._release(ending)),
             "idle sweep": idle_sweep,
-            "idle tick": self._billed(self._tick, api=0),
+            **self._fleet(),
             # The authorizer looks up a key that is not known, and the function of heartbeats answers so.
             "probe": self._billed(self._authorizer(known=False), functions=2),
             "delivery": self._billed(self._delivery(), api=0),
@@ -188,19 +181,13 @@ class _Recording:
         billed["s3_put"] += len(missing)
         return billed
 
-    def _tick(self) -> None:
-        """Run a tick of the fleets' controller without a fleet."""
-        context = self._plane.context
-        fleet = DynamoFleetStore(self._plane.dynamodb, self._plane.prefix)
-        FleetController(
-            fleet,
-            {},
-            waiting=partial(waiting_jobs, context.jobs, shards=1),
-            keys=EnrolmentKeys(context.tokens, context.random, context.clock, FleetClock(fleet), None),
-            now=context.clock.now,
-            random_token=context.random.token,
-            time_left_s=lambda: 55.0,
-        ).tick()
+    def _fleet(self) -> dict[str, Billed]:
+        """Bill the ticks of the fleets' controller and the calls of rented machines."""
+
+        def bill_tick(call: Callable[[], object]) -> Billed:
+            return self._billed(call, api=0)
+
+        return FleetRecording(self._plane, tick=bill_tick, call=self._billed).run()
 
     def _sweep(self) -> None:
         context = self._plane.context

@@ -8,7 +8,7 @@ from itertools import count
 
 from baton.contract.worker.output import LONGEST_LOG_WAIT_S
 from bench.costs import prices
-from bench.costs.call_costs import Billed
+from bench.costs.units import Billed
 from cdk.resources.api import AUTHORIZER_CACHE_S
 from cdk.resources.functions import MEMORY_MIB
 from functions.domain.table_keys import DUE_BUCKET_S
@@ -54,12 +54,22 @@ DURATION_MS = {
     "log chunk": 25,
     "sweep": 60,
     "tick": 15,
+    "machine in a tick": 13,
+    "machine heartbeat": 12,
+    "enrolment": 30,
     "probe": 7,
     "publish": 20,
     "delivery": 200,
 }
 """Billed per call. Assumed: nothing measured here is AWS's. A heartbeat takes 1.5 ms of CPU on the bench's machine; a
 function of 512 MiB has 0.29 of a processor, and DynamoDB answers in some 4 ms."""
+FUNCTIONS = {
+    "heartbeat in a new bucket": "heartbeat",
+    "idle sweep": "sweep",
+    "idle tick": "tick",
+    "fleet tick": "tick",
+}
+"""Entry of DURATION_MS for calls without one of their own."""
 PLATFORM_LOG_BYTES, OWN_LOG_BYTES, ACCESS_LOG_BYTES = 400, 350, 300
 """Lambda's three lines of a call, our own (none for a heartbeat), the API's."""
 
@@ -176,13 +186,29 @@ class Costs:
         return self._row("asking for work", "asked in vain", HOUR_S / POLL_S)
 
     @property
+    def machine_rows(self) -> list[Row]:
+        """Compute the services around one hour of a rented machine, besides those around its trainings."""
+        ticks = self._row("its share of the ticks", "machine in a tick", 60)
+        lives = 1 / ATTEMPT_H
+        return [
+            # A tick has one call of Lambda for all machines; each machine makes the call last longer.
+            replace(ticks, functions=60 * (call_usd("machine in a tick") - prices.LAMBDA_REQUEST.usd)),
+            self._row("its worker's signs of life", "machine heartbeat", 60),
+            self._row("authorizer of its key", "authorizer", HOUR_S / AUTHORIZER_CACHE_S),
+            self._row("rent and end, each in a tick", "rent", 2 * lives),
+            self._row("enrolment", "enrolment", lives),
+        ]
+
+    @property
     def idle_month(self) -> dict[str, float]:
         """Compute USD a month of an unused deployment."""
         sweeps = self._row("sweeper", "idle sweep", 60)
         ticks = self._row("fleets' controller", "idle tick", 60)
+        empty = self._row("fleets' controller", "fleet tick", 60)
         return {
             "the sweeper, once a minute": (sweeps.control + sweeps.logs) * MONTH_H,
             "the fleets' controller, once a minute, without a fleet": (ticks.control + ticks.logs) * MONTH_H,
+            "the same with a fleet that rents nothing, instead": (empty.control + empty.logs) * MONTH_H,
             "Lambda's asking the webhooks' queue": MONTH_H * HOUR_S / POLL_LASTS_S * POLLS_AT_ONCE * prices.QUEUE.usd,
             f"some {ALARMS} alarms": ALARMS * prices.ALARM_MONTH.usd,
             "dashboard, if three others exist": prices.DASHBOARD_MONTH.usd,
@@ -191,9 +217,7 @@ class Costs:
 
     def _row(self, activity: str, call: str, per_hour: float) -> Row:
         billed = self.billed[call]
-        function = {"heartbeat in a new bucket": "heartbeat", "idle sweep": "sweep", "idle tick": "tick"}.get(
-            call, call
-        )
+        function = FUNCTIONS.get(call, call)
         calls, api = billed.get("lambda", 0), billed.get("api", 0)
         log_bytes = calls * PLATFORM_LOG_BYTES + api * ACCESS_LOG_BYTES
         if function not in ("heartbeat", "authorizer", "sweep", "tick", "probe"):

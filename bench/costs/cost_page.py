@@ -14,7 +14,7 @@ from string import Template
 
 from baton.contract.worker.output import LONGEST_LOG_WAIT_S
 from bench.costs import call_costs, prices
-from bench.costs.call_costs import RECORDED, Billed
+from bench.costs.call_costs import RECORDED
 from bench.costs.cost_model import (
     ACCESS_LOG_BYTES,
     ALL_NEW_PACKS,
@@ -44,6 +44,7 @@ from bench.costs.cost_model import (
     original_usd,
     smallest_fleet,
 )
+from bench.costs.units import Billed
 from bench.harness.plane import Plane
 from cdk.resources.api import AUTHORIZER_CACHE_S
 from cdk.resources.functions import MEMORY_MIB
@@ -72,7 +73,7 @@ def page(billed: Mapping[str, Billed]) -> str:
         "checkpoint_min": CHECKPOINT_S // 60,
         "attempt_h": ATTEMPT_H,
         "fleet": FLEET,
-        "table": _table(costs),
+        "table": _table(costs.rows),
         "bounds": _bounds(billed, sorted({1, most, ALL_NEW_PACKS})),
         "besides": f"{costs.control_besides_checkpoints * K:.3f}",
         "bound_control": BOUND_CONTROL,
@@ -104,6 +105,7 @@ def page(billed: Mapping[str, Billed]) -> str:
         "poll_s": POLL_S,
         "polling": f"{costs.polling.total * MONTH_H:.2f}",
         "idle": _lines(costs.idle_month),
+        "machine_table": _table(costs.machine_rows),
         "memory_mib": MEMORY_MIB,
         "duration_share": f"{_duration_share(costs):.0%}",
         "platform_bytes": PLATFORM_LOG_BYTES,
@@ -149,7 +151,7 @@ def _difference(alone: Costs, fleet: Costs, activity: str) -> float:
     return dearer.control - cheaper.control
 
 
-def _table(costs: Costs) -> str:
+def _table(rows: Sequence[Row]) -> str:
     columns: Sequence[tuple[str, Callable[[Row], float]]] = (
         ("API", lambda row: row.api),
         ("Lambda", lambda row: row.functions),
@@ -165,9 +167,10 @@ def _table(costs: Costs) -> str:
     ]
     lines += [
         f"| {row.activity} | {row.per_hour:.4g} | {' | '.join(_amount(of(row) * K) for _, of in columns)} |"
-        for row in costs.rows
+        for row in rows
     ]
-    lines.append(f"| **together** | | {' | '.join(f'**{costs.sum(of) * K:.3f}**' for _, of in columns)} |")
+    sums = (f"**{sum(map(of, rows)) * K:.3f}**" for _, of in columns)
+    lines.append(f"| **together** | | {' | '.join(sums)} |")
     return "\n".join(lines)
 
 

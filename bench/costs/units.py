@@ -22,6 +22,8 @@ TRANSACTION_FACTOR = 2
 Item = Mapping[str, Any]
 Place = tuple[str, str]
 """A table's name, and a key in it as text."""
+Billed = dict[str, float]
+"""Number of units of one call, by the name of the unit."""
 
 
 def item_bytes(item: Item) -> int:

@@ -14,6 +14,7 @@ from bench.costs.cost_model import (
     BOUND_ORIGINAL,
     DURATION_MS,
     FLEET,
+    FUNCTIONS,
     Costs,
     K,
     kelpie_usd,
@@ -93,17 +94,28 @@ def test_what_is_idle_costs_little_besides_what_stands_there(template: dict[str,
     month = Costs(recorded()).idle_month
     assert month["the sweeper, once a minute"] < 0.15
     assert month["the fleets' controller, once a minute, without a fleet"] < 0.05
+    assert month["the same with a fleet that rents nothing, instead"] < 0.12
+
+
+def test_a_rented_machine_costs_little_besides_its_rent() -> None:
+    """A thousand machine-hours, whose rent is 100 USD at the least."""
+    assert sum(row.total for row in Costs(recorded()).machine_rows) * K < 0.6
 
 
 def test_more_of_anything_costs_more() -> None:
     usual = recorded()
     for call, billed in usual.items():
-        if call in ("asked in vain", "delivery", "idle tick", "watched heartbeat", "watched look"):
+        if call in ("asked in vain", "delivery", "idle tick", "fleet tick", "watched heartbeat", "watched look"):
             continue
         for unit, count in billed.items():
             dearer = Costs({**usual, call: {**billed, unit: count + 10}})
-            assert dearer.with_s3 > Costs(usual).with_s3, (call, unit)
-    assert set(DURATION_MS) >= set(usual) - {"heartbeat in a new bucket", "idle sweep", "idle tick", "pack"}
+            assert _hour(dearer) > _hour(Costs(usual)), (call, unit)
+    assert set(DURATION_MS) >= set(usual) - set(FUNCTIONS) - {"pack", "rent"}
+
+
+def _hour(costs: Costs) -> float:
+    """An hour of a rented machine that trains."""
+    return costs.with_s3 + sum(row.total for row in costs.machine_rows)
 
 
 def test_sizes_are_those_that_dynamodb_counts() -> None:
