@@ -70,6 +70,16 @@ class FakePod:
     log: list[str] = field(default_factory=lambda: ["agent started"])
 
     @property
+    def key(self) -> str:
+        """Key of the pod's container, which reaches this pod alone."""
+        return f"rpa_of_{self.id}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment of the container."""
+        return {**self.request.get("env", {}), "RUNPOD_POD_ID": self.id, "RUNPOD_API_KEY": self.key}
+
+    @property
     def persistent_gb(self) -> int:
         """Size of the volume that a stopped pod is billed for."""
         size: int = self.request.get("mounts", {}).get("persistent", {}).get("size", 0)
@@ -109,10 +119,14 @@ class FakeRunpod(FakeProvider):
 
     def answer(self, call: FakeCall) -> FakeAnswer:
         """Carry out one call of the API."""
-        if call.headers.get("authorization") != f"Bearer {self.key}":
+        key = call.headers.get("authorization", "").removeprefix("Bearer ")
+        owner = next((one for one in self.exists() if one.key == key), None)
+        if key != self.key and owner is None:
             return self.refused()
         self._end_without_credit()
         parts = [unquote(one) for one in call.path.strip("/").split("/")]
+        if owner is not None and parts[:3] != ["v2", "pods", owner.id]:
+            return problem(403, "access denied")
         try:
             return self._route(call, parts)
         except BadFields as error:

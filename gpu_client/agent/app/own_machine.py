@@ -1,7 +1,7 @@
 """Give back the rented machine from within, the last guard of the money when no control plane does.
 
-A container that ends stays billed at Vast.ai: its disk in any case. Vast.ai therefore gives each container a key that
-can destroy the container's own instance and nothing else (`CONTAINER_ID`, `CONTAINER_API_KEY`).
+A container that ends stays billed at Vast.ai (its disk in any case), and RunPod deletes no pod by itself. Both give each
+container a key that reaches the container's own machine and nothing else.
 """
 
 from __future__ import annotations
@@ -10,17 +10,50 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from urllib.parse import quote
 
 import requests
 
 logger = logging.getLogger("baton.agent")
 
-VAST_URL = "https://console.vast.ai"
 TIMEOUT_S = 15.0
 TRIES = 20
 PAUSE_S = 15.0
 """Pause between two tries; Vast.ai refuses a destroy that comes within 3 s of the last one."""
+
+
+@dataclass(frozen=True)
+class OwnMachineApi:
+    """API by which a container destroys its own machine, and the variables that the provider sets in the container."""
+
+    name: str
+    machine: str
+    key: str
+    address: str
+    """Variable with the address of the API in place of `default_address`."""
+    default_address: str
+    path: str
+
+
+OWN_MACHINE_APIS = (
+    OwnMachineApi(
+        name="Vast.ai",
+        machine="CONTAINER_ID",
+        key="CONTAINER_API_KEY",
+        address="VAST_URL",
+        default_address="https://console.vast.ai",
+        path="/api/v0/instances/{}/",
+    ),
+    OwnMachineApi(
+        name="RunPod",
+        machine="RUNPOD_POD_ID",
+        key="RUNPOD_API_KEY",
+        address="RUNPOD_API_BASE_URL",
+        default_address="https://api.runpod.io",
+        path="/v2/pods/{}",
+    ),
+)
 
 
 def give_back(
@@ -34,16 +67,17 @@ def give_back(
     Without the provider's variables, nothing happens: the machine belongs to somebody, or its provider ends the bill
     with the process.
     """
-    instance, key = environ.get("CONTAINER_ID"), environ.get("CONTAINER_API_KEY")
-    if not instance or not key:
+    owner = next((one for one in OWN_MACHINE_APIS if environ.get(one.machine) and environ.get(one.key)), None)
+    if owner is None:
         return False
-    address = f"{environ.get('VAST_URL') or VAST_URL}/api/v0/instances/{quote(instance, safe='')}/"
+    path = owner.path.format(quote(environ[owner.machine], safe=""))
+    address = f"{environ.get(owner.address) or owner.default_address}{path}"
     for left in reversed(range(TRIES)):
-        problem = _destroy(address, key, timeout_s)
+        problem = _destroy(address, environ[owner.key], timeout_s)
         if not problem:
-            logger.warning("this machine is given back to Vast.ai")
+            logger.warning("this machine is given back to %s", owner.name)
             return True
-        logger.error("this machine cannot be given back to Vast.ai, %d tries are left: %s", left, problem)
+        logger.error("this machine cannot be given back to %s, %d tries are left: %s", owner.name, left, problem)
         if left:
             pause(PAUSE_S)
     return False

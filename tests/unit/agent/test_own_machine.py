@@ -1,8 +1,9 @@
-"""A rented instance of Vast.ai destroys itself with its own key, at the fake of Vast.ai."""
+"""A rented machine of Vast.ai or RunPod destroys itself with its own key, at the fakes of both."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from fakes.vast.provider import FakeVast
 from functions.fleet.drivers.protocol import Created, CreateIntent
 from functions.fleet.drivers.vast import VastDriver
 from gpu_client.agent.app.own_machine import PAUSE_S, TRIES, give_back
+from tests.conformance.driven_runpod import RunpodDriven
 from tests.conformance.driven_vast import vast_account
+from tests.conformance.driver_kit import create
 from tests.kits.clock import Clock
 from tests.unit.fleet.test_vast_offers import spec
 
@@ -45,6 +48,20 @@ def rented(fake: FakeVast, clock: Clock, token: str) -> FakeInstance:
     assert isinstance(result, Created)
     clock.advance(10)
     return fake.instance(result.handle)
+
+
+def test_a_pod_of_runpod_deletes_itself_and_cannot_delete_another(tmp_path: Path) -> None:
+    runpod = RunpodDriven(tmp_path)
+    for at in range(2):
+        create(runpod, f"dep10000-nights-{at}")
+    one, other = runpod.fake.exists()
+    address = {"RUNPOD_API_BASE_URL": runpod.fake.url}
+    foreign = {**one.environment, **address, "RUNPOD_POD_ID": other.id}
+    assert not give_back(foreign, pause=runpod.clock.sleep)
+    runpod.fake.inject("500", "DELETE")
+    assert give_back({**one.environment, **address}, pause=runpod.clock.sleep)
+    assert runpod.fake.meter.billing() == [other.id]
+    runpod.close()
 
 
 def environment(fake: FakeVast, instance: FakeInstance) -> dict[str, str]:
