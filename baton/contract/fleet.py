@@ -124,6 +124,8 @@ class BoundView(AnswerModel):
     """
 
     name: Literal["total_usd", "per_day_usd", "per_month_usd"]
+    scope: Literal["fleet", "deployment"] = "fleet"
+    """`deployment`: the bound holds for all fleets of the deployment together."""
     period: str = ""
     cap_usd: float
     spent_usd: float
@@ -243,6 +245,9 @@ class EnrollRequest(WireModel):
     disk_gib: Annotated[float, Field(ge=0, le=10**6)] = 0
     identity: Annotated[str, Field(max_length=2048, pattern=r"^[\w-]+\.[\w-]+\.[\w-]+$")] | None = None
     """Token that the provider signs for the machine's container (JWT), where a provider does so."""
+    nonce: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """Secret that the container made and keeps in its work directory: with the same secret a container that lost its
+    key may enrol again, and its former key is revoked."""
 
 
 class EnrollAnswer(AnswerModel):

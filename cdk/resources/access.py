@@ -104,8 +104,8 @@ ACCESS: Mapping[str, FunctionAccess] = {
             "jobs/ready": ("Query",),
             "jobs/by_state": ("Query",),
             "recipes": ("GetItem",),
-            # The keys of the workers of machines that enrol.
-            "tokens": ("PutItem",),
+            # The keys of the workers of machines that enrol; a second enrolment revokes the former key.
+            "tokens": ("GetItem", "PutItem"),
         },
         buckets={},
         provider_secret=("CreateSecret", "GetSecretValue", "PutSecretValue"),
@@ -138,6 +138,8 @@ ACCESS: Mapping[str, FunctionAccess] = {
         tables={
             "fleet": ("ConditionCheckItem", "DeleteItem", "GetItem", "PutItem", "Query", "UpdateItem"),
             "jobs/ready": ("Query",),
+            # The jobs that rent their own machines.
+            "jobs": ("BatchGetItem",),
             # The enrolment keys of machines, and the revocation of the keys of ended machines.
             "tokens": ("GetItem", "PutItem"),
         },

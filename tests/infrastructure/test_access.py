@@ -415,7 +415,7 @@ def rent(recorder: Recorder, api: Api) -> None:
 
     tick(1)
     good, bad = (one.environment["BATON_ENROLMENT_TOKEN"] for one in provider.creates)
-    found = {"gpu_model": "RTX 4090", "gpus": 1, "vram_gib": 24, "disk_gib": 200}
+    found = {"gpu_model": "RTX 4090", "gpus": 1, "vram_gib": 24, "disk_gib": 200, "nonce": "0" * 64}
     key = api.post("/machines/enroll", found, key=good).ok()["api_key"]
     api.post("/machines/enroll", {**found, "vram_gib": 8}, key=bad).refused(ErrorCode.PREFLIGHT_FAILED)
     api.post("/machines/heartbeat", {"job_id": "146683a1-cb76-4702-9fef-fcccd32594f1"}, key=key).ok()

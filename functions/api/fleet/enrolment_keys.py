@@ -47,8 +47,20 @@ class EnrolmentKeys:
 
     def revoke(self, key_id: str) -> None:
         """Revoke a key; idempotent. An expired key that the store has deleted needs no revocation."""
-        key = self._tokens.get_key(key_id)
-        if key is None or key.revoked_at is not None:
-            return
+        revoke_key(self._tokens, key_id, self._clock.now())
+
+
+def revoke_key(tokens: TokenStore, key_id: str, now: int) -> None:
+    """Revoke a key by the server's clock; idempotent."""
+    key = tokens.get_key(key_id)
+    if key is not None and key.revoked_at is None:
         with suppress(WriteConflict):
-            self._tokens.replace_key(replace(key, revoked_at=self._clock.now()))
+            tokens.replace_key(replace(key, revoked_at=now))
+
+
+def keep_key(tokens: TokenStore, key_id: str, expires_at: int) -> None:
+    """Let a key that has not been revoked be valid until `expires_at`, by the server's clock."""
+    key = tokens.get_key(key_id)
+    if key is not None and key.revoked_at is None:
+        with suppress(WriteConflict):
+            tokens.replace_key(replace(key, expires_at=expires_at))

@@ -9,13 +9,15 @@ from baton.contract.fleet import EnrollAnswer, EnrollRequest, MachineHeartbeat, 
 from baton.contract.fleet import MachineState as State
 from baton.contract.names import Scope
 from functions.api.admin.keys import generate_key
+from functions.api.fleet.enrolment_keys import keep_key, revoke_key
 from functions.api.fleet.preflight import find_problem, rented_disk_gib
 from functions.api.fleet.store import fleet_clock, fleet_time, require_store
 from functions.api.http.context import ApiCall, Context
+from functions.domain.access.api_keys import token_digest
 from functions.domain.errors import Refusal, WriteConflict
 from functions.fleet import lifecycle
 from functions.fleet.machine_states import STARTING
-from functions.fleet.records import Machine, Quarantine
+from functions.fleet.records import Machine, Quarantine, StoredFleet, Terms
 
 HEARTBEAT_S = 60
 """Interval between two signs of life of a worker, by the fleets' clock."""
@@ -28,21 +30,21 @@ KEY_MARGIN_S = 3600
 QUARANTINE_S = 30 * 86_400
 """Time in which a host whose hardware differs from its offer is not rented."""
 
+_WORKING = (State.REGISTERED, State.READY, State.BUSY, State.DRAINING)
 _ENDING = (State.DRAINING, State.LOST, State.TERMINATING, State.GONE, State.FAILED)
 
 
 def enroll(context: Context, call: ApiCall) -> EnrollAnswer:
-    """Enrol a machine once: compare its hardware with the offer, issue the API key of its worker."""
+    """Enrol a machine: compare its hardware with the offer, issue the API key of its worker."""
     body: EnrollRequest = call.body
     machine, now = _require_machine(context, call), fleet_time(context, call)
     fleet = require_store(context).fleet(machine.tenant, machine.fleet)
     if machine.state in STARTING - {State.BOOTING, State.REGISTERED}:
         raise Refusal(ErrorCode.CONFLICT, f"The create of {machine.id} is not recorded yet.", field="x-api-key")
     if machine.enrolled_at is not None:
-        raise Refusal(ErrorCode.ENROLMENT_USED, f"The machine {machine.id} is {machine.state}.", field="x-api-key")
+        return _enroll_again(context, call, machine, fleet)
     if machine.state is not State.BOOTING or fleet is None:
-        detail = f"The machine {machine.id} is {machine.state}: {machine.reason}."
-        raise Refusal(ErrorCode.MACHINE_UNKNOWN, detail, field="x-api-key")
+        raise _unknown(machine)
     registered = lifecycle.enrolled(machine, now)
     problem = find_problem(body, machine.offer, fleet.spec)
     checked = lifecycle.checked(registered, problem, now)
@@ -50,32 +52,72 @@ def enroll(context: Context, call: ApiCall) -> EnrollAnswer:
         _save(context, machine, checked, [registered, checked])
         _quarantine(context, checked, now)
         raise Refusal(ErrorCode.PREFLIGHT_FAILED, f"The machine {machine.id}: {problem}.")
+    return _issue(context, call, machine, fleet, registered, checked)
+
+
+def _enroll_again(context: Context, call: ApiCall, machine: Machine, fleet: StoredFleet | None) -> EnrollAnswer:
+    """Enrol a container again that proves to be the enrolled one: its answer was lost, or its agent started anew.
+
+    The hardware is not compared again, because the container's data fill a part of its disk by now.
+    """
+    body: EnrollRequest = call.body
+    if body.nonce is None or machine.enrolment_sha256 != token_digest(body.nonce):
+        raise Refusal(ErrorCode.ENROLMENT_USED, f"The machine {machine.id} is {machine.state}.", field="x-api-key")
+    if machine.state not in _WORKING or fleet is None:
+        raise _unknown(machine)
+    if machine.worker_key is not None:
+        revoke_key(context.tokens, machine.worker_key, call.now)
+    return _issue(context, call, machine, fleet, machine.model_copy(update={"seen_at": fleet_time(context, call)}))
+
+
+def _issue(context: Context, call: ApiCall, before: Machine, fleet: StoredFleet, *steps: Machine) -> EnrollAnswer:
+    """Issue the API key of the worker and store the machine after its last step."""
+    body: EnrollRequest = call.body
     clock = fleet_clock(context)
+    ends_at = clock.server_time(before.ends_by) + KEY_MARGIN_S
     key, whole = generate_key(
         context.random,
-        tenant=machine.tenant,
-        name=f"machine {machine.id}",
+        tenant=before.tenant,
+        name=f"machine {before.id}",
         scopes=[Scope.WORKER],
         now=call.now,
-        expires_at=clock.server_time(machine.ends_by) + KEY_MARGIN_S,
+        expires_at=ends_at,
         machine=call.principal.machine,
         queues=fleet.spec.queues,
     )
     # Before the machine names the key, because a machine whose key is missing could neither work nor enrol again.
     context.tokens.put_key(key)
-    ready = checked.model_copy(update={"worker_key": key.id})
-    _save(context, machine, ready, [registered, ready])
-    return EnrollAnswer(
-        machine_id=machine.id,
-        api_key=whole,
-        queues=fleet.spec.queues,
-        usd_per_hour=machine.usd_per_hour,
-        heartbeat_interval_s=clock.server_seconds(HEARTBEAT_S),
-        gpu_model=machine.offer.gpu_model,
-        vram_gib=machine.offer.vram_gib or None,
-        disk_gib=rented_disk_gib(machine.offer, fleet.spec) or None,
-        image=fleet.spec.image,
+    spec = fleet.spec
+    terms = Terms(image=spec.image, disk_gib=rented_disk_gib(before.offer, spec), queues=spec.queues)
+    after = steps[-1].model_copy(
+        update={
+            "worker_key": key.id,
+            "enrolment_key": call.principal.key_id,
+            "enrolment_sha256": token_digest(body.nonce) if body.nonce else None,
+            "terms": (before.terms or terms).model_copy(update={"queues": spec.queues}),
+        }
     )
+    transitions = [*steps[:-1], after] if after.state is not before.state else []
+    _save(context, before, after, transitions)
+    if body.nonce is not None:
+        # Only the holder of the secret can use the enrolment key again.
+        keep_key(context.tokens, call.principal.key_id, ends_at)
+    return EnrollAnswer(
+        machine_id=before.id,
+        api_key=whole,
+        queues=spec.queues,
+        usd_per_hour=before.usd_per_hour,
+        heartbeat_interval_s=clock.server_seconds(HEARTBEAT_S),
+        gpu_model=before.offer.gpu_model,
+        vram_gib=before.offer.vram_gib or None,
+        disk_gib=rented_disk_gib(before.offer, spec) or None,
+        image=spec.image,
+    )
+
+
+def _unknown(machine: Machine) -> Refusal:
+    detail = f"The machine {machine.id} is {machine.state}: {machine.reason}."
+    return Refusal(ErrorCode.MACHINE_UNKNOWN, detail, field="x-api-key")
 
 
 def heartbeat(context: Context, call: ApiCall) -> MachineOrders:

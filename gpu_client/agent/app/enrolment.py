@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
+import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from typing import Protocol
 
@@ -19,6 +23,10 @@ logger = logging.getLogger("baton.agent")
 
 ENROL_WITHIN_S = 900.0
 """Seconds after which a machine that reaches no control plane gives up; as long as the fleet waits for the worker."""
+
+
+NONCE = "enrolment"
+"""File in the workspace that keeps the secret of this container."""
 
 
 class EnrollmentApi(Protocol):
@@ -38,11 +46,16 @@ def enroll(
     """Report this machine's hardware; return its identity.
 
     identify: returns the provider's proof of the machine's identity, anew for each try, because proofs are short-lived.
-    Raises ApiError if the control plane refuses the machine, BatonError without a usable answer in ENROL_WITHIN_S.
+    Raises ApiError if the control plane refuses the machine, BatonError without a usable answer in ENROL_WITHIN_S,
+    OSError if the workspace cannot keep the container's secret.
     """
     found = settings.work_query()
     request = EnrollRequest(
-        gpu_model=found.gpu_model, gpus=found.gpus or 0, vram_gib=found.vram_gib or 0, disk_gib=found.disk_gib or 0
+        gpu_model=found.gpu_model,
+        gpus=found.gpus or 0,
+        vram_gib=found.vram_gib or 0,
+        disk_gib=found.disk_gib or 0,
+        nonce=_keep_nonce(settings),
     )
     until = clock() + ENROL_WITHIN_S
     for tries in count():
@@ -56,6 +69,28 @@ def enroll(
             logger.info("this machine is not enrolled yet: %s", error)
         pause(pause_s)
     raise AssertionError("count() has no end")
+
+
+def _keep_nonce(settings: AgentSettings) -> str:
+    """Return this container's secret for its enrolment token, the same after a restart of the agent.
+
+    The file names the token's digest, because a workspace can outlive the machine for which the secret was made.
+    """
+    place = settings.workspace / NONCE
+    token = hashlib.sha256(settings.key.encode()).hexdigest()
+    with suppress(OSError, ValueError):
+        known, _, nonce = place.read_text(encoding="ascii").partition(" ")
+        if known == token:
+            return nonce
+    nonce = secrets.token_hex(32)
+    settings.workspace.mkdir(parents=True, exist_ok=True)
+    temporary = place.with_suffix(".new")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(f"{token} {nonce}")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(place)
+    return nonce
 
 
 def settings_of_machine(settings: AgentSettings, machine: EnrollAnswer) -> AgentSettings:

@@ -83,6 +83,8 @@ def _run(settings: AgentSettings, stop: ShutdownRequest) -> int:
     except BatonError as error:
         sys.stderr.write(f"{secret}: this machine cannot enrol at {settings.api_url}: {error}\n")
         return EXIT_BAD_SETTINGS
+    except OSError as error:
+        return _report_workspace_error(settings, error)
     return _work(settings, stop, client, transfer, enrolled)
 
 

@@ -17,6 +17,7 @@ from tests.kits.api.fleets import DOCUMENT, machine_of, make_machine, put_machin
 from tests.kits.api.harness import NOW, TENANT, Answer, Api, Held, memory_api
 
 AS_OFFERED = {"gpu_model": "NVIDIA GeForce RTX 4090", "gpus": 1, "vram_gib": 23.5, "disk_gib": 60}
+NONCE = "0123456789abcdef" * 4
 JOB = "146683a1-cb76-4702-9fef-fcccd32594f1"
 
 
@@ -112,6 +113,41 @@ def test_an_enrolment_token_is_valid_once_and_for_one_call(api: Api) -> None:
     api.clock.advance(1800)
     with api.unchanged():
         enroll(api, late).refused(ErrorCode.ENROLMENT_EXPIRED, "x-api-key")
+
+
+def test_a_container_that_proves_itself_enrols_again_and_its_former_key_ends(api: Api) -> None:
+    """The answer to the enrolment was lost, or the agent of the container started again, hours later."""
+    token = prepare(api)
+    lost = enroll(api, token, nonce=NONCE).ok()
+    again = enroll(api, token, nonce=NONCE, disk_gib=1).ok()
+    assert again.pop("api_key") != lost.pop("api_key") and again == lost
+    api.clock.advance(7200)
+    key = enroll(api, token, nonce=NONCE).ok()["api_key"]
+    stored = machine_of(api, "m1")
+    assert stored.worker_key == key.split("_")[1] and stored.state is MachineState.READY
+    assert beat(api, key)["state"] == "ready"
+    valid = [
+        one["id"] for one in api.get("/keys").ok()["keys"] if one["name"] == "machine m1" and not one["revoked_at"]
+    ]
+    assert valid == [stored.worker_key]
+    assert [type_ for type_, _ in events(api)] == ["machine.registered", "machine.ready"]
+    for other in ({"nonce": "f" * 64}, {}):
+        with api.unchanged():
+            enroll(api, token, **other).refused(ErrorCode.ENROLMENT_USED, "x-api-key")
+
+
+def test_a_token_whose_container_has_a_secret_lives_as_long_as_the_machine(api: Api) -> None:
+    token = prepare(api)
+    enroll(api, token, nonce=NONCE).ok()
+    ends_by = machine_of(api, "m1").ends_by
+    (enrolment,) = [one for one in api.get("/keys").ok()["keys"] if one["id"] == token.split("_")[1]]
+    assert enrolment["expires_at"] == ends_by + 3600
+    assert machine_of(api, "m1").enrolment_key == enrolment["id"]
+    lost = machine_of(api, "m1").model_copy(update={"state": MachineState.TERMINATING, "version": 3})
+    put_machine(api, lost)
+    with api.unchanged():
+        enroll(api, token, nonce=NONCE).refused(ErrorCode.MACHINE_UNKNOWN, "x-api-key")
+        enroll(api, token, nonce="short").refused(ErrorCode.INVALID_VALUE, "nonce")
 
 
 def overtaken_by(api: Api, monkeypatch: pytest.MonkeyPatch, other: Callable[[], object]) -> None:

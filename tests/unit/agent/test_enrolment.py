@@ -6,10 +6,11 @@ import logging
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from baton.contract.errors import ErrorCode
 from baton.contract.fleet import EnrollAnswer, EnrollRequest
-from gpu_client.agent.app.enrolment import ENROL_WITHIN_S, enroll, settings_of_machine
+from gpu_client.agent.app.enrolment import ENROL_WITHIN_S, NONCE, enroll, settings_of_machine
 from gpu_client.agent.app.settings import AgentSettings
 from gpu_client.transport.errors import ApiError, BatonError, UnexpectedAnswer, Unreachable
 from tests.kits.clock import Clock
@@ -56,7 +57,9 @@ def settings(tmp_path: Path) -> AgentSettings:
 def test_the_hardware_goes_out_and_the_identity_comes_back(settings: AgentSettings) -> None:
     api, clock = Api(ANSWER), Clock()
     assert enroll(settings, api, clock=clock, pause=clock.sleep) == ANSWER
-    assert api.requests == [EnrollRequest(gpu_model="NVIDIA GeForce RTX 4090", gpus=2, vram_gib=23.7, disk_gib=80)]
+    (request,) = api.requests
+    hardware = {"gpu_model": "NVIDIA GeForce RTX 4090", "gpus": 2, "vram_gib": 23.7, "disk_gib": 80}
+    assert request.model_dump(exclude={"nonce"}, exclude_none=True) == hardware
     found = settings_of_machine(settings, ANSWER)
     assert (found.machine_id, found.worker_id, found.price_usd_per_hour) == (ANSWER.machine_id, ANSWER.machine_id, 0.2)
     assert found.api_key and found.api_key.get_secret_value() == ANSWER.api_key
@@ -119,3 +122,22 @@ def test_patience_has_an_end(settings: AgentSettings) -> None:
     with pytest.raises(Unreachable):
         enroll(settings, api, clock=clock, pause=clock.sleep)
     assert ENROL_WITHIN_S - 60 < sum(clock.slept) <= ENROL_WITHIN_S
+
+
+def nonces(settings: AgentSettings) -> list[str | None]:
+    """Return the secrets of one enrolment with a lost answer."""
+    api, clock = Api(Unreachable("lost"), ANSWER), Clock()
+    enroll(settings, api, clock=clock, pause=clock.sleep)
+    return [one.nonce for one in api.requests]
+
+
+def test_a_container_keeps_its_secret_for_its_token(settings: AgentSettings) -> None:
+    first = nonces(settings)
+    assert len(first) == 2 and len(set(first)) == 1 and first[0] is not None and len(first[0]) == 64
+    assert nonces(settings) == first, "the agent started again"
+    place = settings.workspace / NONCE
+    assert place.stat().st_mode & 0o777 == 0o600 and TOKEN not in place.read_text()
+    other = settings.model_copy(update={"enrolment_token": SecretStr(f"{TOKEN}2")})
+    assert nonces(other)[0] != first[0], "another machine in the same workspace"
+    place.write_bytes(b"\xff")
+    assert nonces(settings)[0] not in (None, first[0])

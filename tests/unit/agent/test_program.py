@@ -138,7 +138,7 @@ def test_a_rented_machine_enrols_works_with_its_key_and_leaves_when_told(
     with caplog.at_level(logging.DEBUG):
         assert program.main() == 0
     assert fleet.calls[0] == ("/machines/enroll", TOKEN)
-    assert set(fleet.bodies[0]) == {"gpu_model", "gpus", "vram_gib", "disk_gib"}
+    assert set(fleet.bodies[0]) == {"gpu_model", "gpus", "vram_gib", "disk_gib", "nonce"}
     assert ("/machines/heartbeat", KEY) in fleet.calls
     assert {path for path, key in fleet.calls if key == TOKEN} == {"/machines/enroll"}
     assert "the fleet takes this machine back: enough" in caplog.text
