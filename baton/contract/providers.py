@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, SecretStr
 
@@ -118,6 +118,12 @@ ACCOUNTS: dict[ProviderName, type[Account]] = {
     "ssh": SshAccount,
 }
 """Accounts by provider. The provider `loopback` has no account."""
+
+
+def reveal(account: Account) -> dict[str, Any]:
+    """Return the fields of an account as JSON values, secrets included."""
+    values = account.model_dump(mode="json")
+    return {name: value.get_secret_value() if isinstance(value, SecretStr) else values[name] for name, value in account}
 
 
 class ProviderView(AnswerModel):

@@ -6,12 +6,12 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from pydantic import SecretStr, ValidationError
+from pydantic import ValidationError
 
 from baton.contract.names import ProviderName
-from baton.contract.providers import ACCOUNTS, Account, ProviderView
+from baton.contract.providers import ACCOUNTS, Account, ProviderView, reveal
 from functions.domain.errors import StorageUnavailable
 
 logger = logging.getLogger("baton.fleet")
@@ -89,14 +89,6 @@ def no_account(provider: str) -> str:
     if provider not in ACCOUNTS:
         return f"{provider}: this deployment has no driver for the provider"
     return f"{provider}: no account is stored; run 'baton fleet login {provider}'"
-
-
-def reveal(account: Account) -> dict[str, Any]:
-    """Return the fields of an account, secrets included, as JSON values."""
-    return {
-        name: value.get_secret_value() if isinstance(value, SecretStr) else account.model_dump(mode="json")[name]
-        for name, value in account
-    }
 
 
 def dump_accounts(accounts: StoredAccounts) -> str:

@@ -13,7 +13,7 @@ from baton.contract.fleet import FleetView
 from gpu_client.cli.core.errors import CliError
 from gpu_client.cli.core.formats import count, require_finite
 from gpu_client.cli.core.session import AsJson, CliSession, session_of
-from gpu_client.cli.fleet import planning
+from gpu_client.cli.fleet import accounts, doctor, planning
 from gpu_client.cli.fleet.document import read_fleet
 from gpu_client.cli.fleet.view import (
     EVENTS,
@@ -43,6 +43,8 @@ def register(app: typer.Typer) -> None:
     """Add the command group, and `baton offers`."""
     app.add_typer(fleet, name="fleet")
     planning.register(app, fleet)
+    accounts.register(fleet)
+    doctor.register(fleet)
 
 
 @fleet.command("apply")
@@ -60,6 +62,8 @@ def apply(
         session.output.json(stored)
     else:
         session.output.line(f"Fleet {spec.name} is active: {summary(spec)}.")
+        for warning in stored.warnings:
+            session.output.note(warning)
 
 
 @fleet.command("ls")

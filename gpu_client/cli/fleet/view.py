@@ -98,7 +98,7 @@ def condition(fleet: FleetView) -> tuple[str, ...]:
 def headline(fleet: FleetView) -> str:
     """Return a fleet on one line: state, machines, price and money."""
     parts = [*condition(fleet)[:2], f"{usd(_usd_per_hour(fleet))} USD/h"]
-    parts += [f"{usd(one.spent_usd)} of {usd(one.cap_usd)} USD {_BUDGET_NAMES[one.name]}" for one in fleet.bounds]
+    parts += [f"{usd(one.spent_usd)} of {usd(one.cap_usd)} USD {_bound_name(one)}" for one in fleet.bounds]
     return ", ".join(parts) + (f"; waits: {fleet.waits}" if fleet.waits else "")
 
 
@@ -111,7 +111,7 @@ def fleet_row(fleet: FleetView) -> Row:
         _format_machines(fleet),
         usd(_usd_per_hour(fleet)),
         usd(tightest.spent_usd),
-        f"{usd(tightest.cap_usd)} USD {_BUDGET_NAMES[tightest.name]}",
+        f"{usd(tightest.cap_usd)} USD {_bound_name(tightest)}",
         fleet.waits,
     ]
 
@@ -175,8 +175,12 @@ def _details(fleet: FleetView) -> Iterator[tuple[str, str]]:
 
 def _bound_row(bound: BoundView) -> Row:
     left = usd(max(0.0, _room_usd(bound)))
-    name = _BUDGET_NAMES[bound.name]
-    return [name, bound.period, usd(bound.cap_usd), usd(bound.spent_usd), usd(bound.reserved_usd), left]
+    return [_bound_name(bound), bound.period, usd(bound.cap_usd), usd(bound.spent_usd), usd(bound.reserved_usd), left]
+
+
+def _bound_name(bound: BoundView) -> str:
+    whole = ", deployment" if bound.scope == "deployment" else ""
+    return f"{_BUDGET_NAMES[bound.name]}{whole}"
 
 
 def _machine_row(machine: MachineView, now: int) -> Row:

@@ -6,6 +6,7 @@ from gpu_client.transport.api.admin import AdminCalls, RingCalls
 from gpu_client.transport.api.fleet import FleetCalls, MachineCalls
 from gpu_client.transport.api.http import HttpClient
 from gpu_client.transport.api.objects import ObjectCalls
+from gpu_client.transport.api.providers import ProviderCalls
 from gpu_client.transport.api.submitter import SubmitterCalls
 from gpu_client.transport.api.worker import WorkerCalls
 from gpu_client.transport.limits.stats import CallStats
@@ -13,7 +14,9 @@ from gpu_client.transport.retry import RetryPolicy
 from gpu_client.transport.transfer.manager import Transfer
 
 
-class BatonClient(SubmitterCalls, WorkerCalls, AdminCalls, RingCalls, FleetCalls, MachineCalls, ObjectCalls):
+class BatonClient(
+    SubmitterCalls, WorkerCalls, AdminCalls, RingCalls, FleetCalls, ProviderCalls, MachineCalls, ObjectCalls
+):
     """Client with all calls of the API; the scopes of the API key decide which calls succeed. Thread-safe.
 
     Every method raises ApiError (by kind, see `errors`), Unreachable after all retries, UnexpectedAnswer.

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from baton.contract.providers import VastAccount
-from functions.fleet.accounts import CachedAccounts, ProviderAccounts, reveal
+from baton.contract.providers import VastAccount, reveal
+from functions.fleet.accounts import CachedAccounts, ProviderAccounts
 from functions.fleet.drivers import configured
 from functions.fleet.drivers.configured import ConfiguredDrivers
 from functions.fleet.drivers.protocol import AccountReport, Leftover, ProviderRefused, ProviderUnavailable, RefusalKind

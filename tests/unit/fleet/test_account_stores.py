@@ -11,7 +11,7 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from baton.contract.providers import ACCOUNTS, ProviderView, SaladAccount, SshAccount, VastAccount
+from baton.contract.providers import ACCOUNTS, ProviderView, SaladAccount, SshAccount, VastAccount, reveal
 from functions.domain.errors import StorageUnavailable
 from functions.fleet.accounts import (
     RELOAD_S,
@@ -24,7 +24,6 @@ from functions.fleet.accounts import (
     dump_accounts,
     load_accounts,
     no_account,
-    reveal,
 )
 from functions.fleet.drivers import configured
 from functions.fleet.drivers.configured import ConfiguredDrivers
