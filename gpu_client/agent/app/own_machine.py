@@ -1,7 +1,7 @@
 """Give back the rented machine from within, the last guard of the money when no control plane does.
 
-A container that ends stays billed at Vast.ai (its disk in any case), and RunPod deletes no pod by itself. Both give each
-container a key that reaches the container's own machine and nothing else.
+A container that ends stays billed at Vast.ai (its disk in any case), and RunPod deletes no pod by itself. Both give
+each container a key that reaches the container's own machine and nothing else.
 """
 
 from __future__ import annotations

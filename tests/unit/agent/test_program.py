@@ -14,6 +14,7 @@ import pytest
 from gpu_client.agent.app import program
 from gpu_client.agent.app.shutdown import ShutdownRequest
 from tests.kits.network.http_server import HttpServer, QuietHandler
+from tests.kits.network.instance_metadata import MetadataService
 
 
 @pytest.fixture(autouse=True)
@@ -81,11 +82,15 @@ TOKEN, KEY = "baton_enrolid_verysecret", "baton_workerid_alsosecret"
 
 
 class Fleet(QuietHandler):
-    """Control plane of one rented machine, which the first heartbeat takes back. `refusal`: answer to an enrolment."""
+    """Control plane of one rented machine, which the first heartbeat takes back if the fleet `drains`.
+
+    refusal: answer to an enrolment.
+    """
 
     calls: list[tuple[str, str]] = []
     bodies: list[Any] = []
     refusal: str = ""
+    drains: bool = True
 
     def do_GET(self) -> None:
         self._take()
@@ -96,7 +101,7 @@ class Fleet(QuietHandler):
         if self.path == "/machines/heartbeat":
             orders = {
                 "state": "draining",
-                "drain": True,
+                "drain": self.drains,
                 "reason": "enough",
                 "alone_s": 900,
                 "heartbeat_interval_s": 60,
@@ -172,3 +177,25 @@ def test_a_rented_machine_is_given_back_at_every_end_and_an_own_machine_never(
     monkeypatch.delenv("BATON_ENROLMENT_TOKEN")
     assert program.main() == program.EXIT_WORKSPACE
     assert given_back == [True] * 3
+
+
+def test_a_spot_notice_stops_a_rented_machine_as_a_signal_does(
+    fleet: type[Fleet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What follows a stop request, a last checkpoint above all, is proved in e2e/test_e2e_preemption.py."""
+    fleet.drains = False
+    requests: list[tuple[str, float]] = []
+    announce = ShutdownRequest.announce
+
+    def record(self: ShutdownRequest, reason: str, within_s: float) -> None:
+        requests.append((reason, within_s))
+        announce(self, reason, within_s)
+
+    monkeypatch.setattr(ShutdownRequest, "announce", record)
+    with MetadataService() as service:
+        service.announce(within_s=100)
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
+        monkeypatch.setenv("BATON_SPOT_NOTICES", "ec2")
+        assert program.main() == 0
+    ((reason, within_s),) = requests
+    assert reason == "spot notice" and 90 < within_s <= 100
