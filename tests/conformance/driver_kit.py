@@ -17,6 +17,7 @@ from functions.fleet.records import Inventory
 from tests.conformance.driven_ec2 import Ec2Driven
 from tests.conformance.driven_runpod import RunpodDriven
 from tests.conformance.driven_salad import SaladDriven
+from tests.conformance.driven_ssh import SshDriven
 from tests.conformance.driven_vast import VastDriven
 from tests.kits.clock import Clock
 from tests.twins.provider import VirtualProvider
@@ -124,9 +125,10 @@ PROVIDERS: dict[str, Callable[[Path], DrivenProvider]] = {
     "virtual": VirtualDriven,
     "loopback": LoopbackDriven,
     "runpod": RunpodDriven,
-    "salad": SaladDriven,
-    "vast": VastDriven,
     "ec2": Ec2Driven,
+    "salad": SaladDriven,
+    "ssh": SshDriven,
+    "vast": VastDriven,
 }
 
 

@@ -9,13 +9,16 @@ import pytest
 
 from functions.fleet.drivers.protocol import Ambiguous, Created, NotCreated, ProviderUnavailable
 from tests.conformance.driver_kit import PREFIX, PROVIDERS, SECRET, SPEC, DrivenProvider, create, inventory
+from tests.kits.network.ssh_server import MISSING, SSHD
 from tests.kits.waiting import soon
 
 TOKEN = f"{PREFIX}nights-1"
 
 
 def _marked(name: str) -> object:
-    marks = [pytest.mark.processes] if name == "loopback" else []
+    marks = [pytest.mark.processes] if name in ("loopback", "ssh") else []
+    if name == "ssh":
+        marks.append(pytest.mark.skipif(SSHD is None, reason=MISSING))
     return pytest.param(name, marks=marks)
 
 
