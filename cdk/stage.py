@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, Self
 
+from pydantic import ValidationError
+
+from baton.contract.money import Budget
 from functions.settings import MAX_READY_SHARDS
 
 LOG_RETENTION_DAYS = (1, 7, 14, 30, 90, 180, 365)
@@ -45,6 +48,8 @@ class StageSettings:
     """Request rate above which the API answers 429, to limit the bill."""
     ready_shards: int = 1
     """Partitions of each queue's waiting jobs. On a live stage the number only grows: jobs stay in their partition."""
+    fleet_budget: str = ""
+    """Budget of all fleets of all tenants together as JSON, for example `{"per_month_usd": 500}`. Empty: no bound."""
     target: Target = "lambda"
     s3_endpoint: str = ""
     """URL `https://host` of an S3-compatible store for data and checkpoints, instead of buckets in this account."""
@@ -83,6 +88,14 @@ class StageSettings:
             )
         if self.alarm_email and "@" not in self.alarm_email:
             raise StageSettingsError(f"alarm_email: {self.alarm_email!r} is no address.")
+        if self.fleet_budget:
+            try:
+                Budget.model_validate_json(self.fleet_budget)
+            except ValidationError as error:
+                problem = error.errors(include_url=False)[0]["msg"]
+                raise StageSettingsError(
+                    f'fleet_budget: {problem}. Use JSON such as {{"per_month_usd": 500, "per_day_usd": 50}}.'
+                ) from error
         _check_store(self)
 
     @classmethod

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, Json
 
+from baton.contract.money import Budget
 from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from baton.contract.worker.lease_grace import SWEEP_INTERVAL_S
 from functions.domain.jobs.attempt_end import LONGEST_URL_LIFE_S
@@ -77,6 +78,9 @@ class ControlPlaneSettings(BaseModel):
     program."""
     fleet_clock_speed: Annotated[int, Field(ge=1, le=3600)] = 1
     """Speed of the fleets' clock, for demos and tests: with 60 an hour of rent passes in a minute."""
+    fleet_budget: Json[Budget] | None = None
+    """Budget of all fleets of all tenants together as JSON, for example `{"per_month_usd": 500}`; unset: no bound
+    besides the budgets of the fleets."""
     fleet_api_url: str | None = None
     """Address of the API in the environment of rented machines; required where a provider is configured."""
     provider_secret: str | None = None

@@ -43,6 +43,7 @@ class Functions(Construct):
             **({"BATON_READY_SHARDS": str(stage.ready_shards)} if stage.ready_shards > 1 else {}),
             **({} if stage.s3_multipart else {"BATON_MULTIPART": "false"}),
             **({"BATON_SAMPLES_EXPIRE": "true"} if stage.ring_sample_days else {}),
+            **({"BATON_FLEET_BUDGET": stage.fleet_budget} if stage.fleet_budget else {}),
         }
         self.by_name: dict[str, lambda_.Function] = {}
         for name, access in ACCESS.items():

@@ -39,6 +39,8 @@ def handler(event: dict[str, Any], lambda_context: Invocation) -> dict[str, Any]
         now=now,
         random_token=context.random.token,
         time_left_s=lambda: lambda_context.get_remaining_time_in_millis() / 1000,
+        read_jobs=context.jobs.get_many,
+        budget=context.settings.fleet_budget,
     ).tick()
     metrics.put(count_machines(report))
     return asdict(report)

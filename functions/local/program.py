@@ -11,6 +11,9 @@ import sys
 import threading
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from baton.contract.money import Budget
 from functions.local.emulator import EmulatorError
 from functions.local.stack import LocalStack
 
@@ -37,6 +40,11 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="N",
         help="speed of the clock of rented machines; with 60 an hour of rent passes in a minute",
     )
+    parser.add_argument(
+        "--fleet-budget",
+        metavar="JSON",
+        help="budget of all fleets together, for example '{\"per_day_usd\": 5}'; without, only fleets have budgets",
+    )
     parser.add_argument("--json", action="store_true", help="print one line of JSON with the URLs and keys")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
@@ -48,6 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
         port=options.port,
         sweep_interval_s=options.sweep_interval_s,
         fleet_clock_speed=options.fleet_clock_speed,
+        fleet_budget=_read_budget(parser, options.fleet_budget),
     )
     try:
         stack.start()
@@ -69,6 +78,15 @@ def main(arguments: list[str] | None = None) -> int:
             print("Stopping ...", flush=True)
         stack.stop()
     return 0
+
+
+def _read_budget(parser: argparse.ArgumentParser, text: str | None) -> Budget | None:
+    """Return a budget; end the program for a text that is none."""
+    try:
+        return None if text is None else Budget.model_validate_json(text)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+        parser.error(f'--fleet-budget: {problem}. Write JSON such as {{"per_day_usd": 5}}.')
 
 
 def _python() -> str:

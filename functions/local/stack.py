@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from baton.contract.money import Budget
 from baton.contract.names import Scope
 from functions.api.admin.keys import generate_key
 from functions.api.http.route import all_routes
@@ -43,6 +44,7 @@ class LocalStack(Lifecycle):
 
     `state_dir` keeps the state across restarts, keys included; None keeps the state in memory, and ends the machines of
     the provider `loopback` with the stack. `fleet_clock_speed`: speed of the fleets' clock.
+    `fleet_budget`: budget of all fleets together.
     """
 
     def __init__(
@@ -52,11 +54,13 @@ class LocalStack(Lifecycle):
         port: int = 0,
         sweep_interval_s: float = 60.0,
         fleet_clock_speed: int = 1,
+        fleet_budget: Budget | None = None,
     ) -> None:
         self._state_dir = state_dir
         self._port = port
         self._sweep_interval_s = sweep_interval_s
         self._fleet_clock_speed = fleet_clock_speed
+        self._fleet_budget = fleet_budget
         self._stack = ExitStack()
         self._emulator: Emulator | None = None
         self.url = ""
@@ -140,6 +144,8 @@ class LocalStack(Lifecycle):
         provider_file: Path,
     ) -> None:
         os.environ.setdefault("BATON_LOG_LEVEL", "WARNING")
+        if self._fleet_budget is not None:
+            os.environ["BATON_FLEET_BUDGET"] = self._fleet_budget.model_dump_json(exclude_none=True)
         os.environ.update(
             {
                 "BATON_TABLE_PREFIX": settings.table_prefix,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from baton.contract.money import Budget
 from cdk.resources.access import ACCESS, BUCKET_ACTIONS
 from cdk.resources.alarms import ALARMS
 from cdk.resources.api import ACCESS_LOG_FIELDS, KEY_SOURCE
@@ -195,6 +196,15 @@ def test_samples_of_rings_expire_where_the_stage_says_so(template: Json) -> None
         assert allowed(expiring, name) - allowed(template, name) == more
         assert functions(expiring)[name]["Environment"]["Variables"]["BATON_SAMPLES_EXPIRE"] == "true"
         assert "BATON_SAMPLES_EXPIRE" not in functions(template)[name]["Environment"]["Variables"]
+
+
+def test_the_budget_of_all_fleets_reaches_their_functions(template: Json) -> None:
+    bounded = template_of(fleet_budget='{"per_month_usd": 500}')
+    for name in ("fleet", "machines"):
+        given = functions(bounded)[name]["Environment"]["Variables"]
+        settings = ControlPlaneSettings.from_environment({"BATON_FLEET_BUDGET": given["BATON_FLEET_BUDGET"]})
+        assert settings.fleet_budget == Budget(per_month_usd=500)
+        assert "BATON_FLEET_BUDGET" not in functions(template)[name]["Environment"]["Variables"]
 
 
 def test_a_disposable_stage_leaves_nothing_behind() -> None:

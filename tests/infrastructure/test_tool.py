@@ -256,6 +256,8 @@ def test_settings_come_from_the_context_as_what_they_are() -> None:
         {"ready_shards": "65"},
         {"original_progress_s": "59"},
         {"ring_sample_days": "3651"},
+        {"fleet_budget": "500"},
+        {"fleet_budget": '{"per_week_usd": 5}'},
         {"ring_sample_days": "30", **own_store},
     ):
         with pytest.raises(StageSettingsError, match=next(iter(wrong))):

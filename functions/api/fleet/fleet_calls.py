@@ -115,16 +115,20 @@ def _view(context: Context, call: ApiCall, fleet: StoredFleet) -> FleetView:
     store, name, now = require_store(context), fleet.spec.name, fleet_time(context, call)
     alive = [one for one in store.machines(fleet.tenant, name) if not one.state.ended]
     ledger = store.ledger(fleet.tenant, name)
-    reserved = round(reserved_usd(alive), 6)
+    found = [(one, reserved_usd(alive)) for one in bounds(fleet.spec.budget, ledger, now)]
+    whole = context.settings.fleet_budget
+    if whole is not None:
+        spending = store.spending()
+        found += [(one, spending.reserved_usd) for one in bounds(whole, spending, now)]
     return FleetView(
         spec=fleet.spec,
         stopped=fleet.stopped,
         job_id=fleet.job_id,
         bounds=[
             BoundView.model_validate(
-                {**one.model_dump(), "spent_usd": round(one.spent_usd, 6), "reserved_usd": reserved}
+                {**one.model_dump(), "spent_usd": round(one.spent_usd, 6), "reserved_usd": round(reserved, 6)}
             )
-            for one in bounds(fleet.spec.budget, ledger, now)
+            for one, reserved in found
         ],
         machines=[_view_machine(one) for one in alive],
         waits=ledger.waits,

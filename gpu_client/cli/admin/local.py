@@ -28,6 +28,10 @@ def local(
         Path | None, typer.Option(help="Directory of the persistent state. Default: .baton/local")
     ] = None,
     forget: Annotated[bool, typer.Option("--forget", help="Do not persist any state.")] = False,
+    fleet_budget: Annotated[
+        str | None,
+        typer.Option(metavar="JSON", help="Budget of all fleets together, for example '{\"per_day_usd\": 5}'."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run the control plane on this machine until Ctrl-C.
@@ -38,6 +42,7 @@ def local(
     command = [sys.executable, "-m", "functions.local", "--port", str(port)]
     command += ["--state-dir", str(state_dir)] if state_dir else []
     command += ["--forget"] if forget else []
+    command += ["--fleet-budget", fleet_budget] if fleet_budget is not None else []
     command += ["--json"] if as_json else []
     sys.stdout.flush()
     # Replace this process, so that the control plane receives signals and sets the exit code.

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from baton.contract.errors import ErrorCode
 from baton.contract.fleet import MachineState
 from functions.api.fleet import fleet_calls
-from functions.fleet.ledger import Ledger
+from functions.fleet.ledger import DeploymentLedger, Ledger
 from functions.fleet.records import FleetEvent
+from functions.settings import ControlPlaneSettings
 from tests.kits.api.fleets import DOCUMENT, make_machine, put_machine, write
 from tests.kits.api.harness import NOW, TENANT, Api
 
@@ -41,7 +43,8 @@ def test_a_fleet_is_stored_with_its_defaults(api: Api) -> None:
     }
     assert (made["stopped"], made["machines"], made["waits"]) == (False, [], "")
     assert (made["created_at"], made["updated_at"], made["at"]) == (NOW, NOW, NOW)
-    assert made["bounds"] == [{"name": "total_usd", "period": "", "cap_usd": 20, "spent_usd": 0, "reserved_usd": 0}]
+    (bound,) = made["bounds"]
+    assert (bound["name"], bound["scope"], bound["cap_usd"], bound["reserved_usd"]) == ("total_usd", "fleet", 20, 0)
     assert made["warnings"] == ["loopback: this deployment has no driver for the provider"]
     assert api.get("/fleets/nights").ok() == {**made, "warnings": []}
     put(api, name="days")
@@ -141,8 +144,22 @@ def test_a_fleet_shows_its_money_its_machines_and_why_it_waits(api: Api) -> None
     assert machine["job_id"] and machine["usd_per_hour"] == 0.4
     assert view["waits"] == "no offer fits"
     total, day = view["bounds"]
-    assert total == {"name": "total_usd", "period": "", "cap_usd": 20, "spent_usd": 1.25, "reserved_usd": 0.4}
+    assert (total["name"], total["cap_usd"], total["spent_usd"], total["reserved_usd"]) == ("total_usd", 20, 1.25, 0.4)
     assert (day["name"], day["period"], day["spent_usd"]) == ("per_day_usd", "2026-09-21", 1.25)
+
+
+def test_the_budget_of_the_deployment_is_a_bound_of_each_fleet(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ControlPlaneSettings.from_environment({"BATON_FLEET_BUDGET": '{"per_day_usd": 3}'})
+    monkeypatch.setitem(api.context.settings.__dict__, "fleet_budget", settings.fleet_budget)
+    put(api)
+    write(api, spending=DeploymentLedger(version=1, reserved_usd=0.7).spend(1.5, NOW))
+    (listed,) = api.get("/fleets").ok()["fleets"]
+    _, whole = listed["bounds"]
+    values = {"name": "per_day_usd", "period": "2026-09-21", "cap_usd": 3, "spent_usd": 1.5, "reserved_usd": 0.7}
+    assert whole == {**values, "scope": "deployment"}
+    for bad in ("5", "{}", "per_day_usd: 3", '{"per_day_usd": -1}', '{"per_week_usd": 1}'):
+        with pytest.raises(ValidationError):
+            ControlPlaneSettings.from_environment({"BATON_FLEET_BUDGET": bad})
 
 
 def test_ended_machines_have_receipts(api: Api) -> None:

@@ -88,6 +88,13 @@ def test_a_fleet_on_one_line() -> None:
     ]
 
 
+def test_a_bound_of_the_whole_deployment_is_named() -> None:
+    whole = {**DAY, "cap_usd": 1.5, "scope": "deployment"}
+    fleet = a_fleet(bounds=[TOTAL, whole])
+    assert headline(fleet).endswith("1.25 of 1.50 USD a day, deployment")
+    assert fleet_row(fleet)[4:6] == ["1.25", "1.50 USD a day, deployment"]
+
+
 def test_a_fleet_ends_with_its_last_machine() -> None:
     assert not has_ended(a_fleet())
     stopping = a_fleet(a_machine("terminating"), stopped=True)
