@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
-from functions.fleet.records import Machine
+from functions.domain.errors import WriteConflict
+from functions.fleet.records import FleetEvent, Machine, StoredFleet
+from functions.fleet.tick import NO_ANSWER, Tick
 
 LOW_H = 2.0
 """Hours of the present spending at which the credit counts as low."""
+EVERY_S = 1800
+"""Time between two looks at the credit of a provider whose machines cost money."""
+
+
+def watch_balances(tick: Tick, fleets: Sequence[StoredFleet]) -> None:
+    """Tell the fleets whose machines will lose their provider's account, while there is time to add credit."""
+    machines = [machine for group in tick.machines.values() for machine in group]
+    for provider, usd_per_hour in sum_spending(machines).items():
+        driver = tick.drivers.get(provider)
+        if driver is None or not tick.in_time or not tick.store.allow(provider, "balance", tick.now(), EVERY_S):
+            continue
+        try:
+            balance_usd = driver.examine(f"{tick.store.deployment()}-").balance_usd
+        except NO_ANSWER as error:
+            tick.fail(f"{provider}: the credit cannot be read: {error}")
+            continue
+        low = describe_low_balance(balance_usd, usd_per_hour)
+        if not low:
+            continue
+        tick.fail(f"{provider}: {low}")
+        event = FleetEvent(at=tick.now(), type="balance.low", reason=f"{provider}: {low}")
+        users = {(one.tenant, one.fleet) for one in machines if one.billed and one.provider == provider}
+        for fleet in fleets:
+            if (fleet.tenant, fleet.spec.name) in users:
+                # After a conflict on the fence the log has the warning.
+                with suppress(WriteConflict):
+                    tick.write(fleet, events=[event])
 
 
 def sum_spending(machines: Iterable[Machine]) -> Mapping[str, float]:

@@ -18,6 +18,7 @@ from functions.domain.errors import WriteConflict
 from functions.domain.records import Job
 from functions.fleet import lifecycle
 from functions.fleet.accounts import no_account
+from functions.fleet.balances import watch_balances
 from functions.fleet.breaker import last_begin
 from functions.fleet.document_changes import EXCEEDS_MAX, outdated, surplus
 from functions.fleet.drivers.protocol import Driver, ProviderRefused
@@ -101,7 +102,7 @@ class FleetController:
         except FenceLost:
             logger.warning("another controller has taken over; this tick ends")
             return report
-        self._store.release(fence)
+        self._store.release(fence, finished_at=self._now() if report.finished else None)
         return report
 
 
@@ -149,6 +150,7 @@ class Reconciliation:
                 if one is not fleet and one.tenant == fleet.tenant
             ]
             self._starter.start_missing(fleet, machines[fleet.tenant, fleet.spec.name], others)
+        watch_balances(self._tick, fleets)
         retire(self._tick, fleets, machines)
         self._tick.settle()
         report = self._tick.report

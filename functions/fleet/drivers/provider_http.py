@@ -54,6 +54,7 @@ class ProviderHttp:
     def __init__(self, address: str, headers: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> None:
         self._address = address.rstrip("/")
         self._headers = dict(headers)
+        self._secrets = [value.rpartition(" ")[2] for value in headers.values()]
         self._quiet_s = min(QUIET_S, timeout_s)
         self._pool = urllib3.PoolManager(timeout=urllib3.Timeout(total=timeout_s), retries=False)
 
@@ -110,8 +111,10 @@ class ProviderHttp:
             finally:
                 answer.close()
         except urllib3.exceptions.HTTPError as error:
-            raise ProviderUnavailable(f"GET {path}: no usable answer ({type(error).__name__})") from error
-        return ProviderAnswer(answer.status, None, raw.decode("utf-8", errors="replace"), dict(answer.headers))
+            # The query can hold a signature.
+            place = f"GET {path.partition('?')[0]}"
+            raise ProviderUnavailable(f"{place}: no usable answer ({type(error).__name__})") from error
+        return ProviderAnswer(answer.status, None, self._readable(raw), dict(answer.headers))
 
     def send(
         self,
@@ -154,7 +157,7 @@ class ProviderHttp:
             raise AnswerLost(f"{place}: no usable answer ({type(error).__name__})") from error
         if len(raw) > MAX_ANSWER_BYTES:
             raise AnswerLost(f"{place}: the answer is longer than {MAX_ANSWER_BYTES} bytes")
-        text = raw.decode("utf-8", errors="replace")
+        text = self._readable(raw)
         # Providers send errors as plain text or HTML as well; the status of such an error is clear without its body.
         parsed = None
         if text.strip():
@@ -164,3 +167,10 @@ class ProviderHttp:
                 if answer.status < 400:
                     raise AnswerLost(f"{place}: the answer {answer.status} is not JSON") from error
         return ProviderAnswer(answer.status, parsed, text, dict(answer.headers))
+
+    def _readable(self, raw: bytes) -> str:
+        """Return an answer as text without the account's key, which some providers repeat in their errors."""
+        text = raw.decode("utf-8", errors="replace")
+        for secret in self._secrets:
+            text = text.replace(secret, "[key]")
+        return text

@@ -1,0 +1,61 @@
+"""Credit that ends soon is told to the fleets that spend it; a tick remembers that it has finished."""
+
+from __future__ import annotations
+
+import pytest
+
+from functions.fleet.balances import EVERY_S
+from functions.fleet.drivers.protocol import AccountReport, ProviderUnavailable
+from tests.twins.provider import VirtualProvider
+from tests.unit.fleet.night import TENANT, Night
+from tests.unit.fleet.test_fleet_nights import spec
+
+
+@pytest.fixture
+def night(monkeypatch: pytest.MonkeyPatch) -> Night:
+    made = Night(spec(), {"loopback": VirtualProvider()})
+    made.submit(hours=5)
+    return made
+
+
+def warnings(night: Night) -> list[str]:
+    events = night.store.events(TENANT, night.spec.name, limit=1000)
+    return [one.reason for one in events if one.type == "balance.low"]
+
+
+def test_a_low_credit_is_an_event_of_the_fleet_twice_an_hour(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+    provider, examined = night.providers["loopback"], list[int]()
+    balance: float | None = 0.5
+
+    def examine(prefix: str) -> AccountReport:
+        examined.append(night.now)
+        if balance is None:
+            raise ProviderUnavailable("502")
+        return AccountReport(account="me", balance_usd=balance)
+
+    monkeypatch.setattr(provider, "examine", examine)
+    night.step(2)
+    assert warnings(night) == [], "0.5 USD last for 2.5 hours at 0.2 USD/h"
+    balance = 0.4
+    night.step(EVERY_S // 60)
+    assert warnings(night) == [
+        "loopback: the credit of 0.40 USD lasts 2.0 h at 0.20 USD/h; add credit before the provider ends the machines"
+    ]
+    balance = None
+    night.step(EVERY_S // 60)
+    failures = [one for report in night.reports for one in report.failures]
+    assert "loopback: the credit cannot be read: 502" in failures
+    assert len(warnings(night)) == 1 and len(examined) == 3
+
+
+def test_a_tick_without_time_has_not_finished(night: Night) -> None:
+    assert night.store.last_tick() is None
+    night.step()
+    first = night.store.last_tick()
+    assert first is not None
+    night.time_left_s = 1.0
+    night.step(2)
+    assert night.store.last_tick() == first
+    night.time_left_s = 60.0
+    night.step()
+    assert night.store.last_tick() == night.now - 60
