@@ -116,6 +116,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "functions.domain",
         "functions.api.http",
         "functions.api.objects.declared_uploads",
+        "functions.api.objects.machine_access",
         "functions.api.operations.sweeper",
         "functions.api.worker.lease_guard",
     },

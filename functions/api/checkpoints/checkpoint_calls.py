@@ -22,6 +22,7 @@ from baton.contract.worker.calls import ProgressRequest, StatusAnswer
 from functions.api.checkpoints.retention_runner import RetentionRunner, read_checkpoints, read_manifest
 from functions.api.http.context import ApiCall, Context, require_job
 from functions.api.objects.declared_uploads import presign_if_missing
+from functions.api.objects.machine_access import require_own_job
 from functions.api.worker.lease_guard import WRITE_TRIES, apply_as_bearer, require_lease
 from functions.domain.checkpoints import commit as rules
 from functions.domain.checkpoints.object_keys import attempt_prefix, manifest_key, pack_key, zip_step
@@ -117,6 +118,7 @@ def blob_urls(context: Context, call: ApiCall) -> BlobUrls:
     """Presign downloads of a committed checkpoint's packs; retention keeps the checkpoint until the URLs expire."""
     body: BlobUrlsRequest = call.body or BlobUrlsRequest()
     job = require_job(context, call, call.path["id"])
+    require_own_job(context, call, job, field="id")
     step = int(call.path["step"])
     record = context.jobs.protect_checkpoint(job.id, step, call.now + context.settings.read_protection_s)
     if record is None or record.legacy_key is not None:

@@ -32,6 +32,7 @@ from baton.contract.objects.transfers import (
 )
 from baton.contract.worker.calls import StatusAnswer
 from functions.api.http.context import ApiCall, Context, NoContent, WithHeaders
+from functions.api.objects.machine_access import require_own_job
 from functions.api.objects.multipart_uploads import MultipartObject, MultipartUploads
 from functions.domain.access.api_keys import token_digest
 from functions.domain.checkpoints.object_keys import PACKS, attempt_of, zip_step
@@ -65,6 +66,7 @@ def download_token(context: Context, call: ApiCall) -> TokenAnswer:
         raise Refusal(
             ErrorCode.WRONG_SCOPE, f"{query.key} belongs to a ring; reading rings needs the scope submit.", field="key"
         )
+    _require_own_object(context, call, query.bucket, query.key)
     if context.objects.head(call.tenant, query.bucket, query.key) is None:
         raise Refusal(ErrorCode.OBJECT_NOT_FOUND, f"No object {query.key} in {query.bucket}.", field="key")
     _protect_zip(context, call, query)
@@ -289,6 +291,13 @@ def _match_job_key(bucket: str, key: str) -> re.Match[str] | None:
     return _JOB_KEY.match(key) if bucket == CHECKPOINTS_BUCKET else None
 
 
+def _require_own_object(context: Context, call: ApiCall, bucket: str, key: str) -> None:
+    """Refuse a rented machine the objects of other jobs, and objects of no job."""
+    if call.principal.machine is not None:
+        found = _match_job_key(bucket, key)
+        require_own_job(context, call, context.jobs.get(found[1]) if found else None, field="key")
+
+
 def _require_writable(context: Context, call: ApiCall, bucket: str, key: str) -> None:
     """Refuse keys that only commits may write, committed objects of a job, and keys of jobs that are not running."""
     if bucket == CHECKPOINTS_BUCKET and key.startswith(PACKS):
@@ -296,6 +305,7 @@ def _require_writable(context: Context, call: ApiCall, bucket: str, key: str) ->
     if bucket == DATA_BUCKET and in_a_ring(key):
         raise Refusal(ErrorCode.INVALID_KEY, f"{key}: only the calls for rings write to a ring.", field="key")
     found = _match_job_key(bucket, key)
+    _require_own_object(context, call, bucket, key)
     if found is None:
         return
     if found[2] in _OURS:
