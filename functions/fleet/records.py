@@ -152,6 +152,11 @@ class Machine(Record):
         return self.offer.provider
 
     @property
+    def proves_identity(self) -> bool:
+        """True if the provider signs who a container is: then the machine enrols by the proof, at each of its hosts."""
+        return self.provider == "salad"
+
+    @property
     def absence_proved(self) -> bool:
         """True after two complete inventories without the machine, far enough apart."""
         return len(self.absences) == 2 and self.absences[1] - self.absences[0] >= MIN_ABSENCES_APART_S

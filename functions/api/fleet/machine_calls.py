@@ -12,6 +12,7 @@ from functions.api.admin.keys import generate_key
 from functions.api.fleet.enrolment_keys import keep_key, revoke_key
 from functions.api.fleet.preflight import find_problem, rented_disk_gib
 from functions.api.fleet.store import fleet_clock, fleet_time, require_store
+from functions.api.fleet.workload_identity import require_identity
 from functions.api.http.context import ApiCall, Context
 from functions.domain.access.api_keys import token_digest
 from functions.domain.errors import Refusal, WriteConflict
@@ -30,6 +31,8 @@ KEY_MARGIN_S = 3600
 QUARANTINE_S = 30 * 86_400
 """Time in which a host whose hardware differs from its offer is not rented."""
 
+MOVED = "the provider moved the machine to another host"
+
 _WORKING = (State.REGISTERED, State.READY, State.BUSY, State.DRAINING)
 _ENDING = (State.DRAINING, State.LOST, State.TERMINATING, State.GONE, State.FAILED)
 
@@ -41,33 +44,51 @@ def enroll(context: Context, call: ApiCall) -> EnrollAnswer:
     fleet = require_store(context).fleet(machine.tenant, machine.fleet)
     if machine.state in STARTING - {State.BOOTING, State.REGISTERED}:
         raise Refusal(ErrorCode.CONFLICT, f"The create of {machine.id} is not recorded yet.", field="x-api-key")
+    if machine.proves_identity:
+        host = require_identity(context, machine, body.identity, call.now)
+        machine = machine.model_copy(update={"offer": machine.offer.model_copy(update={"machine_ref": host})})
     if machine.enrolled_at is not None:
         return _enroll_again(context, call, machine, fleet)
     if machine.state is not State.BOOTING or fleet is None:
         raise _unknown(machine)
     registered = lifecycle.enrolled(machine, now)
-    problem = find_problem(body, machine.offer, fleet.spec)
-    checked = lifecycle.checked(registered, problem, now)
-    if problem:
-        _save(context, machine, checked, [registered, checked])
-        _quarantine(context, checked, now)
-        raise Refusal(ErrorCode.PREFLIGHT_FAILED, f"The machine {machine.id}: {problem}.")
+    checked = lifecycle.checked(registered, find_problem(body, machine.offer, fleet.spec), now)
+    _require_ready(context, machine, registered, checked)
     return _issue(context, call, machine, fleet, registered, checked)
+
+
+def _require_ready(context: Context, before: Machine, *steps: Machine) -> None:
+    """Store the end of a machine whose hardware is not as offered, and quarantine its host. Raises Refusal then."""
+    ended = steps[-1]
+    if ended.state is State.TERMINATING:
+        _save(context, before, ended, steps)
+        _quarantine(context, ended, ended.since)
+        raise Refusal(ErrorCode.PREFLIGHT_FAILED, f"The machine {before.id}: {ended.reason}.")
 
 
 def _enroll_again(context: Context, call: ApiCall, machine: Machine, fleet: StoredFleet | None) -> EnrollAnswer:
     """Enrol a container again that proves to be the enrolled one: its answer was lost, or its agent started anew.
 
-    The hardware is not compared again, because the container's data fill a part of its disk by now.
+    The hardware of the same container is not compared again, because its data fill a part of its disk by now. With the
+    provider's proof of identity a new container is the machine, too: the provider has moved it to another host.
     """
     body: EnrollRequest = call.body
-    if body.nonce is None or machine.enrolment_sha256 != token_digest(body.nonce):
+    same = body.nonce is not None and machine.enrolment_sha256 == token_digest(body.nonce)
+    if not same and not machine.proves_identity:
         raise Refusal(ErrorCode.ENROLMENT_USED, f"The machine {machine.id} is {machine.state}.", field="x-api-key")
-    if machine.state not in _WORKING or fleet is None:
+    # A new container has no checkpoint to save, therefore none that drains enrols.
+    if machine.state not in _WORKING or fleet is None or (machine.state is State.DRAINING and not same):
         raise _unknown(machine)
     if machine.worker_key is not None:
         revoke_key(context.tokens, machine.worker_key, call.now)
-    return _issue(context, call, machine, fleet, machine.model_copy(update={"seen_at": fleet_time(context, call)}))
+    now = fleet_time(context, call)
+    if same:
+        return _issue(context, call, machine, fleet, machine.model_copy(update={"seen_at": now}))
+    free = [lifecycle.released(machine, now).model_copy(update={"reason": MOVED})] if machine.job_id else []
+    problem = find_problem(body, machine.offer, fleet.spec)
+    if problem:
+        _require_ready(context, machine, *free, lifecycle.checked(free[-1] if free else machine, problem, now))
+    return _issue(context, call, machine, fleet, *(free or [machine.model_copy(update={"seen_at": now})]))
 
 
 def _issue(context: Context, call: ApiCall, before: Machine, fleet: StoredFleet, *steps: Machine) -> EnrollAnswer:

@@ -34,6 +34,7 @@ KEYS_TIMEOUT_S = 5.0
 class Claims(BaseModel):
     """Claims of Salad's identity token that are compared."""
 
+    salad_machine_id: str
     salad_workload_name: str
     salad_organization_name: str
     exp: int
@@ -65,8 +66,10 @@ _KEYS = PublicKeys()
 """Keys of this process, which outlive a call in a warm function."""
 
 
-def require_identity(context: Context, machine: Machine, proof: str | None, now: int) -> None:
-    """Check that the provider signed who the caller is. now: time by the server's clock, not by that of the fleets.
+def require_identity(context: Context, machine: Machine, proof: str | None, now: int) -> str:
+    """Check that the provider signed who the caller is; return the provider's id of the caller's host.
+
+    now: time by the server's clock, not by that of the fleets.
 
     Raises Refusal for a missing or a false proof, and while the provider's public keys cannot be read.
     """
@@ -87,6 +90,7 @@ def require_identity(context: Context, machine: Machine, proof: str | None, now:
     ):
         if found != expected:
             raise _refused(machine, f"it names the {name} {found!r} instead of {expected!r}")
+    return claims.salad_machine_id
 
 
 def _verified(address: str, proof: str, now: int) -> Claims:

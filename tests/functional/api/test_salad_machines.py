@@ -1,0 +1,195 @@
+"""A machine of Salad from the login to its receipt: the real API, controller and driver at the fake of Salad."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from baton.contract.errors import ErrorCode
+from baton.contract.fleet import MachineState as State
+from baton.contract.providers import reveal
+from fakes.salad.api import FakeSalad
+from fakes.salad.imds import FakeImds
+from functions.api.fleet.machine_calls import MOVED
+from functions.api.operations.cloudwatch_metrics import CloudWatchMetrics
+from functions.fleet.accounts import CachedAccounts
+from functions.fleet.drivers.configured import ConfiguredDrivers
+from functions.fleet.records import Machine
+from functions.handlers import fleet
+from tests.conformance.driven_salad import salad_account
+from tests.functional.api.test_sweeper import Invocation
+from tests.kits.api.fleets import machine_of
+from tests.kits.api.harness import Answer, Api
+from tests.kits.workload_keys import WorkloadKey
+from tests.twins.accounts import MemoryAccounts
+
+AS_OFFERED = {"gpu_model": "NVIDIA GeForce RTX 3090", "gpus": 1, "vram_gib": 24.0, "disk_gib": 39.5}
+OTHER = {**AS_OFFERED, "gpu_model": "NVIDIA GeForce GTX 1060", "vram_gib": 6.0}
+DOCUMENT = {
+    "name": "nights",
+    "providers": ["salad"],
+    "image": "me/trainer:1",
+    "max_usd_per_hour": 0.5,
+    "min_vram_gib": 20,
+    "idle_timeout_s": 86_400,
+    "budget": {"total_usd": 20},
+}
+
+
+class Container:
+    """Container of a machine, with the environment and the metadata service of its node of the moment."""
+
+    def __init__(self, api: Api, salad: FakeSalad, name: str, key: WorkloadKey) -> None:
+        self.api, self.salad = api, salad
+        self.imds = FakeImds(salad, name, sign=key.sign, key_id=key.key_id)
+        self.environment = salad.environment(name)
+        self.nonce = f"{int(salad.group(name).instances[0].id[-8:], 16):064x}"
+
+    def enroll(self, proof: str | None = None, *, hardware: dict[str, Any] = AS_OFFERED) -> Answer:
+        token = self.environment["BATON_ENROLMENT_TOKEN"]
+        body = {**hardware, "nonce": self.nonce, "identity": proof or self.imds.token()}
+        return self.api.post("/machines/enroll", body, key=token)
+
+
+class Deployment:
+    """API and controller with an account at Salad."""
+
+    def __init__(self, api: Api, salad: FakeSalad, patch: pytest.MonkeyPatch) -> None:
+        self.api, self.salad, self.key = api, salad, WorkloadKey()
+        salad.keys = [self.key.jwk]
+        accounts = CachedAccounts(MemoryAccounts(), api.clock.now)
+        drivers = ConfiguredDrivers(accounts, loopback_directory=None, now=api.clock.now)
+        api.context = replace(api.context, accounts=accounts, drivers=drivers)
+        for name, value in {
+            "context": api.context,
+            "store": api.context.fleet,
+            "drivers": drivers,
+            "metrics": CloudWatchMetrics(None, sys.stderr, api.clock),
+            "now": api.clock.now,
+        }.items():
+            patch.setattr(fleet, name, value)
+        patch.setitem(api.context.settings.__dict__, "fleet_api_url", "https://api.example.com")
+
+    def tick(self, minutes: int = 1) -> None:
+        for _ in range(minutes):
+            self.api.clock.advance(60)
+            fleet.handler({}, Invocation(55))
+
+    def rent(self) -> Container:
+        """Log in, store a fleet, submit a job; return the container of the machine, once it runs."""
+        self.api.call("PUT", "/providers/salad", reveal(salad_account(self.salad))).ok()
+        self.api.call("PUT", "/fleets/nights", DOCUMENT).ok()
+        self.api.submit()
+        self.tick(8)
+        return self.container()
+
+    def container(self) -> Container:
+        (name,) = self.salad.cloud.groups
+        return Container(self.api, self.salad, name, self.key)
+
+    def machine(self) -> Machine:
+        return machine_of(self.api, self.container().imds.name)
+
+    def move(self) -> Container:
+        """Take the node away; return the container on the next one, once it runs."""
+        group = self.salad.group(self.container().imds.name)
+        self.salad.cloud.lose_node(group, group.instances[0])
+        self.tick(8)
+        return self.container()
+
+
+@pytest.fixture
+def salad(api: Api) -> Iterator[FakeSalad]:
+    with FakeSalad(api.clock.now) as salad:
+        yield salad
+
+
+@pytest.fixture
+def deployment(api: Api, salad: FakeSalad, monkeypatch: pytest.MonkeyPatch) -> Deployment:
+    return Deployment(api, salad, monkeypatch)
+
+
+def events(api: Api) -> list[tuple[str, str]]:
+    found = api.get("/fleets/nights/events").ok()["events"]
+    return [(one["type"].removeprefix("machine."), one["reason"]) for one in reversed(found)]
+
+
+def test_a_machine_works_moves_and_ends_without_a_trace_at_the_provider(
+    deployment: Deployment, api: Api, salad: FakeSalad
+) -> None:
+    first = deployment.rent()
+    assert set(salad.group(first.imds.name).container["environment_variables"]) == {
+        "BATON_API_URL",
+        "BATON_ENROLMENT_TOKEN",
+    }
+    old = first.enroll().ok()["api_key"]
+
+    # The token's first half hour is over and the token is used up when Salad moves the container.
+    deployment.tick(40)
+    second = deployment.move()
+    assert second.environment["SALAD_MACHINE_ID"] != first.environment["SALAD_MACHINE_ID"]
+    new = second.enroll().ok()["api_key"]
+    assert deployment.machine().offer.machine_ref == second.environment["SALAD_MACHINE_ID"]
+    api.post("/machines/heartbeat", {}, key=old).refused(ErrorCode.KEY_REVOKED, "x-api-key")
+    assert api.post("/machines/heartbeat", {}, key=new).ok()["state"] == "ready"
+
+    api.post("/fleets/nights/stop", {}).ok()
+    deployment.tick(10)
+    (receipt,) = api.get("/fleets/nights/machines").ok()["machines"]
+    assert (receipt["state"], receipt["receipt"]["charged_usd"]) == ("gone", None)
+    assert receipt["receipt"]["observed_usd"] == pytest.approx(salad.usd(), abs=0.15 * 4 / 60)
+    assert (salad.cloud.groups, salad.billing()) == ({}, [])
+    api.post("/machines/heartbeat", {}, key=new).refused(ErrorCode.KEY_REVOKED, "x-api-key")
+
+
+def test_a_token_without_the_proof_of_its_container_enrols_nobody(
+    deployment: Deployment, api: Api, salad: FakeSalad
+) -> None:
+    container = deployment.rent()
+    token = container.environment["BATON_ENROLMENT_TOKEN"]
+    with api.unchanged():
+        api.post("/machines/enroll", AS_OFFERED, key=token).refused(ErrorCode.IDENTITY_REFUSED, "identity")
+        container.imds.claims = {"salad_workload_name": "dep10000-nights-other"}
+        container.enroll().refused(ErrorCode.IDENTITY_REFUSED, "identity")
+    container.imds.claims = {}
+    container.enroll().ok()
+
+
+def test_the_job_of_a_machine_that_moved_is_no_longer_its_own(deployment: Deployment, api: Api) -> None:
+    container = deployment.rent()
+    key = container.enroll().ok()["api_key"]
+    headers = {"x-lease-aware": "1"}
+    query = {"machine_id": container.imds.name}
+    (work,) = api.get("/work", key=key, query=query, headers=headers).ok()
+    assert api.post("/machines/heartbeat", {"job_id": work["id"]}, key=key).ok()["state"] == "busy"
+    deployment.move().enroll().ok()
+    assert (deployment.machine().state, deployment.machine().job_id) == (State.READY, None)
+    assert events(api)[-2:] == [("busy", ""), ("ready", MOVED)]
+
+
+def test_a_new_host_with_other_hardware_ends_the_machine_and_is_remembered(deployment: Deployment, api: Api) -> None:
+    deployment.rent().enroll().ok()
+    moved = deployment.move()
+    said = moved.enroll(hardware=OTHER).refused(ErrorCode.PREFLIGHT_FAILED)["message"]
+    assert "the offer names the GPU RTX 3090, the machine has NVIDIA GeForce GTX 1060" in said
+    assert deployment.machine().state is State.TERMINATING
+    assert api.context.fleet is not None
+    assert set(api.context.fleet.quarantined(0)) == {f"salad:{moved.environment['SALAD_MACHINE_ID']}"}
+    moved.enroll().refused(ErrorCode.MACHINE_UNKNOWN, "x-api-key")
+
+
+def test_a_machine_that_moved_while_it_drains_does_not_come_back(deployment: Deployment, api: Api) -> None:
+    deployment.rent().enroll().ok()
+    stored = deployment.machine()
+    assert api.context.fleet is not None
+    api.context.fleet.update_machine(
+        stored.model_copy(update={"state": State.DRAINING, "version": stored.version + 1, "since": api.clock.now()})
+    )
+    container = deployment.container()
+    container.nonce = "0" * 64
+    with api.unchanged():
+        container.enroll().refused(ErrorCode.MACHINE_UNKNOWN, "x-api-key")
