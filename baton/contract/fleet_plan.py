@@ -170,7 +170,7 @@ class FleetPlan(AnswerModel):
     room_usd: float
     """Money that the budget has left, reservations subtracted."""
     room_bound: str
-    """The bound of the budget with the least room."""
+    """The bound with the least room: `per_day_usd`, or `per_day_usd of the deployment`."""
     paid_hours: float | None = None
     """Hours of one machine at the price of the first offer that `room_usd` pays for; None without an offer."""
     usd: SpanView | None = None

@@ -6,11 +6,10 @@ The tick of the controller decides the same one machine at a time, with a stored
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain, repeat
 
 from baton.contract.fleet import FleetSpec
 from functions.domain.records import Job
-from functions.fleet.demand import missing_machines
+from functions.fleet.demand import FleetMachines, missing_machines
 from functions.fleet.ledger import Bound, need_usd
 from functions.fleet.machine_states import MAYBE_EXISTING
 from functions.fleet.offer_ranking import RankedOffer
@@ -19,40 +18,55 @@ from functions.fleet.records import Machine, Offer
 
 def choose(
     spec: FleetSpec,
-    machines: Sequence[Machine],
+    there: tuple[Sequence[Machine], Sequence[FleetMachines]],
     waiting: Sequence[Job],
     ranked: Sequence[RankedOffer],
-    bound: Bound,
-    room_usd: float,
+    money: tuple[Bound, float],
 ) -> tuple[list[Offer], str]:
     """Return the offers that would be taken, and why not more.
 
-    machines: those of the fleet that the tick watches. waiting: jobs that the fleet can run. bound, room_usd: of
-    `ledger.tightest`.
+    there: machines of the fleet that the tick watches, and the other fleets of the tenant with theirs. waiting: jobs
+    that the fleet can run. money: of `ledger.tightest`.
     """
+    (machines, others), (bound, room_usd) = there, money
     alive = sum(not one.state.ended for one in machines)
     if alive >= spec.max:
         return [], f"max is {spec.max}, and the fleet has {alive} machines"
-    missing = missing_machines(spec, machines, waiting)
+    missing = missing_machines(spec, machines, waiting, others)
     if missing == 0:
-        free = "no job waits that the fleet can run"
-        return [], f"the machines of the fleet suffice for {len(waiting)} waiting jobs" if waiting else free
-    rented = {one.offer.ref for one in machines if one.state in MAYBE_EXISTING}
+        served = f"machines that are there take the {len(waiting)} waiting jobs"
+        return [], served if waiting else "no job waits that the fleet can run"
+    rented = {_ref(one.offer) for one in machines if one.state in MAYBE_EXISTING}
     usable = [one.offer for one in ranked if not one.rejected]
-    usable = [offer for offer in usable if offer.repeatable or offer.ref not in rented]
+    usable = [offer for offer in usable if offer.repeatable or _ref(offer) not in rented]
     if not usable:
         return [], f"no offer fits, the nearest: {ranked[0].rejected}" if ranked else "no provider has an offer"
     taken: list[Offer] = []
-    for offer in chain.from_iterable(repeat(offer, missing if offer.repeatable else 1) for offer in usable):
-        need = need_usd(offer.usd_per_hour, offer.boot_s)
-        if need > room_usd:
-            left = f"{bound.name} has {max(0.0, room_usd):.2f} USD left"
-            return taken, f"{left}, boot and one hour of the next offer need {need:.2f} USD"
-        room_usd -= need
+    for _ in range(missing):
+        # An offer that the budget does not pay for never hides a cheaper one behind it.
+        affordable = (offer for offer in usable if _need_usd(offer) <= room_usd)
+        offer = next(affordable, None)
+        if offer is None:
+            break
         taken.append(offer)
-        if len(taken) == missing:
-            return taken, _limit(spec, alive + missing, len(waiting))
-    return taken, f"only {len(taken)} offers fit"
+        room_usd -= _need_usd(offer)
+        if not offer.repeatable:
+            usable.remove(offer)
+    if len(taken) == missing:
+        return taken, _limit(spec, alive + missing, len(waiting))
+    if not usable:
+        return taken, f"only {len(taken)} offers fit"
+    need = min(map(_need_usd, usable))
+    left = f"{bound.label} has {max(0.0, room_usd):.2f} USD left"
+    return taken, f"{left}, boot and one hour of the cheapest offer need {need:.2f} USD"
+
+
+def _need_usd(offer: Offer) -> float:
+    return need_usd(offer.usd_per_hour, offer.boot_s)
+
+
+def _ref(offer: Offer) -> tuple[str, str]:
+    return offer.provider, offer.ref
 
 
 def _limit(spec: FleetSpec, machines: int, waiting: int) -> str:

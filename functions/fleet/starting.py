@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from baton.contract.fleet import MAX_FLEET_IN_TOKEN
 from baton.contract.fleet import MachineState as State
 from functions.domain.errors import WriteConflict
 from functions.domain.records import Job
 from functions.fleet import lifecycle
 from functions.fleet.accounts import no_account
 from functions.fleet.breaker import FAILURES, last_begin
-from functions.fleet.demand import FleetMachines, missing_machines
+from functions.fleet.demand import FleetMachines, missing_machines, unservable
 from functions.fleet.drivers.protocol import (
     Ambiguous,
     Created,
@@ -24,12 +25,13 @@ from functions.fleet.drivers.protocol import (
     ProviderRefused,
     ProviderUnavailable,
 )
+from functions.fleet.known_offers import rank_known
 from functions.fleet.ledger import Bound, need_usd, release
 from functions.fleet.machine_states import MAYBE_EXISTING
-from functions.fleet.offer_ranking import RankedOffer, Workload, rank
+from functions.fleet.offer_ranking import RankedOffer
 from functions.fleet.records import Machine, Offer, StoredFleet, Terms
-from functions.fleet.reputation import weigh
 from functions.fleet.tick import NO_ANSWER, Tick, tell_bound
+from functions.fleet.workload import estimate, typical
 
 logger = logging.getLogger("baton.fleet")
 
@@ -85,7 +87,8 @@ class MachineStarter:
         """Start the machines that the fleet lacks; return why one is not started, empty if the fleet lacks none."""
         if sum(not machine.state.ended for machine in group) >= fleet.spec.max:
             return ""
-        missing = missing_machines(fleet.spec, group, self._waiting(fleet), others)
+        waiting = self._waiting(fleet)
+        missing = missing_machines(fleet.spec, group, waiting, others)
         if missing == 0:
             return ""
         breaker = self._tick.ledger(fleet).breaker.after(group, last_begin(fleet, group))
@@ -94,7 +97,7 @@ class MachineStarter:
             return waits
         if breaker.failures >= FAILURES:
             missing = 1
-        ranked, problems = self._quotes(fleet)
+        ranked, problems = self._quotes(fleet, waiting)
         taken = {_ref(one.offer) for one in group if one.state in MAYBE_EXISTING and not one.offer.repeatable}
         for _ in range(missing):
             problem = self._start_one(fleet, group, ranked, taken)
@@ -102,7 +105,7 @@ class MachineStarter:
                 return "; ".join(dict.fromkeys([*problems, problem]))
         return ""
 
-    def _quotes(self, fleet: StoredFleet) -> tuple[list[RankedOffer], list[str]]:
+    def _quotes(self, fleet: StoredFleet, waiting: Sequence[Job]) -> tuple[list[RankedOffer], list[str]]:
         """Return the ranked offers of all providers of a fleet, and why a provider was not heard."""
         offers: list[Offer] = []
         problems: list[str] = []
@@ -122,14 +125,8 @@ class MachineStarter:
                     problems.append(f"{name}: no offers: {error}")
                     if isinstance(error, ProviderRefused):
                         self._tick.refuse(name, error.kind, str(error), fleet)
-        return self._rank(fleet, offers), problems
-
-    def _rank(self, fleet: StoredFleet, offers: Sequence[Offer]) -> list[RankedOffer]:
-        store, now = self._tick.store, self._tick.now()
-        failed = store.quarantined(0) if offers else {}
-        known = weigh(offers, store.reputations() if offers else {}, failed)
-        excluded = {host for host, one in failed.items() if one.until > now}
-        return rank(known, fleet.spec, Workload(), excluded, now=now)
+        works = [estimate(job, {})[0] for job in waiting if unservable(job, fleet.spec) is None]
+        return rank_known(self._tick.store, offers, fleet.spec, typical(works), self._tick.now()), problems
 
     def _start_one(
         self, fleet: StoredFleet, group: list[Machine], ranked: Sequence[RankedOffer], taken: set[tuple[str, str]]
@@ -195,7 +192,7 @@ class MachineStarter:
         now, spec = self._tick.now(), fleet.spec
         suffix = hashlib.sha256(self._random_token().encode()).hexdigest()[:12]
         machine = Machine(
-            id=f"{self._tick.store.deployment()}-{spec.name[:28]}-{suffix}",
+            id=f"{self._tick.store.deployment()}-{spec.name[:MAX_FLEET_IN_TOKEN]}-{suffix}",
             tenant=fleet.tenant,
             fleet=spec.name,
             version=1,

@@ -27,14 +27,13 @@ from functions.api.fleet.store import fleet_time, require_store
 from functions.api.http.context import ApiCall, Context
 from functions.domain.errors import Refusal
 from functions.domain.records import Job
-from functions.fleet.demand import unservable, waiting_jobs
+from functions.fleet.demand import FleetMachines, unservable, waiting_jobs
 from functions.fleet.forecast import Quantiles, forecast
-from functions.fleet.ledger import tightest
-from functions.fleet.offer_ranking import RankedOffer, Workload, rank
-from functions.fleet.records import Offer, StoredFleet
-from functions.fleet.reputation import weigh
+from functions.fleet.known_offers import rank_known
+from functions.fleet.ledger import Bound, bounds, tightest
+from functions.fleet.offer_ranking import RankedOffer, Workload
+from functions.fleet.records import Machine, Offer, StoredFleet
 from functions.fleet.start_plan import choose
-from functions.fleet.store import FleetStore
 from functions.fleet.workload import estimate, hours_of_recipes, typical
 
 HISTORY = 100
@@ -54,7 +53,7 @@ def offers(context: Context, call: ApiCall) -> OfferPage:
         name="offers", providers=names or ["loopback"], image="any", budget=Budget(total_usd=1_000_000), **limits
     )
     found, silent = ask(context.drivers, store, names, spec, now)
-    ranked = _rank(store, found, spec, Workload(hours=body.hours), now)
+    ranked = rank_known(store, found, spec, Workload(hours=body.hours), now)
     return OfferPage(
         offers=[_view(one) for one in ranked[: body.limit]],
         omitted=max(0, len(ranked) - body.limit),
@@ -74,10 +73,10 @@ def plan(context: Context, call: ApiCall) -> FleetPlan:
     servable = [job for job, reason in zip(waiting, reasons, strict=True) if reason is None]
     works = _works(context, call, body, servable)
     found, silent = ask(context.drivers, store, spec.providers, spec, now)
-    ranked = _rank(store, found, spec, typical([work for work, _ in works]), now)
+    ranked = rank_known(store, found, spec, typical([work for work, _ in works]), now)
     machines = store.machines(call.tenant, spec.name)
-    bound, room_usd = tightest(spec.budget, store.ledger(call.tenant, spec.name), machines, now)
-    taken, why = choose(spec, machines, servable, ranked, bound, room_usd)
+    bound, room_usd = money = _tightest(context, call, spec, machines, now)
+    taken, why = choose(spec, (machines, _others(context, call, spec)), servable, ranked, money)
     forecasted = forecast(taken, [work for work, _ in works], idle_timeout_s=spec.idle_timeout_s)
     usable = [one for one in ranked if not one.rejected]
     price = usable[0].offer.usd_per_hour if usable else 0.0
@@ -95,7 +94,7 @@ def plan(context: Context, call: ApiCall) -> FleetPlan:
             if reason is not None
         ],
         room_usd=round(max(0.0, room_usd), 6),
-        room_bound=bound.name,
+        room_bound=bound.label,
         paid_hours=round(max(0.0, room_usd) / price, 2) if price else None,
         usd=_span(forecasted.usd) if forecasted else None,
         hours=_span(forecasted.hours) if forecasted else None,
@@ -106,18 +105,31 @@ def plan(context: Context, call: ApiCall) -> FleetPlan:
     )
 
 
-def _rank(store: FleetStore, found: Sequence[Offer], spec: FleetSpec, work: Workload, now: int) -> list[RankedOffer]:
-    """Rank offers as the tick does."""
-    failed = store.quarantined(0)
-    known = weigh(found, store.reputations(), failed)
-    return rank(known, spec, work, {host for host, one in failed.items() if one.until > now}, now=now)
-
-
 def _waiting(context: Context, call: ApiCall, body: PlanRequest, now: int) -> list[Job]:
     """Return the waiting jobs of the fleet's queues, after the job of the request."""
     fleet = StoredFleet(tenant=call.tenant, spec=body.fleet, created_at=now, updated_at=now)
     stored = waiting_jobs(context.jobs, fleet, shards=context.settings.ready_shards)
     return stored if body.job is None else [_unsubmitted(context, call, body.job), *stored]
+
+
+def _others(context: Context, call: ApiCall, spec: FleetSpec) -> list[FleetMachines]:
+    """Return the tenant's other fleets that serve the same queues, with their machines."""
+    store = require_store(context)
+    found = [one.spec for one in store.fleets(call.tenant) if one.spec.name != spec.name]
+    return [(one, store.machines(call.tenant, one.name)) for one in found if {*one.queues} & {*spec.queues}]
+
+
+def _tightest(
+    context: Context, call: ApiCall, spec: FleetSpec, machines: Sequence[Machine], now: int
+) -> tuple[Bound, float]:
+    """Return the bound with the least room, of the fleet or of the deployment, and its room in USD."""
+    store = require_store(context)
+    own = tightest(spec.budget, store.ledger(call.tenant, spec.name), machines, now)
+    if context.settings.fleet_budget is None:
+        return own
+    spending = store.spending()
+    common = bounds(context.settings.fleet_budget, spending, now)
+    return min([own, *((one, one.room_usd(spending.reserved_usd)) for one in common)], key=lambda found: found[1])
 
 
 def _unsubmitted(context: Context, call: ApiCall, job: JobSubmit) -> Job:

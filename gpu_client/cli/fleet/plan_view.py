@@ -62,7 +62,8 @@ def _details(spec: FleetSpec, plan: FleetPlan) -> Iterator[tuple[str, str]]:
     jobs = f"{count(len(plan.works), 'job')} can run"
     yield "jobs", jobs + (f", {len(plan.unservable)} cannot" if plan.unservable else "")
     paid = "" if plan.paid_hours is None else f", {plan.paid_hours:.1f} hours of the first machine below"
-    yield "budget", f"{usd(plan.room_usd)} USD left {_BOUNDS[plan.room_bound]}{paid}"
+    bound, _, scope = plan.room_bound.partition(" ")
+    yield "budget", " ".join([f"{usd(plan.room_usd)} USD left", _BOUNDS[bound], *([scope] if scope else [])]) + paid
     if plan.usd is not None and plan.hours is not None:
         over = "; the budget may end before the jobs" if plan.usd.high > plan.room_usd else ""
         yield "cost", f"{usd(plan.usd.low)} to {usd(plan.usd.high)} USD, expected {usd(plan.usd.expected)}{over}"
@@ -111,6 +112,6 @@ def _cost_row(offer: OfferView) -> list[str]:
 def _machine(offer: OfferView) -> str:
     """Return `2x RTX 4090 24 GiB spot US`; a narrow terminal cuts the end. With `3x` machines of a kind in front."""
     number = f"{offer.gpus}x " if offer.gpus > 1 else ""
-    gpu = f"{number}{offer.gpu_model} {offer.vram_gib:g} GiB" if offer.gpu_model else "no GPU"
+    gpu = f"{number}{offer.gpu_model} {offer.vram_gib:.3g} GiB" if offer.gpu_model else "no GPU"
     times = f"{offer.taken} of " if offer.taken > 1 else ""
     return plain(" ".join([f"{times}{gpu}", *(["spot"] if offer.spot else []), *offer.regions]))

@@ -13,6 +13,7 @@ from baton.contract.errors import ErrorCode
 from baton.contract.fleet import FleetSpec
 from baton.contract.fleet import MachineState as State
 from baton.contract.jobs.job import JobState
+from baton.contract.money import Budget
 from functions.api.fleet import quotes
 from functions.fleet.drivers.protocol import ProviderRefused, ProviderUnavailable, RefusalKind
 from functions.fleet.records import Offer
@@ -95,7 +96,7 @@ def test_a_plan_is_what_the_next_tick_does(api: Api) -> None:
         (0, {"min": 1, "max": 2}, 0, "min is 1"),
         (1, {"max": 2}, 0, "one job waits"),
         (2, {"max": 3}, 0, "2 jobs wait"),
-        (1, {"max": 2}, 1, "the machines of the fleet suffice for 1 waiting jobs"),
+        (1, {"max": 2}, 1, "machines that are there take the 1 waiting jobs"),
         (2, {}, 1, "max is 1, and the fleet has 1 machines"),
         (3, {"max": 9}, 0, "only 2 offers fit"),
         (1, {"min_vram_gib": 48}, 0, "no offer fits, the nearest: 24 GiB VRAM, min_vram_gib is 48"),
@@ -119,6 +120,29 @@ def test_a_kind_of_machine_is_taken_for_each_job(api: Api) -> None:
         api.submit()
     found = plan(api, max=3)
     assert (found["start"], [one["taken"] for one in found["offers"]]) == (3, [3])
+
+
+def test_an_offer_that_is_too_dear_hides_no_cheaper_one(api: Api) -> None:
+    slow = {"ref": "cheap", "usd_per_hour": 0.1, "boot_s": 7200}
+    sell(api, Market("loopback", {"ref": "first", "usd_per_hour": 0.12}, slow, {"ref": "third", "usd_per_hour": 0.11}))
+    for _ in range(3):
+        api.submit()
+    found = plan(api, hours=9, max=3, budget={"total_usd": 0.25})
+    assert [one["ref"] for one in found["offers"] if one["taken"]] == ["third", "first"]
+
+
+def test_machines_of_another_fleet_take_jobs_and_the_deployment_bounds_all(api: Api) -> None:
+    sell(api, Market("loopback", {"ref": "a"}))
+    api.submit()
+    api.call("PUT", "/fleets/days", {**DOCUMENT, "name": "days"}).ok()
+    put_machine(api, make_machine("m1", State.READY, fleet="days"))
+    assert plan(api)["why"] == "machines that are there take the 1 waiting jobs"
+    assert plan(api, queues=["default", "more"], min=1)["start"] == 1
+    settings = api.context.settings.model_copy(update={"fleet_budget": Budget(total_usd=0.1)})
+    api.context = replace(api.context, settings=settings)
+    found = plan(api, min=1)
+    assert (found["room_usd"], found["room_bound"]) == (0.1, "total_usd of the deployment")
+    assert found["start"] == 0 and found["why"].startswith("total_usd of the deployment has 0.10 USD left")
 
 
 def test_a_job_is_planned_before_its_submission(api: Api) -> None:

@@ -107,6 +107,7 @@ def test_a_plan_keeps_its_numbers_whole_at_80_columns() -> None:
         ({"start": 2, "offers": [an_offer("a", taken=2)]}, "2 of RTX 4090 24 GiB"),
         ({"usd": {"low": 9, "expected": 15, "high": 21}}, "expected 15.00; the budget may end before the jobs"),
         ({"start": 0, "usd": None, "hours": None, "paid_hours": None}, "budget  20.00 USD left today"),
+        ({"room_bound": "total_usd of the deployment"}, "20.00 USD left in total of the deployment, 100.0 hours"),
         ({"unservable": [{"reason": "needs 8 GPUs"}]}, "the new   needs 8 GPUs"),
         ({"offers": [an_offer(str(at)) for at in range(20)]}, "and 8 more: --json lists all"),
     ],
