@@ -20,7 +20,9 @@ from PIL import Image
 
 from baton.contract.fleet import FleetSpec, MachineState, MachineView
 from baton.contract.jobs.history import AttemptView
-from baton.contract.jobs.job import AttemptEnd, JobState
+from baton.contract.jobs.job import AttemptEnd, JobState, JobSubmit
+from baton.contract.jobs.policy import Policy, Requirements
+from baton.contract.jobs.rent import RentSpec, fleet_of
 from functions.fleet.drivers.loopback import LoopbackFaults, LoopbackMarket
 from tests.kits.stack.stack import Stack, chain
 from tests.kits.stack.workshop import Gate
@@ -203,3 +205,43 @@ def test_a_spent_budget_drains_with_a_checkpoint(rental: Rental, gate: Gate) -> 
     assert rental.client.get_job(job_id).state is JobState.PENDING
     assert "total_usd" in rental.client.fleet("budget").waits
     rental.client.stop(job_id)
+
+
+def rent(rental: Rental, code: str) -> str:
+    """Submit a job that rents a machine of its own; return the job's id."""
+    job = rental.client.submit(
+        JobSubmit(
+            command=["python", "-c", code],
+            outputs=["done.txt"],
+            requirements=Requirements(min_disk_gib=1),
+            policy=Policy(heartbeat_interval_s=1, stop_grace_s=5),
+            rent=RentSpec(budget_usd=2, providers=["loopback"], max_usd_per_hour=1),
+        )
+    )
+    return job.id
+
+
+WRITE = "import os, pathlib; pathlib.Path(os.environ['BATON_OUTPUT_DIR'], 'done.txt').write_text('done')"
+
+
+def test_a_job_with_rent_gets_a_machine_of_its_own_which_ends_with_the_job(rental: Rental) -> None:
+    job_id = rent(rental, WRITE)
+    name = fleet_of(job_id)
+    rental.stack.wait_for(job_id, JobState.COMPLETE)
+    (machine,) = rental.receipts(name, 1)
+    assert machine.reason == "the job has ended, or the fleet is stopped"
+    assert [one.machine_id for one in rental.attempts(job_id)] == [machine.id]
+    assert rental.stack.artifact(job_id, "done.txt") == b"done"
+    assert name not in {fleet.spec.name for fleet in rental.client.fleets()}
+
+
+def test_a_canceled_job_gives_its_machine_back_and_a_retry_rents_again(rental: Rental) -> None:
+    job_id = rent(rental, "import time; time.sleep(600)")
+    rental.stack.wait_for(job_id, JobState.RUNNING)
+    rental.client.stop(job_id)
+    rental.receipts(fleet_of(job_id), 1)
+    rental.client.retry(job_id)
+    rental.stack.wait_for(job_id, JobState.RUNNING)
+    assert len({one.machine_id for one in rental.attempts(job_id)}) == 2
+    rental.client.stop(job_id)
+    rental.receipts(fleet_of(job_id), 2)
