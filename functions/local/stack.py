@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,11 +15,11 @@ from functions.api.admin.keys import generate_key
 from functions.api.http.route import all_routes
 from functions.api.operations.service_probe import PROBED_PATH
 from functions.domain.access.api_keys import ApiKey
-from functions.fleet.drivers.protocol import Driver, ProviderUnavailable
 from functions.local.emulator import Emulator
 from functions.local.gateway.http_gateway import GatewayRoute, GatewayServer, build_gateway
 from functions.local.lambda_context import LambdaHandler
 from functions.local.lifecycle import Lifecycle
+from functions.local.machines import end_machines
 from functions.local.triggers.schedule import Schedule
 from functions.local.triggers.sqs_feed import SqsFeed
 from functions.local.triggers.stream_feed import StreamFeed
@@ -42,8 +41,8 @@ _KEYS: tuple[tuple[str, tuple[Scope, ...]], ...] = (
 class LocalStack(Lifecycle):
     """Control plane on this machine; one per process, since the handlers read their settings at import.
 
-    `state_dir` keeps the state across restarts, keys included; None keeps the state in memory, and ends the machines of
-    the provider `loopback` with the stack. `fleet_clock_speed`: speed of the fleets' clock.
+    `state_dir` keeps the state across restarts, keys included; None keeps the state in memory, and ends the rented
+    machines with the stack. `fleet_clock_speed`: speed of the fleets' clock.
     `fleet_budget`: budget of all fleets together.
     """
 
@@ -117,7 +116,7 @@ class LocalStack(Lifecycle):
 
             if self._state_dir is None:
                 # No later stack knows the machines.
-                started.callback(_end_machines, fleet.drivers.values())
+                started.callback(end_machines, fleet.drivers, f"{fleet.store.deployment()}-")
             started.enter_context(Schedule(sweeper.handler, interval_s=self._sweep_interval_s))
             started.enter_context(Schedule(fleet.handler, interval_s=TICK_S / self._fleet_clock_speed))
             started.enter_context(SqsFeed(deliverer.handler, emulator.client("sqs"), queue_url))
@@ -183,18 +182,6 @@ class LocalStack(Lifecycle):
             with os.fdopen(descriptor, "w") as file:
                 json.dump(issued, file, indent=1)
         return issued
-
-
-def _end_machines(drivers: Iterable[Driver]) -> None:
-    """Destroy machines until the list of each provider is complete and empty, whatever faults are injected."""
-    for driver in drivers:
-        ended = False
-        while not ended:
-            with suppress(ProviderUnavailable):
-                listed = driver.inventory("", 0)
-                ended = listed.complete and not listed.sightings
-                for machine in listed.sightings:
-                    driver.destroy(machine.handle)
 
 
 def _is_valid(tokens: Any, whole_key: str) -> bool:
