@@ -241,7 +241,7 @@ class Ec2Driver:
             repeatable=True,
             gpu_model=model,
             gpus=gpus[0]["Count"] if gpus else 0,
-            vram_gib=VISIBLE_MIB.get(model or "", gpus[0]["MemoryInfo"]["SizeInMiB"]) / 1024 if gpus else 0,
+            vram_gib=round(VISIBLE_MIB.get(model or "", gpus[0]["MemoryInfo"]["SizeInMiB"]) / 1024, 1) if gpus else 0,
             disk_gib=spec.disk_gib,
             spot=spot,
             regions=[region, zone, *{code for name, code in COUNTRIES.items() if region.startswith(name)}],
