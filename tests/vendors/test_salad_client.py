@@ -10,8 +10,8 @@ import pytest
 
 from fakes.salad.api import RTX_4090, FakeSalad
 from fakes.salad.imds import FakeImds
+from fakes.salad.signing_key import WorkloadKey
 from tests.kits.clock import Clock
-from tests.kits.workload_keys import WorkloadKey
 from tests.vendors.environment import run_client
 
 RENT = """

@@ -14,6 +14,7 @@ from baton.contract.fleet import MachineState as State
 from baton.contract.providers import reveal
 from fakes.salad.api import FakeSalad
 from fakes.salad.imds import FakeImds
+from fakes.salad.signing_key import WorkloadKey
 from functions.api.fleet.machine_calls import MOVED
 from functions.api.operations.cloudwatch_metrics import CloudWatchMetrics
 from functions.fleet.accounts import CachedAccounts
@@ -24,7 +25,6 @@ from tests.conformance.driven_salad import salad_account
 from tests.functional.api.test_sweeper import Invocation
 from tests.kits.api.fleets import machine_of
 from tests.kits.api.harness import Answer, Api
-from tests.kits.workload_keys import WorkloadKey
 from tests.twins.accounts import MemoryAccounts
 
 AS_OFFERED = {"gpu_model": "NVIDIA GeForce RTX 3090", "gpus": 1, "vram_gib": 24.0, "disk_gib": 39.5}

@@ -1,4 +1,4 @@
-"""Sign as a provider's identity service does, with a key pair of this test process."""
+"""Sign identity tokens as SaladCloud does, with a key pair of this process. Needs the package `cryptography`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ class WorkloadKey:
     """Key pair on P-256. `sign`: r and s of an ES256 signature, 32 bytes each."""
 
     def __init__(self, key_id: str = "salad-workload-2026-11-18T16:59:51.0020098Z") -> None:
+        """key_id: id under which the provider publishes the public key."""
         self.key_id = key_id
         self._private = generate_private_key(SECP256R1())
         public = self._private.public_key().public_numbers()
         self.point = (public.x, public.y)
 
     def sign(self, message: bytes) -> bytes:
+        """Return the signature of a message."""
         r, s = decode_dss_signature(self._private.sign(message, ECDSA(SHA256())))
         return r.to_bytes(32, "big") + s.to_bytes(32, "big")
 
