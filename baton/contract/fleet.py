@@ -17,6 +17,8 @@ from baton.contract.names import FLEET_NAME_PATTERN, ProviderName
 MAX_FLEET_MACHINES = 1000
 MAX_TOKEN_LENGTH = 60
 """Longest name of a machine at its provider: Salad's limit for container groups."""
+MAX_FLEET_IN_TOKEN = 28
+"""Characters of the fleet's name within the name of a machine."""
 
 FleetName = Annotated[str, Field(pattern=FLEET_NAME_PATTERN)]
 CONTAINER_PROVIDERS = frozenset({"vast", "salad", "runpod", "ec2"})
@@ -209,6 +211,29 @@ class MachinePage(AnswerModel):
     """
 
     machines: list[MachineView]
+
+
+class MachineLog(AnswerModel):
+    """Last output of a machine, as its provider has it; keys of Baton are removed.
+
+    Example: `{"text": "INFO baton.agent: enrolled", "job_id": null}`
+    """
+
+    text: str | None = None
+    """None if the provider has no output yet, or keeps none."""
+    job_id: JobId | None = None
+    """Job that the machine runs; the job has a log of its own."""
+
+
+class MachineShell(AnswerModel):
+    """Address of a machine's shell, as OpenSSH takes it. The provider decides which keys the shell accepts.
+
+    Example: `{"host": "203.0.113.7", "port": 22, "user": "root"}`
+    """
+
+    host: Annotated[str, Field(pattern=r"^[A-Za-z0-9:][A-Za-z0-9.:_%-]{0,255}$")]
+    port: Annotated[int, Field(ge=1, le=65_535)]
+    user: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._@-]{0,63}$")]
 
 
 class FleetEventView(AnswerModel):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from baton.contract.fleet import MachineState as State
@@ -24,10 +24,10 @@ from functions.fleet.document_changes import EXCEEDS_MAX, outdated, surplus
 from functions.fleet.drivers.protocol import Driver, ProviderRefused
 from functions.fleet.ledger import Ledger, extend, release
 from functions.fleet.machine_states import ORPHAN_WATCH_S
-from functions.fleet.records import Inventory, Machine, OrphanMachine, StoredFleet
+from functions.fleet.records import Inventory, Machine, OrphanMachine, StoredFleet, token_prefix
 from functions.fleet.rented import ReadJobs, retire, stop_with_jobs
 from functions.fleet.starting import MachineStarter
-from functions.fleet.store import FenceLost, FleetStore
+from functions.fleet.store import DamagedRecord, FenceLost, FleetStore
 from functions.fleet.tick import NO_ANSWER, MachineKeys, Tick, TickReport
 
 logger = logging.getLogger("baton.fleet")
@@ -46,7 +46,8 @@ class FleetController:
 
     waiting: returns the claimable jobs of a fleet's queues. random_token: 256 random bits, URL-safe. time_left_s: time
     until the function is ended. pause: sleeps for a number of seconds. read_jobs: returns the jobs with these ids.
-    budget: of all fleets of the deployment together.
+    completed: returns a tenant's newest completed jobs, for the running times of recipes. budget: of all fleets of the
+    deployment together.
     """
 
     def __init__(
@@ -61,11 +62,13 @@ class FleetController:
         time_left_s: Callable[[], float],
         pause: Callable[[float], object] = time.sleep,
         read_jobs: ReadJobs = lambda _: (),
+        completed: Callable[[str], Sequence[Job]] = lambda _: (),
         budget: Budget | None = None,
     ) -> None:
         self._store = store
         self._drivers = drivers
         self._waiting = waiting
+        self._completed = completed
         self._keys = keys
         self._now = now
         self._random_token = random_token
@@ -77,10 +80,10 @@ class FleetController:
     def tick(self) -> TickReport:
         """Run one tick. Returns at once without fleets, and with `skipped` while another controller holds the fence."""
         report = TickReport()
-        fleets = self._store.fleets()
-        if not fleets and self._now() >= self._store.spending().watch_until:
+        damaged: list[DamagedRecord] = []
+        report.fleets = len(self._store.fleets(damaged=damaged)) + len(damaged)
+        if not report.fleets and self._now() >= self._store.spending().watch_until:
             return report
-        report.fleets = len(fleets)
         fence = self._store.acquire(self._random_token(), self._now(), LEASE_S)
         if fence is None:
             report.skipped = True
@@ -96,7 +99,9 @@ class FleetController:
             pause=self._pause,
             budget=self._budget,
         )
-        starter = MachineStarter(tick, waiting=self._waiting, random_token=self._random_token)
+        starter = MachineStarter(
+            tick, waiting=self._waiting, completed=self._completed, random_token=self._random_token
+        )
         try:
             report.finished = Reconciliation(tick, starter, self._read_jobs).run()
         except FenceLost:
@@ -122,10 +127,11 @@ class Reconciliation:
         The tick looks first after the machines that have waited longest, so that a tick that is too short for all
         machines leaves each of them to the next tick at the latest.
         """
-        fleets = stop_with_jobs(self._tick, self._store.fleets(), self._read_jobs)
-        machines = self._tick.machines = {
-            (one.tenant, one.spec.name): list(self._store.machines(one.tenant, one.spec.name)) for one in fleets
-        }
+        damaged: list[DamagedRecord] = []
+        listed = self._store.fleets(damaged=damaged)
+        machines = self._tick.machines = self._read_machines(listed, damaged)
+        readable = [one for one in listed if (one.tenant, one.spec.name) in machines]
+        fleets = stop_with_jobs(self._tick, readable, self._read_jobs)
         providers = self._watched_providers(fleets, [machine for group in machines.values() for machine in group])
         inventories = {name: found for name in providers if (found := self._inventory(name)) is not None}
         places = [(fleet, at) for fleet in fleets for at in range(len(machines[fleet.tenant, fleet.spec.name]))]
@@ -142,7 +148,8 @@ class Reconciliation:
             if inventory is not None:
                 self._accept_price(group[at], inventory)
             group[at] = self._destroy(group[at])
-        self._handle_orphans(inventories.values(), [machine for group in machines.values() for machine in group])
+        explained = {machine.id for group in machines.values() for machine in group}
+        self._handle_orphans(inventories.values(), explained, damaged)
         for fleet in fleets if finished else ():
             others = [
                 (one.spec, machines[one.tenant, one.spec.name])
@@ -158,7 +165,24 @@ class Reconciliation:
             for machine in group:
                 report.machines[machine.state] = report.machines.get(machine.state, 0) + 1
                 report.usd_per_hour += machine.usd_per_hour if machine.billed else 0.0
-        return finished
+        return finished and not damaged
+
+    def _read_machines(
+        self, fleets: Sequence[StoredFleet], damaged: list[DamagedRecord]
+    ) -> dict[tuple[str, str], list[Machine]]:
+        """Return the machines of each fleet whose records can be read; append the others to `damaged`."""
+        found: dict[tuple[str, str], list[Machine]] = {}
+        for fleet in fleets:
+            place = fleet.tenant, fleet.spec.name
+            try:
+                self._tick.ledger(fleet)
+                found[place] = list(self._store.machines(*place))
+            except DamagedRecord as error:
+                damaged.append(error)
+        for error in damaged:
+            # Without its records nobody can tell what a fleet spent, therefore its machines stay as they are.
+            self._tick.fail(f"{error}; nobody looks after its machines until the record is mended")
+        return found
 
     def _watched_providers(self, fleets: Sequence[StoredFleet], machines: Sequence[Machine]) -> list[str]:
         """Return the providers whose lists the tick reads.
@@ -276,13 +300,18 @@ class Reconciliation:
         self._tick.report.destroyed += accepted
         return accepted
 
-    def _handle_orphans(self, inventories: Iterable[Inventory], machines: Sequence[Machine]) -> None:
-        """Destroy machines that carry a token of this deployment and that no live record explains."""
-        explained = {machine.id for machine in machines}
+    def _handle_orphans(
+        self, inventories: Iterable[Inventory], explained: Collection[str], damaged: Sequence[DamagedRecord]
+    ) -> None:
+        """Destroy machines that carry a token of this deployment and that no live record explains.
+
+        explained: ids of the machines with a record. damaged: fleets whose machines may have an unreadable record.
+        """
+        unsure = tuple(token_prefix(self._store.deployment(), one.fleet) for one in damaged)
         known = self._store.orphans()
         for inventory in inventories:
             for seen in inventory.sightings:
-                if seen.token in explained:
+                if seen.token in explained or seen.token.startswith(unsure):
                     continue
                 before = known.get(seen.handle)
                 orphan = OrphanMachine(

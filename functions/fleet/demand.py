@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from baton.contract.fleet import FleetSpec
 from baton.contract.fleet import MachineState as State
+from baton.contract.jobs.job import JobState
 from functions.domain.jobs.job_selection import names_model, same_image
 from functions.domain.ports import JobStore
 from functions.domain.records import Job
@@ -18,6 +19,9 @@ from functions.fleet.records import Machine, StoredFleet
 
 MAX_WAITING = 500
 """Waiting jobs of a fleet that one tick reads; the next tick reads the jobs that still wait."""
+
+HISTORY = 100
+"""Newest completed jobs of a tenant that are read."""
 
 
 def waiting_jobs(jobs: JobStore, fleet: StoredFleet, *, shards: int) -> list[Job]:
@@ -30,6 +34,11 @@ def waiting_jobs(jobs: JobStore, fleet: StoredFleet, *, shards: int) -> list[Job
     places = [(queue, shard) for queue in dict.fromkeys(fleet.spec.queues) for shard in range(shards)]
     limit = max(1, MAX_WAITING // len(places))
     return [job for queue, shard in places for job in jobs.ready(fleet.tenant, queue, shard, limit=limit).items]
+
+
+def completed_jobs(jobs: JobStore, tenant: str) -> Sequence[Job]:
+    """Return the tenant's newest completed jobs, from which the running times of recipes are taken."""
+    return jobs.list_jobs(tenant, state=JobState.COMPLETE, limit=HISTORY, newest_first=True).items
 
 
 def unservable(job: Job, spec: FleetSpec) -> str | None:

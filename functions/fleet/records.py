@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from baton.contract.fleet import FleetSpec, MachineState, Receipt
+from baton.contract.fleet import MAX_FLEET_IN_TOKEN, FleetSpec, MachineState, Receipt
 from functions.domain.record_base import Record
 from functions.fleet.machine_states import MAYBE_EXISTING
 
@@ -199,6 +199,11 @@ class Machine(Record):
     def billed(self) -> bool:
         """True if the provider may bill the machine."""
         return self.state in MAYBE_EXISTING
+
+
+def token_prefix(deployment: str, fleet: str) -> str:
+    """Return the beginning of the ids of all machines of a fleet, and of fleets with a similar long name."""
+    return f"{deployment}-{fleet[:MAX_FLEET_IN_TOKEN]}-"
 
 
 class FleetEvent(Record):

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from baton.contract.fleet import MAX_FLEET_IN_TOKEN
 from baton.contract.fleet import MachineState as State
 from functions.domain.errors import WriteConflict
 from functions.domain.records import Job
@@ -29,9 +28,9 @@ from functions.fleet.known_offers import rank_known
 from functions.fleet.ledger import Bound, need_usd, release
 from functions.fleet.machine_states import MAYBE_EXISTING
 from functions.fleet.offer_ranking import RankedOffer
-from functions.fleet.records import Machine, Offer, StoredFleet, Terms
+from functions.fleet.records import Machine, Offer, StoredFleet, Terms, token_prefix
 from functions.fleet.tick import NO_ANSWER, Tick, tell_bound
-from functions.fleet.workload import estimate, typical
+from functions.fleet.workload import estimate, hours_of_recipes, typical
 
 logger = logging.getLogger("baton.fleet")
 
@@ -45,14 +44,20 @@ LATER = "the provider may be asked again only in a later tick"
 class MachineStarter:
     """The last part of a tick.
 
-    waiting: returns the claimable jobs of a fleet's queues. random_token: 256 random bits, URL-safe.
+    waiting, completed, random_token: of FleetController.
     """
 
     def __init__(
-        self, tick: Tick, *, waiting: Callable[[StoredFleet], Sequence[Job]], random_token: Callable[[], str]
+        self,
+        tick: Tick,
+        *,
+        waiting: Callable[[StoredFleet], Sequence[Job]],
+        completed: Callable[[str], Sequence[Job]],
+        random_token: Callable[[], str],
     ) -> None:
         self._tick = tick
         self._waiting = waiting
+        self._completed = completed
         self._random_token = random_token
         self._exhausted: list[Bound] = []
         """Bound that does not pay for the machine that the present fleet lacks; empty while the money suffices."""
@@ -125,8 +130,11 @@ class MachineStarter:
                     problems.append(f"{name}: no offers: {error}")
                     if isinstance(error, ProviderRefused):
                         self._tick.refuse(name, error.kind, str(error), fleet)
-        works = [estimate(job, {})[0] for job in waiting if unservable(job, fleet.spec) is None]
-        return rank_known(self._tick.store, offers, fleet.spec, typical(works), self._tick.now()), problems
+        jobs = [job for job in waiting if unservable(job, fleet.spec) is None]
+        by_recipe = offers and any(job.spec.recipe for job in jobs)
+        history = hours_of_recipes(self._completed(fleet.tenant)) if by_recipe else {}
+        work = typical([estimate(job, history)[0] for job in jobs])
+        return rank_known(self._tick.store, offers, fleet.spec, work, self._tick.now()), problems
 
     def _start_one(
         self, fleet: StoredFleet, group: list[Machine], ranked: Sequence[RankedOffer], taken: set[tuple[str, str]]
@@ -192,7 +200,7 @@ class MachineStarter:
         now, spec = self._tick.now(), fleet.spec
         suffix = hashlib.sha256(self._random_token().encode()).hexdigest()[:12]
         machine = Machine(
-            id=f"{self._tick.store.deployment()}-{spec.name[:MAX_FLEET_IN_TOKEN]}-{suffix}",
+            id=f"{token_prefix(self._tick.store.deployment(), spec.name)}{suffix}",
             tenant=fleet.tenant,
             fleet=spec.name,
             version=1,

@@ -33,8 +33,11 @@ class FleetStore(Protocol):
     def last_tick(self) -> int | None:
         """Return the last `finished_at`; None if no tick has finished yet."""
 
-    def fleets(self, tenant: str | None = None) -> Sequence[StoredFleet]:
-        """Return the fleets of a tenant by name; None: the fleets of all tenants."""
+    def fleets(self, tenant: str | None = None, *, damaged: list[DamagedRecord] | None = None) -> Sequence[StoredFleet]:
+        """Return the fleets of a tenant by name; None: the fleets of all tenants.
+
+        A fleet whose record cannot be read is logged, left out, and appended to `damaged`.
+        """
 
     def fleet(self, tenant: str, name: str) -> StoredFleet | None:
         """Return a fleet, retired ones included."""
@@ -52,7 +55,10 @@ class FleetStore(Protocol):
         """Return the money that all fleets of all tenants spent; version 0 for none."""
 
     def machines(self, tenant: str, fleet: str) -> Sequence[Machine]:
-        """Return the machines that the tick still watches (`Machine.watched`), in order of their ids."""
+        """Return the machines that the tick still watches (`Machine.watched`), in order of their ids.
+
+        Raises DamagedRecord.
+        """
 
     def machine(self, tenant: str, fleet: str, token: str) -> Machine | None:
         """Return a machine that the tick still watches; None for any other."""
@@ -61,7 +67,7 @@ class FleetStore(Protocol):
         """Return machines that the tick no longer watches, the newest first."""
 
     def ledger(self, tenant: str, fleet: str) -> Ledger:
-        """Return the ledger of a fleet; version 0 for none."""
+        """Return the ledger of a fleet; version 0 for none. Raises DamagedRecord."""
 
     def write(
         self,
@@ -102,6 +108,15 @@ class FleetStore(Protocol):
 
     def put_orphan(self, fence: int, orphan: OrphanMachine) -> None:
         """Store an orphan in place of an earlier sighting. Raises FenceLost."""
+
+
+class DamagedRecord(Exception):  # noqa: N818 - the name of the thing
+    """A stored record of a fleet cannot be read: a fault of a version, or of a person with access to the table."""
+
+    def __init__(self, tenant: str, fleet: str, problem: str) -> None:
+        super().__init__(f"a record of fleet {fleet} of tenant {tenant} cannot be read: {problem}")
+        self.tenant = tenant
+        self.fleet = fleet
 
 
 class FenceLost(Exception):  # noqa: N818 - a normal outcome: another controller has taken over

@@ -10,7 +10,7 @@ from typing import Any
 from baton.contract.fleet import MachineState as State
 from functions.api.fleet.enrolment_keys import EnrolmentKeys
 from functions.fleet.controller import FleetController
-from functions.fleet.demand import waiting_jobs
+from functions.fleet.demand import completed_jobs, waiting_jobs
 from functions.fleet.machine_states import STARTING
 from functions.fleet.tick import TickReport
 from functions.handlers.startup import Invocation, start_logging
@@ -40,6 +40,7 @@ def handler(event: dict[str, Any], lambda_context: Invocation) -> dict[str, Any]
         random_token=context.random.token,
         time_left_s=lambda: lambda_context.get_remaining_time_in_millis() / 1000,
         read_jobs=context.jobs.get_many,
+        completed=partial(completed_jobs, context.jobs),
         budget=context.settings.fleet_budget,
     ).tick()
     metrics.put(count_machines(report))

@@ -14,7 +14,9 @@ from functions.domain.errors import WriteConflict
 from functions.domain.jobs.transaction import PutFleet
 from functions.fleet.ledger import DeploymentLedger, Ledger
 from functions.fleet.records import FleetEvent, Machine, Offer, OrphanMachine, Quarantine, Reputation, StoredFleet
-from functions.fleet.store import FenceLost, FleetStore
+from functions.fleet.store import DamagedRecord, FenceLost, FleetStore
+from functions.storage.dynamodb.items import fleet_items
+from functions.storage.tables import FLEET
 from tests.conformance.store_kit import NOW, TENANT, submission
 from tests.kits.clouds.store_sets import Cloud, memory_cloud
 
@@ -259,6 +261,28 @@ def test_quarantines_and_orphans_are_replaced(cloud: Cloud) -> None:
     for found in (orphan, orphan.model_copy(update={"destroyed_at": NOW + 1})):
         store.put_orphan(fence, found)
         assert store.orphans() == {"7": found}
+
+
+@pytest.mark.emulator
+def test_a_record_that_cannot_be_read_is_named(ministack: Cloud) -> None:
+    store, fence = ministack.fleet, acquired(ministack.fleet)
+    for name in ("nights", "other"):
+        store.put_fleet(fleet(name))
+    store.write(fence, TENANT, "nights", machine=machine())
+    for key in (fleet_items.fleet_key(TENANT, "other"), fleet_items.live_key(TENANT, "nights", machine().id)):
+        ministack.dynamodb.put_item(
+            TableName=FLEET.name(ministack.prefix), Item={**key, "doc": {"S": '{"secret": 1}'}, "version": {"N": "1"}}
+        )
+    damaged: list[DamagedRecord] = []
+    assert (
+        [one.spec.name for one in store.fleets(damaged=damaged)]
+        == ["nights"]
+        == [one.spec.name for one in store.fleets(TENANT)]
+    )
+    assert [(one.tenant, one.fleet) for one in damaged] == [(TENANT, "other")]
+    with pytest.raises(DamagedRecord, match="fleet nights") as caught:
+        store.machines(TENANT, "nights")
+    assert "secret" not in str(caught.value)
 
 
 def test_histories_are_replaced_by_the_holder_of_the_fence(cloud: Cloud) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functions.domain.errors import WriteConflict
 from functions.fleet.ledger import DeploymentLedger, Ledger
 from functions.fleet.records import FleetEvent, Machine, OrphanMachine, Quarantine, Reputation, StoredFleet
-from functions.fleet.store import FenceLost
+from functions.fleet.store import DamagedRecord, FenceLost
 from tests.twins.state import MemoryState
 
 
@@ -30,6 +30,10 @@ class MemoryFleetStore:
         self._calls: dict[tuple[str, str], float] = {}
         self._quarantines: dict[str, Quarantine] = {}
         self._reputations: dict[str, Reputation] = {}
+        self.damaged_fleets: set[tuple[str, str]] = set()
+        """Fleets whose own records cannot be read."""
+        self.damaged_machines: set[tuple[str, str]] = set()
+        """Fleets of which the record of a machine cannot be read."""
         self._orphans: dict[str, OrphanMachine] = {}
 
     def deployment(self) -> str:
@@ -56,8 +60,11 @@ class MemoryFleetStore:
     def last_tick(self) -> int | None:
         return self._finished_at
 
-    def fleets(self, tenant: str | None = None) -> Sequence[StoredFleet]:
+    def fleets(self, tenant: str | None = None, *, damaged: list[DamagedRecord] | None = None) -> Sequence[StoredFleet]:
+        if damaged is not None:
+            damaged += [DamagedRecord(*place, "ValidationError") for place in sorted(self.damaged_fleets)]
         places = sorted(place for place in self._fleets if tenant in (None, place[0]))
+        places = [place for place in places if place not in self.damaged_fleets]
         return [fleet for place in places if (fleet := self._live(*place)) is not None]
 
     def fleet(self, tenant: str, name: str) -> StoredFleet | None:
@@ -92,6 +99,8 @@ class MemoryFleetStore:
         return self._spending
 
     def machines(self, tenant: str, fleet: str) -> Sequence[Machine]:
+        if (tenant, fleet) in self.damaged_machines:
+            raise DamagedRecord(tenant, fleet, "ValidationError")
         return [one for one in self._of(tenant, fleet) if one.watched]
 
     def machine(self, tenant: str, fleet: str, token: str) -> Machine | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import secrets
 import string
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from botocore.exceptions import ClientError
@@ -17,7 +19,7 @@ from functions.domain.errors import StorageUnavailable, WriteConflict
 from functions.domain.record_base import Record
 from functions.fleet.ledger import DeploymentLedger, Ledger
 from functions.fleet.records import FleetEvent, Machine, OrphanMachine, Quarantine, Reputation, StoredFleet
-from functions.fleet.store import FenceLost
+from functions.fleet.store import DamagedRecord, FenceLost
 from functions.storage.dynamodb.items import fleet_items
 from functions.storage.dynamodb.items.attribute_values import Item, number
 from functions.storage.dynamodb.items.documents import load
@@ -25,6 +27,8 @@ from functions.storage.dynamodb.items.job_items import key_item
 from functions.storage.dynamodb.reads import get_item, query
 from functions.storage.failures import RETRYABLE_CODES, error_code, failures_translated
 from functions.storage.tables import FLEET
+
+logger = logging.getLogger("baton.fleet")
 
 R = TypeVar("R", bound=Record)
 
@@ -77,8 +81,19 @@ class DynamoFleetStore:
         item = get_item(self._client, self._table, key_item(fleet_items.FENCE))
         return int(item["finished_at"]["N"]) if item and "finished_at" in item else None
 
-    def fleets(self, tenant: str | None = None) -> Sequence[StoredFleet]:
-        return self._range(StoredFleet, table_keys.FLEETS, "" if tenant is None else table_keys.fleet_sk(tenant, ""))
+    def fleets(self, tenant: str | None = None, *, damaged: list[DamagedRecord] | None = None) -> Sequence[StoredFleet]:
+        prefix = "" if tenant is None else table_keys.fleet_sk(tenant, "")
+        found: list[StoredFleet] = []
+        for item in self._items(table_keys.FLEETS, prefix, None):
+            owner, _, name = item["sk"]["S"].rpartition("#")
+            try:
+                with _naming_damage(owner, name):
+                    found.append(_load(StoredFleet, item))
+            except DamagedRecord as error:
+                logger.exception("a fleet is left out")
+                if damaged is not None:
+                    damaged.append(error)
+        return found
 
     def fleet(self, tenant: str, name: str) -> StoredFleet | None:
         for key in (fleet_items.fleet_key(tenant, name), fleet_items.retired_key(tenant, name)):
@@ -98,7 +113,9 @@ class DynamoFleetStore:
         return self._read(DeploymentLedger, key_item(fleet_items.SPENDING)) or DeploymentLedger()
 
     def machines(self, tenant: str, fleet: str) -> Sequence[Machine]:
-        return self._range(Machine, table_keys.fleet_pk(tenant, fleet), table_keys.LIVE_MACHINE)
+        with _naming_damage(tenant, fleet):
+            items = self._items(table_keys.fleet_pk(tenant, fleet), table_keys.LIVE_MACHINE, None)
+            return [_load(Machine, item) for item in items]
 
     def machine(self, tenant: str, fleet: str, token: str) -> Machine | None:
         return self._read(Machine, fleet_items.live_key(tenant, fleet, token))
@@ -107,7 +124,8 @@ class DynamoFleetStore:
         return self._newest(Machine, tenant, fleet, table_keys.ENDED_MACHINE, limit)
 
     def ledger(self, tenant: str, fleet: str) -> Ledger:
-        return self._read(Ledger, fleet_items.ledger_key(tenant, fleet)) or Ledger()
+        with _naming_damage(tenant, fleet):
+            return self._read(Ledger, fleet_items.ledger_key(tenant, fleet)) or Ledger()
 
     def write(
         self,
@@ -197,20 +215,28 @@ class DynamoFleetStore:
 
     def _read(self, kind: type[R], key: Item) -> R | None:
         item = get_item(self._client, self._table, key)
-        return load(kind, item["doc"]["S"]) if item else None
+        return _load(kind, item) if item else None
 
-    def _range(self, kind: type[R], partition: str, prefix: str = "") -> list[R]:
-        """Read all records of a partition whose sort keys begin with `prefix`, in order of the sort keys."""
-        return self._query(kind, partition, prefix, None)
+    def _range(self, kind: type[R], partition: str) -> list[R]:
+        """Read the records of a partition. An unreadable one is logged and left out, because it concerns no fleet."""
+        found: list[R] = []
+        for item in self._items(partition, "", None):
+            try:
+                found.append(_load(kind, item))
+            except (KeyError, ValueError):
+                logger.exception("a record is left out", extra={"partition": partition, "sort": item["sk"]["S"]})
+        return found
 
     def _newest(self, kind: type[R], tenant: str, fleet: str, prefix: str, limit: int) -> list[R]:
-        return self._query(kind, table_keys.fleet_pk(tenant, fleet), prefix, limit, ScanIndexForward=False)
+        items = self._items(table_keys.fleet_pk(tenant, fleet), prefix, limit, ScanIndexForward=False)
+        return [_load(kind, item) for item in items]
 
-    def _query(self, kind: type[R], partition: str, prefix: str, limit: int | None, **order: Any) -> list[R]:
+    def _items(self, partition: str, prefix: str, limit: int | None, **order: Any) -> Sequence[Item]:
+        """Read the items of a partition whose sort keys begin with `prefix`, in order of the sort keys."""
         condition, values = "pk = :pk", {":pk": {"S": partition}}
         if prefix:
             condition, values = f"{condition} AND begins_with(sk, :prefix)", {**values, ":prefix": {"S": prefix}}
-        items = query(
+        return query(
             self._client,
             self._table,
             limit,
@@ -219,7 +245,6 @@ class DynamoFleetStore:
             ConsistentRead=True,
             **order,
         )
-        return [load(kind, item["doc"]["S"]) for item in items]
 
     def _write(self, actions: Sequence[Item], *, fence: int | None = None) -> None:
         """Write all or nothing. Raises FenceLost, or WriteConflict if another condition failed."""
@@ -247,3 +272,16 @@ class DynamoFleetStore:
             if RETRYABLE_CODES.intersection(codes):
                 raise StorageUnavailable(f"TransactWriteItems: {', '.join(codes)}") from error
             raise
+
+
+@contextmanager
+def _naming_damage(tenant: str, fleet: str) -> Iterator[None]:
+    """Raise DamagedRecord for a record that cannot be decoded. The message names only the type of the error."""
+    try:
+        yield
+    except (KeyError, ValueError) as error:
+        raise DamagedRecord(tenant, fleet, type(error).__name__) from error
+
+
+def _load(kind: type[R], item: Item) -> R:
+    return load(kind, item["doc"]["S"])

@@ -17,7 +17,7 @@ from functions.domain.access.api_keys import ApiKey, authenticate
 from functions.domain.errors import WriteConflict
 from functions.fleet.clock import FleetClock
 from functions.fleet.demand import MAX_WAITING, waiting_jobs
-from functions.fleet.records import StoredFleet
+from functions.fleet.records import Offer, StoredFleet
 from functions.handlers import fleet
 from tests.functional.api.test_sweeper import Invocation, metrics_in
 from tests.kits.api.harness import NOW, TENANT, Api
@@ -152,3 +152,24 @@ def test_the_answer_of_a_tick_can_be_logged(deployment: Deployment) -> None:
     deployment.store.put_fleet(make_fleet())
     deployment.api.submit()
     assert json.loads(json.dumps(deployment.tick()))["machines"] == {"booting": 1}
+
+
+def test_long_jobs_of_a_recipe_get_the_machine_that_is_cheap_by_the_hour(deployment: Deployment) -> None:
+    """Running times of completed jobs decide whether a long boot pays."""
+    slow = {"ref": "slow", "machine_ref": "h1", "usd_per_hour": 0.1, "boot_s": 1000}
+    fast = {"ref": "fast", "machine_ref": "h2", "usd_per_hour": 0.11, "boot_s": 0}
+    offers = [Offer(provider="loopback", disk_gib=80, **one) for one in (slow, fast)]
+    deployment.provider.quote = lambda spec: offers  # type: ignore[method-assign]
+    recipe = {"recipe": "command@1", "parameters": {"command": ["true"]}}
+    for _ in range(3):
+        job = deployment.api.submit(**recipe)  # type: ignore[arg-type]
+        held = deployment.api.claim()
+        for _ in range(130):
+            deployment.api.clock.advance(80)
+            held.heartbeat().ok()
+        held.complete().ok()
+        assert job["id"] == held.id
+    deployment.store.put_fleet(make_fleet())
+    deployment.api.submit(**recipe)  # type: ignore[arg-type]
+    deployment.tick()
+    assert [one.offer.ref for one in deployment.provider.creates] == ["slow"]

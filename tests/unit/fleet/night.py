@@ -144,6 +144,7 @@ class Night:
     def machines(self) -> list[Machine]:
         """Return all machines of all fleets, ended ones included."""
         names = [one.spec.name for one in self.store.fleets(TENANT)]
+        names = [name for name in names if (TENANT, name) not in self.store.damaged_machines]
         live = [one for name in names for one in self.store.machines(TENANT, name)]
         return [*live, *(one for name in names for one in self.store.ended(TENANT, name, limit=10_000))]
 
