@@ -99,8 +99,9 @@ ACCESS: Mapping[str, FunctionAccess] = {
             "fleet": ("GetItem", "PutItem", "Query", "UpdateItem"),
             # The leases of the jobs that machines say they hold.
             "heartbeats": ("GetItem",),
-            # A plan reads waiting jobs, the running times of completed jobs, and the recipe of a job.
-            "jobs": ("BatchGetItem",),
+            # A plan reads waiting jobs, the running times of completed jobs, and the recipe of a job; the cost of a job
+            # follows from its attempts.
+            "jobs": ("BatchGetItem", "GetItem", "Query"),
             "jobs/ready": ("Query",),
             "jobs/by_state": ("Query",),
             "recipes": ("GetItem",),
@@ -138,8 +139,9 @@ ACCESS: Mapping[str, FunctionAccess] = {
         tables={
             "fleet": ("ConditionCheckItem", "DeleteItem", "GetItem", "PutItem", "Query", "UpdateItem"),
             "jobs/ready": ("Query",),
-            # The jobs that rent their own machines.
+            # The jobs that rent their own machines, and completed jobs for the running times of recipes.
             "jobs": ("BatchGetItem",),
+            "jobs/by_state": ("Query",),
             # The enrolment keys of machines, and the revocation of the keys of ended machines.
             "tokens": ("GetItem", "PutItem"),
         },

@@ -25,7 +25,7 @@ from functions.api.http.route import all_routes
 from functions.domain.jobs.attempt_end import LATE_AFTER_S
 from functions.fleet.clock import FleetClock
 from functions.fleet.controller import FleetController
-from functions.fleet.demand import waiting_jobs
+from functions.fleet.demand import completed_jobs, waiting_jobs
 from functions.local.emulator import Emulator
 from functions.publishing.bus import DeadLetterQueue, EventBridgeBus
 from functions.publishing.outbox import publish
@@ -387,13 +387,13 @@ def hook(api: Api) -> None:
 
 def rent(recorder: Recorder, api: Api) -> None:
     """Rent two machines: one works until the fleet stops, the other differs from its offer."""
-    assert api.context.fleet is not None
     document = {"name": "nights", "providers": ["loopback"], "max_usd_per_hour": 1, "budget": {"total_usd": 9}}
     api.call("PUT", "/fleets/nights", {**document, "queues": ["rented"], "max": 2}).ok()
     for _ in range(2):
-        api.submit(queue="rented")
+        api.submit(queue="rented", recipe="hello@1", command=None)
     provider = VirtualProvider(min_interval_s={"quote": 1})
     api.context = replace(api.context, drivers={"loopback": provider})
+    assert api.context.fleet is not None
     api.post("/fleets/nights/plan", {"fleet": document, "job": {"recipe": "hello@1"}}).ok()
     api.post("/offers", {}).ok()
     tokens, random, clock = api.context.tokens, api.context.random, api.clock
@@ -401,6 +401,7 @@ def rent(recorder: Recorder, api: Api) -> None:
         api.context.fleet,
         {"loopback": provider},
         waiting=partial(waiting_jobs, api.context.jobs, shards=1),
+        completed=partial(completed_jobs, api.context.jobs),
         keys=EnrolmentKeys(tokens, random, clock, FleetClock(api.context.fleet), "https://a"),
         now=clock.now,
         random_token=random.token,

@@ -20,14 +20,14 @@ from baton.contract.fleet_plan import (
     SpanView,
     UnservableJob,
 )
-from baton.contract.jobs.job import JobState, JobSubmit
+from baton.contract.jobs.job import JobSubmit
 from baton.contract.money import Budget
 from functions.api.fleet.quotes import ask
 from functions.api.fleet.store import fleet_time, require_store
 from functions.api.http.context import ApiCall, Context
 from functions.domain.errors import Refusal
 from functions.domain.records import Job
-from functions.fleet.demand import FleetMachines, unservable, waiting_jobs
+from functions.fleet.demand import FleetMachines, completed_jobs, unservable, waiting_jobs
 from functions.fleet.forecast import Quantiles, forecast
 from functions.fleet.known_offers import rank_known
 from functions.fleet.ledger import Bound, bounds, tightest
@@ -36,8 +36,6 @@ from functions.fleet.records import Machine, Offer, StoredFleet
 from functions.fleet.start_plan import choose
 from functions.fleet.workload import estimate, hours_of_recipes, typical
 
-HISTORY = 100
-"""Newest completed jobs of the tenant from which running times are taken."""
 THE_JOB = "the job of the request"
 """Id of the request's job beside the ids of stored jobs."""
 
@@ -153,8 +151,7 @@ def _works(context: Context, call: ApiCall, body: PlanRequest, jobs: Sequence[Jo
     """Return the work of each job, and where its hours are from."""
     history: Mapping[str, Workload] = {}
     if body.hours is None and any(job.spec.recipe for job in jobs):
-        ended = context.jobs.list_jobs(call.tenant, state=JobState.COMPLETE, limit=HISTORY, newest_first=True)
-        history = hours_of_recipes(ended.items)
+        history = hours_of_recipes(completed_jobs(context.jobs, call.tenant))
     works = [estimate(job, history, hours=body.hours) for job in jobs]
     return [
         (replace(work, traffic_gb=work.traffic_gb + body.input_gb), source) if job.id == THE_JOB else (work, source)
