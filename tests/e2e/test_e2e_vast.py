@@ -18,6 +18,7 @@ from baton.contract.jobs.job import JobState
 from fakes.vast.instances import FakeInstance
 from fakes.vast.provider import KEY, FakeVast
 from tests.conformance.driven_vast import vast_account
+from tests.kits.network.proxies import FaultyProxy
 from tests.kits.stack.stack import AgentProcess, Stack, chain, clean_environment
 from tests.kits.waiting import until
 
@@ -66,8 +67,8 @@ class Cloud:
         view = self.stack.client.put_fleet(FleetSpec.model_validate(document))
         self.time.begin(view.at)
 
-    def container(self) -> tuple[FakeInstance, AgentProcess]:
-        """Wait until an instance runs; start its container."""
+    def container(self, **variables: str) -> tuple[FakeInstance, AgentProcess]:
+        """Wait until an instance runs; start its container. `variables`: replace those of its environment."""
         running = lambda one: not one.destroyed and one.status(self.time()) == "running"  # noqa: E731
         instance: FakeInstance = until(
             lambda: next((one for one in self.fake.instances if running(one)), None), what="an instance", every_s=0.1
@@ -78,7 +79,7 @@ class Cloud:
         (programs / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA GeForce RTX 4090, 24564'\n")
         (programs / "nvidia-smi").chmod(0o700)
         base = clean_environment()
-        environment = {**base, **instance.environment, "VAST_URL": self.fake.url, "HOME": str(home)}
+        environment = {**base, **instance.environment, "VAST_URL": self.fake.url, "HOME": str(home), **variables}
         environment["PATH"] = os.pathsep.join([str(programs), base["PATH"]])
         return instance, AgentProcess(environment, home / "output.log")
 
@@ -128,11 +129,12 @@ def test_a_job_runs_on_a_rented_instance_and_the_receipt_is_the_bill(cloud: Clou
 
 def test_a_machine_ends_its_own_bill_while_no_control_plane_answers(cloud: Cloud) -> None:
     cloud.apply("alone", min=1, idle_timeout_s=86_400)
-    instance, agent = cloud.container()
-    cloud.machine("alone", MachineState.READY)
-    with cloud.stack.frozen():
-        assert agent.wait() == 0
-        assert (instance.destroyed, cloud.fake.meter.billing()) == (True, [])
+    with FaultyProxy(cloud.stack.front) as way:
+        instance, agent = cloud.container(BATON_API_URL=way.url)
+        cloud.machine("alone", MachineState.READY)
+        with way.dropping():
+            assert agent.wait() == 0
+            assert (instance.destroyed, cloud.fake.meter.billing()) == (True, [])
     assert "the control plane has not answered" in agent.log()
     cloud.stack.client.stop_fleet("alone")
     assert "vanished" in cloud.receipt("alone").reason
