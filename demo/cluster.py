@@ -65,9 +65,9 @@ class LocalCluster:
         self.screen = stage.screen
         self._stats_files: dict[str, Path] = {}
         with self.screen.phase("start", "Start the control plane") as phase:
-            self._url, admin_key = stage.processes.start_stack(*options)
+            self._url, self._admin_key = stage.processes.start_stack(*options)
             phase.ends_with(self._url)
-        with self.screen.phase("keys", "Make API keys") as phase, BatonClient(self._url, admin_key) as admin:
+        with self.screen.phase("keys", "Make API keys") as phase, BatonClient(self._url, self._admin_key) as admin:
             self._submit_key = admin.create_key(KeyCreate(name="demo user", scopes=[Scope.SUBMIT])).key
             self._worker_key = admin.create_key(KeyCreate(name="demo workers", scopes=[Scope.WORKER])).key
             self._admin_traffic = traffic_of(admin.stats.requests, admin.transfer.stats.as_dict())
@@ -76,6 +76,10 @@ class LocalCluster:
     def user(self) -> BatonClient:
         """Make a client with the user's key."""
         return BatonClient(self._url, self._submit_key, policy=RETRY_BRIEFLY)
+
+    def admin(self) -> BatonClient:
+        """Make a client with the admin key."""
+        return BatonClient(self._url, self._admin_key, policy=RETRY_BRIEFLY)
 
     def run_command(self, *arguments: str) -> str:
         """Run the command `baton` with the user's key; returns its output. Raises DemoError if the command fails."""

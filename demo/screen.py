@@ -98,6 +98,10 @@ class Screen:
         """Print a line, which may have rich's markup."""
         self._console.print(text, highlight=False, soft_wrap=True)
 
+    def print_page(self, page: RenderableType) -> None:
+        """Print a table or a page of the command line."""
+        self._console.print(page)
+
     def print_point(self, text: str) -> None:
         """Print a bullet point of plain text, wrapped."""
         width = min(self._console.width, TEXT_WIDTH)

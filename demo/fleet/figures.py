@@ -64,7 +64,7 @@ def _lanes(axes: Axes, results: FleetResults) -> None:
                 text = "answer to the create lost"
                 axes.annotate(text, place, xytext=(2, 4), color=VIOLET, va="bottom", **NOTE)
         name = results.history.name(machine.id)
-        labels.append(f"{name}\n{results.hosts[machine.id]}, {machine.usd_per_hour:.2f} USD/h")
+        labels.append(f"{name}\n{results.hosts.get(machine.id, machine.provider)}, {machine.usd_per_hour:.2f} USD/h")
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.55, -0.75)
     axes.grid(visible=False, axis="y")
@@ -119,5 +119,5 @@ def _money(axes: Axes, results: FleetResults) -> None:
         axes,
         f"{results.spent_usd:.2f} of {results.budget_usd:.2f} USD spent",
         f"Spent and reserved money together stay within the budget: {results.most_committed_usd:.2f} USD at most. "
-        f"The provider's own meter: {results.charged_usd:.2f} USD.",
+        f"The providers' own meters: {results.charged_usd:.2f} USD.",
     )

@@ -8,11 +8,11 @@ from typing import Any
 
 from baton.contract.fleet import MachineState as State
 from baton.contract.fleet import MachineView
+from baton.contract.fleet_plan import OfferView
 from baton.contract.jobs.history import AttemptView
 from demo.fleet.provider import Bill
 from demo.fleet.timeline import FleetHistory
 from demo.runner import Claim
-from functions.fleet.offer_ranking import RankedOffer
 
 DEFINITIONS = {
     "minutes": "times are minutes of the fleets' clock, which runs 60 times as fast, since the job was submitted",
@@ -20,7 +20,7 @@ DEFINITIONS = {
     "processes_killed": "processes of the machine; SIGKILL goes to its group",
     "steps_repeated": "steps between the checkpoint that the next machine resumed and killed_at_step",
     "spent_usd": "the price of each machine over its life, summed by the control plane",
-    "charged_usd": "the provider's own meter",
+    "charged_usd": "the meters of the providers",
     "most_committed_usd": "the most that was spent and reserved together at any moment",
     "processes_left": "processes on machines after the fleet had given them back",
 }
@@ -39,7 +39,7 @@ class LostHost:
 
 @dataclass(frozen=True)
 class Leftovers:
-    """Remainder at the provider in the end. `bills`, `later_bills`: its meter, and again some minutes later."""
+    """Remainder at the providers in the end. `bills`, `later_bills`: their meters, and again some minutes later."""
 
     listed: int
     processes: int
@@ -51,17 +51,18 @@ class Leftovers:
         if self.processes:
             return f"{self.processes} processes of machines still run"
         if self.listed or not all(bill.ended for bill in self.bills):
-            return f"machines are left at the provider: {self.listed} on its list, bills {self.bills}"
+            return f"machines are left at the providers: {self.listed} exist, bills {self.bills}"
         if self.bills != self.later_bills:
-            return "the provider's meter still runs"
+            return "the meter of a provider still runs"
         return ""
 
 
 @dataclass(frozen=True)
 class FleetResults:
-    """The fleet, its job, and what the provider knows. `machines`: the ended ones, in the order of their plans."""
+    """The fleet, its job, and what the providers know. `machines`: the ended ones, in the order of their plans."""
 
-    ranked: Sequence[RankedOffer]
+    offers: Sequence[OfferView]
+    """Offers of all providers before the first machine, in the order in which the fleet takes them."""
     history: FleetHistory
     budget_usd: float
     spent_usd: float
@@ -73,12 +74,12 @@ class FleetResults:
 
     @property
     def hosts(self) -> dict[str, str]:
-        """Return the provider's host of each machine, by id."""
+        """Return the host of each machine, by id."""
         return {bill.token: bill.host for bill in self.left.bills}
 
     @property
     def charged_usd(self) -> float:
-        """Return the sum of the provider's meter."""
+        """Return the sum of the providers' meters."""
         return sum(bill.charged_usd for bill in self.left.bills)
 
     @property
@@ -105,11 +106,11 @@ class FleetResults:
         return {
             "offers": [
                 {
-                    **one.offer.model_dump(include={"ref", "usd_per_hour", "boot_s", "interruptions_per_hour"}),
-                    "expected_usd": round(one.expected_usd, 4),
+                    **one.model_dump(include={"provider", "ref", "usd_per_hour", "boot_s", "interruptions_per_hour"}),
+                    "expected_usd": round(one.expected.total, 4),
                     "rejected": one.rejected,
                 }
-                for one in self.ranked
+                for one in self.offers
             ],
             "machines": [
                 {**one.model_dump(mode="json", exclude={"job_id", "gpu_model"}), "host": self.hosts.get(one.id)}
@@ -135,55 +136,65 @@ class FleetResults:
 
     def claims(self) -> list[Claim]:
         """Return the claims: the right offer, one machine for a lost answer, no lost work, money, nothing left."""
-        best, lost, left = self.ranked[0], self.lost, self.left
-        cheapest = min(self.ranked, key=lambda one: one.offer.usd_per_hour)
+        best, lost, left = self.offers[0], self.lost, self.left
+        cheapest = min(self.offers, key=lambda one: one.usd_per_hour)
         first, last = self.machines[0], self.machines[-1]
         names = {one.id: self.history.name(one.id) for one in self.machines}
         return [
             Claim(
-                f"The fleet rented {self.hosts.get(first.id)} for {first.usd_per_hour:.2f} USD an hour, although "
-                f"{cheapest.offer.ref} costs {cheapest.offer.usd_per_hour:.2f}: an hour of work is expected to cost "
-                f"{best.expected_usd:.2f} USD there, not {cheapest.expected_usd:.2f}, with boot and interruptions.",
+                f"The fleet asked {first.provider} first, for {first.usd_per_hour:.2f} USD an hour, although "
+                f"{cheapest.provider} sells {cheapest.ref} for {cheapest.usd_per_hour:.2f}: with boot, disk, "
+                f"traffic and interruptions an hour of work is expected to cost {best.expected.total:.2f} USD, not "
+                f"{cheapest.expected.total:.2f}.",
                 self._choice_failure(),
             ),
             Claim(
-                f"The answer to the first create was lost. The provider's list showed {names[first.id]}, and no second "
-                f"create was made: the provider made {len(left.bills)} machines for {len(self.machines)} intents.",
+                f"The answer to the first create was lost, and {first.provider} did not list the machine. The fleet "
+                f"rented another one; when {names[first.id]} appeared after all, the fleet gave it back. It has cost "
+                f"{first.spent_usd:.2f} USD.",
                 self._lost_answer_failure(),
             ),
             Claim(
                 f"The host of {names[lost.machine]} vanished at step {lost.step}: SIGKILL to all {lost.processes} "
-                f"processes. {names[last.id].capitalize()} continued from the checkpoint of step {self.resumed_step}; "
-                f"{self.steps_repeated} steps were done twice, and the job is complete.",
+                f"processes. {names[last.id].capitalize()}, of {last.provider}, continued from the checkpoint of step "
+                f"{self.resumed_step}; {self.steps_repeated} steps were done twice, and the job is complete.",
                 self._resume_failure(),
             ),
             Claim(
-                f"Spent: {self.spent_usd:.2f} of {self.budget_usd:.2f} USD. The provider's own meter says "
+                f"Spent: {self.spent_usd:.2f} of {self.budget_usd:.2f} USD. The providers' own meters say "
                 f"{self.charged_usd:.2f} USD. Spent and reserved money together never exceeded "
                 f"{self.most_committed_usd:.2f} USD.",
                 self._money_failure(),
             ),
             Claim(
                 f"After {self.idle_timeout_s // 60} min without a job the fleet gave {names[last.id]} back. No process "
-                "of a machine runs, the provider lists none, and its meter stands still.",
+                "of a machine runs, no provider has a machine, and their meters stand still.",
                 left.failure() or self._return_failure(),
             ),
         ]
 
     def _choice_failure(self) -> str:
-        wanted = {one.offer.ref for one in self.ranked if one.expected_usd == self.ranked[0].expected_usd}
-        wrong = [host for host in self.hosts.values() if host not in wanted]
-        return f"the fleet rented {wrong[0]}, not the offer with the lowest expected total" if wrong else ""
+        best = min(one.expected.total for one in self.offers if not one.rejected)
+        if self.offers[0].expected.total > best:
+            return f"the plan begins with {self.offers[0].ref}, which has not the lowest expected total"
+        first, wanted = self.machines[0], self.offers[0]
+        if (first.provider, round(first.usd_per_hour, 4)) != (wanted.provider, round(wanted.usd_per_hour, 4)):
+            return f"the fleet asked {first.provider} first, not {wanted.provider}"
+        return ""
 
     def _lost_answer_failure(self) -> str:
-        if not any(state == State.AMBIGUOUS for _, state in self.history.states(self.machines[0].id)):
-            return "the answer to the first create was not lost"
+        first = self.machines[0]
+        states = [state for _, state in self.history.states(first.id)]
+        if states[2:] != [State.AMBIGUOUS, State.FAILED, State.TERMINATING, State.GONE]:
+            return f"the machine without an answer went through {', '.join(states)}"
         made, wanted = sorted(bill.token for bill in self.left.bills), sorted(one.id for one in self.machines)
-        return f"the provider made {len(made)} machines, the fleet knows {len(wanted)}" if made != wanted else ""
+        return f"the providers made {len(made)} machines, the fleet knows {len(wanted)}" if made != wanted else ""
 
     def _resume_failure(self) -> str:
-        if len(self.attempts) != 2 or self.attempts[-1].machine_id != self.machines[-1].id:
-            return f"the job had {len(self.attempts)} attempts on {len(self.machines)} machines, not one on each of two"
+        if [one.machine_id for one in self.attempts] != [one.id for one in self.machines[1:]]:
+            return f"the job had {len(self.attempts)} attempts on {len(self.machines)} machines, not on the last two"
+        if self.machines[-1].provider == self.machines[1].provider:
+            return f"the job continued at {self.machines[-1].provider}, where it began"
         if not 0 < self.lost.checkpoint_step <= self.resumed_step:
             return f"the job continued from step {self.resumed_step}, not from {self.lost.checkpoint_step}"
         return ""
@@ -200,5 +211,5 @@ class FleetResults:
         if self.most_committed_usd > self.budget_usd:
             return f"{self.most_committed_usd:.2f} USD were spent and reserved, the budget is {self.budget_usd:.2f}"
         if not 0 < self.charged_usd <= self.spent_usd:
-            return f"the provider charged {self.charged_usd:.4f} USD, the fleet counted {self.spent_usd:.4f}"
+            return f"the providers charged {self.charged_usd:.4f} USD, the fleet counted {self.spent_usd:.4f}"
         return ""

@@ -1,4 +1,4 @@
-"""The scenario: rent a machine for a job, lose an answer, lose the host, resume on the next machine, give all back."""
+"""The scenario: rent at three providers, lose an answer, lose the host, resume at another provider, give all back."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from rich.markup import escape
 
 from baton.contract.fleet import FleetSpec
+from baton.contract.fleet_plan import FleetPlan, PlanRequest
 from demo.cluster import LocalCluster
-from demo.fleet.offers import COLUMNS, make_offers, offer_rows, rank_offers
-from demo.fleet.provider import LocalProvider
+from demo.fleet.provider import DemoProviders
 from demo.fleet.results import FleetResults, Leftovers, LostHost
 from demo.fleet.timeline import FleetHistory
 from demo.fleet.watch import FleetStatus, FleetWatch
@@ -18,7 +18,9 @@ from demo.processes import ROOT
 from demo.runner import Stage
 from demo.screen import Phase
 from gpu_client.cli.core.output import CommandOutput
+from gpu_client.cli.fleet.plan_view import plan_page
 from gpu_client.cli.fleet.view import RECEIPTS, receipt_rows
+from gpu_client.cli.jobs.submit import SubmitOptions, build_job, parse_job_file
 from gpu_client.transport.api.client import BatonClient
 
 SPEED = 60
@@ -43,13 +45,13 @@ METER_AGAIN_S = 180
 def play(stage: Stage) -> FleetResults:
     """Run the scenario. Raises DemoError for a step that failed, BatonError for a failed call."""
     cluster = LocalCluster(stage, "--fleet-clock-speed", str(SPEED))
-    with LocalProvider(stage.scratch, stage.processes.logs) as provider, cluster.user() as user:
+    with DemoProviders(stage.scratch, stage.processes.logs, SPEED) as providers, cluster.user() as user:
         cluster.push_digits(user)
-        provider.sell(make_offers(), lost_answers=1)
+        _store_accounts(cluster, providers)
         spec = _apply(cluster, user)
-        ranked = rank_offers(spec)
-        stage.screen.print_line("\nThe provider's offers, ranked by the expected total of an hour of work:\n")
-        CommandOutput().table(COLUMNS, offer_rows(ranked))
+        providers.clock.align(user.fleet(FLEET).at)
+        plan = _plan(cluster, user, spec)
+        providers.lose_next_answer()
         history = FleetHistory(user.fleet(FLEET).at)
         job_id = _submit(cluster)
 
@@ -57,9 +59,9 @@ def play(stage: Stage) -> FleetResults:
             stage.screen.print_line(f"{(at - history.began_at) // 60:>6} min  {escape(sentence)}")
 
         watch = FleetWatch(user, FLEET, job_id, history, tell)
-        lost = _train_with_a_loss(stage, watch, provider)
+        lost = _train_with_a_loss(stage, watch, providers)
         _give_back(stage, watch)
-        left = _look_for_leftovers(stage, watch, provider)
+        left = _look_for_leftovers(stage, watch, providers)
         machines = {one.id: one for one in user.ended_machines(FLEET)}
         (bound,) = user.fleet(FLEET).bounds
         attempts = user.attempts(job_id).attempts
@@ -67,7 +69,7 @@ def play(stage: Stage) -> FleetResults:
     CommandOutput().table(RECEIPTS, receipt_rows(list(machines.values())))
     stage.screen.print_line(f"\nSpent: {bound.spent_usd:.2f} of {bound.cap_usd:.2f} USD.\n")
     return FleetResults(
-        ranked=ranked,
+        offers=plan.offers,
         history=history,
         budget_usd=bound.cap_usd,
         spent_usd=bound.spent_usd,
@@ -77,6 +79,25 @@ def play(stage: Stage) -> FleetResults:
         lost=lost,
         left=left,
     )
+
+
+def _store_accounts(cluster: LocalCluster, providers: DemoProviders) -> None:
+    with cluster.screen.phase("accounts", "Store the accounts of two providers") as phase, cluster.admin() as admin:
+        views = [
+            admin.put_provider("vast", providers.vast_account()),
+            admin.put_provider("salad", providers.salad_account()),
+        ]
+        phase.ends_with(", ".join(f"{one.provider}: {one.account}" for one in views))
+
+
+def _plan(cluster: LocalCluster, user: BatonClient, spec: FleetSpec) -> FleetPlan:
+    """Print what the fleet would rent, before any money is spent."""
+    cluster.screen.print_line(f"\n$ baton fleet plan {FOLDER / 'fleet.yaml'} --job {FOLDER / 'job.yaml'} --hours 1")
+    text = (ROOT / FOLDER / "job.yaml").read_text(encoding="utf-8")
+    job = build_job(parse_job_file(text, "job.yaml"), SubmitOptions())
+    plan = user.plan_fleet(PlanRequest(fleet=spec, job=job, hours=1))
+    cluster.screen.print_page(plan_page(spec, plan))
+    return plan
 
 
 def _apply(cluster: LocalCluster, user: BatonClient) -> FleetSpec:
@@ -92,7 +113,7 @@ def _submit(cluster: LocalCluster) -> str:
     return job_id
 
 
-def _train_with_a_loss(stage: Stage, watch: FleetWatch, provider: LocalProvider) -> LostHost:
+def _train_with_a_loss(stage: Stage, watch: FleetWatch, providers: DemoProviders) -> LostHost:
     """Train on a machine, kill it behind a checkpoint, train on the next one to the end."""
     with stage.screen.phase("rent", "Rent a machine") as phase:
         status = watch.until(lambda now: now.step > 0, "the first step on a machine", RENT_S)
@@ -100,7 +121,7 @@ def _train_with_a_loss(stage: Stage, watch: FleetWatch, provider: LocalProvider)
         phase.ends_with("the job trains")
     with stage.screen.phase("train", "Train", STEPS) as phase:
         watch.until(lambda now: _has_passed(now, KILL_AT), f"step {KILL_AT}", TRAIN_S, _shown_in(phase))
-        processes = provider.lose_host(machine)
+        processes = providers.lose_host(machine)
         status = watch.look()
         lost = LostHost(machine, status.fleet.at, status.step, status.job.checkpoint_step or 0, processes)
         watch.tell(lost.at, f"the host vanishes at step {lost.step}: SIGKILL to all its {processes} processes")
@@ -132,11 +153,11 @@ def _give_back(stage: Stage, watch: FleetWatch) -> None:
         phase.ends_with("all are gone")
 
 
-def _look_for_leftovers(stage: Stage, watch: FleetWatch, provider: LocalProvider) -> Leftovers:
+def _look_for_leftovers(stage: Stage, watch: FleetWatch, providers: DemoProviders) -> Leftovers:
     with stage.screen.phase("check", "Look for what is left") as phase:
         at = watch.look().fleet.at
-        bills = provider.bills(at)
+        bills = providers.bills(at)
         later = watch.until(lambda now: now.fleet.at >= at + METER_AGAIN_S, "the second look", RETURN_S).fleet.at
-        left = Leftovers(provider.listed(), len(provider.processes()), bills, provider.bills(later))
+        left = Leftovers(providers.listed(), len(providers.processes()), bills, providers.bills(later))
         phase.ends_with(left.failure() or "no process, no listed machine; the meter stands still")
     return left

@@ -22,6 +22,7 @@ WORDS: dict[str, str] = {
     State.DRAINING: "{machine} gets the order to leave: {reason}",
     State.LOST: f"{{machine}} counts as lost: {{reason}}, and its worker was silent for {SILENCE_S // 60} min",
     State.TERMINATING: "the fleet gives {machine} back: {reason}",
+    State.FAILED: "two complete lists lack {machine}: it was not made, the fleet asks for another one",
     State.GONE: "two complete lists of the provider lack {machine}: it is gone, and has cost {usd:.2f} USD",
 }
 

@@ -236,7 +236,7 @@ class LoopbackDriver:
         handle = f"loopback-{secrets.token_hex(6)}"
         home = self._home(handle)
         home.mkdir(parents=True, mode=0o700)
-        programs = _install_gpus(home, intent.offer)
+        programs = install_gpus(home, intent.offer)
         with (home.parent / "output.log").open("wb") as log:
             process = self._children[handle] = subprocess.Popen(
                 ["/bin/sh", "-c", _START_WHEN_RECORDED, "sh", *self._program],
@@ -328,7 +328,7 @@ def _offers(market: LoopbackMarket, directory: Path) -> list[Offer]:
     ]
 
 
-def _install_gpus(home: Path, offer: Offer) -> Path:
+def install_gpus(home: Path, offer: Offer) -> Path:
     """Return the directory of the machine's programs, with an `nvidia-smi` that names the GPUs of the offer."""
     programs = home / "bin"
     programs.mkdir()

@@ -1,4 +1,4 @@
-"""The provider of the demo of fleets, with real processes: a host can be lost, and no machine outlives the demo."""
+"""The providers of the demo of fleets, with real processes: a host can be lost, and no machine outlives the demo."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from baton.contract.fleet import Budget, FleetSpec
 from demo.failure import DemoError
-from demo.fleet.offers import make_offers
-from demo.fleet.provider import LocalProvider
-from functions.fleet.drivers.loopback import LoopbackDriver
+from demo.fleet import provider
+from demo.fleet.agents import HostedAgents
+from demo.fleet.provider import DemoProviders
 from functions.fleet.drivers.protocol import Ambiguous, Created, CreateIntent
+from functions.fleet.drivers.salad import SaladDriver
+from functions.fleet.drivers.vast import VastDriver
 from tests.kits.waiting import until
 
 pytestmark = pytest.mark.processes
@@ -22,30 +25,47 @@ subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 print("works", flush=True)
 time.sleep(60)
 """
+SPEC = FleetSpec(
+    name="demo", providers=["vast", "salad"], image="i", disk_gib=8, market="on-demand", max_usd_per_hour=1,
+    budget=Budget(total_usd=3),
+)  # fmt: skip
 
 
-def test_a_host_is_lost_with_all_processes_and_no_machine_outlives_the_demo(tmp_path: Path) -> None:
-    directory, logs = tmp_path / "baton-machines-1", tmp_path / "logs"
+def test_a_host_is_lost_with_all_processes_and_no_machine_outlives_the_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "baton-machines-1").mkdir()
+    logs = tmp_path / "logs"
     logs.mkdir()
-    driver = LoopbackDriver(directory, now=lambda: 1000, program=(sys.executable, "-c", WITH_A_CHILD))
-    offers = make_offers()
-    with LocalProvider(tmp_path, logs) as provider:
-        provider.sell(offers, lost_answers=1)
-        answers = [
-            driver.create(
-                CreateIntent(token=token, offer=offer, image=None, disk_gib=1, environment={}, max_usd_per_hour=1)
+    program = (sys.executable, "-c", WITH_A_CHILD)
+    monkeypatch.setattr(
+        provider, "HostedAgents", lambda directory, logs, offer: HostedAgents(directory, logs, offer, program)
+    )
+    with DemoProviders(tmp_path, logs, speed=3600) as providers:
+        vast = VastDriver(providers.vast_account(), now=providers.clock)
+        salad = SaladDriver(providers.salad_account(), now=providers.clock)
+
+        def create(driver: VastDriver | SaladDriver, token: str) -> object:
+            offer = min(driver.quote(SPEC), key=lambda one: one.usd_per_hour)
+            return driver.create(
+                CreateIntent(
+                    token=token, offer=offer, image="i", disk_gib=8, environment={"A": "1"}, max_usd_per_hour=1
+                )
             )
-            for token, offer in zip(("m1", "m2"), offers, strict=False)
-        ]
-        assert [type(one) for one in answers] == [Ambiguous, Created]
-        until(lambda: len(provider.processes()) == 4)
-        assert provider.lose_host("m1") == 2
-        assert len(provider.processes()) == 2
-        with pytest.raises(DemoError, match="machine m1 left before it could be killed"):
-            provider.lose_host("m1")
-        assert provider.listed() == 2, "the provider bills a machine that has vanished until it is destroyed"
-        first = next(bill for bill in provider.bills(1000 + 3600) if bill.token == "m1")
-        assert (first.host, first.ended, first.charged_usd) == ("cheap-1", False, 0.25)
-    assert provider.processes() == []
-    assert not any(driver.runs(machine) for machine in driver.machines())
-    assert "works" in (logs / "cheap-2.log").read_text()
+
+        providers.lose_next_answer()
+        assert isinstance(create(vast, "dep-1"), Ambiguous)
+        assert isinstance(create(salad, "dep-2"), Created)
+        until(lambda: len(providers.processes()) == 4)
+        assert providers.lose_host("dep-1") == 2
+        assert len(providers.processes()) == 2
+        with pytest.raises(DemoError, match="machine dep-1 left before it could be killed"):
+            providers.lose_host("dep-1")
+        assert providers.listed() == 2, "the provider keeps a machine that has vanished until it is destroyed"
+        first, second = providers.bills(0)
+        assert (first.token, first.host, first.ended) == ("dep-1", "vast host 101", False)
+        assert second.charged_usd > 0 and second.host == "salad node"
+        assert salad.destroy("dep-2")
+        until(lambda: not providers.processes())
+    assert providers.processes() == []
+    assert "works" in (logs / "vast-host-101.log").read_text()

@@ -12,11 +12,11 @@ from typing import Any, cast
 import pytest
 from PIL import Image
 
-from baton.contract.fleet import FleetEventView, FleetSpec, MachineView
+from baton.contract.fleet import FleetEventView, MachineView
+from baton.contract.fleet_plan import OfferView
 from baton.contract.jobs.job import JobState
 from demo.failure import DemoError
 from demo.fleet import figures, scenario
-from demo.fleet.offers import offer_rows, rank_offers
 from demo.fleet.provider import Bill
 from demo.fleet.results import DEFINITIONS, FleetResults, Leftovers, LostHost
 from demo.fleet.timeline import (
@@ -39,8 +39,11 @@ from tests.unit.cli.test_cli_fleet_view import a_fleet
 
 BEGAN = 1_790_000_000
 FOLDER = Path(scenario.__file__).parent
+UNANSWERED = [
+    (1, "planned"), (1, "requested"), (1, "ambiguous"), (2, "failed"), (10, "terminating"), (12, "gone"),
+]  # fmt: skip
 FIRST = [
-    (1, "planned"), (1, "requested"), (1, "ambiguous"), (2, "booting"), (6, "registered"), (6, "ready"), (6, "busy"),
+    (2, "planned"), (2, "requested"), (2, "booting"), (6, "registered"), (6, "ready"), (6, "busy"),
     (40, "lost"), (40, "terminating"), (43, "gone"),
 ]  # fmt: skip
 SECOND = [
@@ -68,7 +71,8 @@ def moment(minute: float, state: JobState, epoch: int = 0, **steps: int) -> JobM
 
 
 def history() -> FleetHistory:
-    both = sorted(events("m1", FIRST) + events("m2", SECOND), key=lambda one: one.at)
+    all_events = events("m0", UNANSWERED) + events("m1", FIRST) + events("m2", SECOND)
+    both = sorted(all_events, key=lambda one: one.at)
     job = [
         moment(0, JobState.PENDING),
         moment(6, JobState.RUNNING, 1),
@@ -83,24 +87,43 @@ def history() -> FleetHistory:
     return FleetHistory(BEGAN, both, money, job)
 
 
-def machine(name: str, spent_usd: float) -> MachineView:
+def machine(name: str, spent_usd: float, provider: str = "vast") -> MachineView:
     receipt = {"quoted_usd_per_hour": 0.4, "observed_usd": spent_usd, "charged_usd": spent_usd - 0.02}
     return MachineView.model_validate(
         {
-            "id": name, "fleet": "demo", "state": "gone", "provider": "loopback", "usd_per_hour": 0.4, "since": at(60),
+            "id": name, "fleet": "demo", "state": "gone", "provider": provider, "usd_per_hour": 0.4, "since": at(60),
             "spent_usd": spent_usd, "reason": "no job for idle_timeout_s", "receipt": receipt,
         }
     )  # fmt: skip
 
 
+def offer(provider: str, ref: str, usd_per_hour: float, total: float, rejected: str = "") -> OfferView:
+    parts = {"machine": total, "traffic": 0, "boot": 0, "lost": 0, "hours": 1}
+    return OfferView.model_validate(
+        {
+            "provider": provider, "ref": ref, "usd_per_hour": usd_per_hour, "rejected": rejected,
+            "expected": {"total": total, **parts},
+        }
+    )  # fmt: skip
+
+
+OFFERS = [
+    offer("vast", "101", 0.40, 0.47), offer("salad", "rtx", 0.40, 0.61), offer("loopback", "cheap-1", 0.25, 1.2),
+    offer("loopback", "dear-1", 0.9, 0.9, "exceeds the cap"),
+]  # fmt: skip
+
+
 def results() -> FleetResults:
-    bills = [Bill("m1", "steady-1", 100, True, 0.26), Bill("m2", "steady-2", 101, True, 0.17)]
+    bills = [
+        Bill("m0", "vast host 101", True, 0.01), Bill("m1", "vast host 102", True, 0.25),
+        Bill("m2", "salad node", True, 0.17),
+    ]  # fmt: skip
     return FleetResults(
-        ranked=rank_offers(read_fleet(FOLDER / "fleet.yaml")),
+        offers=OFFERS,
         history=history(),
         budget_usd=2,
         spent_usd=0.47,
-        machines=[machine("m1", 0.28), machine("m2", 0.19)],
+        machines=[machine("m0", 0.02), machine("m1", 0.26), machine("m2", 0.19, "salad")],
         attempts=[an_attempt(1, machine_id="m1"), an_attempt(2, machine_id="m2", resumed_step=160)],
         idle_timeout_s=300,
         lost=LostHost("m1", at(25), 215, 160, 4),
@@ -120,26 +143,11 @@ def test_the_documents_of_the_demo_are_sound() -> None:
     assert first < scenario.KILL_AT < scenario.STEPS - first and before_kill > 10, "some steps are repeated"
 
 
-def test_the_steady_host_wins_and_every_other_offer_has_a_reason() -> None:
-    rows = list(offer_rows(rank_offers(read_fleet(FOLDER / "fleet.yaml"))))
-    assert [(row[0], row[-1]) for row in rows] == [
-        ("steady-1", "takes it: the lowest expected total"),
-        ("steady-2", "takes it next"),
-        ("cheap-1", "passes it over: boot and interruptions cost more than the lower price saves"),
-        ("cheap-2", "passes it over: boot and interruptions cost more than the lower price saves"),
-        ("dear-1", "rejects it: 0.9 USD/h exceeds max_usd_per_hour 0.5"),
-    ]
-    assert rows[0][1:-1] == ["0.40", "2 min", "0.02", "0.47"]
-    generous = FleetSpec.model_validate(
-        {"name": "x", "providers": ["loopback"], "disk_gib": 1, "max_usd_per_hour": 1, "budget": {"total_usd": 5}}
-    )
-    assert list(offer_rows(rank_offers(generous)))[-1][-1] == "passes it over: the expected total is higher"
-
-
 def test_events_are_told_in_sentences() -> None:
-    told = {one.type: describe(one, "machine 1") for one in events("m1", FIRST)}
+    told = {one.type: describe(one, "machine 1") for one in events("m0", UNANSWERED) + events("m1", FIRST)}
     assert told["machine.ambiguous"].startswith("the answer is lost; machine 1 may exist")
     assert "the process of the machine has ended, and its worker was silent for 15 min" in told["machine.lost"]
+    assert told["machine.failed"].startswith("two complete lists lack machine 1")
     assert told["machine.gone"].endswith("it is gone, and has cost 0.43 USD")
     other = FleetEventView(at=at(1), type="budget.warning", reason="total_usd 2", usd=1.6)
     assert describe(other, "the fleet") == "the fleet: budget.warning total_usd 2"
@@ -174,12 +182,13 @@ def test_the_spans_of_the_chart() -> None:
     whole = history()
     first = whole.machine_spans("m1")
     assert [(one.state, (one.end - one.begin) // 60) for one in first] == [
-        ("ambiguous", 1), ("booting", 4), ("busy", 34), ("terminating", 3),
+        ("booting", 4), ("busy", 34), ("terminating", 3),
     ]  # fmt: skip
+    assert [one.state for one in whole.machine_spans("m0")] == ["ambiguous", "terminating"]
     assert [(one.state, one.begin, one.end) for one in whole.attempt_spans()] == [
         ("attempt 1", at(6), at(32)), ("attempt 2", at(39), at(55)),
     ]  # fmt: skip
-    assert cut(first, at(25), "busy", "silent")[2:4] == [
+    assert cut(first, at(25), "busy", "silent")[1:3] == [
         StateSpan("busy", at(6), at(25)), StateSpan("silent", at(25), at(40)),
     ]  # fmt: skip
     assert whole.checkpoints() == [(at(14), 80), (at(20), 160), (at(55), 320)]
@@ -222,7 +231,7 @@ def test_watching_tells_every_event_once_and_collects_the_money() -> None:
     seen = FleetHistory(BEGAN)
     api = Api(JobState.PENDING, JobState.RUNNING, JobState.COMPLETE)
     watch(api, told, seen).until(lambda now: now.job.state.terminal, "the end", 10.0)
-    assert [minute for minute, _ in told] == [1, 1, 1, 1, 2, 6, 6, 3]
+    assert [minute for minute, _ in told] == [2, 2, 1, 2, 6, 6, 6, 3]
     assert len(seen.events) == 6
     assert seen.money == [Money(at(n), n / 100, 0.4) for n in (1, 2, 3)]
 
@@ -245,7 +254,7 @@ def test_the_numbers() -> None:
     assert (summary["spent_usd"], summary["charged_usd"], summary["most_committed_usd"]) == (0.47, 0.43, 0.99)
     assert summary["killed_at_minutes"] == 25
     assert summary["events"][0] == {
-        "type": "machine.planned", "machine": "m1", "reason": "", "usd": 0.01, "minutes": 1.0,
+        "type": "machine.planned", "machine": "m0", "reason": "", "usd": 0.01, "minutes": 1.0,
     }  # fmt: skip
     assert json.loads(json.dumps(summary)) == summary
     assert DEFINITIONS.keys() - summary.keys() == {"minutes"}
@@ -254,15 +263,17 @@ def test_the_numbers() -> None:
 def test_the_claims_carry_the_numbers() -> None:
     words = " ".join(claim.sentence for claim in results().claims())
     for fact in (
-        "rented steady-1 for 0.40 USD an hour, although cheap-1 costs 0.25", "0.47 USD there, not 0.61",
-        "made 2 machines for 2 intents", "vanished at step 215: SIGKILL to all 4 processes",
-        "Machine 2 continued from the checkpoint of step 160; 55 steps", "0.47 of 2.00 USD", "meter says 0.43 USD",
+        "asked vast first, for 0.40 USD an hour, although loopback sells cheap-1 for 0.25", "0.47 USD, not 1.20",
+        "when machine 1 appeared after all, the fleet gave it back. It has cost 0.02 USD",
+        "The host of machine 2 vanished at step 215: SIGKILL to all 4 processes",
+        "Machine 3, of salad, continued from the checkpoint of step 160; 55 steps", "0.47 of 2.00 USD",
+        "meters say 0.43 USD",
         "After 5 min without a job",
     ):  # fmt: skip
         assert fact in words
 
 
-ALIVE = [Bill("m1", "steady-1", 100, True, 0.26), Bill("m2", "steady-2", 101, False, 0.17)]
+ALIVE = [Bill("m1", "vast host 102", True, 0.26), Bill("m2", "salad node", False, 0.17)]
 LATER = [ALIVE[0], replace(ALIVE[1], charged_usd=0.57)]
 
 
@@ -272,15 +283,19 @@ LATER = [ALIVE[0], replace(ALIVE[1], charged_usd=0.57)]
         ({}, ""),
         ({"spent_usd": 0.5}, "the receipts sum up to 0.4700 USD, the fleet says 0.5000"),
         ({"budget_usd": 0.9}, "0.99 USD were spent and reserved, the budget is 0.90"),
-        ({"attempts": [an_attempt(1)]}, "the job had 1 attempts on 2 machines, not one on each of two"),
+        ({"attempts": [an_attempt(1)]}, "the job had 1 attempts on 3 machines, not on the last two"),
+        (
+            {"machines": [machine("m0", 0.02), machine("m1", 0.26), machine("m2", 0.19)]},
+            "the job continued at vast, where it began",
+        ),
         ({"lost": LostHost("m1", at(25), 215, 200, 4)}, "the job continued from step 160, not from 200"),
         (
-            {"machines": [machine("m2", 0.19), machine("m1", 0.28).model_copy(update={"reason": "x"})]},
-            "machine 1 was given back: x",
+            {"machines": [machine("m0", 0.02), machine("m1", 0.45).model_copy(update={"reason": "x"})]},
+            "machine 2 was given back: x",
         ),
         ({"left": Leftovers(0, 2, [], [])}, "2 processes of machines still run"),
-        ({"left": Leftovers(1, 0, ALIVE, LATER)}, f"machines are left at the provider: 1 on its list, bills {ALIVE}"),
-        ({"left": Leftovers(0, 0, ALIVE[:1], LATER[1:])}, "the provider's meter still runs"),
+        ({"left": Leftovers(1, 0, ALIVE, LATER)}, f"machines are left at the providers: 1 exist, bills {ALIVE}"),
+        ({"left": Leftovers(0, 0, ALIVE[:1], LATER[1:])}, "the meter of a provider still runs"),
     ],
 )
 def test_what_does_not_hold_is_a_failure(changed: dict[str, Any], wrong: str) -> None:
@@ -290,22 +305,24 @@ def test_what_does_not_hold_is_a_failure(changed: dict[str, Any], wrong: str) ->
 
 def test_another_offer_and_a_second_create_are_failures() -> None:
     whole = results()
-    cheap = [replace(whole.left.bills[0], host="cheap-1"), whole.left.bills[1]]
-    assert failure(replace(whole, left=Leftovers(0, 0, cheap, cheap))) == (
-        "the fleet rented cheap-1, not the offer with the lowest expected total"
+    assert failure(replace(whole, offers=OFFERS[1:])) == "the fleet asked vast first, not salad"
+    assert failure(replace(whole, offers=OFFERS[::-1])) == (
+        "the plan begins with dear-1, which has not the lowest expected total"
     )
-    more = [*whole.left.bills, Bill("m3", "steady-2", 102, True, 0.0)]
+    more = [*whole.left.bills, Bill("m3", "salad node", True, 0.0)]
     assert failure(replace(whole, left=Leftovers(0, 0, more, more))) == (
-        "the provider made 3 machines, the fleet knows 2"
+        "the providers made 4 machines, the fleet knows 3"
     )
     answered = replace(whole.history, events=[one for one in whole.history.events if one.type != "machine.ambiguous"])
-    assert failure(replace(whole, history=answered)) == "the answer to the first create was not lost"
+    assert failure(replace(whole, history=answered)).startswith("the machine without an answer went through planned,")
 
 
 def test_the_chart_shows_machines_and_money(tmp_path: Path) -> None:
     figure = figures.draw(results())["fleet.png"]
     lanes, money = figure.axes
-    assert [text.get_text().splitlines()[0] for text in lanes.get_yticklabels()] == ["job", "machine 1", "machine 2"]
+    assert [text.get_text().splitlines()[0] for text in lanes.get_yticklabels()] == [
+        "job", "machine 1", "machine 2", "machine 3",
+    ]  # fmt: skip
     budget = [line for line in money.lines if list(line.get_ydata()) == [2, 2]]  # type: ignore[arg-type]
     assert len(budget) == 1
     figure.savefig(tmp_path / "fleet.png")
