@@ -69,6 +69,8 @@ class ErrorCode(StrEnum):
     RING_NOT_FOUND = "ring_not_found"
     FLEET_NOT_FOUND = "fleet_not_found"
     MACHINE_UNKNOWN = "machine_unknown"
+    MACHINE_NOT_FOUND = "machine_not_found"
+    MACHINE_HAS_NO_SHELL = "machine_has_no_shell"
     PROVIDER_NOT_FOUND = "provider_not_found"
     UNKNOWN_BUCKET = "unknown_bucket"
     # The state of the job
@@ -205,6 +207,14 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
         "The API key belongs to no machine that is rented now.",
         "End the worker; only machines that a fleet rents make this call.",
     ),
+    ErrorCode.MACHINE_NOT_FOUND: ErrorInfo(
+        404,
+        "The fleet has no such machine.",
+        "List its machines with GET /fleets/{fleet}, the ended ones with GET /fleets/{fleet}/machines.",
+    ),
+    ErrorCode.MACHINE_HAS_NO_SHELL: ErrorInfo(
+        409, "The machine has no shell that SSH reaches.", "Read the machine's output, or the log of its job."
+    ),
     ErrorCode.PROVIDER_NOT_FOUND: ErrorInfo(
         404,
         "The deployment holds no account at this provider.",
@@ -310,8 +320,8 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     ),
     ErrorCode.PROVIDER_UNAVAILABLE: ErrorInfo(
         503,
-        "The provider does not answer, therefore the account cannot be checked.",
-        "Repeat the call later; nothing was stored.",
+        "The provider does not answer, therefore nothing is known or stored.",
+        "Repeat the call later; repeating is safe.",
     ),
     ErrorCode.CONFLICT: ErrorInfo(
         409, "Somebody else changed this at the same moment.", "Repeat the call; it is safe to do so."

@@ -31,6 +31,7 @@ RING_TOKEN_VARIABLE = "BATON_RING_TOKEN"
 """Environment variable with the ring token of a job's processes."""
 RING_NAME_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
 FLEET_NAME_PATTERN = r"^[a-z][a-z0-9-]{0,31}$"
+MACHINE_NAME_PATTERN = r"^[a-z0-9-]{1,60}$"
 RENT_FLEET_PATTERN = r"^rent-[0-9a-f]{8}$"
 """Names of the fleets of jobs that rent their own machines; documents have other names."""
 ProviderName = Literal["loopback", "vast", "salad", "runpod", "ec2", "ssh"]

@@ -70,7 +70,7 @@ def _put(context: Context, call: ApiCall, provider: ProviderName) -> ProviderVie
     accounts, now = _require_accounts(context), fleet_time(context, call)
     account: Account = call.body
     driver = build_driver(provider, account, now=lambda: float(now))
-    with _refusals_translated(provider):
+    with refusals_translated(provider):
         report = driver.examine(_prefix(context))
     try:
         before = accounts.read().get(provider)
@@ -105,7 +105,7 @@ def _list_machines(context: Context, driver: Driver | None) -> set[str]:
     """Return the tokens of this deployment's machines; empty for an account that its provider refuses by now."""
     if driver is None:
         return set()
-    with _refusals_translated(driver.name), suppress(ProviderRefused):
+    with refusals_translated(driver.name), suppress(ProviderRefused):
         return {one.token for one in driver.inventory(_prefix(context), 0).sightings}
     return set()
 
@@ -121,7 +121,7 @@ def _prefix(context: Context) -> str:
 
 
 @contextmanager
-def _refusals_translated(provider: str) -> Iterator[None]:
+def refusals_translated(provider: str) -> Iterator[None]:
     """Raise Refusal in place of a driver's exception."""
     try:
         yield

@@ -66,12 +66,12 @@ def list_fleets(context: Context, call: ApiCall) -> FleetPage:
 
 def show(context: Context, call: ApiCall) -> FleetView:
     """Return a fleet with its money and its machines."""
-    return _view(context, call, _require_fleet(context, call))
+    return _view(context, call, require_fleet(context, call))
 
 
 def stop(context: Context, call: ApiCall) -> FleetView:
     """Stop a fleet: machines with a job save a checkpoint, then all machines are given back; idempotent."""
-    fleet = _require_fleet(context, call)
+    fleet = require_fleet(context, call)
     if fleet.stopped:
         return _view(context, call, fleet)
     stopped = {"stopped": True, "version": fleet.version + 1, "updated_at": fleet_time(context, call)}
@@ -81,7 +81,7 @@ def stop(context: Context, call: ApiCall) -> FleetView:
 def machines(context: Context, call: ApiCall) -> MachinePage:
     """List the fleet's ended machines with their receipts, the newest first."""
     query: FleetQuery = call.query
-    fleet, store = _require_fleet(context, call), require_store(context)
+    fleet, store = require_fleet(context, call), require_store(context)
     watched = [one for one in store.machines(call.tenant, fleet.spec.name) if one.state.ended]
     ended = [*watched, *store.ended(call.tenant, fleet.spec.name, limit=query.limit)]
     ended.sort(key=lambda one: (one.since, one.id), reverse=True)
@@ -91,7 +91,7 @@ def machines(context: Context, call: ApiCall) -> MachinePage:
 def events(context: Context, call: ApiCall) -> FleetEventPage:
     """List the fleet's newest events, the newest first."""
     query: FleetQuery = call.query
-    fleet = _require_fleet(context, call)
+    fleet = require_fleet(context, call)
     found = require_store(context).events(call.tenant, fleet.spec.name, limit=query.limit)
     return FleetEventPage(events=[FleetEventView.model_validate(one.model_dump()) for one in found])
 
@@ -104,7 +104,8 @@ def _store(context: Context, call: ApiCall, fleet: StoredFleet) -> FleetView:
     return _view(context, call, fleet)
 
 
-def _require_fleet(context: Context, call: ApiCall) -> StoredFleet:
+def require_fleet(context: Context, call: ApiCall) -> StoredFleet:
+    """Return the fleet of the path; refuse unknown fleets and other tenants' fleets alike."""
     fleet = require_store(context).fleet(call.tenant, call.path["fleet"])
     if fleet is None:
         raise Refusal(ErrorCode.FLEET_NOT_FOUND, f"No fleet {call.path['fleet']}.", field="fleet")

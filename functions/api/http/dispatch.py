@@ -15,7 +15,7 @@ from pydantic_core import from_json, to_json
 
 from baton.contract.base import JOB_ID_PATTERN, MAX_STEP, path_problem
 from baton.contract.errors import ErrorCode
-from baton.contract.names import FLEET_NAME_PATTERN, KEY_ID_PATTERN, RING_NAME_PATTERN, Scope
+from baton.contract.names import FLEET_NAME_PATTERN, KEY_ID_PATTERN, MACHINE_NAME_PATTERN, RING_NAME_PATTERN, Scope
 from baton.contract.recipes.calls import RECIPE_ID_PATTERN
 from functions.api.http.context import ApiCall, Context, NoContent, Principal, WithHeaders, is_original
 from functions.api.http.errors import build_error_response, convert_validation_error
@@ -34,9 +34,25 @@ _JOB_ID = re.compile(JOB_ID_PATTERN)
 _KEY_ID = re.compile(KEY_ID_PATTERN)
 _IDS = {"keys": (_KEY_ID, ErrorCode.KEY_NOT_FOUND), "webhooks": (_KEY_ID, ErrorCode.WEBHOOK_NOT_FOUND)}
 """Pattern and refusal of `{id}` by the first segment of the path; any other path names a job."""
-_RECIPE_ID = re.compile(RECIPE_ID_PATTERN)
-_RING = re.compile(RING_NAME_PATTERN)
-_FLEET = re.compile(FLEET_NAME_PATTERN)
+_NAMES = {
+    "recipe": (re.compile(RECIPE_ID_PATTERN), ErrorCode.RECIPE_NOT_FOUND, "A recipe is named like digits@1."),
+    "ring": (
+        re.compile(RING_NAME_PATTERN),
+        ErrorCode.RING_NOT_FOUND,
+        "A ring's name has small letters, digits and '-'.",
+    ),
+    "fleet": (
+        re.compile(FLEET_NAME_PATTERN),
+        ErrorCode.FLEET_NOT_FOUND,
+        "A fleet's name has small letters, digits and '-', at most 32.",
+    ),
+    "machine": (
+        re.compile(MACHINE_NAME_PATTERN),
+        ErrorCode.MACHINE_NOT_FOUND,
+        "A machine's name has small letters, digits and '-', at most 60.",
+    ),
+}
+"""Pattern, refusal and form of the names in paths."""
 _STEP = re.compile(r"[0-9]{1,13}")
 _HEADER_VALUE = re.compile(r"[\x21-\x7e]{1,255}")
 _QUIET = frozenset({"POST /heartbeat/{id}"})
@@ -139,14 +155,9 @@ def _parse_path(given: Mapping[str, str], route: Route) -> dict[str, str]:
         pattern, unknown = _IDS.get(route.path.split("/")[1], (_JOB_ID, ErrorCode.JOB_NOT_FOUND))
         if not pattern.fullmatch(path["id"]):
             raise Refusal(unknown, "The id in the path has not the form of an id.", field="id")
-    if "recipe" in path and not _RECIPE_ID.fullmatch(path["recipe"]):
-        raise Refusal(ErrorCode.RECIPE_NOT_FOUND, "A recipe is named like digits@1.", field="recipe")
-    if "ring" in path and not _RING.fullmatch(path["ring"]):
-        raise Refusal(ErrorCode.RING_NOT_FOUND, "A ring's name has small letters, digits and '-'.", field="ring")
-    if "fleet" in path and not _FLEET.fullmatch(path["fleet"]):
-        raise Refusal(
-            ErrorCode.FLEET_NOT_FOUND, "A fleet's name has small letters, digits and '-', at most 32.", field="fleet"
-        )
+    for name, (pattern, unknown, form) in _NAMES.items():
+        if name in path and not pattern.fullmatch(path[name]):
+            raise Refusal(unknown, form, field=name)
     if "step" in path and not (_STEP.fullmatch(path["step"]) and int(path["step"]) <= MAX_STEP):
         raise Refusal(ErrorCode.INVALID_VALUE, f"The step must be a whole number up to {MAX_STEP}.", field="step")
     if "key" in path:

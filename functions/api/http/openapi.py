@@ -17,7 +17,7 @@ from baton.contract.base import JOB_ID_PATTERN, MAX_KEY_BYTES, MAX_STEP
 from baton.contract.error_body import ErrorBody
 from baton.contract.errors import ErrorCode
 from baton.contract.money import Budget
-from baton.contract.names import BUCKETS, FLEET_NAME_PATTERN, KEY_ID_PATTERN, RING_NAME_PATTERN
+from baton.contract.names import BUCKETS, FLEET_NAME_PATTERN, KEY_ID_PATTERN, MACHINE_NAME_PATTERN, RING_NAME_PATTERN
 from baton.contract.providers import ACCOUNTS
 from baton.contract.recipes.calls import RECIPE_ID_PATTERN
 from functions.api.http.route import Route, all_routes
@@ -119,6 +119,7 @@ _PATH_SCHEMAS: dict[str, dict[str, Any]] = {
     "recipe": {"type": "string", "pattern": RECIPE_ID_PATTERN},
     "ring": {"type": "string", "pattern": RING_NAME_PATTERN},
     "fleet": {"type": "string", "pattern": FLEET_NAME_PATTERN},
+    "machine": {"type": "string", "pattern": MACHINE_NAME_PATTERN},
     "provider": {"type": "string", "enum": list(ACCOUNTS)},
     "key": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_BYTES, "pattern": _KEY_PATTERN},
 }
@@ -130,6 +131,7 @@ _PATH_EXAMPLES: dict[str, Any] = {
     "recipe": "digits@1",
     "ring": "shapes",
     "fleet": "nights",
+    "machine": "a1b2c3d4-nights-9f8e7d6c5b4a",
     "provider": "vast",
     "key": "digits/3/0001.png",
 }

@@ -14,8 +14,10 @@ from baton.contract.fleet import (
     FleetSpec,
     FleetView,
     MachineHeartbeat,
+    MachineLog,
     MachineOrders,
     MachinePage,
+    MachineShell,
 )
 from baton.contract.fleet_doctor import DoctorReport, FixAnswer, FixRequest
 from baton.contract.fleet_plan import FleetPlan, OfferPage, OffersRequest, PlanRequest
@@ -28,28 +30,25 @@ from baton.contract.providers import (
     SshAccount,
     VastAccount,
 )
-from functions.api.fleet import account_calls, doctor_calls, fleet_calls, machine_calls, plan_calls
+from functions.api.fleet import account_calls, doctor_calls, fleet_calls, machine_access, machine_calls, plan_calls
 from functions.api.http.route import ADMIN, ENROLL, SUBMIT, WORKER, Route
 
 _FLEET = (E.FLEET_NOT_FOUND,)
 _MACHINE = (E.MACHINE_UNKNOWN, E.CONFLICT)
 _fleet = partial(Route, function="machines", scopes=SUBMIT)
 _admin = partial(Route, function="machines", scopes=ADMIN)
-_account = partial(
-    _admin,
-    "PUT",
-    answer=ProviderView,
-    refuses=(
-        E.CONFLICT,
-        E.PROVIDER_KEY_REFUSED,
-        E.PROVIDER_PERMISSION_MISSING,
-        E.PROVIDER_CREDIT_EXHAUSTED,
-        E.PROVIDER_QUOTA_REACHED,
-        E.PROVIDER_IMAGE_REFUSED,
-        E.PROVIDER_REQUEST_REFUSED,
-        E.PROVIDER_UNAVAILABLE,
-    ),
+_PROVIDER = (
+    E.PROVIDER_KEY_REFUSED,
+    E.PROVIDER_PERMISSION_MISSING,
+    E.PROVIDER_CREDIT_EXHAUSTED,
+    E.PROVIDER_QUOTA_REACHED,
+    E.PROVIDER_IMAGE_REFUSED,
+    E.PROVIDER_REQUEST_REFUSED,
+    E.PROVIDER_UNAVAILABLE,
 )
+"""Refusals of a provider that a call asks."""
+_ACCESS = (E.MACHINE_NOT_FOUND, E.PROVIDER_NOT_FOUND, *_PROVIDER)
+_account = partial(_admin, "PUT", answer=ProviderView, refuses=(E.CONFLICT, *_PROVIDER))
 
 ROUTES: tuple[Route, ...] = (
     _fleet("GET", "/fleets", fleet_calls.list_fleets, answer=FleetPage),
@@ -65,6 +64,20 @@ ROUTES: tuple[Route, ...] = (
     _fleet("POST", "/fleets/{fleet}/stop", fleet_calls.stop, answer=FleetView, refuses=(*_FLEET, E.CONFLICT)),
     _fleet(
         "GET", "/fleets/{fleet}/machines", fleet_calls.machines, query=FleetQuery, answer=MachinePage, refuses=_FLEET
+    ),
+    _fleet(
+        "GET",
+        "/fleets/{fleet}/machines/{machine}/logs",
+        machine_access.logs,
+        answer=MachineLog,
+        refuses=(*_FLEET, *_ACCESS),
+    ),
+    _fleet(
+        "GET",
+        "/fleets/{fleet}/machines/{machine}/shell",
+        machine_access.shell,
+        answer=MachineShell,
+        refuses=(*_FLEET, *_ACCESS, E.MACHINE_HAS_NO_SHELL),
     ),
     _fleet(
         "GET", "/fleets/{fleet}/events", fleet_calls.events, query=FleetQuery, answer=FleetEventPage, refuses=_FLEET

@@ -64,6 +64,8 @@ _FOR_USERS = {
     ErrorCode.RECIPE_NOT_FOUND: "List the recipes with: baton recipes list",
     ErrorCode.INVALID_RECIPE: "List all faults with: baton recipes lint FILE",
     ErrorCode.ILLEGAL_TRANSITION: "Show the state of the job with: baton explain ID",
+    ErrorCode.MACHINE_NOT_FOUND: "List the machines with: baton fleet show NAME, or baton fleet receipts NAME",
+    ErrorCode.MACHINE_HAS_NO_SHELL: "Read its output with: baton fleet logs MACHINE",
     ErrorCode.FLEET_NOT_FOUND: "List the fleets with: baton fleet ls",
     ErrorCode.NOT_FOUND: "Check the address, including its stage, with: baton doctor",
 }

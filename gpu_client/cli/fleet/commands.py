@@ -13,7 +13,7 @@ from baton.contract.fleet import FleetView
 from gpu_client.cli.core.errors import CliError
 from gpu_client.cli.core.formats import count, require_finite
 from gpu_client.cli.core.session import AsJson, CliSession, session_of
-from gpu_client.cli.fleet import accounts, doctor, planning
+from gpu_client.cli.fleet import accounts, doctor, machines, planning
 from gpu_client.cli.fleet.document import read_fleet
 from gpu_client.cli.fleet.view import (
     EVENTS,
@@ -45,6 +45,7 @@ def register(app: typer.Typer) -> None:
     planning.register(app, fleet)
     accounts.register(fleet)
     doctor.register(fleet)
+    machines.register(fleet)
 
 
 @fleet.command("apply")

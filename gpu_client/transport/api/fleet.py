@@ -11,8 +11,10 @@ from baton.contract.fleet import (
     FleetSpec,
     FleetView,
     MachineHeartbeat,
+    MachineLog,
     MachineOrders,
     MachinePage,
+    MachineShell,
     MachineView,
 )
 from baton.contract.fleet_plan import FleetPlan, OfferPage, OffersRequest, PlanRequest
@@ -48,6 +50,14 @@ class FleetCalls(ApiCalls):
         path = f"{_fleet(name)}/events"
         return self._read(FleetEventPage, "fleet_events", "GET", path, query={"limit": limit}).events
 
+    def machine_log(self, fleet: str, machine: str) -> MachineLog:
+        """Return the last output of a machine, as its provider has it."""
+        return self._read(MachineLog, "machine_log", "GET", f"{_machine(fleet, machine)}/logs")
+
+    def machine_shell(self, fleet: str, machine: str) -> MachineShell:
+        """Return the address of a machine's shell. Raises Conflict for a machine without a shell."""
+        return self._read(MachineShell, "machine_shell", "GET", f"{_machine(fleet, machine)}/shell")
+
     def plan_fleet(self, request: PlanRequest) -> FleetPlan:
         """Return what a fleet with this document would rent now. Nothing is stored."""
         return self._read(FleetPlan, "plan_fleet", "POST", f"{_fleet(request.fleet.name)}/plan", body=request)
@@ -74,3 +84,7 @@ class MachineCalls(ApiCalls):
 
 def _fleet(name: str) -> str:
     return f"/fleets/{segment(name)}"
+
+
+def _machine(fleet: str, machine: str) -> str:
+    return f"{_fleet(fleet)}/machines/{segment(machine)}"

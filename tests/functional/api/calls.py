@@ -81,6 +81,7 @@ def valid_call(route: Route, job_id: str) -> ValidCall:
         .replace("{step}", "100")
         .replace("{ring}", "shapes")
         .replace("{fleet}", "nights")
+        .replace("{machine}", "a1b2c3d4-nights-9f8e7d6c5b4a")
         .replace("{bucket}", "training-data")
         .replace("{key+}", "a.bin")
     )

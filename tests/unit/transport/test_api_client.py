@@ -305,6 +305,10 @@ class TestFleets:
         assert client.ended_machines("nights", limit=3) == [] and query_of(server) == {"limit": "3"}
         server.script("GET", "/fleets/nights/events", reply(200, {"events": [{"at": 1, "type": "machine.gone"}]}))
         assert client.fleet_events("nights")[0].machine is None and query_of(server) == {"limit": "100"}
+        server.script("GET", "/fleets/nights/machines/m-1/logs", reply(200, {"text": "started"}))
+        server.script("GET", "/fleets/nights/machines/m-1/shell", reply(200, {"host": "h", "port": 22, "user": "u"}))
+        assert client.machine_log("nights", "m-1").text == "started"
+        assert client.machine_shell("nights", "m-1").host == "h"
 
     def test_machines(self, server: ScriptedServer, client: BatonClient) -> None:
         answer = {
