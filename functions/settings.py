@@ -78,6 +78,9 @@ class ControlPlaneSettings(BaseModel):
     program."""
     fleet_clock_speed: Annotated[int, Field(ge=1, le=3600)] = 1
     """Speed of the fleets' clock, for demos and tests: with 60 an hour of rent passes in a minute."""
+    fleet_clock_server_s: Annotated[int, Field(ge=0)] = 0
+    """Instant of the server at which the fleets' clock showed `fleet_clock_fleet_s`."""
+    fleet_clock_fleet_s: Annotated[int, Field(ge=0)] = 0
     fleet_budget: Json[Budget] | None = None
     """Budget of all fleets of all tenants together as JSON, for example `{"per_month_usd": 500}`; unset: no bound
     besides the budgets of the fleets."""

@@ -84,7 +84,7 @@ class FleetRecording:
         self._now += TICK_S
         self._provider.now = self._now
         context = self._context
-        keys = EnrolmentKeys(context.tokens, context.random, context.clock, FleetClock(self._store), "https://api")
+        keys = EnrolmentKeys(context.tokens, context.random, context.clock, FleetClock(), "https://api")
         FleetController(
             self._store,
             {self._provider.name: self._provider},

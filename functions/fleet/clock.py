@@ -3,42 +3,48 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+
+from functions.domain.record_base import Record
 
 
-class ClockBase(Protocol):
-    """Part of FleetStore that remembers when the clock was first read."""
+class ClockAnchor(Record):
+    """Instant of the server at which the fleets' clock showed `fleet`, and the clock's speed from then on."""
 
-    def clock_base(self, now: int) -> int: ...
+    server: int = 0
+    fleet: int = 0
+    speed: int = 1
 
 
 class FleetClock:
-    """Clock that runs `speed` times as fast as the server's clock, from the first reading on; 1: the server's clock."""
+    """Clock that runs `anchor.speed` times as fast as the server's clock, from the anchor on.
 
-    def __init__(self, store: ClockBase, speed: int = 1) -> None:
-        self._store = store
-        self._speed = speed
-        self._base: int | None = None
+    anchor: None for the server's clock.
+    """
+
+    def __init__(self, anchor: ClockAnchor | None = None) -> None:
+        self._anchor = anchor or ClockAnchor()
 
     def at(self, server_time: float) -> int:
         """Return the fleets' time at a time of the server."""
-        if self._speed == 1:
-            return int(server_time)
-        base = self._find_base(server_time)
-        return base + int((server_time - base) * self._speed)
+        anchor = self._anchor
+        return anchor.fleet + int((server_time - anchor.server) * anchor.speed)
 
     def server_time(self, at: int) -> int:
         """Return the server's time at a time of the fleets, rounded up."""
-        if self._speed == 1:
-            return at
-        base = self._find_base(at)
-        return base + math.ceil((at - base) / self._speed)
+        anchor = self._anchor
+        return anchor.server + math.ceil((at - anchor.fleet) / anchor.speed)
 
     def server_seconds(self, seconds: float) -> int:
         """Return a duration of the fleets in seconds of the server; at least 1."""
-        return max(1, round(seconds / self._speed))
+        return max(1, round(seconds / self._anchor.speed))
 
-    def _find_base(self, now: float) -> int:
-        if self._base is None:
-            self._base = self._store.clock_base(int(now))
-        return self._base
+
+def anchor_at_speed(known: ClockAnchor | None, server_time: int, speed: int) -> ClockAnchor:
+    """Return the anchor of a clock with this speed that goes on where the clock of `known` is at `server_time`.
+
+    A clock that began anew at another speed would go back, and machines would be younger than their last events.
+    """
+    if known is not None and known.speed == speed:
+        return known
+    fleet = server_time if known is None else FleetClock(known).at(server_time)
+    return ClockAnchor(server=server_time, fleet=fleet, speed=speed)

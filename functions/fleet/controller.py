@@ -179,9 +179,9 @@ class Reconciliation:
                 found[place] = list(self._store.machines(*place))
             except DamagedRecord as error:
                 damaged.append(error)
-        for error in damaged:
+        for one in damaged:
             # Without its records nobody can tell what a fleet spent, therefore its machines stay as they are.
-            self._tick.fail(f"{error}; nobody looks after its machines until the record is mended")
+            self._tick.fail(f"{one}; nobody looks after its machines until the record is mended")
         return found
 
     def _watched_providers(self, fleets: Sequence[StoredFleet], machines: Sequence[Machine]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from functions.fleet.clock import ClockAnchor
 from functions.fleet.ledger import DeploymentLedger, Ledger
 from functions.fleet.records import FleetEvent, Machine, OrphanMachine, Quarantine, Reputation, StoredFleet
 
@@ -18,8 +19,11 @@ class FleetStore(Protocol):
     def deployment(self) -> str:
         """Return the id of this deployment: eight letters and digits, made once. Every token begins with the id."""
 
-    def clock_base(self, now: int) -> int:
-        """Return the instant of the first call, for the clock of the fleets."""
+    def clock_anchor(self) -> ClockAnchor | None:
+        """Return the anchor of the fleets' clock; None before the first one."""
+
+    def put_clock_anchor(self, anchor: ClockAnchor) -> None:
+        """Store the anchor of the fleets' clock in place of an earlier one."""
 
     def acquire(self, holder: str, now: int, duration_s: int) -> int | None:
         """Return a new fencing token, higher than all before; None while another holder's lease lasts."""

@@ -124,12 +124,12 @@ class FleetParts:
 @cache
 def build_fleet() -> FleetParts:
     """Build the parts of fleets from the environment, once in a process, so that a login is in force at once."""
-    from functions.fleet.clock import FleetClock
+    from functions.api.fleet.store import clock_of
     from functions.fleet.drivers.configured import ConfiguredDrivers
 
     settings = ControlPlaneSettings.from_environment(os.environ)
     store = build_fleet_store()
-    clock = FleetClock(store, settings.fleet_clock_speed)
+    clock = clock_of(settings)
     accounts = build_accounts(settings)
 
     def now() -> int:

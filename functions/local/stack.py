@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +16,7 @@ from functions.api.admin.keys import generate_key
 from functions.api.http.route import all_routes
 from functions.api.operations.service_probe import PROBED_PATH
 from functions.domain.access.api_keys import ApiKey
+from functions.fleet.clock import anchor_at_speed
 from functions.local.emulator import Emulator
 from functions.local.gateway.http_gateway import GatewayRoute, GatewayServer, build_gateway
 from functions.local.lambda_context import LambdaHandler
@@ -24,6 +26,7 @@ from functions.local.triggers.schedule import Schedule
 from functions.local.triggers.sqs_feed import SqsFeed
 from functions.local.triggers.stream_feed import StreamFeed
 from functions.settings import ControlPlaneSettings
+from functions.storage.dynamodb.fleet import DynamoFleetStore
 from functions.storage.tables import JOBS, create_tables
 
 TENANT = "default"
@@ -142,6 +145,9 @@ class LocalStack(Lifecycle):
         machines_dir: Path,
         provider_file: Path,
     ) -> None:
+        fleets = DynamoFleetStore(emulator.client("dynamodb"), settings.table_prefix)
+        anchor = anchor_at_speed(fleets.clock_anchor(), int(time.time()), self._fleet_clock_speed)
+        fleets.put_clock_anchor(anchor)
         os.environ.setdefault("BATON_LOG_LEVEL", "WARNING")
         if self._fleet_budget is not None:
             os.environ["BATON_FLEET_BUDGET"] = self._fleet_budget.model_dump_json(exclude_none=True)
@@ -152,7 +158,9 @@ class LocalStack(Lifecycle):
                 "BATON_EVENT_BUS": settings.event_bus,
                 "BATON_SWEEP_INTERVAL_S": str(self._sweep_interval_s),
                 "BATON_WEBHOOK_LINE": queue_url,
-                "BATON_FLEET_CLOCK_SPEED": str(self._fleet_clock_speed),
+                "BATON_FLEET_CLOCK_SPEED": str(anchor.speed),
+                "BATON_FLEET_CLOCK_SERVER_S": str(anchor.server),
+                "BATON_FLEET_CLOCK_FLEET_S": str(anchor.fleet),
                 "BATON_LOOPBACK_DIRECTORY": str(machines_dir),
                 "BATON_PROVIDER_FILE": str(provider_file),
                 "AWS_ENDPOINT_URL": emulator.endpoint_url,

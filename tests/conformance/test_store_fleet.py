@@ -12,6 +12,7 @@ from baton.contract.fleet import FleetSpec
 from baton.contract.fleet import MachineState as State
 from functions.domain.errors import WriteConflict
 from functions.domain.jobs.transaction import PutFleet
+from functions.fleet.clock import ClockAnchor
 from functions.fleet.ledger import DeploymentLedger, Ledger
 from functions.fleet.records import FleetEvent, Machine, Offer, OrphanMachine, Quarantine, Reputation, StoredFleet
 from functions.fleet.store import DamagedRecord, FenceLost, FleetStore
@@ -51,13 +52,16 @@ def acquired(store: FleetStore) -> int:
     return fence
 
 
-def test_the_deployment_and_the_clock_are_made_once(cloud: Cloud) -> None:
+def test_the_deployment_is_made_once_and_the_clock_is_anchored(cloud: Cloud) -> None:
     store = cloud.fleet
     assert len(store.deployment()) == 8 and store.deployment().isalnum() and store.deployment()[0].isalpha()
-    assert (store.clock_base(NOW), store.clock_base(NOW + 7)) == (NOW, NOW)
+    assert store.clock_anchor() is None
+    for anchor in (ClockAnchor(server=NOW, fleet=NOW, speed=60), ClockAnchor(server=NOW + 9, fleet=NOW + 540)):
+        store.put_clock_anchor(anchor)
+        assert store.clock_anchor() == anchor
     if cloud.dynamodb is not None:
         again = type(store)(cloud.dynamodb, cloud.prefix)  # type: ignore[call-arg]
-        assert (again.deployment(), again.clock_base(NOW + 9)) == (store.deployment(), NOW)
+        assert again.deployment() == store.deployment()
 
 
 def test_the_fence_rises_and_excludes_others_until_its_lease_ends(cloud: Cloud) -> None:

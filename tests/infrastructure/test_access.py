@@ -402,7 +402,7 @@ def rent(recorder: Recorder, api: Api) -> None:
         {"loopback": provider},
         waiting=partial(waiting_jobs, api.context.jobs, shards=1),
         completed=partial(completed_jobs, api.context.jobs),
-        keys=EnrolmentKeys(tokens, random, clock, FleetClock(api.context.fleet), "https://a"),
+        keys=EnrolmentKeys(tokens, random, clock, FleetClock(), "https://a"),
         now=clock.now,
         random_token=random.token,
         time_left_s=lambda: 55.0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from functions.domain.errors import WriteConflict
+from functions.fleet.clock import ClockAnchor
 from functions.fleet.ledger import DeploymentLedger, Ledger
 from functions.fleet.records import FleetEvent, Machine, OrphanMachine, Quarantine, Reputation, StoredFleet
 from functions.fleet.store import DamagedRecord, FenceLost
@@ -16,7 +17,7 @@ class MemoryFleetStore:
 
     def __init__(self, state: MemoryState | None = None) -> None:
         """`state`: of the jobs, whose transactions also store fleets."""
-        self._clock_base: int | None = None
+        self._clock_anchor: ClockAnchor | None = None
         self._fence = 0
         self._holder = ""
         self._lease_until = 0
@@ -39,10 +40,11 @@ class MemoryFleetStore:
     def deployment(self) -> str:
         return "dep10000"
 
-    def clock_base(self, now: int) -> int:
-        if self._clock_base is None:
-            self._clock_base = now
-        return self._clock_base
+    def clock_anchor(self) -> ClockAnchor | None:
+        return self._clock_anchor
+
+    def put_clock_anchor(self, anchor: ClockAnchor) -> None:
+        self._clock_anchor = anchor
 
     def acquire(self, holder: str, now: int, duration_s: int) -> int | None:
         if now < self._lease_until and holder != self._holder:

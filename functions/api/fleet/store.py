@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from functions.api.http.context import ApiCall, Context
-from functions.fleet.clock import FleetClock
+from functions.fleet.clock import ClockAnchor, FleetClock
 from functions.fleet.store import FleetStore
+from functions.settings import ControlPlaneSettings
 
 
 def require_store(context: Context) -> FleetStore:
@@ -14,9 +15,18 @@ def require_store(context: Context) -> FleetStore:
     return context.fleet
 
 
+def clock_of(settings: ControlPlaneSettings) -> FleetClock:
+    """Return the clock of the fleets as the settings anchor the clock."""
+    return FleetClock(
+        ClockAnchor(
+            server=settings.fleet_clock_server_s, fleet=settings.fleet_clock_fleet_s, speed=settings.fleet_clock_speed
+        )
+    )
+
+
 def fleet_clock(context: Context) -> FleetClock:
     """Return the clock of the fleets."""
-    return FleetClock(require_store(context), context.settings.fleet_clock_speed)
+    return clock_of(context.settings)
 
 
 def fleet_time(context: Context, call: ApiCall) -> int:

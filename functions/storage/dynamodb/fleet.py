@@ -17,6 +17,7 @@ from botocore.exceptions import ClientError
 from functions.domain import table_keys
 from functions.domain.errors import StorageUnavailable, WriteConflict
 from functions.domain.record_base import Record
+from functions.fleet.clock import ClockAnchor
 from functions.fleet.ledger import DeploymentLedger, Ledger
 from functions.fleet.records import FleetEvent, Machine, OrphanMachine, Quarantine, Reputation, StoredFleet
 from functions.fleet.store import DamagedRecord, FenceLost
@@ -52,8 +53,11 @@ class DynamoFleetStore:
             self._deployment = str(self._stored_once("DEPLOYMENT", {"S": made})["S"])
         return self._deployment
 
-    def clock_base(self, now: int) -> int:
-        return int(self._stored_once("CLOCK", number(now))["N"])
+    def clock_anchor(self) -> ClockAnchor | None:
+        return self._read(ClockAnchor, key_item(fleet_items.CLOCK))
+
+    def put_clock_anchor(self, anchor: ClockAnchor) -> None:
+        self._write([fleet_items.put_clock_anchor(self._table, anchor)])
 
     def acquire(self, holder: str, now: int, duration_s: int) -> int | None:
         found = self._updated(

@@ -143,7 +143,7 @@ def replay(path: Path, api: Api) -> dict[str, Any]:
             MemoryFleetStore(),
             {},
             waiting=partial(waiting_jobs, context.jobs, shards=1),
-            keys=EnrolmentKeys(context.tokens, context.random, api.clock, FleetClock(MemoryFleetStore()), None),
+            keys=EnrolmentKeys(context.tokens, context.random, api.clock, FleetClock(), None),
             now=api.clock.now,
             random_token=context.random.token,
             time_left_s=lambda: 55.0,

@@ -120,7 +120,7 @@ def test_a_deployment_without_the_api_s_address_rents_nothing(
 
 def test_a_key_is_revoked_once_and_a_deleted_one_needs_no_revocation(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, machine = api.context.tokens, make_machine(State.PLANNED)
-    keys = EnrolmentKeys(tokens, api.context.random, api.clock, FleetClock(MemoryFleetStore()), "https://a")
+    keys = EnrolmentKeys(tokens, api.context.random, api.clock, FleetClock(), "https://a")
     key_id, _ = keys.issue(machine, NOW + 9)
     for _ in range(2):
         keys.revoke(key_id)

@@ -275,7 +275,9 @@ def test_the_tick_may_write_in_between(api: Api, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_fast_clock_counts_in_the_fleets_time_and_answers_in_real_time() -> None:
-    api = memory_api(settings=ControlPlaneSettings(fleet_clock_speed=60))
+    api = memory_api(
+        settings=ControlPlaneSettings(fleet_clock_speed=60, fleet_clock_server_s=NOW, fleet_clock_fleet_s=NOW)
+    )
     token = prepare(api)
     api.clock.advance(10)
     made = enroll(api, token).ok()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functions.domain import table_keys
 from functions.domain.record_base import Record
 from functions.domain.table_keys import Key
+from functions.fleet.clock import ClockAnchor
 from functions.fleet.ledger import DeploymentLedger, Ledger
 from functions.fleet.records import FleetEvent, Machine, OrphanMachine, Quarantine, Reputation, StoredFleet
 from functions.storage.dynamodb.items.attribute_values import Item, number
@@ -18,6 +19,7 @@ ORPHAN_RETENTION_S = 30 * 86_400
 QUARANTINE_RETENTION_S = 7 * 86_400
 """TTL of a quarantine after its end: a host that fails again in this time is avoided for longer."""
 
+CLOCK = Key(table_keys.FLEET_CONTROLLER, "CLOCK")
 FENCE = Key(table_keys.FLEET_CONTROLLER, "FENCE")
 SPENDING = Key(table_keys.FLEET_CONTROLLER, "SPENDING")
 
@@ -52,6 +54,11 @@ def fence_check(table: str, fence: int) -> Item:
             "ExpressionAttributeValues": {":fence": number(fence)},
         }
     }
+
+
+def put_clock_anchor(table: str, anchor: ClockAnchor) -> Item:
+    """Return the Put of the anchor of the fleets' clock."""
+    return _put(table, _item(key_item(CLOCK), anchor))
 
 
 def put_fleet(table: str, fleet: StoredFleet) -> Item:
