@@ -59,8 +59,9 @@ def offers_page(page: OfferPage) -> RenderableType:
 def _details(spec: FleetSpec, plan: FleetPlan) -> Iterator[tuple[str, str]]:
     machines = count(plan.start, "machine")
     yield "plan", f"{spec.name} would start {machines} now; {plan.why}"
-    jobs = f"{count(len(plan.works), 'job')} can run"
-    yield "jobs", jobs + (f", {len(plan.unservable)} cannot" if plan.unservable else "")
+    if plan.works or plan.unservable:
+        cannot = f", {len(plan.unservable)} cannot" if plan.unservable else ""
+        yield "jobs", f"{count(len(plan.works), 'job')} can run{cannot}"
     paid = "" if plan.paid_hours is None else f", {plan.paid_hours:.1f} hours of the first machine below"
     bound, _, scope = plan.room_bound.partition(" ")
     yield "budget", " ".join([f"{usd(plan.room_usd)} USD left", _BOUNDS[bound], *([scope] if scope else [])]) + paid

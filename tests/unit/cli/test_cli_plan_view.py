@@ -116,6 +116,11 @@ def test_the_lines_of_a_plan(more: dict[str, Any], part: str) -> None:
     assert any(part in line for line in drawn(plan_page(FleetSpec.model_validate(SPEC), a_plan(**more)), 120))
 
 
+def test_a_plan_without_jobs_has_no_line_about_jobs() -> None:
+    page = plan_page(FleetSpec.model_validate(SPEC), a_plan(works=[], unservable=[]))
+    assert [line.split()[0] for line in drawn(page, 120)[:3]] == ["plan", "budget", "cost"]
+
+
 def test_offers_are_listed_with_the_parts_of_their_totals() -> None:
     page = OfferPage(offers=[an_offer("a"), an_offer("b", rejected="8 GiB VRAM, min_vram_gib is 24")], omitted=3)
     lines = drawn(offers_page(page), 120)
