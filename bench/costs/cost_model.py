@@ -12,6 +12,7 @@ from bench.costs.units import Billed
 from cdk.resources.api import AUTHORIZER_CACHE_S
 from cdk.resources.functions import MEMORY_MIB
 from functions.domain.table_keys import DUE_BUCKET_S
+from functions.fleet.accounts import RELOAD_S
 from gpu_client.checkpoints.format.packing import PackCutter
 
 HOUR_S = 3600
@@ -209,6 +210,11 @@ class Costs:
             "the sweeper, once a minute": (sweeps.control + sweeps.logs) * MONTH_H,
             "the fleets' controller, once a minute, without a fleet": (ticks.control + ticks.logs) * MONTH_H,
             "the same with a fleet that rents nothing, instead": (empty.control + empty.logs) * MONTH_H,
+            "the secret with accounts at providers, if one is stored": prices.SECRET_MONTH.usd,
+            "its reads by the controller, with an active fleet": MONTH_H
+            * HOUR_S
+            / RELOAD_S
+            * prices.SECRET_READ.usd,
             "Lambda's asking the webhooks' queue": MONTH_H * HOUR_S / POLL_LASTS_S * POLLS_AT_ONCE * prices.QUEUE.usd,
             f"some {ALARMS} alarms": ALARMS * prices.ALARM_MONTH.usd,
             "dashboard, if three others exist": prices.DASHBOARD_MONTH.usd,

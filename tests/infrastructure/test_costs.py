@@ -95,6 +95,7 @@ def test_what_is_idle_costs_little_besides_what_stands_there(template: dict[str,
     assert month["the sweeper, once a minute"] < 0.15
     assert month["the fleets' controller, once a minute, without a fleet"] < 0.05
     assert month["the same with a fleet that rents nothing, instead"] < 0.12
+    assert month["its reads by the controller, with an active fleet"] < 0.05
 
 
 def test_a_rented_machine_costs_little_besides_its_rent() -> None:

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import pytest
 
 from baton.contract.errors import ErrorCode
+from baton.contract.fleet import FleetSpec
+from baton.contract.providers import ACCOUNTS
+from functions.api.fleet.enrolment_keys import EnrolmentKeys
+from functions.fleet.accounts import CachedAccounts
+from functions.fleet.clock import FleetClock
+from functions.fleet.controller import FleetController
+from functions.fleet.drivers import configured
+from functions.fleet.drivers.configured import ConfiguredDrivers
 from functions.fleet.drivers.protocol import AccountReport, ProviderRefused, ProviderUnavailable, RefusalKind
+from functions.fleet.records import StoredFleet
 from tests.kits.api.accounts import KEY, Market, log_in, market
 from tests.kits.api.fleets import DOCUMENT
-from tests.kits.api.harness import NOW, Api
+from tests.kits.api.harness import NOW, TENANT, Api
+from tests.twins.accounts import MemoryAccounts
+from tests.twins.fleet import MemoryFleetStore
 from tests.twins.provider import VirtualMachine
 
 SSH = {
@@ -144,3 +156,38 @@ def test_a_fleet_names_the_providers_that_have_no_account(api: Api, vast: Market
     stored = api.call("PUT", "/fleets/nights", document).ok()
     assert stored["warnings"] == ["salad: no account is stored; run 'baton fleet login salad'"]
     assert api.get("/fleets/nights").ok()["warnings"] == []
+
+
+def test_a_tick_reads_the_accounts_only_with_a_fleet_and_every_five_minutes(api: Api, vast: Market) -> None:
+    log_in(api)
+    store = vast.store
+    assert isinstance(store, MemoryAccounts)
+    drivers = ConfiguredDrivers(CachedAccounts(store, api.clock.now), loopback_directory=None, now=api.clock.now)
+    fleets, before = MemoryFleetStore(), store.reads
+
+    def tick() -> None:
+        api.clock.advance(60)
+        controller = FleetController(
+            fleets,
+            drivers,
+            waiting=lambda _: [],
+            keys=EnrolmentKeys(api.context.tokens, api.context.random, api.clock, FleetClock(fleets), "https://a"),
+            now=api.clock.now,
+            random_token=api.context.random.token,
+            time_left_s=lambda: 55.0,
+        )
+        assert controller.tick().failures == []
+
+    tick()
+    assert store.reads == before
+    spec = FleetSpec.model_validate({**DOCUMENT, "providers": ["vast"], "image": "i"})
+    fleets.put_fleet(StoredFleet(tenant=TENANT, spec=spec, version=1, created_at=NOW, updated_at=NOW))
+    for _ in range(11):
+        tick()
+    assert store.reads == before + 3
+
+
+def test_every_provider_with_an_account_has_a_driver() -> None:
+    for provider, (module, name) in configured.DRIVERS.items():
+        assert getattr(import_module(module), name).name == provider
+    assert configured.DRIVERS.keys() == ACCOUNTS.keys()

@@ -1,0 +1,127 @@
+"""The key of a provider appears nowhere but in its file: a rental whose key is refused in the middle, and a search."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+
+from baton.contract.fleet import FleetSpec
+from baton.contract.jobs.job import JobSubmit
+from fakes.server import FakeAnswer, FakeCall
+from fakes.vast.provider import PERMISSIONS, FakeVast
+from tests.e2e.test_e2e_secrets import ProcessList
+from tests.kits.clouds.emulator import CREDENTIALS
+from tests.kits.stack.stack import ROOT, Stack, clean_environment
+from tests.kits.waiting import until
+
+pytestmark = [pytest.mark.processes, pytest.mark.emulator]
+
+SPEED = 60
+"""A tick each second."""
+
+
+class TalkativeVast(FakeVast):
+    """Vast.ai, which repeats a refused key in its answer."""
+
+    def answer(self, call: FakeCall) -> FakeAnswer:
+        found = super().answer(call)
+        if found.status == 401:
+            return FakeAnswer(401, {"error": "auth_error", "msg": f"Invalid user key {call.headers['authorization']}"})
+        return found
+
+
+class ProviderRun:
+    """What was said and kept while a machine was rented and its provider's key was revoked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.key = f"canary{secrets.token_hex(24)}"
+        self.places: dict[str, str] = {}
+        self._folder = folder
+        log_path = folder / "control-plane.log"
+        vast = TalkativeVast(time.time)
+        vast.keys = {self.key: PERMISSIONS}
+        vast.intervals_s.clear()
+        vast.visible_after_s = vast.boot_s = 0
+        settings = {"TMPDIR": str(folder), "BATON_LOG_LEVEL": "DEBUG"}
+        with (
+            vast,
+            log_path.open("wb") as log,
+            ProcessList() as processes,
+            Stack(fleet_clock_speed=SPEED, settings=settings, log=log) as stack,
+        ):
+            self._rent(stack, vast)
+            self._keep(stack)
+            vast.keys = {self.key: PERMISSIONS}
+            stack.client.stop_fleet("nights")
+            until(lambda: not stack.client.fleet("nights").machines, what="the end of the machine", every_s=0.1)
+            assert vast.meter.billing() == []
+        self.places["machines' environments"] = json.dumps([one.body for one in vast.instances])
+        self.places["control plane's log"] = log_path.read_text()
+        self.places["ps"] = "\n".join(processes.seen)
+
+    def _rent(self, stack: Stack, vast: FakeVast) -> None:
+        document = f"vast: {{api_key: {self.key}, address: '{vast.url}'}}"
+        self._baton(stack, "fleet", "login", "vast", stdin=document)
+        (file,) = self._folder.glob("baton-fleets-*/providers.json")
+        self.file, self.mode = file.read_text(), file.stat().st_mode & 0o777
+        fleet = {"name": "nights", "providers": ["vast"], "image": "ghcr.io/acme/worker:1", "queues": ["nights"]}
+        money = {"max_usd_per_hour": 5, "budget": {"total_usd": 50}, "max": 2}
+        stack.client.put_fleet(FleetSpec.model_validate({**fleet, **money}))
+        job = stack.client.submit(JobSubmit(command=["train"], queue="nights")).id
+        until(lambda: vast.instances, what="a rented machine", every_s=0.1)
+        vast.keys = {secrets.token_hex(9): PERMISSIONS}
+        stack.client.submit(JobSubmit(command=["train"], queue="nights"))
+        until(lambda: "401" in stack.client.fleet("nights").waits, what="a refused quote", every_s=0.1)
+        self._baton(stack, "fleet", "login", "vast", stdin=document, code=3)
+        self._baton(stack, "fleet", "doctor", code=1)
+        for command in (("fleet", "show", "nights"), ("fleet", "events", "nights"), ("fleet", "providers")):
+            self._baton(stack, *command)
+        self._baton(stack, "explain", job)
+        self._baton(stack, "fleet", "providers", "--json")
+
+    def _keep(self, stack: Stack) -> None:
+        dynamodb = boto3.client("dynamodb", endpoint_url=stack.cloud_url, **CREDENTIALS)
+        rows = {table: dynamodb.scan(TableName=table)["Items"] for table in dynamodb.list_tables()["TableNames"]}
+        assert rows["baton-fleet"] and rows["baton-jobs"]
+        self.places["tables"] = json.dumps(rows)
+
+    def _baton(self, stack: Stack, *arguments: str, stdin: str = "", code: int = 0) -> None:
+        environ = {"BATON_API_URL": stack.url, "BATON_API_KEY": stack.keys["admin"], "HOME": str(self._folder)}
+        done = subprocess.run(
+            [sys.executable, "-m", "gpu_client.cli", *arguments],
+            cwd=ROOT,
+            env={**clean_environment(), **environ},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == code, done
+        self.places[f"{len(self.places)}: {' '.join(arguments)}"] = done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProviderRun]:
+    yield ProviderRun(tmp_path_factory.mktemp("secrets"))
+
+
+def test_the_key_of_a_provider_is_in_its_file_alone(run: ProviderRun) -> None:
+    assert (run.key in run.file, run.mode) == (True, 0o600), "the search finds what is there"
+    assert [place for place, text in run.places.items() if run.key in text] == []
+
+
+def test_the_search_for_the_key_was_worth_something(run: ProviderRun) -> None:
+    told = "\n".join(text for place, text in run.places.items() if "fleet" in place)
+    assert "Invalid user key Bearer [key]" in told and "account_refused" in told
+    assert "Invalid user key" in run.places["control plane's log"] and "Invalid user key" in run.places["tables"]
+    assert "BATON_ENROLMENT_TOKEN" in run.places["machines' environments"]
+    assert "gpu_client.cli fleet login vast" in run.places["ps"]
