@@ -330,7 +330,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The entry point, the health check, and what all rooms of the agent import.
     "gpu_client.agent": {"baton.contract", "gpu_client.transport", "gpu_client.agent.app"},
     # The stack is made from the same tables and routes that the functions use.
-    "cdk.stage": {"functions"},
+    "cdk.stage": {"baton.contract", "functions"},
     "cdk.bundling": {"cdk.stage"},
     "cdk.resources": {"baton.contract", "functions", "cdk.bundling", "cdk.stage"},
     # Runs without aws_cdk, whose import starts Node.
@@ -400,7 +400,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "gpu_client.cli.ring": {"baton.contract", "gpu_client.transport", "gpu_client.ring", "gpu_client.cli.core"},
     "gpu_client.cli.data": {"baton.contract", "gpu_client.transport", "gpu_client.datasets", "gpu_client.cli.core"},
-    "gpu_client.cli.jobs": {"baton.contract", "gpu_client.transport", "gpu_client.cli.core", "gpu_client.cli.data"},
+    "gpu_client.cli.jobs": {
+        "baton.contract",
+        "gpu_client.transport",
+        "gpu_client.cli.core",
+        "gpu_client.cli.data",
+        # The format of money and the words about machines.
+        "gpu_client.cli.fleet.view",
+    },
     "gpu_client.cli.insight": {"baton.contract", "gpu_client.transport", "gpu_client.cli.core", "gpu_client.cli.jobs"},
     "gpu_client.cli.rules_recipes": {
         "baton.contract",

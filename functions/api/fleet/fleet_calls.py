@@ -60,20 +60,20 @@ def put(context: Context, call: ApiCall) -> FleetView:
 
 def list_fleets(context: Context, call: ApiCall) -> FleetPage:
     """List the tenant's fleets by name, without those of ended jobs."""
-    found = [_view(context, call, fleet) for fleet in require_store(context).fleets(call.tenant)]
+    found = [view_fleet(context, call, fleet) for fleet in require_store(context).fleets(call.tenant)]
     return FleetPage(fleets=[one for one in found if one.job_id is None or one.machines or not one.stopped])
 
 
 def show(context: Context, call: ApiCall) -> FleetView:
     """Return a fleet with its money and its machines."""
-    return _view(context, call, require_fleet(context, call))
+    return view_fleet(context, call, require_fleet(context, call))
 
 
 def stop(context: Context, call: ApiCall) -> FleetView:
     """Stop a fleet: machines with a job save a checkpoint, then all machines are given back; idempotent."""
     fleet = require_fleet(context, call)
     if fleet.stopped:
-        return _view(context, call, fleet)
+        return view_fleet(context, call, fleet)
     stopped = {"stopped": True, "version": fleet.version + 1, "updated_at": fleet_time(context, call)}
     return _store(context, call, fleet.model_copy(update=stopped))
 
@@ -85,7 +85,7 @@ def machines(context: Context, call: ApiCall) -> MachinePage:
     watched = [one for one in store.machines(call.tenant, fleet.spec.name) if one.state.ended]
     ended = [*watched, *store.ended(call.tenant, fleet.spec.name, limit=query.limit)]
     ended.sort(key=lambda one: (one.since, one.id), reverse=True)
-    return MachinePage(machines=[_view_machine(one) for one in ended[: query.limit]])
+    return MachinePage(machines=[view_machine(one) for one in ended[: query.limit]])
 
 
 def events(context: Context, call: ApiCall) -> FleetEventPage:
@@ -101,7 +101,7 @@ def _store(context: Context, call: ApiCall, fleet: StoredFleet) -> FleetView:
         require_store(context).put_fleet(fleet)
     except WriteConflict as conflict:
         raise Refusal(ErrorCode.CONFLICT, f"Another call changed the fleet {fleet.spec.name}.") from conflict
-    return _view(context, call, fleet)
+    return view_fleet(context, call, fleet)
 
 
 def require_fleet(context: Context, call: ApiCall) -> StoredFleet:
@@ -112,7 +112,8 @@ def require_fleet(context: Context, call: ApiCall) -> StoredFleet:
     return fleet
 
 
-def _view(context: Context, call: ApiCall, fleet: StoredFleet) -> FleetView:
+def view_fleet(context: Context, call: ApiCall, fleet: StoredFleet) -> FleetView:
+    """Return a fleet with its money and its machines that have not ended."""
     store, name, now = require_store(context), fleet.spec.name, fleet_time(context, call)
     alive = [one for one in store.machines(fleet.tenant, name) if not one.state.ended]
     ledger = store.ledger(fleet.tenant, name)
@@ -131,7 +132,7 @@ def _view(context: Context, call: ApiCall, fleet: StoredFleet) -> FleetView:
             )
             for one, reserved in found
         ],
-        machines=[_view_machine(one) for one in alive],
+        machines=[view_machine(one) for one in alive],
         waits=ledger.waits,
         created_at=fleet.created_at,
         updated_at=fleet.updated_at,
@@ -139,7 +140,8 @@ def _view(context: Context, call: ApiCall, fleet: StoredFleet) -> FleetView:
     )
 
 
-def _view_machine(machine: Machine) -> MachineView:
+def view_machine(machine: Machine) -> MachineView:
+    """Return a machine for users."""
     return MachineView(
         id=machine.id,
         fleet=machine.fleet,

@@ -21,6 +21,7 @@ from baton.contract.fleet import (
 )
 from baton.contract.fleet_doctor import DoctorReport, FixAnswer, FixRequest
 from baton.contract.fleet_plan import FleetPlan, OfferPage, OffersRequest, PlanRequest
+from baton.contract.job_machines import JobMachines
 from baton.contract.providers import (
     Ec2Account,
     ProviderPage,
@@ -30,8 +31,16 @@ from baton.contract.providers import (
     SshAccount,
     VastAccount,
 )
-from functions.api.fleet import account_calls, doctor_calls, fleet_calls, machine_access, machine_calls, plan_calls
-from functions.api.http.route import ADMIN, ENROLL, SUBMIT, WORKER, Route
+from functions.api.fleet import (
+    account_calls,
+    doctor_calls,
+    fleet_calls,
+    job_machines,
+    machine_access,
+    machine_calls,
+    plan_calls,
+)
+from functions.api.http.route import ADMIN, ENROLL, JOB, SUBMIT, WORKER, Route
 
 _FLEET = (E.FLEET_NOT_FOUND,)
 _MACHINE = (E.MACHINE_UNKNOWN, E.CONFLICT)
@@ -90,7 +99,7 @@ ROUTES: tuple[Route, ...] = (
         answer=FleetPlan,
         refuses=(E.FLEET_NOT_FOUND, E.UNKNOWN_RECIPE),
     ),
-    _fleet("POST", "/offers", plan_calls.offers, body=(OffersRequest,), answer=OfferPage),
+    _fleet("POST", "/offers", plan_calls.offers, body=(OffersRequest,), answer=OfferPage, refuses=(E.CONFLICT,)),
     _account("/providers/vast", account_calls.put_vast, body=(VastAccount,)),
     _account("/providers/salad", account_calls.put_salad, body=(SaladAccount,)),
     _account("/providers/runpod", account_calls.put_runpod, body=(RunpodAccount,)),
@@ -113,6 +122,7 @@ ROUTES: tuple[Route, ...] = (
         answer=FixAnswer,
         refuses=(E.CONFLICT,),
     ),
+    _fleet("GET", "/job/{id}/machines", job_machines.job_machines, answer=JobMachines, refuses=JOB),
     Route(
         "POST",
         "/machines/enroll",
@@ -121,7 +131,7 @@ ROUTES: tuple[Route, ...] = (
         scopes=ENROLL,
         body=(EnrollRequest,),
         answer=EnrollAnswer,
-        refuses=(*_MACHINE, E.ENROLMENT_EXPIRED, E.ENROLMENT_USED, E.PREFLIGHT_FAILED),
+        refuses=(*_MACHINE, E.ENROLMENT_EXPIRED, E.ENROLMENT_USED, E.IDENTITY_REFUSED, E.PREFLIGHT_FAILED),
     ),
     Route(
         "POST",

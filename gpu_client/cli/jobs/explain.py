@@ -8,12 +8,20 @@ from typing import Any
 
 import typer
 
+from baton.contract.job_machines import JobMachines
 from baton.contract.jobs.history import AttemptView, EventType, EventView
 from baton.contract.jobs.job import AttemptEnd, FailureClass, JobState, JobView, ReasonCode
 from gpu_client.cli.core.formats import count, duration
 from gpu_client.cli.core.output import CommandOutput
 from gpu_client.cli.core.session import AsJson, JobIdArgument, find_job, list_attempts, session_of
 from gpu_client.cli.jobs.goodput import advice_on, percent, share_of
+from gpu_client.cli.jobs.rented import (
+    attempt_note,
+    cost_text,
+    running_sentence,
+    waiting_advice,
+    waiting_sentences,
+)
 from gpu_client.cli.jobs.rule_events import is_preset_event, preset_line
 from gpu_client.cli.jobs.summary import headline, reason_text, summarize
 from gpu_client.transport.api.calls import pages
@@ -34,6 +42,13 @@ class JobFacts:
     events: Sequence[EventView] = ()
     pending: Sequence[JobView] = ()
     running: Sequence[JobView] = ()
+    machines: JobMachines | None = None
+    """Fleets and rented machines of the job; None if neither was requested."""
+
+    @property
+    def rented(self) -> JobMachines | None:
+        """Fleets and rented machines, if a fleet serves the queue of the job."""
+        return self.machines if self.machines and self.machines.fleets else None
 
 
 @dataclass(frozen=True)
@@ -65,10 +80,21 @@ def explain(facts: JobFacts) -> Explanation:
     answer, advice = answers[facts.job.state](facts)
     if facts.job.copy_of is not None:
         answer += f" A rule created the job as a copy of job {facts.job.copy_of}."
+    answer += _money(facts)
     advice = [*advice, *advice_on(facts.attempts, facts.job.policy.checkpoint_every)]
-    return Explanation(
-        answer, [_describe_attempt(one) for one in facts.attempts], _budgets(facts), advice, _alerts(facts)
-    )
+    notes = {one.epoch: attempt_note(one) for one in (facts.machines.attempts if facts.machines else ())}
+    history = [_describe_attempt(one, notes.get(one.epoch, "")) for one in facts.attempts]
+    return Explanation(answer, history, _budgets(facts), advice, _alerts(facts))
+
+
+def _money(facts: JobFacts) -> str:
+    """Return the sentence about the cost of the job on rented machines; empty without any."""
+    found = facts.machines
+    if found is None or not found.attempts:
+        return ""
+    if facts.job.state is JobState.RUNNING:
+        return f" {running_sentence(found, facts.job.epoch)}".rstrip()
+    return f" On rented machines {cost_text(found)}."
 
 
 def _alerts(facts: JobFacts) -> list[str]:
@@ -109,12 +135,16 @@ def _pending(facts: JobFacts) -> tuple[str, list[str]]:
     first = "It is the first job of its queue" if not ahead else position
     needs = requirements_text(job)
     demand = f" Only a worker that declares {needs} can claim it." if needs else ""
+    if facts.rented is not None:
+        demand = "".join(f" {sentence}" for sentence in waiting_sentences(facts.rented))
     answer = f"The job has been claimable for {waited}, and no worker has claimed it. {first}.{demand}"
     return answer, [*bad_input, *_worker_advice(facts)]
 
 
 def _worker_advice(facts: JobFacts) -> list[str]:
     queue, needs = facts.job.queue, requirements_text(facts.job)
+    if facts.rented is not None:
+        return [*waiting_advice(facts.rented), *_avoided_advice(facts)]
     advice: list[str] = []
     suited = f" with {needs}" if needs else ""
     if facts.running:
@@ -132,11 +162,15 @@ def _worker_advice(facts: JobFacts) -> list[str]:
             "The first log line of a worker lists its resources. If the job needs less: baton stop ID, then submit the "
             "job with lower requirements (in the job file; 0 means no requirement)."
         )
+    return [*advice, *_avoided_advice(facts)]
+
+
+def _avoided_advice(facts: JobFacts) -> list[str]:
     avoided = avoided_machines(facts)
-    if avoided:
-        attempt_text = ", ".join(f"{machine} (for {duration(left_s)})" for machine, left_s in avoided.items())
-        advice.append(f"These machines failed the job and cannot claim it yet: {attempt_text}. Other machines can.")
-    return advice
+    if not avoided:
+        return []
+    attempt_text = ", ".join(f"{machine} (for {duration(left_s)})" for machine, left_s in avoided.items())
+    return [f"These machines failed the job and cannot claim it yet: {attempt_text}. Other machines can."]
 
 
 def _running(facts: JobFacts) -> tuple[str, list[str]]:
@@ -219,9 +253,9 @@ def _canceled(facts: JobFacts) -> tuple[str, list[str]]:
     return f"A user stopped the job{f' ({message})' if message else ''}.", ["To run the job again: baton retry ID"]
 
 
-def _describe_attempt(attempt: AttemptView) -> str:
-    """Describe the outcome of one attempt on one line."""
-    where = attempt.machine_id or attempt.worker_id or "a worker"
+def _describe_attempt(attempt: AttemptView, note: str) -> str:
+    """Describe the outcome of one attempt on one line. `note`: on the machine, after its name."""
+    where = f"{attempt.machine_id or attempt.worker_id or 'a worker'}{note}"
     resumed = f"from step {attempt.resumed_step}" if attempt.resumed_step is not None else "from the start"
     attempt_text = f"attempt {attempt.epoch} on {where}, {resumed}"
     goodput = percent(share_of(attempt.progress.goodput)) if attempt.progress else ""
@@ -374,6 +408,7 @@ def collect_facts(client: BatonClient, job: JobView) -> JobFacts:
         events=_events(client, job) if job.epoch else (),
         pending=_list_queue(client, job.queue, JobState.PENDING) if waits else (),
         running=_list_queue(client, job.queue, JobState.RUNNING) if waits else (),
+        machines=client.job_machines(job.id),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from baton.contract.base import JsonObject
+from baton.contract.job_machines import JobMachines
 from baton.contract.jobs.history import AttemptView
 from baton.contract.jobs.job import JobState, JobView
 from baton.contract.recipes.lint import lint
@@ -25,8 +26,10 @@ from gpu_client.cli.core.session import (
     list_attempts,
     session_of,
 )
+from gpu_client.cli.fleet.view import usd
 from gpu_client.cli.jobs.explain import requirements_text
 from gpu_client.cli.jobs.goodput import goodput_lines, total_of
+from gpu_client.cli.jobs.rented import running_sentence, waiting_sentences
 from gpu_client.cli.jobs.summary import reason_text, summarize
 from gpu_client.transport.api.calls import pages
 from gpu_client.transport.api.client import BatonClient
@@ -158,15 +161,23 @@ def show(
         job = find_job(client, job_id)
         defaults = {} if as_json else _defaults(client, job)
         attempts = list_attempts(client, job.id)
+        machines = client.job_machines(job.id)
         checkpoints = [
             one for page in pages(lambda c: client.checkpoints(job.id, cursor=c)) for one in page.checkpoints
         ]
     if as_json:
-        more = {"attempts": attempts, "checkpoints": checkpoints, "goodput": total_of(attempts)}
+        more = {
+            "attempts": attempts,
+            "checkpoints": checkpoints,
+            "goodput": total_of(attempts),
+            "rented": machines.attempts,
+            "usd": machines.usd,
+        }
         session.output.json({**as_data(job), **as_data(more)})
         return
     output = session.output
-    output.fields([*_details(job, attempts[-1] if attempts else None), *goodput_lines(total_of(attempts), price)])
+    details = _details(job, attempts[-1] if attempts else None)
+    output.fields([*details, *_rented(job, machines), *goodput_lines(total_of(attempts), price)])
     _show_parameters(output, job, defaults)
     if attempts:
         output.line("")
@@ -212,6 +223,15 @@ def _details(job: JobView, attempt: AttemptView | None) -> list[tuple[str, str]]
         ("webhook", job.webhook or ""),
         ("tags", ", ".join(f"{name}={value}" for name, value in job.tags.items())),
     ]
+
+
+def _rented(job: JobView, found: JobMachines) -> list[tuple[str, str]]:
+    """Return which fleets serve a waiting job, which rented machine runs it, and its cost so far."""
+    waits = waiting_sentences(found) if job.state is JobState.PENDING else []
+    running = running_sentence(found, job.epoch) if job.state is JobState.RUNNING else ""
+    budget = f" of {usd(job.rent.budget_usd)} USD" if job.rent else ""
+    cost = f"{usd(found.usd)} USD on rented machines{budget}" if found.attempts else ""
+    return [("waits", " ".join(waits)), ("rented", running), ("cost", cost)]
 
 
 def _defaults(client: BatonClient, job: JobView) -> JsonObject:

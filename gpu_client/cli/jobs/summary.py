@@ -42,6 +42,8 @@ class JobSummary:
     """Goodput, summed over all attempts."""
     fired: str = ""
     """Last firing in short; "" if not polled."""
+    rented: str = ""
+    """What a fleet does for the job: the machine that comes or runs the job, or why none comes; "" if not polled."""
 
     @property
     def share(self) -> float | None:
@@ -147,6 +149,8 @@ def headline(summary: JobSummary) -> str:
         parts.append(f"cost {summary.cost:.2f}")
     if goodput := percent(share_of(summary.goodput)):
         parts.append(f"goodput {goodput}")
+    if summary.rented:
+        parts.append(summary.rented)
     if summary.fired and not summary.state.terminal:
         parts.append(summary.fired)
     if summary.reason and summary.state is not JobState.COMPLETE:

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColu
 from rich.progress import Progress as Bars
 from rich.text import Text
 
+from baton.contract.job_machines import JobMachines
 from baton.contract.jobs.history import AttemptView, EventType, EventView
 from baton.contract.jobs.job import JobState, JobView, Progress
 from baton.contract.objects.artifacts import StoredArtifact
@@ -30,6 +31,7 @@ from gpu_client.cli.core.session import (
 )
 from gpu_client.cli.data.fetch import StoredOutputs
 from gpu_client.cli.jobs.goodput import goodput_lines, total_of
+from gpu_client.cli.jobs.rented import watch_text
 from gpu_client.cli.jobs.rule_events import is_preset_event, line_of
 from gpu_client.cli.jobs.summary import JobSummary, headline, summarize
 from gpu_client.transport.api.client import BatonClient
@@ -77,7 +79,7 @@ def watch(
     pause_s = require_finite(every_s, "--every") or DEFAULT_EVERY_S
     price = session.price_per_hour(price_per_hour)
     with session.client() as client:
-        poller = _JobPoller(client, resolve_job_id(client, job_id), price)
+        poller = _JobPoller(client, resolve_job_id(client, job_id), price, refresh_s=pause_s)
         first = poller.poll()
         with display(session, as_json) as show:
             links = ArtifactLinks(session, client, as_json=as_json, refresh_s=pause_s)
@@ -100,7 +102,10 @@ def watch(
 class _JobPoller:
     """Poller of a job that requests the attempts only after the start or end of an attempt."""
 
-    def __init__(self, client: BatonClient, job_id: str, price_per_hour: float | None) -> None:
+    def __init__(self, client: BatonClient, job_id: str, price_per_hour: float | None, *, refresh_s: float) -> None:
+        """`refresh_s`: seconds between calls of `poll`."""
+        self._schedule = _PollSchedule(refresh_s)
+        self._machines: JobMachines | None = None
         self._client = client
         self._job_id = job_id
         self._price_per_hour = price_per_hour
@@ -115,7 +120,17 @@ class _JobPoller:
         elif newest is not None and _belongs_to(job.progress, newest):
             self._attempts[-1] = newest.model_copy(update={"progress": job.progress})
         newest = self._attempts[-1] if self._attempts else None
-        return summarize(job, newest, self._price_per_hour, total_of(self._attempts))
+        return self._with_machines(job, summarize(job, newest, self._price_per_hour, total_of(self._attempts)))
+
+    def _with_machines(self, job: JobView, summary: JobSummary) -> JobSummary:
+        """Return the summary with the rented machine and its cost, unless a price was given."""
+        if self._schedule.is_due(job.state, active=not job.state.terminal):
+            self._machines = self._client.job_machines(self._job_id)
+        found = self._machines
+        if found is None or not found.fleets:
+            return summary
+        cost = round(found.usd, 4) if summary.cost is None and found.attempts else summary.cost
+        return replace(summary, cost=cost, rented=watch_text(found, job.state, job.epoch))
 
 
 def _has_ended(job: JobView, attempt: AttemptView) -> bool:

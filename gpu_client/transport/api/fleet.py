@@ -18,6 +18,7 @@ from baton.contract.fleet import (
     MachineView,
 )
 from baton.contract.fleet_plan import FleetPlan, OfferPage, OffersRequest, PlanRequest
+from baton.contract.job_machines import JobMachines
 from gpu_client.transport.api.calls import ApiCalls, segment
 
 
@@ -49,6 +50,10 @@ class FleetCalls(ApiCalls):
         """Return the newest events of a fleet, the newest first."""
         path = f"{_fleet(name)}/events"
         return self._read(FleetEventPage, "fleet_events", "GET", path, query={"limit": limit}).events
+
+    def job_machines(self, job_id: str) -> JobMachines:
+        """Return the fleets that serve a job's queue, and the rented machines of its attempts with their cost."""
+        return self._read(JobMachines, "job_machines", "GET", f"/job/{segment(job_id)}/machines")
 
     def machine_log(self, fleet: str, machine: str) -> MachineLog:
         """Return the last output of a machine, as its provider has it."""

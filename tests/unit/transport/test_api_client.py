@@ -309,6 +309,8 @@ class TestFleets:
         server.script("GET", "/fleets/nights/machines/m-1/shell", reply(200, {"host": "h", "port": 22, "user": "u"}))
         assert client.machine_log("nights", "m-1").text == "started"
         assert client.machine_shell("nights", "m-1").host == "h"
+        server.script("GET", f"/job/{ID}/machines", reply(200, {"fleets": [], "attempts": [], "usd": 0.3, "at": 1}))
+        assert client.job_machines(ID).usd == 0.3
 
     def test_machines(self, server: ScriptedServer, client: BatonClient) -> None:
         answer = {

@@ -1,0 +1,74 @@
+"""The call that shows which fleets serve a job, which rented machines held the job, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from baton.contract.job_machines import JobMachines, RentedAttempt, ServingFleet
+from baton.contract.jobs.rent import fleet_of
+from functions.api.fleet.fleet_calls import view_fleet, view_machine
+from functions.api.fleet.store import fleet_clock, require_store
+from functions.api.http.context import ApiCall, Context, require_job
+from functions.domain.records import Attempt
+from functions.fleet.clock import FleetClock
+from functions.fleet.demand import unservable
+from functions.fleet.records import Machine, StoredFleet
+from functions.fleet.store import FleetStore
+
+MAX_ATTEMPTS = 1000
+MAX_ENDED = 1000
+"""Ended machines of a fleet that are searched for those of the job, the newest first."""
+
+
+def job_machines(context: Context, call: ApiCall) -> JobMachines:
+    """Show the fleets that serve a job's queue, and the cost of the attempts on rented machines."""
+    job, store, clock = require_job(context, call, call.path["id"]), require_store(context), fleet_clock(context)
+    fleets = list(store.fleets(call.tenant))
+    own = store.fleet(call.tenant, fleet_of(job.id)) if job.spec.rent is not None else None
+    if own is not None and own.retired:
+        fleets.append(own)
+    attempts = context.jobs.history(Attempt, job.id, limit=MAX_ATTEMPTS).items if fleets else []
+    rented = _rented(store, fleets, attempts, clock, call.now)
+    return JobMachines(
+        fleets=[
+            ServingFleet(fleet=view_fleet(context, call, fleet), cannot=unservable(job, fleet.spec) or "")
+            for fleet in fleets
+            if job.queue in fleet.spec.queues
+        ],
+        attempts=rented,
+        usd=round(sum(one.usd for one in rented), 6),
+        at=clock.at(call.now),
+    )
+
+
+def _rented(
+    store: FleetStore, fleets: Sequence[StoredFleet], attempts: Sequence[Attempt], clock: FleetClock, now: int
+) -> list[RentedAttempt]:
+    wanted = {one.machine_id for one in attempts if one.machine_id}
+    machines = {one.id: one for fleet in fleets for one in _machines(store, fleet, wanted)}
+    found = []
+    for attempt in attempts:
+        machine = machines.get(attempt.machine_id or "")
+        if machine is None:
+            continue
+        ended_at = now if attempt.ended_at is None else attempt.ended_at
+        held_s = clock.at(ended_at) - clock.at(attempt.started_at)
+        usd = round(held_s / 3600 * machine.usd_per_hour, 6)
+        found.append(RentedAttempt(epoch=attempt.epoch, machine=view_machine(machine), held_s=held_s, usd=usd))
+    return found
+
+
+def _machines(store: FleetStore, fleet: StoredFleet, wanted: Collection[str]) -> Iterator[Machine]:
+    """Yield the wanted machines of a fleet; read nothing if no wanted token names the fleet."""
+    # A token is the id of the deployment, the beginning of the fleet's name, and a random part.
+    prefix = f"{store.deployment()}-{fleet.spec.name[:28]}-"
+    mine = {one for one in wanted if one.startswith(prefix)}
+    if not mine:
+        return
+    for machine in store.machines(fleet.tenant, fleet.spec.name):
+        if machine.id in mine:
+            mine.discard(machine.id)
+            yield machine
+    if mine:
+        ended = store.ended(fleet.tenant, fleet.spec.name, limit=MAX_ENDED)
+        yield from (machine for machine in ended if machine.id in mine)

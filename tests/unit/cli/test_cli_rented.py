@@ -1,0 +1,136 @@
+"""Sentences about the fleets and rented machines of a job: `baton explain`, `show`, `watch`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton.contract.fleet import FleetView
+from baton.contract.job_machines import JobMachines
+from baton.contract.jobs.job import AttemptEnd, JobState
+from gpu_client.cli.jobs.explain import Explanation, JobFacts, explain
+from gpu_client.cli.jobs.rented import watch_text
+from tests.unit.cli.cli_kit import ID, NOW, a_job, an_attempt
+from tests.unit.cli.test_cli_fleet_view import SPEC, a_fleet, a_machine
+
+MACHINE = "the machine a1b2c3d4-nights-9f8e7d6c5b4a of loopback (RTX 4090, 0.40 USD/h)"
+POSITION = "The job has been claimable for 10 min, and no worker has claimed it. It is the first job of its queue."
+
+
+def found(*fleets: FleetView, cannot: str = "", attempts: tuple[int, ...] = (), usd: float = 0.0) -> JobMachines:
+    rented = [{"epoch": epoch, "machine": a_machine(), "held_s": 1800, "usd": 0.2} for epoch in attempts]
+    served = [{"fleet": fleet, "cannot": cannot} for fleet in fleets]
+    return JobMachines.model_validate({"fleets": served, "attempts": rented, "usd": usd, "at": NOW})
+
+
+def told(machines: JobMachines, state: JobState = JobState.PENDING, **more: Any) -> Explanation:
+    return explain(JobFacts(now=NOW, job=a_job(state, **more.pop("job", {})), machines=machines, **more))
+
+
+@pytest.mark.parametrize(
+    ("fleet", "sentence", "advice"),
+    [
+        (a_fleet(), "Fleet nights serves its queue; its controller looks for waiting jobs once a minute.", None),
+        (a_fleet(a_machine("booting")), f"Fleet nights rents: {MACHINE} boots since 2 min.", None),
+        (
+            a_fleet(a_machine("ready")),
+            "The machine a1b2c3d4-nights-9f8e7d6c5b4a of fleet nights is ready and asks for jobs.",
+            None,
+        ),
+        (
+            a_fleet(a_machine(), a_machine("draining"), spec={**SPEC, "max": 2}),
+            "Fleet nights has its maximum of 2 machines: 1 busy, 1 on the way out.",
+            None,
+        ),
+        (
+            a_fleet(stopped=True),
+            "Fleet nights serves its queue and is stopped.",
+            "To let fleet nights rent again: baton fleet apply FILE",
+        ),
+        (
+            a_fleet(waits="total_usd has 0.02 USD left, boot and one hour of the cheapest offer need 0.42 USD"),
+            "Fleet nights rents no machine: total_usd has 0.02 USD left, boot and one hour of the cheapest offer "
+            "need 0.42 USD.",
+            "To raise the budget of fleet nights: change its document, then: baton fleet apply FILE",
+        ),
+        (
+            a_fleet(waits="no offer fits, the nearest: 0.6 USD/h exceeds max_usd_per_hour 0.5"),
+            "Fleet nights rents no machine: no offer fits, the nearest: 0.6 USD/h exceeds max_usd_per_hour 0.5.",
+            "To see why each offer does not fit: baton fleet plan FILE. To permit more: change its document, then: "
+            "baton fleet apply FILE",
+        ),
+        (
+            a_fleet(waits="3 machines in a row ended before they began a job, the last: lost; next try at 10:00 UTC"),
+            "Fleet nights rents no machine: 3 machines in a row ended before they began a job, the last: lost; "
+            "next try at 10:00 UTC.",
+            "To see why its machines ended: baton fleet events nights",
+        ),
+        (
+            a_fleet(waits="vast: no account is stored; run 'baton fleet login vast'"),
+            "Fleet nights rents no machine: vast: no account is stored; run 'baton fleet login vast'.",
+            None,
+        ),
+    ],
+)
+def test_a_waiting_job_names_the_machine_that_comes_or_why_none_does(
+    fleet: FleetView, sentence: str, advice: str | None
+) -> None:
+    explanation = told(found(fleet))
+    assert explanation.answer == f"{POSITION} {sentence}"
+    # No worker is to be started by hand where a fleet serves the queue.
+    assert explanation.advice == ([] if advice is None else [advice])
+
+
+def test_a_fleet_that_cannot_run_the_job_says_what_is_missing() -> None:
+    explanation = told(found(a_fleet(), cannot="needs 48 GiB VRAM, fleet nights guarantees 20"))
+    assert "Fleet nights serves its queue and cannot run it: needs 48 GiB VRAM" in explanation.answer
+    assert explanation.advice == [
+        "Change the document of a fleet so that it permits such machines: baton fleet apply FILE"
+    ]
+
+
+def test_the_fleet_of_a_job_has_its_own_remedies() -> None:
+    stopped = told(found(a_fleet(stopped=True, job_id=ID)))
+    assert stopped.advice == ["To let the job rent a machine again: baton stop ID, then baton retry ID"]
+    spent = told(found(a_fleet(job_id=ID, waits="total_usd has 0.02 USD left, boot needs 0.42 USD")))
+    assert "'baton fleet show nights --json' prints" in spent.advice[0]
+
+
+def test_a_job_that_no_fleet_serves_still_needs_a_worker() -> None:
+    assert "Start a worker" in told(found()).advice[0]
+
+
+def test_a_running_job_names_its_machine_and_its_cost() -> None:
+    attempts = [an_attempt(1, AttemptEnd.INTERRUPTED), an_attempt(2)]
+    machines = found(a_fleet(), attempts=(1, 2), usd=0.4)
+    explanation = told(machines, JobState.RUNNING, attempts=attempts, job={"epoch": 2, "machine_id": "m-2"})
+    assert explanation.answer.endswith(f"Fleet nights rents {MACHINE}; the job has cost 0.40 USD so far.")
+    note = " (loopback RTX 4090, 0.40 USD/h, 0.20 USD), from the start: "
+    assert [line.startswith(f"attempt {at} on m-{at}{note}") for at, line in enumerate(explanation.history, 1)] == [
+        *(True, True)
+    ]
+    own = told(found(a_fleet(), attempts=(1,), usd=0.2), JobState.RUNNING, attempts=attempts, job={"epoch": 2})
+    assert "USD" not in own.answer, "the second attempt runs on a machine that nobody rented"
+
+
+def test_an_ended_job_says_what_it_cost() -> None:
+    explanation = told(found(attempts=(1,), usd=0.2), JobState.COMPLETE, job={"completed_at": NOW, "epoch": 1})
+    assert explanation.answer.endswith("On rented machines the job has cost 0.20 USD.")
+
+
+@pytest.mark.parametrize(
+    ("machines", "state", "text"),
+    [
+        (found(), JobState.PENDING, ""),
+        (found(a_fleet()), JobState.PENDING, ""),
+        (found(a_fleet(a_machine("booting"))), JobState.PENDING, f"{MACHINE} boots"),
+        (found(a_fleet(waits="no offer is left")), JobState.PENDING, "fleet nights waits: no offer is left"),
+        (found(a_fleet(stopped=True)), JobState.PENDING, "fleet nights is stopped"),
+        (found(a_fleet(), cannot="needs 48 GiB VRAM"), JobState.PENDING, "needs 48 GiB VRAM"),
+        (found(a_fleet(), attempts=(1,)), JobState.RUNNING, f"on {MACHINE}"),
+        (found(a_fleet(), attempts=(1,)), JobState.COMPLETE, ""),
+    ],
+)
+def test_watching_shows_the_machine(machines: JobMachines, state: JobState, text: str) -> None:
+    assert watch_text(machines, state, 1) == text
