@@ -90,7 +90,7 @@ class SaladDriver:
 
     def quote(self, spec: FleetSpec) -> Sequence[Offer]:
         """Return one offer for each GPU class, without those that suit the document and have no free node."""
-        countries = [one.lower() for one in spec.regions if len(one) == 2]
+        countries = [one.upper() for one in spec.regions if len(one) == 2]
         offers = [
             (self._suits(kind, price, spec), self._offer(kind, price, countries))
             for kind in self._gpu_classes().values()
@@ -247,7 +247,7 @@ class SaladDriver:
             f"{self._organization}/availability/sce-gpu-availability",
             body={
                 **{name: wanted[name] for name in ("gpu_classes", "cpu", "memory", "storage_amount")},
-                **({"country_codes": offer.regions} if offer.regions else {}),
+                **_countries(offer),
             },
         )
         free = _require(answer).get(f"available_gpu_{self.account.priority}", 0)
@@ -274,7 +274,7 @@ class SaladDriver:
             "replicas": 1,
             "restart_policy": "always",
             "autostart_policy": True,
-            **({"country_codes": intent.offer.regions} if intent.offer.regions else {}),
+            **_countries(intent.offer),
             "container": {
                 "image": intent.image,
                 "priority": self.account.priority,
@@ -387,6 +387,11 @@ def _difference(wanted: Mapping[str, Any], found: Mapping[str, Any], place: str 
         elif value != there:
             return at
     return ""
+
+
+def _countries(offer: Offer) -> dict[str, list[str]]:
+    """Return the field of the countries in which a node may stand; no field for any country."""
+    return {"country_codes": [one.lower() for one in offer.regions]} if offer.regions else {}
 
 
 def _is_variable(value: str) -> bool:
