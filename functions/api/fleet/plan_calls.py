@@ -27,6 +27,7 @@ from functions.api.fleet.store import fleet_time, require_store
 from functions.api.http.context import ApiCall, Context
 from functions.domain.errors import Refusal
 from functions.domain.records import Job
+from functions.fleet.accounts import AccountsUnreadable
 from functions.fleet.demand import FleetMachines, completed_jobs, unservable, waiting_jobs
 from functions.fleet.forecast import Quantiles, forecast
 from functions.fleet.known_offers import rank_known
@@ -44,7 +45,10 @@ def offers(context: Context, call: ApiCall) -> OfferPage:
     """List the offers of the moment by expected total, then those that do not fit."""
     body: OffersRequest = call.body
     store, now = require_store(context), fleet_time(context, call)
-    names = list(dict.fromkeys(body.providers or context.drivers))
+    try:
+        names = list(dict.fromkeys(body.providers or context.drivers))
+    except AccountsUnreadable as error:
+        raise Refusal(ErrorCode.CONFLICT, f"{error}; delete it, then store all accounts again.") from error
     limits = body.model_dump(exclude={"providers", "hours", "limit"})
     # A document that permits what the request asks for; neither image nor budget restrict offers.
     spec = FleetSpec(

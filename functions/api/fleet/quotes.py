@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pydantic import ValidationError
 
 from baton.contract.fleet import FleetSpec
-from functions.fleet.accounts import no_account
+from functions.fleet.accounts import AccountsUnreadable, no_account
 from functions.fleet.drivers.protocol import Driver, ProviderRefused, ProviderUnavailable
 from functions.fleet.records import Offer
 from functions.fleet.store import FleetStore
@@ -27,7 +27,11 @@ def ask(
     silent: dict[str, str] = {}
     asked: dict[str, Driver] = {}
     for name in providers:
-        driver = drivers.get(name)
+        try:
+            driver = drivers.get(name)
+        except AccountsUnreadable as error:
+            silent[name] = str(error)
+            continue
         if driver is None:
             silent[name] = no_account(name).removeprefix(f"{name}: ")
             continue

@@ -15,6 +15,7 @@ from baton.contract.fleet import MachineState as State
 from baton.contract.jobs.job import JobState
 from baton.contract.money import Budget
 from functions.api.fleet import quotes
+from functions.fleet.accounts import AccountsUnreadable
 from functions.fleet.drivers.protocol import ProviderRefused, ProviderUnavailable, RefusalKind
 from functions.fleet.records import Offer
 from tests.kits.api.fleets import DOCUMENT, make_machine, put_machine
@@ -207,6 +208,26 @@ def test_a_provider_without_an_answer_is_a_line_and_no_failure(api: Api, monkeyp
         "runpod": "takes one call in 6 s; try again then",
         "ssh": "no account is stored; run 'baton fleet login ssh'",
     }
+
+
+def test_unreadable_accounts_silence_their_providers_only(api: Api) -> None:
+    class Drivers(dict[str, VirtualProvider]):
+        def __missing__(self, name: str) -> VirtualProvider:
+            raise AccountsUnreadable("the file holds no JSON object")
+
+        def get(self, name: str, default: Any = None) -> Any:
+            return self[name]
+
+        def __iter__(self) -> Any:
+            raise AccountsUnreadable("the file holds no JSON object")
+
+    drivers = Drivers(loopback=Market("loopback", {"ref": "a"}))
+    api.context = replace(api.context, drivers=drivers)
+    found = api.post("/offers", {"providers": ["loopback", "vast"]}).ok()
+    assert [one["ref"] for one in found["offers"]] == ["a"]
+    assert found["silent"] == [{"provider": "vast", "reason": "the file holds no JSON object"}]
+    refused = api.post("/offers", {}).refused(ErrorCode.CONFLICT)
+    assert "store all accounts again" in refused["message"]
 
 
 def test_an_impossible_number_of_a_provider_is_no_offer(api: Api) -> None:
