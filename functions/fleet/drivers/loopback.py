@@ -100,6 +100,8 @@ class LoopbackMachine(Record):
     billed_usd: float = 0
     """Bill up to `billed_until`."""
     billed_until: float
+    scratch: str = ""
+    """Directory of the machine's temporary files, which ends with the machine."""
 
     def charged_usd(self, now: float) -> float:
         """Return the bill up to the machine's end, or up to `now`."""
@@ -172,6 +174,9 @@ class LoopbackDriver:
         if self.runs(machine):
             with suppress(ProcessLookupError):
                 os.killpg(machine.pid, signal.SIGKILL)
+        if machine.scratch:
+            # A process of the group may still write before the kernel ends it; a repeated destroy removes the rest.
+            shutil.rmtree(machine.scratch, ignore_errors=True)
         if machine.ended_at is None:
             self._write(machine.model_copy(update={"ended_at": int(self._now())}))
         return True
@@ -237,6 +242,8 @@ class LoopbackDriver:
         home = self._home(handle)
         home.mkdir(parents=True, mode=0o700)
         programs = install_gpus(home, intent.offer)
+        # Beside the driver's own temporary files, because the path of a socket in the machine's home can be too long.
+        scratch = tempfile.mkdtemp(prefix="baton-machine-")
         with (home.parent / "output.log").open("wb") as log:
             process = self._children[handle] = subprocess.Popen(
                 ["/bin/sh", "-c", _START_WHEN_RECORDED, "sh", *self._program],
@@ -245,7 +252,7 @@ class LoopbackDriver:
                     "HOME": str(home),
                     "PATH": os.pathsep.join([str(programs), os.environ.get("PATH", os.defpath)]),
                     "PYTHONPATH": str(_ROOT),
-                    "TMPDIR": tempfile.gettempdir(),
+                    "TMPDIR": scratch,
                     **intent.environment,
                 },
                 stdin=subprocess.PIPE,
@@ -263,6 +270,7 @@ class LoopbackDriver:
             usd_per_hour=usd_per_hour,
             created_at=int(now),
             billed_until=now,
+            scratch=scratch,
         )
         assert process.stdin is not None
         with process.stdin:

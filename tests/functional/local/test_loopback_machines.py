@@ -57,7 +57,8 @@ def test_the_environment_is_that_of_the_intent_on_a_bare_machine(provider: Loopb
     soon(lambda: "\nend" in (provider.driver.logs(handle) or ""))
     found = dict(line.split("=", 1) for line in (provider.driver.logs(handle) or "").splitlines() if "=" in line)
     assert set(found) - {"PWD", "OLDPWD", "SHLVL", "_"} == {"HOME", "PATH", "PYTHONPATH", "TMPDIR", *ENVIRONMENT}
-    assert found["TMPDIR"] == tempfile.gettempdir(), "what a killed machine leaves lies with the driver's own files"
+    scratch = Path(found["TMPDIR"])
+    assert scratch.parent == Path(tempfile.gettempdir()) and scratch.stat().st_mode & 0o077 == 0
     assert ENVIRONMENT.items() <= found.items()
     assert Path(found["HOME"]) == Path(found["PWD"]) == provider.directory / "machines" / handle / "home"
 
@@ -68,6 +69,15 @@ def test_no_secret_is_in_a_file_or_a_command_line(provider: LoopbackDriven, tmp_
     assert files and not any(SECRET in path.read_text() for path in files)
     assert SECRET not in " ".join(psutil.Process(provider.pid_of(TOKEN)).cmdline())
     assert (tmp_path / "provider").stat().st_mode & 0o077 == 0, "the output may hold users' data"
+
+
+@runs("mktemp -d baton-XXXX --tmpdir; exec sleep 600")
+def test_a_killed_machine_leaves_no_temporary_files(provider: LoopbackDriven) -> None:
+    handle = made(provider)
+    left = Path(printed(provider, handle, 1)[0])
+    assert left.is_dir()
+    provider.driver.destroy(handle)
+    assert not left.parent.exists()
 
 
 @runs("nvidia-smi --query-gpu=name,memory.total; exec sleep 600")
