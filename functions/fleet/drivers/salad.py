@@ -36,9 +36,9 @@ from functions.fleet.drivers.salad_wire import (
     MIB_PER_GIB,
     GpuClass,
     Group,
-    Instance,
-    LogLine,
     Quotas,
+    SaladInstance,
+    SaladLogLine,
     is_name_conflict,
     problem_of,
     refusal,
@@ -170,7 +170,7 @@ class SaladDriver:
                 "sort_order": "desc",
             },
         )
-        lines = [_parse(LogLine, one) for one in _items(answer, "items")]
+        lines = [_parse(SaladLogLine, one) for one in _items(answer, "items")]
         texts = [one.text_log or str(one.json_log or "") for one in lines if one is not None]
         return "\n".join(reversed(texts)) if texts else None
 
@@ -307,12 +307,12 @@ class SaladDriver:
         groups = [one for one in (_parse(Group, item) for item in items) if one is not None]
         return groups, len(groups) == len(items) < MOST_LISTED
 
-    def _instances(self, groups: Sequence[Group]) -> dict[str, list[Instance]]:
+    def _instances(self, groups: Sequence[Group]) -> dict[str, list[SaladInstance]]:
         """Return the instances by group, up to the first group whose instances cannot be read.
 
         The list of groups says whether a machine exists and is billed; instances add the node and the progress.
         """
-        found: dict[str, list[Instance]] = {}
+        found: dict[str, list[SaladInstance]] = {}
         for group in groups:
             try:
                 answer = self._http.read("GET", f"{self._group(group.name)}/instances")
@@ -320,10 +320,12 @@ class SaladDriver:
                 items = [] if answer.status == 404 else _items(answer, "instances")
             except (ProviderUnavailable, ProviderRefused):
                 break
-            found[group.name] = [one for one in (_parse(Instance, item) for item in items) if one is not None]
+            found[group.name] = [one for one in (_parse(SaladInstance, item) for item in items) if one is not None]
         return found
 
-    def _sighting(self, group: Group, instances: list[Instance] | None, classes: Mapping[str, GpuClass]) -> Sighting:
+    def _sighting(
+        self, group: Group, instances: list[SaladInstance] | None, classes: Mapping[str, GpuClass]
+    ) -> Sighting:
         state = group.current_state
         alive = sorted(instances or [], key=lambda one: (one.state == "stopping", one.state != "running"))
         runs = state.instance_status_counts.running_count > 0 or any(one.state == "running" for one in alive)

@@ -104,7 +104,7 @@ class Group(SaladAnswer):
         return self.current_state.status in ENDED
 
 
-class Instance(SaladAnswer):
+class SaladInstance(SaladAnswer):
     """Instance of a group on one node."""
 
     machine_id: str
@@ -119,7 +119,7 @@ class Instance(SaladAnswer):
         return self.state
 
 
-class LogLine(SaladAnswer):
+class SaladLogLine(SaladAnswer):
     """Line of a container's output."""
 
     time: AwareDatetime
