@@ -15,8 +15,8 @@ from functions.fleet.breaker import CONTRACT_ENDS
 from functions.fleet.machine_states import CHECKPOINT_MARGIN_S, DEADLINES, EXISTING, ORPHAN_WATCH_S, TRANSITIONS, USABLE
 from functions.fleet.records import Inventory, Machine, Offer, Sighting
 
-AMBIGUOUS_LOOKS_S = 120
-"""Shortest time after a create whose answer was lost until an absence counts. Providers list a machine late."""
+LISTED_WITHIN_S = 120
+"""Shortest time after a create until an absence counts, because providers list a new machine late."""
 PRICE_TOLERANCE = 1.02
 """Factor by which the observed price may exceed the cap, because providers round prices."""
 BOOT_PATIENCE = 1.5
@@ -150,6 +150,8 @@ def _note(machine: Machine, sightings: list[Sighting], inventory: Inventory) -> 
             return machine
         if machine.state is State.FAILED and machine.absence_proved:
             return machine
+        if machine.handle and machine.requested_at and inventory.at < machine.requested_at + LISTED_WITHIN_S:
+            return machine
         absences = [*machine.absences[:1], inventory.at]
         return machine if absences == machine.absences else machine.model_copy(update={"absences": absences})
     known = machine.handle or sightings[0].handle
@@ -200,7 +202,7 @@ def _settle_create(machine: Machine, sightings: list[Sighting], now: int) -> Mac
     if (
         machine.state is State.AMBIGUOUS
         and machine.absence_proved
-        and machine.absences[1] >= asked_at + AMBIGUOUS_LOOKS_S
+        and machine.absences[1] >= asked_at + LISTED_WITHIN_S
     ):
         return move(machine, State.FAILED, now, "the provider did not make the machine", spent_usd=0.0)
     return machine

@@ -99,6 +99,18 @@ def test_one_absence_proves_nothing(state: State) -> None:
     assert again.absences == [NOW, NOW + 60]
 
 
+@pytest.mark.parametrize("state", [State.BOOTING, State.TERMINATING])
+def test_the_absence_of_a_new_machine_proves_nothing(state: State) -> None:
+    """Providers list a new machine late."""
+    machine = make_machine(state, requested_at=NOW, handle="h")
+    for second in (30, 119):
+        machine = lifecycle.advance(machine, inventory(at=NOW + second), idle_timeout_s=None)
+    assert (machine.state, machine.absences) == (state, [])
+    for second in (120, 180):
+        machine = lifecycle.advance(machine, inventory(at=NOW + second), idle_timeout_s=None)
+    assert machine.state is (State.GONE if state is State.TERMINATING else State.LOST)
+
+
 @pytest.mark.parametrize("state", sorted(EXISTING - {State.LOST}))
 def test_a_sighting_between_two_absences_counts(state: State) -> None:
     machine = lifecycle.advance(make_machine(state), inventory(), idle_timeout_s=None)
