@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from functions.api.fleet import quotes
 from functions.fleet.accounts import AccountsUnreadable
 from functions.fleet.drivers.protocol import ProviderRefused, ProviderUnavailable, RefusalKind
 from functions.fleet.records import Offer
+from tests.conformance.driven_vast import VastDriven
 from tests.kits.api.fleets import DOCUMENT, make_machine, put_machine
 from tests.kits.api.harness import Api
 from tests.twins.provider import VirtualProvider
@@ -228,6 +230,29 @@ def test_unreadable_accounts_silence_their_providers_only(api: Api) -> None:
     assert found["silent"] == [{"provider": "vast", "reason": "the file holds no JSON object"}]
     refused = api.post("/offers", {}).refused(ErrorCode.CONFLICT)
     assert "store all accounts again" in refused["message"]
+
+
+def test_offers_of_vast_have_their_traffic_and_their_interruptions_in_the_total(api: Api, tmp_path: Path) -> None:
+    vast = VastDriven(tmp_path)
+    api.clock.advance(vast.now() - api.clock.now())
+    api.context = replace(api.context, drivers={"vast": vast.driver})
+    document = {"providers": ["vast"], "image": "ghcr.io/acme/worker:1", "max_usd_per_hour": 0.5, "max": 2}
+    found = plan(api, job=COMMAND, hours=3, **document)
+    assert (found["start"], found["silent"]) == (1, [])
+    (taken,) = [one for one in found["offers"] if one["taken"]]
+    parts = taken["expected"]
+    assert parts["total"] == pytest.approx(
+        sum(parts[name] for name in ("machine", "traffic", "boot", "lost")), abs=3e-4
+    )
+    assert parts["machine"] == pytest.approx(3 * taken["usd_per_hour"], abs=1e-4)
+    assert parts["traffic"] > 0 and parts["boot"] > 0
+    assert taken["expected"]["total"] == min(one["expected"]["total"] for one in found["offers"] if not one["rejected"])
+    assert found["usd"]["low"] < found["usd"]["expected"] < found["usd"]["high"]
+    assert all(one["rejected"] for one in found["offers"] if one["usd_per_hour"] > 0.5)
+    dear = api.post("/offers", {"providers": ["vast"], "max_usd_per_hour": 0.01}).ok()
+    assert dear["offers"] == [] or all("exceeds max_usd_per_hour" in one["rejected"] for one in dear["offers"])
+    assert vast.fake.instances == [] and vast.fake.meter.usd() == 0
+    vast.close()
 
 
 def test_an_impossible_number_of_a_provider_is_no_offer(api: Api) -> None:
