@@ -212,7 +212,9 @@ def _find_in_account(found: _Findings, one: ProviderExamination, usd_per_hour: f
         found.add(FindingCode.ACCOUNT_PROBLEM, problem, provider=one.provider, subject=str(number))
     if one.report.foreign:
         names = _name_some(one.report.foreign)
-        detail = f"{len(one.report.foreign)} machines at {one.provider} are not Baton's and are left alone: {names}"
+        others = len(one.report.foreign)
+        told = "machine is not Baton's and is" if others == 1 else "machines are not Baton's and are"
+        detail = f"{others} {told} left alone at {one.provider}: {names}"
         found.add(FindingCode.FOREIGN_MACHINES, detail, provider=one.provider)
     low = describe_low_balance(one.report.balance_usd, usd_per_hour)
     if low:
