@@ -16,6 +16,7 @@ from blake3 import blake3
 
 import tests.kits.api.harness as harness
 from baton.contract.errors import ErrorCode
+from baton.contract.money import Budget
 from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET, ring_token
 from baton.contract.providers import ACCOUNTS
 from baton.contract.worker.control import MAX_COMMANDS
@@ -406,7 +407,13 @@ def rent(recorder: Recorder, api: Api) -> None:
         now=clock.now,
         random_token=random.token,
         time_left_s=lambda: 55.0,
+        read_jobs=api.context.jobs.get_many,
+        budget=Budget(per_day_usd=50),
     )
+    own = api.submit(rent={"budget_usd": 1, "providers": ["loopback"]})
+    api.post(f"/job/{own['id']}/stop").ok()
+    api.post(f"/job/{own['id']}/retry").ok()
+    api.post(f"/job/{own['id']}/stop").ok()
 
     def tick(minutes: int) -> None:
         for _ in range(minutes):
@@ -428,6 +435,10 @@ def rent(recorder: Recorder, api: Api) -> None:
     for path in ("/fleets", "/fleets/nights", "/fleets/nights/events"):
         api.get(path).ok()
     assert len(api.get("/fleets/nights/machines").ok()["machines"]) >= 2
+    assert api.get(f"/fleets/{own['queue']}").ok()["stopped"]
+    assert api.get(f"/job/{own['id']}/machines").ok()["fleets"][0]["fleet"]["job_id"] == own["id"]
+    for what in ("logs", "shell"):
+        api.get(f"/fleets/nights/machines/unknown/{what}").refused(ErrorCode.MACHINE_NOT_FOUND, "machine")
 
 
 def account(recorder: Recorder, emulator: Emulator, api: Api, patch: pytest.MonkeyPatch) -> None:
