@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
+from baton.contract.fleet import FleetSpec
 from baton.contract.jobs.policy import Policy
+from baton.contract.providers import ACCOUNTS
 from gpu_client.agent.app.settings import AgentSettings, variable_name
 from gpu_client.agent.app.shutdown import LEAVE_MIN_S
 from tests.infrastructure.test_image import entrypoint, health_check, of
@@ -46,7 +48,18 @@ def test_each_page_is_listed_and_has_only_kinds_of_blocks_that_are_looked_at() -
     listed = set(re.findall(r"^\| \[(\S+)\]", (PAGES / "README.md").read_text(), re.M))
     assert listed == {page.name for page in ALL} - {"README.md"}
     kinds = {kind for page in ALL for kind in re.findall(r"^```(\w*)\n", page.read_text(), re.M)} - {""}
-    assert kinds == {"sh", "dockerfile", "env", "json", "yaml", "ini"}
+    # `text` is what a command prints.
+    assert kinds == {"sh", "dockerfile", "env", "json", "yaml", "ini", "text"}
+
+
+@pytest.mark.parametrize("page", ALL, ids=lambda page: page.name)
+def test_every_fleet_and_every_account_is_valid(page: Path) -> None:
+    for text in re.findall(r"^cat > \w+\.yaml <<'EOF'\n(.*?)^EOF$", page.read_text(), re.M | re.S):
+        FleetSpec.model_validate(yaml.safe_load(text))
+    for _, text in re.findall(r"^( *)```yaml\n(.*?)^\1```$", page.read_text(), re.M | re.S):
+        for provider, account in yaml.safe_load(text).items():
+            if provider in ACCOUNTS:
+                ACCOUNTS[provider].model_validate(account)
 
 
 @pytest.mark.parametrize("page", ALL, ids=lambda page: page.name)

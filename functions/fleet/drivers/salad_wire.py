@@ -138,7 +138,7 @@ def problem_of(answer: ProviderAnswer) -> str:
     """Return status, code and text of a refusal in one line."""
     body = answer.body if isinstance(answer.body, dict) else {}
     said = [str(body[name]) for name in ("type", "detail") if body.get(name)] or [answer.text[:200]]
-    return " ".join(f"Salad answered {answer.status}: {': '.join(said)}".split())
+    return " ".join(f"Salad answered {answer.status}: {': '.join(said)}".split()).rstrip(".")
 
 
 def is_name_conflict(answer: ProviderAnswer) -> bool:
@@ -160,6 +160,11 @@ _MEANINGS = (
     (RefusalKind.KEY, "Store a valid key with `baton fleet login salad`.", lambda status, said: status == 401),
     (RefusalKind.QUOTA, "The next tick tries again.", lambda status, said: status == 429),
     (
+        RefusalKind.INVALID,
+        "The organization or the project does not exist: name existing ones with `baton fleet login salad`.",
+        lambda status, said: status == 404,
+    ),
+    (
         RefusalKind.QUOTA,
         "Delete container groups, or ask Salad for more replicas on the portal's page of quotas.",
         lambda status, said: "quota" in said,
@@ -168,11 +173,6 @@ _MEANINGS = (
         RefusalKind.CREDIT,
         "Buy credit on the portal's page of billing.",
         lambda status, said: any(word in said for word in ("credit", "balance", "payment", "billing")),
-    ),
-    (
-        RefusalKind.INVALID,
-        "The organization or the project does not exist: name existing ones with `baton fleet login salad`.",
-        lambda status, said: status == 404,
     ),
     (
         RefusalKind.PERMISSION,

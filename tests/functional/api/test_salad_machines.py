@@ -118,6 +118,23 @@ def events(api: Api) -> list[tuple[str, str]]:
     return [(one["type"].removeprefix("machine."), one["reason"]) for one in reversed(found)]
 
 
+@pytest.mark.parametrize(
+    ("change", "code", "says"),
+    [
+        ({"api_key": "salad_cloud_user_other"}, ErrorCode.PROVIDER_KEY_REFUSED, "401"),
+        ({"project": "no-such"}, ErrorCode.PROVIDER_REQUEST_REFUSED, "organization or the project does not exist"),
+        ({"organization": "no-such"}, ErrorCode.PROVIDER_REQUEST_REFUSED, "organization or the project does not exist"),
+    ],
+)
+def test_an_account_that_does_not_work_is_not_stored(
+    deployment: Deployment, api: Api, salad: FakeSalad, change: dict[str, str], code: ErrorCode, says: str
+) -> None:
+    account = {**reveal(salad_account(salad)), **change}
+    said = api.call("PUT", "/providers/salad", account).refused(code)["message"]
+    assert says in said and account["api_key"] not in said
+    assert api.get("/providers").ok()["providers"] == []
+
+
 def test_a_machine_works_moves_and_ends_without_a_trace_at_the_provider(
     deployment: Deployment, api: Api, salad: FakeSalad
 ) -> None:
