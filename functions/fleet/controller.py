@@ -219,8 +219,10 @@ class Reconciliation:
         for _ in range(DECISIONS):
             before = group[at]
             after, spent = self._decide(fleet, before, group, inventory)
-            group[at] = before if after == before else self._tick.save(fleet, before, after, spent)
-            if after == before or group[at] is not before:
+            if after == before or lifecycle.only_cost_grew(before, after):
+                return
+            group[at] = self._tick.save(fleet, before, after, spent)
+            if group[at] is not before:
                 return
             group[at] = self._store.machine(before.tenant, before.fleet, before.id) or before
 
@@ -336,7 +338,7 @@ class Reconciliation:
 def _find_unwanted(fleet: StoredFleet, machine: Machine, group: Sequence[Machine]) -> str:
     """Return why the fleet gives the machine back, besides time and money; empty if the fleet keeps the machine."""
     if fleet.stopped:
-        return "the fleet is stopped" if fleet.job_id is None else "the job has ended, or the fleet is stopped"
+        return fleet.stop_reason or "the fleet is stopped"
     if machine.id in surplus(group, fleet.spec.max):
         return EXCEEDS_MAX
     return outdated(machine, fleet.spec)

@@ -265,6 +265,8 @@ class StoredFleet(Record):
     spec: FleetSpec
     version: int = 0
     stopped: bool = False
+    stop_reason: str = ""
+    """Why the fleet is stopped; empty if a user has stopped the fleet."""
     job_id: str | None = None
     retired: bool = False
     created_at: int

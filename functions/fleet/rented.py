@@ -26,7 +26,8 @@ def stop_with_jobs(tick: Tick, fleets: Sequence[StoredFleet], read_jobs: ReadJob
 
 
 def _stop(tick: Tick, fleet: StoredFleet) -> StoredFleet:
-    stopped = fleet.model_copy(update={"stopped": True, "version": fleet.version + 1, "updated_at": tick.now()})
+    updates = {"stopped": True, "stop_reason": "the job has ended", "version": fleet.version + 1}
+    stopped = fleet.model_copy(update={**updates, "updated_at": tick.now()})
     try:
         tick.store.put_fleet(stopped)
     except WriteConflict:

@@ -229,7 +229,7 @@ def test_a_job_with_rent_gets_a_machine_of_its_own_which_ends_with_the_job(renta
     name = fleet_of(job_id)
     rental.stack.wait_for(job_id, JobState.COMPLETE)
     (machine,) = rental.receipts(name, 1)
-    assert machine.reason == "the job has ended, or the fleet is stopped"
+    assert machine.reason == "the job has ended"
     assert [one.machine_id for one in rental.attempts(job_id)] == [machine.id]
     assert rental.stack.artifact(job_id, "done.txt") == b"done"
     assert name not in {fleet.spec.name for fleet in rental.client.fleets()}

@@ -63,7 +63,7 @@ def reopen_fleet(context: Context, call: ApiCall, job: Job) -> PutFleet:
     fleet = require_store(context).fleet(call.tenant, name)
     if fleet is None:
         raise RuntimeError(f"job {job.id} rents machines and has no fleet {name}")
-    updates = {"version": fleet.version + 1, "stopped": False, "retired": False}
+    updates = {"version": fleet.version + 1, "stopped": False, "stop_reason": "", "retired": False}
     return _put(fleet.model_copy(update={**updates, "updated_at": fleet_time(context, call)}))
 
 

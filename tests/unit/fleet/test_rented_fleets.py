@@ -51,7 +51,7 @@ def test_the_machine_of_a_job_goes_back_when_the_job_is_complete() -> None:
     assert training.left_s <= 0
     require_retired(night)
     (machine,) = ended(night)
-    assert machine.reason == "the job has ended, or the fleet is stopped"
+    assert machine.reason == "the job has ended"
     # Boot 2 to 4 minutes, one hour of work, no idle minutes.
     assert PRICE * 61 / 60 <= night.billed_usd() <= PRICE * 67 / 60
 

@@ -183,7 +183,7 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "reserved_usd": 0,
         "watch_until": 0,
     },
-    "StoredFleet": {"version": 0, "stopped": False, "retired": False},
+    "StoredFleet": {"version": 0, "stopped": False, "stop_reason": "", "retired": False},
     "RuleStateRecord": {"revision": 0, "epoch": 0, "step": 0, "seen_at": 0, "errors": 0, "member": {}, "orders": []},
     "ScaleOrder": {"copies": 0, "leaving": []},
     "ScalingRecord": {"copies": [], "leaving": [], "expires_at": 0},
