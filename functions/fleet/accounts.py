@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from threading import RLock
 from typing import Protocol
 
 from pydantic import ValidationError
@@ -48,40 +49,46 @@ class ProviderAccounts(Protocol):
 
 
 class CachedAccounts:
-    """ProviderAccounts that reads its store at most every RELOAD_S. now: clock in seconds."""
+    """ProviderAccounts that reads its store at most every RELOAD_S. Thread-safe. now: clock in seconds."""
 
     def __init__(self, store: ProviderAccounts, now: Callable[[], float]) -> None:
         self._store = store
         self._now = now
         self._found: StoredAccounts = {}
         self._read_at: float | None = None
+        self._lock = RLock()
 
     def read(self) -> StoredAccounts:
-        if self._read_at is None or self._now() >= self._read_at + RELOAD_S:
-            try:
-                self._found = self._store.read()
-                self._read_at = self._now()
-            except StorageUnavailable as error:
-                if self._read_at is None:
-                    raise
-                # Machines must be looked after in the meantime, and a store that is away must not slow every tick.
-                logger.warning("the accounts cannot be read again: %s", error)
-                self._read_at = self._now() - RELOAD_S + RETRY_S
-        return self._found
+        with self._lock:
+            if self._read_at is None or self._now() >= self._read_at + RELOAD_S:
+                self._reload()
+            return self._found
 
     def write(self, accounts: StoredAccounts) -> None:
-        self._store.write(accounts)
-        self._found, self._read_at = accounts, self._now()
+        with self._lock:
+            self._store.write(accounts)
+            self._found, self._read_at = accounts, self._now()
 
     def put(self, provider: ProviderName, stored: StoredAccount) -> None:
         """Store one account in place of an earlier one."""
-        self.write({**self._store.read(), provider: stored})
+        with self._lock:
+            self.write({**self._store.read(), provider: stored})
 
-    def remove(self, provider: ProviderName) -> bool:
-        """Remove one account; return False if there is none."""
-        before = self._store.read()
-        self.write({name: stored for name, stored in before.items() if name != provider})
-        return provider in before
+    def remove(self, provider: ProviderName) -> None:
+        """Remove one account; idempotent."""
+        with self._lock:
+            self.write({name: stored for name, stored in self._store.read().items() if name != provider})
+
+    def _reload(self) -> None:
+        try:
+            self._found = self._store.read()
+            self._read_at = self._now()
+        except StorageUnavailable as error:
+            if self._read_at is None:
+                raise
+            # Machines must be looked after in the meantime, and a store that is away must not slow every tick.
+            logger.warning("the accounts cannot be read again: %s", error)
+            self._read_at = self._now() - RELOAD_S + RETRY_S
 
 
 def no_account(provider: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functions.domain.errors import StorageUnavailable
-from functions.fleet.accounts import StoredAccounts
+from functions.fleet.accounts import AccountsUnreadable, StoredAccounts
 
 
 class MemoryAccounts:
@@ -13,11 +13,14 @@ class MemoryAccounts:
         self.accounts: StoredAccounts = {}
         self.reads = 0
         self.available = True
+        self.damaged = False
 
     def read(self) -> StoredAccounts:
         self.reads += 1
         if not self.available:
             raise StorageUnavailable("the store of accounts is away")
+        if self.damaged:
+            raise AccountsUnreadable("the secret x holds no JSON object with accounts by provider")
         return self.accounts
 
     def write(self, accounts: StoredAccounts) -> None:

@@ -13,7 +13,7 @@ from baton.contract.providers import Account, ProviderPage, ProviderView
 from functions.api.fleet.store import fleet_time, require_store
 from functions.api.http.context import ApiCall, Context, NoContent
 from functions.domain.errors import Refusal
-from functions.fleet.accounts import AccountsUnreadable, CachedAccounts, StoredAccount
+from functions.fleet.accounts import AccountsUnreadable, CachedAccounts, StoredAccount, StoredAccounts
 from functions.fleet.drivers.configured import build_driver
 from functions.fleet.drivers.protocol import Driver, ProviderRefused, ProviderUnavailable
 
@@ -48,14 +48,14 @@ def put_ssh(context: Context, call: ApiCall) -> ProviderView:
 
 def list_providers(context: Context, call: ApiCall) -> ProviderPage:
     """List the stored accounts as of their last check."""
-    stored = _require_accounts(context).read()
+    stored = _read(_require_accounts(context))
     return ProviderPage(providers=[stored[name].view for name in sorted(stored)])
 
 
 def remove(context: Context, call: ApiCall) -> NoContent:
     """Remove an account; refused while the account lists machines of this deployment, which nobody would end."""
     provider, accounts = call.path["provider"], _require_accounts(context)
-    stored = next((name for name in accounts.read() if name == provider), None)
+    stored = next((name for name in _read(accounts) if name == provider), None)
     if stored is None:
         raise Refusal(ErrorCode.PROVIDER_NOT_FOUND, f"No account at {provider[:40]} is stored.", field="provider")
     left = _list_machines(context, context.drivers.get(stored))
@@ -72,20 +72,17 @@ def _put(context: Context, call: ApiCall, provider: ProviderName) -> ProviderVie
     driver = build_driver(provider, account, now=lambda: float(now))
     with refusals_translated(provider):
         report = driver.examine(_prefix(context))
-    try:
-        before = accounts.read().get(provider)
-        if before is not None and before.account != account:
-            _require_same_machines(context, provider, driver)
-        view = ProviderView(
-            provider=provider,
-            account=report.account,
-            balance_usd=report.balance_usd,
-            problems=list(report.problems),
-            checked_at=now,
-        )
-        accounts.put(provider, StoredAccount(account=account, view=view))
-    except AccountsUnreadable as error:
-        raise Refusal(ErrorCode.CONFLICT, f"{error}; delete it, then store all accounts again.") from error
+    before = _read(accounts).get(provider)
+    if before is not None and before.account != account:
+        _require_same_machines(context, provider, driver)
+    view = ProviderView(
+        provider=provider,
+        account=report.account,
+        balance_usd=report.balance_usd,
+        problems=list(report.problems),
+        checked_at=now,
+    )
+    accounts.put(provider, StoredAccount(account=account, view=view))
     return view
 
 
@@ -130,6 +127,14 @@ def refusals_translated(provider: str) -> Iterator[None]:
         raise Refusal(ErrorCode(error.kind.value), f"{provider}: {reason}.") from error
     except (ProviderUnavailable, ValidationError) as error:
         raise Refusal(ErrorCode.PROVIDER_UNAVAILABLE, f"{provider}: {error}.") from error
+
+
+def _read(accounts: CachedAccounts) -> StoredAccounts:
+    """Return all accounts; refuse the call if the store's document is damaged."""
+    try:
+        return accounts.read()
+    except AccountsUnreadable as error:
+        raise Refusal(ErrorCode.CONFLICT, f"{error}; delete it, then store all accounts again.") from error
 
 
 def _require_accounts(context: Context) -> CachedAccounts:

@@ -144,6 +144,20 @@ def test_an_account_with_a_revoked_key_can_be_replaced_and_removed(api: Api, vas
     assert api.call("DELETE", "/providers/vast").status == 204
 
 
+def test_a_damaged_secret_is_named_with_the_remedy(api: Api, vast: Market) -> None:
+    assert isinstance(vast.store, MemoryAccounts)
+    vast.store.damaged = True
+    for method, path, body in (
+        ("GET", "/providers", None),
+        ("PUT", "/providers/vast", {"api_key": KEY}),
+        ("DELETE", "/providers/vast", None),
+        ("GET", "/fleet-doctor", None),
+        ("POST", "/fleet-doctor/fix", {"findings": ["x"]}),
+    ):
+        error = api.call(method, path, body).refused(ErrorCode.CONFLICT)
+        assert "the secret x holds no JSON object" in error["message"] and "delete it" in error["message"]
+
+
 def test_a_deployment_without_a_place_for_accounts_says_so(api: Api) -> None:
     api.get("/providers").refused(ErrorCode.CONFLICT)
     api.call("PUT", "/providers/vast", {"api_key": KEY}).refused(ErrorCode.CONFLICT)

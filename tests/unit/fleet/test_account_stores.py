@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import boto3
@@ -27,6 +28,8 @@ from functions.fleet.accounts import (
 )
 from functions.fleet.drivers import configured
 from functions.fleet.drivers.configured import ConfiguredDrivers
+from functions.handlers.wiring import build_accounts
+from functions.settings import ControlPlaneSettings
 from functions.storage.provider_accounts import FileAccounts, SecretsManagerAccounts
 from tests.twins.accounts import MemoryAccounts
 from tests.twins.provider import VirtualProvider
@@ -127,9 +130,9 @@ def test_the_cache_reads_its_store_every_five_minutes_and_after_a_change_at_once
     assert set(cached.read()) == {"vast"}
     clock.at += 1
     assert cached.read() == {}
-    assert cached.remove("vast") is False
+    cached.remove("vast")
     cached.put("vast", stored())
-    assert cached.remove("vast") is True
+    cached.remove("vast")
     assert cached.read() == store.accounts == {}
 
 
@@ -149,6 +152,44 @@ def test_an_outage_of_the_store_keeps_the_known_accounts() -> None:
     store.available, store.accounts = True, {}
     clock.at += RETRY_S
     assert cached.read() == {}
+
+
+def test_a_login_during_a_read_is_in_force_at_once() -> None:
+    store, reading, go_on = MemoryAccounts(), Event(), Event()
+    cached = CachedAccounts(store, Clock())
+
+    class SlowStore:
+        write = store.write
+
+        def read(self) -> StoredAccounts:
+            found = store.read()
+            reading.set()
+            assert go_on.wait(5)
+            return found
+
+    cached._store = SlowStore()
+    reader = Thread(target=cached.read)
+    reader.start()
+    assert reading.wait(5)
+    writer = Thread(target=cached.put, args=("vast", stored()))
+    writer.start()
+    go_on.set()
+    for one in (reader, writer):
+        one.join(5)
+    assert set(cached.read()) == {"vast"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "store"),
+    [
+        ({}, None),
+        ({"provider_file": "providers.json"}, FileAccounts),
+        ({"provider_secret": "s", "provider_file": "providers.json"}, SecretsManagerAccounts),
+    ],
+)
+def test_the_settings_name_the_place_of_the_accounts(settings: dict[str, str], store: type | None) -> None:
+    built = build_accounts(ControlPlaneSettings.model_validate(settings))
+    assert built is None if store is None else isinstance(built, CachedAccounts) and type(built._store) is store
 
 
 def test_drivers_follow_the_accounts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
