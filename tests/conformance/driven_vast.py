@@ -27,7 +27,7 @@ class VastDriven:
         self.fake.intervals_s.clear()
         self.fake.boot_s = self.fake.visible_after_s = 0
         self.fake.__enter__()
-        self.driver = VastDriver(vast_account(self.fake), now=self.clock, pause=self.clock.advance)
+        self.driver = VastDriver(vast_account(self.fake), now=self.clock, pause=lambda _: None)
 
     def now(self) -> int:
         return int(self.clock())

@@ -55,8 +55,8 @@ logger = logging.getLogger("baton.fleet")
 PAGE = 25
 LONGEST_LIST = 40
 """Pages of the longest list that is read."""
-PAGE_INTERVAL_S = 1.0
-"""Least time between two pages; Vast.ai answers 429 to an earlier one."""
+LIST_INTERVAL_S = 1.0
+"""Least time between two pages, or two lists; Vast.ai answers 429 to an earlier one."""
 OFFERS = 200
 """Offers of one search."""
 CHARGED_DAYS = 370
@@ -75,8 +75,8 @@ ENROLMENT_TOKEN = re.compile(r"baton_[\w-]+")
 class VastDriver:
     """Driver of Vast.ai.
 
-    pause: waits between the pages of a long list, by seconds. The controller cannot wait there, because a list is
-    complete only if all of its pages are.
+    pause: waits before a page that would come too early, by seconds. The controller cannot wait there, because a list
+    is complete only if all of its pages are.
     """
 
     name = PROVIDER
@@ -97,6 +97,8 @@ class VastDriver:
         self._now = now
         self._pause = pause
         self._gpu_names: list[str] | None = None
+        self._listed_at = -math.inf
+        """Time of the last page of a list."""
         self._charged: tuple[float, list[Charge]] = -math.inf, []
         """Charges of the account, and the time of the call."""
         self._logs: dict[str, tuple[float, str]] = {}
@@ -295,6 +297,9 @@ class VastDriver:
         rows: dict[int, Instance] = {}
         complete, token = True, None
         for number in range(LONGEST_LIST):
+            if self._now() <= self._listed_at + LIST_INTERVAL_S:  # The clock may count whole seconds.
+                self._pause(LIST_INTERVAL_S)
+            self._listed_at = self._now()
             query = {"limit": PAGE, "order_by": json.dumps([{"col": "id", "dir": "asc"}])}
             try:
                 page = self._object("GET", "/api/v1/instances/", query | ({"after_token": token} if token else {}))
@@ -317,7 +322,6 @@ class VastDriver:
             token = page.get("next_token")
             if not token:
                 return list(rows.values()), complete
-            self._pause(PAGE_INTERVAL_S)
         return list(rows.values()), False
 
     def _announced(self) -> dict[int, PriceIncrease]:

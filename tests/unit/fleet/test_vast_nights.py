@@ -36,7 +36,11 @@ class VastMarket:
         self.night: Night | None = None
         self.fake = FakeVast(lambda: self.night.now if self.night else self.now)
         served.enter_context(self.fake)
-        self.driver = VastDriver(vast_account(self.fake), now=self.fake.now)
+        self.driver = VastDriver(vast_account(self.fake), now=self.fake.now, pause=self._wait)
+
+    def _wait(self, seconds: float) -> None:
+        assert self.night is not None
+        self.night.now += int(seconds)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.driver, name)
