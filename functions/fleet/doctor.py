@@ -179,8 +179,10 @@ def _find_strays(found: _Findings, driver: Driver, one: ProviderExamination, liv
 
 
 def _find_leftovers(found: _Findings, driver: Driver, one: ProviderExamination, live: set[str]) -> None:
+    listed = {seen.handle for seen in one.inventory.sightings} if one.inventory else set()
     for leftover in one.report.leftovers if one.report else ():
-        if leftover.token in live:
+        # A stopped machine that the provider lists is a stray already.
+        if leftover.token in live or leftover.handle in listed:
             continue
         price = "" if leftover.usd_per_hour is None else f", {leftover.usd_per_hour:g} USD/h"
         detail = f"{one.provider} bills the {leftover.kind} {leftover.handle} ({leftover.token}{price})"

@@ -92,7 +92,9 @@ def test_leftovers_are_deleted_except_those_of_live_machines(api: Api, vast: Acc
     put_machine(api, make_machine(token(api, "m1"), MachineState.READY, offer=VAST_OFFER))
     disk = Leftover(kind="disk", handle="d-1", token=token(api, "old"), usd_per_hour=0.01)
     used = Leftover(kind="disk", handle="d-2", token=token(api, "m1"))
-    vast.report = AccountReport(account="me", leftovers=[disk, used])
+    vast.machines.append(VirtualMachine("h-9", token(api, "m1"), 0.4, NOW, "host"))
+    stopped = Leftover(kind="stopped instance", handle="h-9", token=token(api, "old"))
+    vast.report = AccountReport(account="me", leftovers=[disk, used, stopped])
     (found,) = findings(api).values()
     assert (found["id"], found["fix"]) == ("leftover/vast/d-1", "deletes the disk d-1")
     assert "0.01 USD/h" in found["detail"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -13,14 +13,17 @@ from baton.contract.errors import ErrorCode
 from baton.contract.fleet import FleetSpec
 from baton.contract.providers import ACCOUNTS
 from functions.api.fleet.enrolment_keys import EnrolmentKeys
+from functions.domain.records import Job
 from functions.fleet.accounts import CachedAccounts
 from functions.fleet.clock import FleetClock
 from functions.fleet.controller import FleetController
 from functions.fleet.drivers import configured
 from functions.fleet.drivers.configured import ConfiguredDrivers
-from functions.fleet.drivers.protocol import AccountReport, ProviderRefused, ProviderUnavailable, RefusalKind
+from functions.fleet.drivers.protocol import AccountReport, Driver, ProviderRefused, ProviderUnavailable, RefusalKind
 from functions.fleet.records import StoredFleet
+from functions.fleet.tick import TickReport
 from tests.kits.api.accounts import KEY, Market, log_in, market
+from tests.kits.api.factories import make_job
 from tests.kits.api.fleets import DOCUMENT
 from tests.kits.api.harness import NOW, TENANT, Api
 from tests.twins.accounts import MemoryAccounts
@@ -178,27 +181,39 @@ def test_a_tick_reads_the_accounts_only_with_a_fleet_and_every_five_minutes(api:
     assert isinstance(store, MemoryAccounts)
     drivers = ConfiguredDrivers(CachedAccounts(store, api.clock.now), loopback_directory=None, now=api.clock.now)
     fleets, before = MemoryFleetStore(), store.reads
-
-    def tick() -> None:
-        api.clock.advance(60)
-        controller = FleetController(
-            fleets,
-            drivers,
-            waiting=lambda _: [],
-            keys=EnrolmentKeys(api.context.tokens, api.context.random, api.clock, FleetClock(fleets), "https://a"),
-            now=api.clock.now,
-            random_token=api.context.random.token,
-            time_left_s=lambda: 55.0,
-        )
-        assert controller.tick().failures == []
-
-    tick()
+    tick(api, fleets, drivers)
     assert store.reads == before
-    spec = FleetSpec.model_validate({**DOCUMENT, "providers": ["vast"], "image": "i"})
-    fleets.put_fleet(StoredFleet(tenant=TENANT, spec=spec, version=1, created_at=NOW, updated_at=NOW))
+    fleets.put_fleet(a_fleet("vast"))
     for _ in range(11):
-        tick()
+        assert tick(api, fleets, drivers).failures == []
     assert store.reads == before + 3
+
+
+def test_a_fleet_waits_for_an_account(api: Api, vast: Market) -> None:
+    fleets = MemoryFleetStore()
+    fleets.put_fleet(a_fleet("salad"))
+    tick(api, fleets, api.context.drivers, make_job())
+    waits = fleets.ledger(TENANT, "nights").waits
+    assert waits.startswith("salad: no account is stored; run 'baton fleet login salad'")
+
+
+def a_fleet(provider: str) -> StoredFleet:
+    spec = FleetSpec.model_validate({**DOCUMENT, "providers": [provider], "image": "i"})
+    return StoredFleet(tenant=TENANT, spec=spec, version=1, created_at=NOW, updated_at=NOW)
+
+
+def tick(api: Api, fleets: MemoryFleetStore, drivers: Mapping[str, Driver], *waiting: Job) -> TickReport:
+    api.clock.advance(60)
+    random = api.context.random
+    return FleetController(
+        fleets,
+        drivers,
+        waiting=lambda _: waiting,
+        keys=EnrolmentKeys(api.context.tokens, random, api.clock, FleetClock(), "https://a"),
+        now=api.clock.now,
+        random_token=random.token,
+        time_left_s=lambda: 55.0,
+    ).tick()
 
 
 def test_every_provider_with_an_account_has_a_driver() -> None:
