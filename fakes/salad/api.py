@@ -60,8 +60,8 @@ class FakeSalad(FakeProvider):
         self.has_credit = True
         self.withdrawn_classes = 0
         """Creates whose GPU class is no longer sold."""
-        self.unreadable_groups = 0
-        """Lists with an entry that is not a group."""
+        self.unreadable_groups: list[Any] = []
+        """Entries that are not groups, one for each of the next lists."""
         self.throttled_instances = 0
         """Reads of instances that are answered with 429."""
 
@@ -204,10 +204,8 @@ class FakeSalad(FakeProvider):
 
     def _list(self, call: FakeCall) -> FakeAnswer:
         items: list[Any] = [self._read(one) for one in self.cloud.groups.values()][:MOST_GROUPS]
-        if self.unreadable_groups:
-            self.unreadable_groups -= 1
-            items.append({"name": None})
-        return FakeAnswer(200, {"items": items})
+        unreadable = [self.unreadable_groups.pop(0)] if self.unreadable_groups else []
+        return FakeAnswer(200, {"items": [*items, *unreadable]})
 
     def _create(self, call: FakeCall) -> FakeAnswer:
         body = _body(call, fields.CREATE)

@@ -55,7 +55,7 @@ class SaladDriven:
             case "snatched":
                 self.fake.withdrawn_classes = 1
             case "incomplete":
-                self.fake.unreadable_groups = 1
+                self.fake.unreadable_groups = [{}]
             case "ignored_destroys":
                 self.fake.cloud.ignored_deletes = 1
 

