@@ -81,6 +81,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "baton.contract",
         "functions.domain",
         "functions.fleet",
+        "functions.settings",
         "functions.api.http",
         "functions.api.admin.keys",
         # The requirements of a job that is planned before its submission.
