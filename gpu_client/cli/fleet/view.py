@@ -168,6 +168,7 @@ def _details(fleet: FleetView) -> Iterator[tuple[str, str]]:
     market = "" if spec.market == "either" else f", {spec.market}"
     yield "machines", f"{gpu}{vram}, {spec.disk_gib:g} GiB disk{market}"
     yield "queues", ", ".join(spec.queues)
+    yield "job", fleet.job_id or ""
     yield "ends", f"after {spec.idle_timeout_s} s without a job, at the latest after {spec.max_hours:g} h"
     yield "changed", moment(fleet.updated_at)
     yield "waits", fleet.waits
