@@ -37,7 +37,7 @@ class BatonStack(Stack):
         buckets = Buckets(self, "Buckets", stage=stage)
         functions = Functions(self, "Functions", stage=stage, tables=tables, buckets=buckets)
         events = Events(
-            self, "Events", stage=stage, publisher=functions.by_name["publisher"], jobs=tables.by_suffix["jobs"]
+            self, "Events", stage=stage, publisher=functions.by_name["publisher"], tables=tables.by_suffix
         )
         api = Api(self, "Api", stage=stage, functions=functions.by_name)
         if stage.target == "lambda":

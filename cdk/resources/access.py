@@ -151,7 +151,7 @@ ACCESS: Mapping[str, FunctionAccess] = {
     "publisher": FunctionAccess(
         tables={"webhooks": ("Query",)},
         buckets={},
-        streams={"jobs": ("DescribeStream", "GetRecords", "GetShardIterator", "ListStreams")},
+        streams=dict.fromkeys(("jobs", "fleet"), ("DescribeStream", "GetRecords", "GetShardIterator", "ListStreams")),
         bus=("PutEvents",),
         dead_letters=("SendMessage",),
         delivery_queue=("SendMessage",),

@@ -34,6 +34,11 @@ ALARMS = {
         1800,
         "a job has waited for more than 30 minutes: no worker asks for its queue, or none suits",
     ),
+    "FleetTicksUnfinished": (
+        "Sum",
+        3,
+        "ticks of the fleets' controller have not looked after every machine for 5 minutes: log of the function fleet",
+    ),
     "HeartbeatLag": (
         "Maximum",
         300,
@@ -84,8 +89,8 @@ class Alarms(Construct):
             below=1,
             description="nobody returns the jobs of lost machines: the schedule is off",
         )
-        # `FleetErrors` reports failed ticks. An alarm on a metric of successful ticks would need that metric also
-        # without fleets, and the metric would cost more than the ticks.
+        # `FleetErrors` reports ticks that raised or timed out, `FleetTicksUnfinished` in ALARMS ticks that ended early. The
+        # metric of the latter exists only while ticks end early, therefore an idle deployment pays for the alarm alone.
         self._alarm(
             "FleetSilent",
             functions["fleet"].metric_invocations(period=PERIOD, statistic="Sum"),

@@ -1,8 +1,9 @@
-"""Event bus, dead letters, and the publisher's feed from the stream of the jobs table."""
+"""Event bus, dead letters, and the publisher's feeds from the streams of the tables of jobs and fleets."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import jsii
 from aws_cdk import Duration, RemovalPolicy
@@ -22,16 +23,26 @@ BATCH_RECORDS = 100
 GIVE_UP_AFTER = Duration.hours(12)
 """Age at which a record becomes a dead letter. The stream keeps a record for 24 hours, so time remains for a repair."""
 DEAD_LETTER_RETENTION = Duration.days(14)
+FEEDS = (("Feed", "jobs"), ("FleetFeed", "fleet"))
+"""Ids of the feeds, and the suffixes of the tables."""
 
 
 class Events(Construct):
     """The bus `baton-<stage>`, for the rules of users, and the queue `baton-<stage>-dead-letters`."""
 
     def __init__(
-        self, scope: Construct, id_: str, *, stage: StageSettings, publisher: lambda_.Function, jobs: dynamodb.Table
+        self,
+        scope: Construct,
+        id_: str,
+        *,
+        stage: StageSettings,
+        publisher: lambda_.Function,
+        tables: Mapping[str, dynamodb.Table],
     ) -> None:
         super().__init__(scope, id_)
-        self.bus = events.EventBus(self, "Bus", event_bus_name=stage.bus, description="Every transition of every job")
+        self.bus = events.EventBus(
+            self, "Bus", event_bus_name=stage.bus, description="Every transition of every job and machine"
+        )
         self.dead_letters = sqs.Queue(
             self,
             "DeadLetters",
@@ -45,13 +56,18 @@ class Events(Construct):
         publisher.add_environment("BATON_EVENT_BUS", stage.bus)
         publisher.add_environment("BATON_DEAD_LETTERS", self.dead_letters.queue_url)
         access = ACCESS["publisher"]
-        stream = str(jobs.table_stream_arn)
-        allow(publisher, "dynamodb", access.streams["jobs"], stream)
         allow(publisher, "events", access.bus, self.bus.event_bus_arn)
         allow(publisher, "sqs", access.dead_letters, self.dead_letters.queue_arn)
+        for id_of_feed, suffix in FEEDS:
+            self._feed(id_of_feed, publisher, tables[suffix], suffix)
+
+    def _feed(self, id_: str, publisher: lambda_.Function, table: dynamodb.Table, suffix: str) -> None:
+        """Let Lambda invoke the publisher with the new events of a table."""
+        stream = str(table.table_stream_arn)
+        allow(publisher, "dynamodb", ACCESS["publisher"].streams[suffix], stream)
         feed = lambda_.EventSourceMapping(
             self,
-            "Feed",
+            id_,
             target=publisher,
             event_source_arn=stream,
             starting_position=lambda_.StartingPosition.TRIM_HORIZON,

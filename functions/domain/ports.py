@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from baton.contract.fleet_events import PublishedFleetEvent
 from baton.contract.jobs.events import JobEvent
 from baton.contract.jobs.job import JobState, Progress
 from functions.domain.access.api_keys import ApiKey
@@ -221,9 +222,9 @@ class WebhookStore(Protocol):
 
 
 class DeliveryQueue(Protocol):
-    """Queue of deliveries, in order for each webhook and job."""
+    """Queue of deliveries, in order for each webhook and job or fleet."""
 
-    def put(self, webhook: Webhook, event: JobEvent, *, repetition: str = "") -> None:
+    def put(self, webhook: Webhook, event: JobEvent | PublishedFleetEvent, *, repetition: str = "") -> None:
         """Enqueue an event. A duplicate within minutes is ignored unless `repetition` differs.
 
         Raises StorageUnavailable.

@@ -161,6 +161,23 @@ def fleet_event_sk(at: int, written_ns: int, place: int) -> str:
     return f"{FLEET_EVENT}{at:011d}#{written_ns:020d}#{place:02d}"
 
 
+def fleet_of(pk: str) -> tuple[str, str] | None:
+    """Return tenant and name of a partition of `fleet_pk`; None for another partition."""
+    if not pk.startswith("FLEET#"):
+        return None
+    tenant, _, name = pk.removeprefix("FLEET#").rpartition("#")
+    return tenant, name
+
+
+def fleet_event_number(sort: str) -> int:
+    """Return a number that rises with the writes of a fleet's events, from a sort key of `fleet_event_sk`.
+
+    Raises ValueError.
+    """
+    _, _, written_ns, place = sort.split("#")
+    return int(written_ns) * 100 + int(place)
+
+
 def provider_call_pk(provider: str) -> str:
     """Return the partition of the times of a provider's next calls; its sort keys are the kinds of calls."""
     return f"CALL#{provider}"

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from baton.contract.admin.webhooks import DeliveryState
 from baton.contract.errors import ErrorCode
+from baton.contract.fleet_events import FleetEventType
 from baton.contract.jobs.history import EventType
 from functions.domain.errors import Refusal
 from functions.domain.record_base import Record
@@ -72,13 +73,13 @@ _NUMBER = re.compile(r"(.*\.)?([0-9]+|0x[0-9a-f]*)")
 
 
 class Webhook(Record):
-    """Address that receives events. `types` empty: all types. `secret`: signs each delivery."""
+    """Address that receives events. `types` empty: all types of events of jobs. `secret`: signs each delivery."""
 
     id: str
     tenant: str
     url: str
     secret: str
-    types: list[EventType] = []
+    types: list[EventType | FleetEventType] = []
     every_job: bool = True
     created_at: int
 
@@ -86,14 +87,19 @@ class Webhook(Record):
         """Return True if the webhook receives an event of a job that named the webhook `named`."""
         return (self.every_job or self.id == named) and (not self.types or type_ in self.types)
 
+    def wants_of_fleets(self, type_: str) -> bool:
+        """Return True if the webhook names the type of an event of fleets; most receivers know events of jobs only."""
+        return self.every_job and type_ in self.types
+
 
 class Delivery(Record):
     """State of the delivery of one event to one webhook."""
 
     webhook_id: str
     job_id: str
+    """Subject of the event: the job's id, or `fleet/<name>`."""
     seq: int
-    type: EventType
+    type: EventType | FleetEventType
     at: int
     """Instant of the event, by which the delivery log is sorted."""
     state: DeliveryState

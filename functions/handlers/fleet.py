@@ -56,4 +56,6 @@ def count_machines(report: TickReport) -> Mapping[str, float]:
         "FleetEnding": ENDING,
     }
     counts = {name: sum(report.machines.get(state, 0) for state in states) for name, states in groups.items()}
-    return {"FleetTicks": int(report.finished), "FleetUsdPerHour": round(report.usd_per_hour, 4), **counts}
+    unfinished = report.fleets > 0 and not report.finished
+    ticks = {"FleetTicks": int(report.finished), "FleetTicksUnfinished": int(unfinished)}
+    return {**ticks, "FleetUsdPerHour": round(report.usd_per_hour, 4), **counts}

@@ -27,7 +27,7 @@ from functions.local.triggers.sqs_feed import SqsFeed
 from functions.local.triggers.stream_feed import StreamFeed
 from functions.settings import ControlPlaneSettings
 from functions.storage.dynamodb.fleet import DynamoFleetStore
-from functions.storage.tables import JOBS, create_tables
+from functions.storage.tables import FLEET, JOBS, create_tables
 
 TENANT = "default"
 KEYS_FILE = "keys.json"
@@ -123,7 +123,8 @@ class LocalStack(Lifecycle):
             started.enter_context(Schedule(sweeper.handler, interval_s=self._sweep_interval_s))
             started.enter_context(Schedule(fleet.handler, interval_s=TICK_S / self._fleet_clock_speed))
             started.enter_context(SqsFeed(deliverer.handler, emulator.client("sqs"), queue_url))
-            started.enter_context(_stream_feed(publisher.handler, emulator, settings))
+            for table in (JOBS, FLEET):
+                started.enter_context(_stream_feed(publisher.handler, emulator, table.name(settings.table_prefix)))
             self.url = server.url
             self.cloud_url = emulator.endpoint_url
             self._stack = started.pop_all()
@@ -214,6 +215,6 @@ def _create_delivery_queue(emulator: Emulator) -> str:
     return url
 
 
-def _stream_feed(handler: LambdaHandler, emulator: Emulator, settings: ControlPlaneSettings) -> StreamFeed:
-    table = emulator.client("dynamodb").describe_table(TableName=JOBS.name(settings.table_prefix))["Table"]
+def _stream_feed(handler: LambdaHandler, emulator: Emulator, name: str) -> StreamFeed:
+    table = emulator.client("dynamodb").describe_table(TableName=name)["Table"]
     return StreamFeed(handler, emulator.client("dynamodbstreams"), table["LatestStreamArn"])

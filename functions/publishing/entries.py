@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from baton.contract.fleet_events import FleetEventType, PublishedFleetEvent
 from baton.contract.jobs.events import EVENT_SOURCE, JobEvent, event_id
-from functions.storage.stream import Transition
+from functions.storage.stream import FleetTransition, Transition
 
 MAX_ENTRIES = 10
 MAX_REQUEST_BYTES = 256 * 1024
@@ -21,13 +22,15 @@ class Entry:
 
     place: int
     job_id: str
+    """Job or fleet, whose events stay in order."""
     seq: int
     tenant: str
+    of_fleet: bool = False
     webhook: str | None = None
     """Id of the webhook that the job names."""
     type: str
     detail: str
-    """The JobEvent as JSON."""
+    """The JobEvent or PublishedFleetEvent as JSON."""
     at: int
 
     @property
@@ -36,8 +39,13 @@ class Entry:
         return TIME_BYTES + sum(len(text.encode()) for text in (EVENT_SOURCE, self.type, self.detail))
 
 
-def entry_of(transition: Transition, place: int) -> Entry:
-    """Build the entry of a transition; an event too large for a request loses its data."""
+def entry_of(transition: Transition | FleetTransition, place: int) -> Entry:
+    """Build the entry of a transition; an event too large for a request loses its data.
+
+    Raises ValueError for an event of a fleet whose type this version does not publish.
+    """
+    if isinstance(transition, FleetTransition):
+        return _entry_of_fleet(transition, place)
     event = transition.event
     published = JobEvent(
         id=event_id(transition.job_id, event.seq),
@@ -54,6 +62,27 @@ def entry_of(transition: Transition, place: int) -> Entry:
         published = published.model_copy(update={"data": {}, "data_omitted": True})
         entry = _entry(published, place, transition.webhook)
     return entry
+
+
+def _entry_of_fleet(transition: FleetTransition, place: int) -> Entry:
+    event = transition.event
+    published = PublishedFleetEvent(
+        id=event_id(f"fleet/{transition.fleet}", transition.number),
+        type=FleetEventType(event.type),
+        tenant=transition.tenant,
+        fleet=transition.fleet,
+        **event.model_dump(exclude={"type"}),
+    )
+    return Entry(
+        place=place,
+        job_id=f"{transition.tenant}/{published.subject}",
+        seq=transition.number,
+        tenant=transition.tenant,
+        of_fleet=True,
+        type=published.type,
+        detail=published.model_dump_json(),
+        at=published.at,
+    )
 
 
 def _entry(event: JobEvent, place: int, webhook: str | None) -> Entry:

@@ -1,4 +1,4 @@
-"""The outbox: publish the events in the jobs table on the event bus, in order per job, at least once.
+"""The outbox: publish the events in the tables of jobs and fleets on the event bus, in order, at least once.
 
 One transaction stores a transition and its event, so the outbox publishes the events of all transitions and no others.
 Lambda repeats the records from the first failed record on, until all are accepted.
@@ -60,7 +60,7 @@ def publish(
     for place, record in enumerate(transitions):
         try:
             entries.append(entry_of(transition_of(record), place))
-        except UnreadableRecordError as error:
+        except (UnreadableRecordError, ValueError) as error:
             unpublishable[place] = str(error)
     pending = {entry.place for entry in entries}
     for request in group_into_requests(sort_by_seq(entries)):

@@ -1,4 +1,4 @@
-"""Read the transitions of jobs from records of the jobs table's stream, in the form that Lambda passes."""
+"""Read transitions of jobs and fleets from records of their tables' streams, in the form that Lambda passes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from functions.domain import table_keys
 from functions.domain.records import Event
+from functions.fleet.records import FleetEvent
 from functions.storage.dynamodb.items.documents import load
 
 FILTER: Mapping[str, Any] = {
@@ -38,10 +39,24 @@ def is_transition(record: Mapping[str, Any]) -> bool:
     return record.get("eventName") == "INSERT" and sort_key.startswith(Event.KIND)
 
 
-def transition_of(record: Mapping[str, Any]) -> Transition:
+@dataclass(frozen=True)
+class FleetTransition:
+    """Event of a fleet as read from the stream. number: rises with each event of the fleet."""
+
+    tenant: str
+    fleet: str
+    number: int
+    event: FleetEvent
+
+
+def transition_of(record: Mapping[str, Any]) -> Transition | FleetTransition:
     """Read the transition in a stream record that `is_transition` accepts. Raises UnreadableRecordError."""
     try:
         image = record["dynamodb"]["NewImage"]
+        of_fleet = table_keys.fleet_of(image["pk"]["S"])
+        if of_fleet is not None:
+            number = table_keys.fleet_event_number(image["sk"]["S"])
+            return FleetTransition(*of_fleet, number, load(FleetEvent, image["doc"]["S"]))
         job_id = table_keys.job_id_of(image["pk"]["S"])
         event = load(Event, image["doc"]["S"])
         tenant = image["tenant"]["S"]

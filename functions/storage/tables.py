@@ -116,7 +116,7 @@ WEBHOOKS = Table(suffix="webhooks", key=KeySchema(partition="pk", sort="sk"), tt
 RECIPES = Table(suffix="recipes", key=KeySchema(partition="pk", sort="sk"))
 RINGS = Table(suffix="rings", key=KeySchema(partition="pk", sort="sk"))
 # Events, quarantines and orphans expire; fleets, machines and ledgers have no `ttl`.
-FLEET = Table(suffix="fleet", key=KeySchema(partition="pk", sort="sk"), ttl_attribute="ttl")
+FLEET = Table(suffix="fleet", key=KeySchema(partition="pk", sort="sk"), ttl_attribute="ttl", stream=True)
 TABLES = (JOBS, HEARTBEATS, TOKENS, WEBHOOKS, RECIPES, RINGS, FLEET)
 
 

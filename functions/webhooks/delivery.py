@@ -55,7 +55,7 @@ def deliver(
     webhooks.record(
         Delivery(
             webhook_id=webhook.id,
-            job_id=event.job_id,
+            job_id=event.subject,
             seq=event.seq,
             type=event.type,
             at=event.at,

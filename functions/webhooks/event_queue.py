@@ -1,12 +1,14 @@
-"""The FIFO queue of events that await delivery: one message group for each webhook and job."""
+"""The FIFO queue of events that await delivery: one message group for each webhook and job or fleet."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from baton.contract.fleet_events import PublishedFleetEvent
 from baton.contract.jobs.events import JobEvent
 from functions.domain.ports import DeliveryQueue, WebhookStore
 from functions.domain.webhooks import Webhook
@@ -27,16 +29,16 @@ class QueuedEvent:
 
     tenant: str
     webhook_id: str
-    event: JobEvent
+    event: JobEvent | PublishedFleetEvent
 
     def as_json(self) -> str:
         """Encode the message in ASCII; an event too large for the queue loses its data."""
         body = self._with(self.event)
-        if len(body) > MAX_MESSAGE_BYTES:
+        if len(body) > MAX_MESSAGE_BYTES and isinstance(self.event, JobEvent):
             body = self._with(self.event.model_copy(update={"data": {}, "data_omitted": True}))
         return body
 
-    def _with(self, event: JobEvent) -> str:
+    def _with(self, event: JobEvent | PublishedFleetEvent) -> str:
         document = {"tenant": self.tenant, "webhook_id": self.webhook_id, "event": event.model_dump(mode="json")}
         return json.dumps(document, separators=(",", ":"))
 
@@ -44,7 +46,8 @@ class QueuedEvent:
     def from_json(cls, text: str) -> QueuedEvent:
         """Decode a message. Raises ValueError or KeyError."""
         document = json.loads(text)
-        return cls(str(document["tenant"]), str(document["webhook_id"]), JobEvent.model_validate(document["event"]))
+        kind = PublishedFleetEvent if "fleet" in document["event"] else JobEvent
+        return cls(str(document["tenant"]), str(document["webhook_id"]), kind.model_validate(document["event"]))
 
 
 class SqsDeliveryQueue:
@@ -57,13 +60,13 @@ class SqsDeliveryQueue:
         self._url = url
         self._client = client
 
-    def put(self, webhook: Webhook, event: JobEvent, *, repetition: str = "") -> None:
+    def put(self, webhook: Webhook, event: JobEvent | PublishedFleetEvent, *, repetition: str = "") -> None:
         """Send one message."""
         if self._url is None:
             return
         if self._client is None:
             self._client = plain_client("sqs")
-        group = f"{webhook.id}.{event.job_id}"
+        group = f"{webhook.id}.{event.subject}"
         with failures_translated():
             self._client.send_message(
                 QueueUrl=self._url,
@@ -85,9 +88,11 @@ class Subscribers:
     def enqueue(self, entries: Sequence[Entry]) -> None:
         """Queue each event for each webhook that wants the event. Raises StorageUnavailable."""
         for entry in entries:
+            kind = PublishedFleetEvent if entry.of_fleet else JobEvent
             for webhook in self._webhooks_of(entry.tenant, entry.webhook):
-                if webhook.wants(entry.type, entry.webhook):
-                    self._queue.put(webhook, JobEvent.model_validate_json(entry.detail))
+                wants = webhook.wants_of_fleets if entry.of_fleet else partial(webhook.wants, named=entry.webhook)
+                if wants(entry.type):
+                    self._queue.put(webhook, kind.model_validate_json(entry.detail))
 
     def _webhooks_of(self, tenant: str, named: str | None) -> Sequence[Webhook]:
         """Return the tenant's webhooks; read them again if the cache lacks the webhook that the job names."""

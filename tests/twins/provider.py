@@ -69,7 +69,7 @@ class VirtualProvider:
     spot_slots: int = 0
     """The first offers, which are spot machines."""
     ends_at: int | None = None
-    refusal: RefusalKind | None = None
+    create_refusal: RefusalKind | None = None
     """Why each create is refused."""
     now: int = 0
     faults: Faults = field(default_factory=Faults)
@@ -113,8 +113,8 @@ class VirtualProvider:
 
     def create(self, intent: CreateIntent) -> CreateResult:
         self.creates.append(intent)
-        if self.refusal is not None:
-            return NotCreated(reason="add credit", kind=self.refusal)
+        if self.create_refusal is not None:
+            return NotCreated(reason="add credit", kind=self.create_refusal)
         if self._fault("snatched"):
             return NotCreated(reason="the offer is gone")
         if self._fault("resets"):

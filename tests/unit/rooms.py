@@ -65,7 +65,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         "functions.storage.failures",
         "functions.storage.paging",
     },
-    "functions.storage": {"baton.contract", "functions.domain", "functions.fleet.accounts"},
+    "functions.storage": {
+        "baton.contract",
+        "functions.domain",
+        "functions.fleet.accounts",
+        "functions.fleet.records",
+    },
     # Every package uses the request, the errors and the pages; none of them knows a call.
     "functions.api.http": {
         "baton.contract",

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from baton.contract.base import AnswerModel, Cursor, EpochSeconds, JobId, PageLimit, WireModel
+from baton.contract.fleet_events import FleetEventType
 from baton.contract.jobs.history import EventType
 
 MAX_WEBHOOKS = 20
@@ -30,7 +31,10 @@ class WebhookCreate(WireModel):
             examples=["https://hooks.example.com/baton"],
         ),
     ]
-    types: Annotated[list[EventType], Field(max_length=64, description="Only these; empty means all")] = []
+    types: Annotated[
+        list[EventType | FleetEventType],
+        Field(max_length=64, description="Only these; empty means all events of jobs, and none of fleets"),
+    ] = []
     every_job: Annotated[
         bool, Field(description="False: only of jobs that name this webhook in `webhook` when they are submitted")
     ] = True
@@ -44,7 +48,7 @@ class WebhookView(AnswerModel):
 
     id: WebhookId
     url: str
-    types: list[EventType] = []
+    types: list[EventType | FleetEventType] = []
     every_job: bool = True
     created_at: EpochSeconds
 
@@ -83,7 +87,7 @@ class DeliveryView(AnswerModel):
     """
 
     event_id: str
-    type: EventType
+    type: EventType | FleetEventType
     state: DeliveryState
     attempts: int
     last_at: EpochSeconds

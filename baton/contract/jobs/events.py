@@ -35,6 +35,11 @@ class JobEvent(AnswerModel):
         default=False, description="True when `data` was too large to publish: GET /job/{id}/events has it"
     )
 
+    @property
+    def subject(self) -> str:
+        """Return what the event is about; the events of one subject are delivered in their order."""
+        return self.job_id
+
 
 def event_id(job_id: str, seq: int) -> str:
     """Return the id of the event `seq` of a job."""

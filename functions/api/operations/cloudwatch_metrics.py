@@ -27,6 +27,7 @@ UNITS: Mapping[str, str] = {
     "QueueAge": "Seconds",
     "HeartbeatLag": "Seconds",
     "FleetTicks": "Count",
+    "FleetTicksUnfinished": "Count",
     "FleetStarting": "Count",
     "FleetReady": "Count",
     "FleetBusy": "Count",
@@ -36,7 +37,8 @@ UNITS: Mapping[str, str] = {
 """Every metric and its unit. Failures of the training and node faults are counted apart, as in the job's counters.
 
 `QueueAge`: seconds for which the longest waiting job has been claimable. `HeartbeatLag`: seconds since the oldest
-expired lease that is not yet revoked expired. `FleetTicks`: ticks that looked after every fleet. `Fleet...`: machines
+expired lease that is not yet revoked expired. `FleetTicks`: ticks that looked after every fleet.
+`FleetTicksUnfinished`: ticks that did not, while there is a fleet. `Fleet...`: machines
 of all fleets, by states, and their price.
 """
 

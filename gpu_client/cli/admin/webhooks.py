@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
 
 from baton.contract.admin.webhooks import DeliveryView, WebhookCreate, WebhookCreated, WebhookView
+from baton.contract.fleet_events import FleetEventType
 from baton.contract.jobs.history import EventType
 from gpu_client.cli.core.errors import CliError
 from gpu_client.cli.core.formats import count, moment
@@ -25,6 +26,14 @@ webhooks = typer.Typer(help="Send events to HTTP endpoints (scope admin).", no_a
 WebhookIdArgument = Annotated[
     str, typer.Argument(metavar="ID", help="Webhook id or unique prefix.", show_default=False)
 ]
+
+
+def _read_type(text: str) -> EventType | FleetEventType:
+    """Return the type of an event by its name."""
+    types: dict[str, EventType | FleetEventType] = {one.value: one for one in (*EventType, *FleetEventType)}
+    if text not in types:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(types)}.")
+    return types[text]
 
 
 def register(app: typer.Typer) -> None:
@@ -44,9 +53,12 @@ def create(
         ),
     ],
     types: Annotated[
-        list[EventType] | None,
+        list[Any] | None,
         typer.Option(
-            "--type", metavar="TYPE", help="Send only this event type, for example job.completed; repeatable."
+            "--type",
+            metavar="TYPE",
+            parser=_read_type,
+            help="Send only this event type, for example job.completed or machine.gone; repeatable.",
         ),
     ] = None,
     only_named: Annotated[
@@ -63,7 +75,11 @@ def create(
     # Endpoints of chat services are secrets, and other users can read arguments: accept standard input.
     address = sys.stdin.readline(MAX_ADDRESS).strip() if url == "-" and sys.stdin is not None else url
     try:
-        wanted = WebhookCreate(url=address, types=list(dict.fromkeys(types or [])), every_job=not only_named)
+        wanted = WebhookCreate(
+            url=address,
+            types=list(dict.fromkeys(types or [])),
+            every_job=not only_named,
+        )
     except ValidationError as error:
         raise CliError(
             f"{address[:80]!r} is not an HTTPS URL", "Write the URL like https://hooks.example.com/baton"

@@ -87,6 +87,14 @@ def test_a_waiting_job_rents_a_machine_whose_key_can_only_enrol(deployment: Depl
     assert "FleetBusy" not in metrics
 
 
+def test_a_tick_that_leaves_a_fleet_out_is_counted_for_the_alarm(deployment: Deployment) -> None:
+    deployment.store.put_fleet(make_fleet())
+    deployment.store.damaged_fleets.add((TENANT, "nights"))
+    assert deployment.tick()["finished"] is False
+    metrics = metrics_in(deployment.log)
+    assert metrics["FleetTicksUnfinished"] == 1 and "FleetTicks" not in metrics
+
+
 def test_the_key_of_a_machine_ends_with_the_machine(deployment: Deployment) -> None:
     deployment.store.put_fleet(make_fleet())
     deployment.api.submit()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import uuid
+from typing import Any
 
+from baton.contract.fleet_events import PublishedFleetEvent
 from baton.contract.jobs.events import JobEvent
 from functions.domain.webhooks import Webhook
 
@@ -45,7 +47,7 @@ class FakeLine:
     """Implement ports.DeliveryQueue as a list of webhook, event, repetition."""
 
     def __init__(self) -> None:
-        self.waiting: list[tuple[str, JobEvent, str]] = []
+        self.waiting: list[tuple[str, Any, str]] = []
 
-    def put(self, webhook: Webhook, event: JobEvent, *, repetition: str = "") -> None:
+    def put(self, webhook: Webhook, event: JobEvent | PublishedFleetEvent, *, repetition: str = "") -> None:
         self.waiting.append((webhook.id, event, repetition))

@@ -36,7 +36,7 @@ def add_fleet(night: Night, **changes: Any) -> None:
 
 @pytest.mark.parametrize("kind", RefusalKind)
 def test_a_provider_that_refuses_the_account_is_asked_once_in_a_tick(kind: RefusalKind) -> None:
-    night = make_night(VirtualProvider(name="vast", refusal=kind))
+    night = make_night(VirtualProvider(name="vast", create_refusal=kind))
     night.submit(hours=0.2)
     night.step()
     assert creates(night) == {"vast": 1, "ssh": 1}
@@ -46,7 +46,7 @@ def test_a_provider_that_refuses_the_account_is_asked_once_in_a_tick(kind: Refus
 
 
 def test_a_fleet_tells_the_code_and_the_remedy_of_the_refusal() -> None:
-    night = make_night(VirtualProvider(name="vast", refusal=RefusalKind.CREDIT), providers=["vast"], max=3)
+    night = make_night(VirtualProvider(name="vast", create_refusal=RefusalKind.CREDIT), providers=["vast"], max=3)
     for _ in range(3):
         night.submit(hours=0.2)
     night.step()
@@ -57,7 +57,7 @@ def test_a_fleet_tells_the_code_and_the_remedy_of_the_refusal() -> None:
 
 def test_a_refused_image_concerns_one_fleet_and_refused_credit_all() -> None:
     for kind, asked in ((RefusalKind.IMAGE, 2), (RefusalKind.CREDIT, 1)):
-        night = make_night(VirtualProvider(name="vast", refusal=kind), providers=["vast"])
+        night = make_night(VirtualProvider(name="vast", create_refusal=kind), providers=["vast"])
         add_fleet(night, name="second", providers=["vast"])
         night.submit(hours=0.2)
         night.step()
