@@ -23,6 +23,14 @@ BOOT_PATIENCE = 1.5
 """Factor by which a boot may exceed the time that the offer names, if that is longer than the deadline of all boots."""
 BUDGET_SPENT = "the budget is spent"
 """Reason of a machine whose reservation ends and cannot be extended."""
+TICK_S = 60
+"""Interval of the ticks."""
+COST_STORED_EVERY_S = 300
+"""Time after which the running cost of a machine is stored if nothing else changes."""
+RESERVED_AT_LEAST_S = 1800
+"""Remaining time of a reservation below which each tick stores the machine, so that an extension comes in time."""
+SMALLEST_USD = 1e-6
+"""Difference in USD that nobody sees."""
 SILENCE_S = 900
 """Time without a sign of the worker after which a machine that has ended at its provider counts as lost."""
 
@@ -117,7 +125,7 @@ def advance(machine: Machine, inventory: Inventory, *, idle_timeout_s: int | Non
     """
     now = inventory.at
     sightings = inventory.of(machine.id)
-    machine = _accrue(_note(machine, sightings, inventory), now)
+    machine = _accrue(_note(machine, sightings, inventory), machine.usd_per_hour, now)
     state = machine.state
     if state in (State.REQUESTED, State.AMBIGUOUS, State.FAILED):
         return _settle_create(machine, sightings, now)
@@ -168,15 +176,20 @@ def _note(machine: Machine, sightings: list[Sighting], inventory: Inventory) -> 
     return machine.model_copy(update=updates)
 
 
-def _accrue(machine: Machine, now: int) -> Machine:
-    """Add the cost since the last tick. A machine that vanished is billed until its first proved absence."""
+def _accrue(machine: Machine, earlier_price: float, now: int) -> Machine:
+    """Add the cost since the last stored cost. A machine that vanished is billed until its first proved absence.
+
+    earlier_price: price in USD per hour before this tick; a new price counts from the tick before.
+    """
     if machine.priced_until is None or not machine.billed:
         return machine
     until = machine.absences[0] if machine.absences else now
     elapsed_s = until - machine.priced_until
     if elapsed_s <= 0:
         return machine
-    cost = elapsed_s / 3600 * machine.usd_per_hour * (1 + len(machine.duplicates))
+    recent_s = min(elapsed_s, TICK_S)
+    usd = (recent_s * machine.usd_per_hour + (elapsed_s - recent_s) * earlier_price) / 3600
+    cost = usd * (1 + len(machine.duplicates))
     return machine.model_copy(
         update={
             "spent_usd": machine.spent_usd + cost,
@@ -184,6 +197,25 @@ def _accrue(machine: Machine, now: int) -> Machine:
             "priced_until": until,
         }
     )
+
+
+def only_cost_grew(before: Machine, after: Machine) -> bool:
+    """Return True if the running cost alone differs and can be stored later, with the cost of the next minutes.
+
+    A write for each machine and minute would be the largest part of the control plane's own cost. The reservation of
+    the stored machine pays for the minutes until then; therefore a reservation that is cut, or that ends soon, is
+    stored at once.
+    """
+    if before.priced_until is None or after.priced_until is None or before.budget_until is None:
+        return False
+    if after.priced_until - before.priced_until >= COST_STORED_EVERY_S:
+        return False
+    if before.budget_until - after.priced_until < RESERVED_AT_LEAST_S:
+        return False
+    if after.spent_usd + after.reserved_usd < before.spent_usd + before.reserved_usd - SMALLEST_USD:
+        return False
+    cost = {name: getattr(before, name) for name in ("spent_usd", "reserved_usd", "priced_until")}
+    return after.model_copy(update=cost) == before
 
 
 def _settle_create(machine: Machine, sightings: list[Sighting], now: int) -> Machine:

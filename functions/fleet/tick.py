@@ -19,7 +19,7 @@ from baton.contract.money import Budget
 from functions.domain.errors import WriteConflict
 from functions.fleet.drivers.protocol import Driver, ProviderRefused, ProviderUnavailable, RefusalKind
 from functions.fleet.ledger import Bound, DeploymentLedger, Ledger, new_warnings, reserved_usd, tightest
-from functions.fleet.lifecycle import BUDGET_SPENT
+from functions.fleet.lifecycle import BUDGET_SPENT, SMALLEST_USD
 from functions.fleet.machine_states import DEADLINES
 from functions.fleet.records import FleetEvent, Machine, Quarantine, StoredFleet
 from functions.fleet.reputation import after_end, kind_of
@@ -35,8 +35,6 @@ QUARANTINE_S = {"boot": 6 * 3600, "loss": 24 * 3600}
 LONGEST_QUARANTINE_S = 7 * 24 * 3600
 NO_ANSWER = (ProviderUnavailable, ProviderRefused, ValidationError)
 """Failures of a driver's call; ValidationError: the provider's answer has impossible values."""
-SMALLEST_USD = 1e-6
-"""Difference in USD that nobody sees."""
 OUTGOING = frozenset({State.DRAINING, State.LOST, State.TERMINATING})
 OF_ONE_FLEET = frozenset({RefusalKind.IMAGE, RefusalKind.INVALID})
 """Refusals that follow from the document of a fleet; any other refusal hits every fleet."""

@@ -343,7 +343,9 @@ def test_a_tick_without_time_for_all_machines_begins_with_the_others_next_time()
         night.time_left_s -= 5 * (call == "write")
 
     night.interrupt = work
-    for _ in range(3):
+    for number in range(3):
+        for one in night.providers["loopback"].machines:
+            one.usd_per_hour = 0.2 + number / 100
         night.time_left_s = 55
         night.step()
     assert not night.reports[-1].finished and sum(night.reports[-1].machines.values()) == 10
@@ -354,15 +356,48 @@ def test_a_tick_without_time_for_all_machines_begins_with_the_others_next_time()
     assert night.billing() == []
 
 
-def test_a_tick_reads_the_ledger_once_and_writes_each_machine_once() -> None:
+def test_a_tick_reads_the_ledger_once_and_stores_the_running_cost_each_fifth_minute() -> None:
     night = make_night(max=8)
     for _ in range(8):
         night.submit(hours=5)
     night.step(10)
     calls: list[str] = []
     night.interrupt = calls.append
+    night.step(5)
+    assert (calls.count("ledger"), calls.count("write")) == (5, 8)
+    calls.clear()
+    for one in night.providers["loopback"].machines:
+        one.usd_per_hour = 0.3
     night.step()
-    assert (calls.count("ledger"), calls.count("write")) == (1, 8)
+    assert (calls.count("ledger"), calls.count("write")) == (1, 8), "a price is stored at once"
+
+
+def test_a_price_counts_from_the_tick_before_the_one_that_sees_the_price() -> None:
+    night = make_night(max=1)
+    night.submit(hours=5)
+    night.step(14)
+    (machine,) = night.machines()
+    before_usd, until = machine.spent_usd, machine.priced_until
+    assert until is not None and night.now - until > 60, "the running cost is not stored in each tick"
+    night.providers["loopback"].machines[0].usd_per_hour = 0.9
+    night.step()
+    (machine,) = night.machines()
+    earlier_s = (machine.priced_until or 0) - until - 60
+    assert machine.spent_usd - before_usd == pytest.approx((earlier_s * 0.2 + 60 * 0.9) / 3600)
+
+
+def test_a_reservation_that_ends_soon_is_extended_as_soon_as_there_is_room() -> None:
+    night = make_night(max=1, budget={"total_usd": 0.3})
+    night.submit(hours=5)
+    night.step(70)
+    (machine,) = night.machines()
+    assert (machine.budget_until or 0) - night.now < 1800 and machine.state is State.BUSY
+    (fleet,) = night.store.fleets()
+    spec = fleet.spec.model_copy(update={"budget": Budget(total_usd=9)})
+    night.store.put_fleet(fleet.model_copy(update={"spec": spec, "version": fleet.version + 1}))
+    night.step()
+    (machine,) = night.machines()
+    assert (machine.budget_until or 0) - night.now >= 3500
 
 
 def test_machines_of_other_deployments_are_never_touched() -> None:
