@@ -527,4 +527,5 @@ def test_each_function_asks_for_what_its_role_allows(emulator: Emulator, monkeyp
     assert feeds == {"deliverer"} and set(ACCESS["deliverer"].delivery_queue) == LAMBDAS_OWN
     # Lambda's own, with the function's rights: what its documentation of DynamoDB streams asks for.
     streams = {name: dict(access.streams) for name, access in ACCESS.items() if access.streams}
-    assert streams == {"publisher": {"jobs": ("DescribeStream", "GetRecords", "GetShardIterator", "ListStreams")}}
+    reading = ("DescribeStream", "GetRecords", "GetShardIterator", "ListStreams")
+    assert streams == {"publisher": {"jobs": reading, "fleet": reading}}
