@@ -55,7 +55,7 @@ DURATION_MS = {
     "log chunk": 25,
     "sweep": 60,
     "tick": 15,
-    "machine in a tick": 13,
+    "machine in a tick": 3,
     "machine heartbeat": 12,
     "enrolment": 30,
     "probe": 7,
@@ -211,10 +211,7 @@ class Costs:
             "the fleets' controller, once a minute, without a fleet": (ticks.control + ticks.logs) * MONTH_H,
             "the same with a fleet that rents nothing, instead": (empty.control + empty.logs) * MONTH_H,
             "the secret with accounts at providers, if one is stored": prices.SECRET_MONTH.usd,
-            "its reads by the controller, with an active fleet": MONTH_H
-            * HOUR_S
-            / RELOAD_S
-            * prices.SECRET_READ.usd,
+            "its reads by the controller, with an active fleet": MONTH_H * HOUR_S / RELOAD_S * prices.SECRET_READ.usd,
             "Lambda's asking the webhooks' queue": MONTH_H * HOUR_S / POLL_LASTS_S * POLLS_AT_ONCE * prices.QUEUE.usd,
             f"some {ALARMS} alarms": ALARMS * prices.ALARM_MONTH.usd,
             "dashboard, if three others exist": prices.DASHBOARD_MONTH.usd,

@@ -19,11 +19,11 @@ from functions.api.http.dispatch import dispatch
 from functions.fleet.clock import FleetClock
 from functions.fleet.controller import FleetController
 from functions.fleet.demand import waiting_jobs
+from functions.fleet.lifecycle import COST_STORED_EVERY_S, TICK_S
 from functions.fleet.records import StoredFleet
 from functions.storage.dynamodb.fleet import DynamoFleetStore
 from tests.twins.provider import VirtualProvider
 
-TICK_S = 60
 SETTLING_TICKS = 12
 """Ticks after which the reservation of a machine has its usual size."""
 FLEET, QUEUE = "bench", "rented"
@@ -60,7 +60,7 @@ class FleetRecording:
         return {
             "idle tick": idle,
             "fleet tick": empty,
-            "machine in a tick": _difference(two, one),
+            "machine in a tick": _difference(two, one, COST_STORED_EVERY_S // TICK_S),
             "rent": _difference(rent, empty),
             "enrolment": enrolment,
             "machine heartbeat": heartbeat,
@@ -96,7 +96,7 @@ class FleetRecording:
         ).tick()
 
     def _settled(self) -> Billed:
-        """Let every machine work, and bill a tick in which nothing changes but the time."""
+        """Let every machine work, and bill the ticks of COST_STORED_EVERY_S, in which nothing changes but the time."""
         for machine in self._store.machines(TENANT, FLEET):
             if machine.state is State.READY:
                 busy = {"state": State.BUSY, "job_id": "146683a1-cb76-4702-9fef-fcccd32594f1", "claimed_at": self._now}
@@ -105,7 +105,7 @@ class FleetRecording:
             self._see()
             self._tick()
         self._see()
-        return self._bill_tick(self._tick)
+        return self._bill_tick(lambda: [self._tick() for _ in range(COST_STORED_EVERY_S // TICK_S)])
 
     def _see(self) -> None:
         for machine in self._store.machines(TENANT, FLEET):
@@ -143,6 +143,7 @@ class _At:
         return self._at
 
 
-def _difference(more: Billed, less: Billed) -> Billed:
-    units = {unit: more.get(unit, 0) - less.get(unit, 0) for unit in sorted({*more, *less} - {"lambda", "api"})}
+def _difference(more: Billed, less: Billed, ticks: int = 1) -> Billed:
+    names = sorted({*more, *less} - {"lambda", "api"})
+    units = {unit: (more.get(unit, 0) - less.get(unit, 0)) / ticks for unit in names}
     return {unit: count for unit, count in units.items() if count}
