@@ -177,6 +177,7 @@ BEYOND_SCHEMA_MESSAGES = {
     "less than min": "a maximum is not below another field",
     "does not pay for an hour of min": "a budget pays for the product of two other fields",
     "start a container, therefore image is required": "the providers of one field need another field",
+    "belongs to a job that rents": "queues with the names of such jobs are theirs",
     "beside rent": "a job that rents its machine names no queue",
     "a rented machine has one GPU": "a requirement that no fleet can promise",
     "No machine can be rented for the requirements": "what a job may need is more than a fleet may rent",

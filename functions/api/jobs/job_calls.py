@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from baton.contract.jobs.job import (
     StopRequest,
 )
 from baton.contract.jobs.rent import fleet_of
+from baton.contract.names import RENT_FLEET_PATTERN
 from baton.contract.worker.calls import TransitionAnswer
 from functions.api.http.context import ApiCall, Context, require_job
 from functions.api.http.paging import MAX_ANSWER_BYTES, count_answer_bytes, read_fitting_page
@@ -322,6 +324,9 @@ def _require_webhook(context: Context, call: ApiCall, webhook_id: str | None, kn
 def _plan_job(
     context: Context, call: ApiCall, body: JobSubmit, spec: Spec, *, job_id: str, digest: str | None
 ) -> Transaction:
+    if body.rent is None and re.fullmatch(RENT_FLEET_PATTERN, body.queue):
+        detail = f"The queue {body.queue} belongs to a job that rents its own machine, which ends with that job."
+        raise Refusal(ErrorCode.INVALID_VALUE, detail, field="queue")
     change = rules.submit(
         job_id=job_id,
         tenant=call.tenant,

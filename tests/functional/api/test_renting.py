@@ -49,6 +49,14 @@ def test_a_job_is_submitted_with_a_fleet_that_its_requirements_choose(api: Api) 
     assert (view["job_id"], [one["spec"]["name"] for one in api.get("/fleets").ok()["fleets"]]) == (job["id"], [name])
 
 
+def test_no_other_job_can_wait_for_the_machine_of_a_job(api: Api) -> None:
+    job = rent(api)
+    with api.unchanged():
+        api.post("/job", {"command": ["train"], "queue": job["queue"]}).refused(ErrorCode.INVALID_VALUE, "queue")
+        batch = {"jobs": [{"command": ["train"], "queue": job["queue"]}]}
+        api.post("/jobs/batch", batch).refused(ErrorCode.INVALID_VALUE, "jobs.0.queue")
+
+
 def test_without_a_price_cap_the_budget_bounds_the_price_and_a_gpu_is_a_gpu(api: Api) -> None:
     rent(api, requirements={"min_gpus": 1})
     (fleet,) = fleets(api)
