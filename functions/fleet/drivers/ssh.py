@@ -31,10 +31,11 @@ from functions.fleet.drivers.protocol import (
     NotCreated,
     ProviderRefused,
     ProviderUnavailable,
+    RefusalKind,
     SshTarget,
 )
 from functions.fleet.drivers.provider_http import AnswerLost, CallNotSent
-from functions.fleet.drivers.ssh_connection import CALL_S, call, key_file
+from functions.fleet.drivers.ssh_connection import CALL_S, HostUnfit, call, key_file
 from functions.fleet.records import Inventory, Offer, Price, Sighting
 
 CONNECTIONS = 16
@@ -136,7 +137,7 @@ class SshDriver:
         """List the machines of all hosts. A host that cannot be asked makes the list incomplete for that host."""
         states, problems = self._states()
         if not states:
-            raise ProviderUnavailable("; ".join(problems.values()))
+            raise ProviderUnavailable(_join(problems))
         return Inventory(
             provider=self.name,
             at=now,
@@ -179,13 +180,15 @@ class SshDriver:
     def examine(self, prefix: str) -> AccountReport:
         """Ask all hosts; report those without an answer, without a usable Python, or with machines of others."""
         states, problems = self._states()
+        if not states and all(isinstance(one, HostUnfit) for one in problems.values()):
+            raise ProviderRefused(RefusalKind.INVALID, _join(problems))
         if not states:
-            raise ProviderUnavailable("; ".join(problems.values()))
+            raise ProviderUnavailable(_join(problems))
         unfit = [f"{host.name}: {state.problem}" for host, state in states if state.problem]
         seen = [one for host, state in states if (one := _sighting(host, state)) is not None]
         return AccountReport(
             account=f"{len(self._hosts)} {'host' if len(self._hosts) == 1 else 'hosts'}",
-            problems=[*problems.values(), *unfit],
+            problems=[*map(str, problems.values()), *unfit],
             foreign=[one for one in seen if one.running and not one.token.startswith(prefix)],
         )
 
@@ -215,23 +218,27 @@ class SshDriver:
         except (AnswerLost, CallNotSent) as error:
             raise ProviderUnavailable(str(error)) from error
 
-    def _states(self) -> tuple[list[tuple[SshHost, HostState]], dict[str, str]]:
+    def _states(self) -> tuple[list[tuple[SshHost, HostState]], dict[str, Exception]]:
         """Return the state of each host that answers, and the problem of each other host by its name."""
         hosts = list(self._hosts.values())
         with self._key() as key, ThreadPoolExecutor(min(CONNECTIONS, len(hosts))) as pool:
             found = list(pool.map(partial(_state, key, time.monotonic() + ALL_HOSTS_S), hosts))
         states = [(host, one) for host, one in zip(hosts, found, strict=True) if isinstance(one, HostState)]
-        return states, {host.name: one for host, one in zip(hosts, found, strict=True) if isinstance(one, str)}
+        return states, {host.name: one for host, one in zip(hosts, found, strict=True) if isinstance(one, Exception)}
 
 
-def _state(key: Path, until: float, host: SshHost) -> HostState | str:
+def _state(key: Path, until: float, host: SshHost) -> HostState | Exception:
     """Return the state of a host, or why the host does not tell its state."""
     try:
         return HostState.model_validate(call(host, key, "state", timeout_s=min(CALL_S, until - time.monotonic())))
     except (AnswerLost, CallNotSent) as error:
-        return str(error)
+        return error
     except ValidationError as error:
-        return f"{host.name}: the answer cannot be read: {error.errors()[0]['msg']}"
+        return AnswerLost(f"{host.name}: the answer cannot be read: {error.errors()[0]['msg']}")
+
+
+def _join(problems: Mapping[str, Exception]) -> str:
+    return "; ".join(map(str, problems.values()))
 
 
 def _reference(host: SshHost) -> str:

@@ -11,6 +11,7 @@ import json
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -28,8 +29,8 @@ CONNECT_S = 10
 CALL_S = 15.0
 """Longest call, so that a call ends within the time that the controller leaves for it."""
 MAX_ANSWER_BYTES = 1024 * 1024
-_SSH_FAILED = 255
-"""Exit code of OpenSSH without a connection; every other exit code is the one of the interpreter."""
+_SSH_FAILED, _KILLED = 255, -signal.SIGKILL
+"""Exit codes of OpenSSH without a connection and after `timeout_s`; every other one is that of the interpreter."""
 MAX_BANNER_LINES = 100
 """Lines that a machine's shell may print before the greeting."""
 _GREETING = b"baton-ssh-host"
@@ -64,6 +65,10 @@ NO_CLIENT = (
 )
 
 
+class HostUnfit(CallNotSent):
+    """The host cannot be used as the account describes it; waiting does not help."""
+
+
 @contextmanager
 def key_file(private_key: str) -> Iterator[Path]:
     """Yield a file with the key that exists while calls run. Raises ProviderRefused without an OpenSSH client."""
@@ -88,7 +93,7 @@ def call(
 ) -> Any:
     """Return the answer of `operation`, as parsed JSON.
 
-    Raises CallNotSent if certainly nothing happened, AnswerLost if the operation may have been carried out.
+    Raises CallNotSent or HostUnfit if certainly nothing happened, AnswerLost if the operation may have happened.
     """
     if timeout_s <= 0:
         raise CallNotSent(f"{host.name}: no time is left for a connection")
@@ -117,7 +122,7 @@ def call(
             timer.cancel()
         said = _read_errors(errors)
     if not greeted:
-        raise CallNotSent(f"{host.name}: {_explain(host, said, status)}")
+        raise _explain(host, said, status)
     try:
         return json.loads(answer)
     except ValueError as error:
@@ -145,17 +150,20 @@ def _read_errors(errors: IO[bytes]) -> str:
     return errors.read(4096).decode(errors="replace").strip()
 
 
-def _explain(host: SshHost, said: str, status: int) -> str:
+def _explain(host: SshHost, said: str, status: int) -> CallNotSent:
     """Return why a host did not greet, with the remedy."""
-    place = f"{host.user}@{host.address}:{host.port}"
+    place = f"{host.name}: {host.user}@{host.address}:{host.port}"
+    if status not in (_SSH_FAILED, _KILLED):
+        remedy = "install Python 3.11 or newer, or name an interpreter as `python`"
+        return HostUnfit(f"{place} cannot run {host.python}: {remedy}")
     if "Load key" in said:
-        return "OpenSSH cannot read the private key of the account: store an OpenSSH key without a passphrase"
+        remedy = "store an OpenSSH key without a passphrase"
+        return HostUnfit(f"{host.name}: OpenSSH cannot read the private key of the account: {remedy}")
     if "Permission denied" in said:
-        return f"{place} refuses the key: append the public half to ~/.ssh/authorized_keys of {host.user} there"
+        remedy = f"append the public half to ~/.ssh/authorized_keys of {host.user} there"
+        return HostUnfit(f"{place} refuses the key: {remedy}")
     if re.search("Host key verification failed|host key is known|IDENTIFICATION HAS CHANGED", said):
-        return (
-            f"{place} has another host key than the account says: compare `ssh-keyscan -p {host.port} {host.address}`"
-        )
-    if status == _SSH_FAILED or status < 0:
-        return f"{place} cannot be reached: {said.splitlines()[-1] if said else f'no answer within {CALL_S:.0f} s'}"
-    return f"{place} cannot run {host.python}: install Python 3.11 or newer, or name an interpreter as `python`"
+        scan = f"ssh-keyscan -p {host.port} {host.address}"
+        return HostUnfit(f"{place} has another host key than the account says: compare `{scan}`")
+    reason = said.splitlines()[-1] if said else f"no answer within {CALL_S:.0f} s"
+    return CallNotSent(f"{place} cannot be reached: {reason}")

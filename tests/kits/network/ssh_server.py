@@ -15,8 +15,8 @@ from pathlib import Path
 from tests.kits.network.ports import free_port
 from tests.kits.waiting import soon
 
-SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-MISSING = "sshd is not installed: apt-get install openssh-server"
+SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin") if shutil.which("ssh-keygen") else None
+MISSING = "OpenSSH is not installed: apt-get install openssh-server openssh-client"
 _PRIVILEGE_SEPARATION = Path("/run/sshd")
 """Directory that an sshd of root requires; the packages of Debian create it at the boot only."""
 

@@ -1,0 +1,131 @@
+"""Hosts behind a real sshd: control plane, agents and trainings are processes; nothing was installed on the hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from baton.contract.fleet import FleetSpec, MachineShell, MachineState, MachineView
+from baton.contract.jobs.job import AttemptEnd, JobState
+from baton.contract.providers import SshAccount, SshHost
+from tests.kits.network.ssh_server import MISSING, SSHD, SshServer
+from tests.kits.stack.stack import Stack, chain
+from tests.kits.stack.workshop import Gate
+from tests.kits.waiting import alive, until
+
+pytestmark = [pytest.mark.emulator, pytest.mark.processes, pytest.mark.skipif(SSHD is None, reason=MISSING)]
+
+SPEED = 60
+"""The fleets' minutes are seconds."""
+PRICES = (0.0, 0.3)
+AGENT = f'exec {shlex.quote(sys.executable)} "$@"'
+
+
+class Desks:
+    """Control plane and two hosts; the first one costs nothing, because its owner has paid for it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.server = SshServer(directory, len(PRICES), AGENT)
+        self.stack = Stack(fleet_clock_speed=SPEED, settings={"TMPDIR": str(directory)})
+        self.client = self.stack.client
+        hosts = [
+            SshHost(
+                name=f"desk-{at}",
+                address="127.0.0.1",
+                port=host.port,
+                user=self.server.user,
+                host_key=self.server.host_key,
+                python=host.python,
+                usd_per_hour=price,
+            )
+            for at, (host, price) in enumerate(zip(self.server.hosts, PRICES, strict=True))
+        ]
+        self.account = SshAccount(private_key=SecretStr(self.server.private_key), hosts=hosts)
+
+    def apply(self, name: str) -> None:
+        document = {"name": name, "providers": ["ssh"], "queues": [name], "disk_gib": 1, "max_usd_per_hour": 1}
+        self.client.put_fleet(
+            FleetSpec.model_validate({**document, "max": 2, "idle_timeout_s": 60, "budget": {"total_usd": 5}})
+        )
+
+    def machine(self, name: str) -> MachineView:
+        """Wait for a machine that runs a job."""
+        found: MachineView = until(
+            lambda: next((one for one in self.client.fleet(name).machines if one.state is MachineState.BUSY), None),
+            what="a busy machine",
+            every_s=0.1,
+        )
+        return found
+
+    def process(self, at: int) -> int:
+        return int(json.loads((self.server.hosts[at].home / ".baton/machine/process.json").read_text())["pid"])
+
+    def receipts(self, name: str) -> list[MachineView]:
+        """Wait for the end of all machines; return them, oldest first. Nothing is left on the hosts."""
+        until(lambda: not self.client.fleet(name).machines, what="the end of all machines", every_s=0.1)
+        ended = sorted(
+            self.client.ended_machines(name), key=lambda one: one.receipt.created_at or 0 if one.receipt else 0
+        )
+        assert {one.state for one in ended} == {MachineState.GONE}
+        for host in self.server.hosts:
+            assert not (host.home / ".baton/machine").exists() and not list(host.home.glob(".baton/ended/*/workspace"))
+            for process in host.home.glob(".baton/ended/*/process.json"):
+                assert not alive(json.loads(process.read_text())["pid"])
+        return ended
+
+
+@pytest.fixture(scope="module")
+def desks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desks]:
+    made = Desks(tmp_path_factory.mktemp("desks"))
+    with made.stack:
+        view = made.client.put_provider("ssh", made.account)
+        assert (view.account, view.problems) == ("2 hosts", [])
+        yield made
+    made.server.stop()
+
+
+def test_a_job_runs_on_a_host_that_is_paid_already(desks: Desks) -> None:
+    desks.apply("paid")
+    job_id = desks.stack.submit("chain.py", {"steps": 20}, queue="paid")
+    desks.stack.wait_for(job_id, JobState.COMPLETE)
+    assert desks.stack.artifact(job_id) == chain(20)
+    (machine,) = desks.receipts("paid")
+    assert (machine.reason, machine.provider) == ("no job for idle_timeout_s", "ssh")
+    assert machine.receipt and (machine.receipt.observed_usd, machine.receipt.charged_usd) == (0, 0)
+    assert [one.machine_id for one in desks.stack.attempts(job_id)] == [machine.id]
+    log = desks.client.machine_log("paid", machine.id).text
+    assert log and "baton.agent" in log and "baton_" not in log, log
+
+
+def test_a_host_that_restarts_costs_the_job_no_step_and_the_next_host_has_a_bill(desks: Desks, tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate", 20)
+    desks.apply("lost")
+    parameters = {"steps": 30, "every": 10}
+    job_id = desks.stack.submit(
+        "chain.py", parameters, queue="lost", environment=gate.environment, heartbeat_interval_s=1
+    )
+    desks.stack.wait_for_commit(job_id, 20)
+    machine = desks.machine("lost")
+    shell = desks.client.machine_shell("lost", machine.id)
+    port = desks.server.hosts[0].port
+    assert shell == MachineShell(host="127.0.0.1", port=port, user=desks.server.user)
+    os.kill(desks.process(0), signal.SIGKILL)
+    gate.open()
+    desks.stack.wait_for(job_id, JobState.COMPLETE)
+    first, second = desks.stack.attempts(job_id)
+    assert (first.end, first.checkpoint_step, second.resumed_step) == (AttemptEnd.INTERRUPTED, 20, 20)
+    assert desks.stack.artifact(job_id) == chain(30)
+    lost, other = desks.receipts("lost")
+    assert (lost.id, other.id) == (first.machine_id, second.machine_id)
+    assert lost.reason == "the agent has ended"
+    assert (lost.receipt and lost.receipt.charged_usd, lost.usd_per_hour, other.usd_per_hour) == (0, 0, 0.3)
+    assert other.receipt and other.receipt.charged_usd
+    assert 0 < other.receipt.charged_usd <= other.receipt.observed_usd
