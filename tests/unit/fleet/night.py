@@ -173,7 +173,8 @@ class Night:
             held = next((one for one in self.trainings if one.on == machine.id), None)
             after = self._worker(machine, held, booted=self.now - body.created_at >= BOOT_S)
             if after is not machine:
-                self.store.update_machine(after.model_copy(update={"version": machine.version + 1}))
+                stored = after.model_copy(update={"version": machine.version + 1})
+                self.store.update_machine(stored, [] if after.state is machine.state else [after.event])
 
     def _worker(self, machine: Machine, training: Training | None, *, booted: bool) -> Machine:
         now = self.now
