@@ -193,7 +193,7 @@ class VastDriver:
         text = store.read_stream(f"{parts.path}?{parts.query}")
         if not text.ok:
             return None
-        del self._logs[handle]
+        self._logs.pop(handle, None)
         return ENROLMENT_TOKEN.sub("[token]", text.text)
 
     def ssh_target(self, handle: str) -> SshTarget | None:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from baton.contract.fleet import FleetSpec
 from functions.domain.jobs.job_selection import names_model
-from functions.fleet.drivers.vast_wire import Ask, Instance, PriceIncrease, best_bid, disk_gb, gpu_model
+from functions.fleet.drivers.vast_wire import Ask, Charge, Instance, PriceIncrease, best_bid, disk_gb, gpu_model
 
 NOW = 1_700_000_000.0
 ROW: dict[str, Any] = {
@@ -166,3 +166,36 @@ def test_a_price_increase_counts_only_the_parts_that_change() -> None:
     assert PriceIncrease.model_validate(row).usd_per_hour(0.35) == 0.35
     row |= {"new_gpu_costpersec": 0.4 / 3600}
     assert PriceIncrease.model_validate(row).usd_per_hour(0.35) == pytest.approx(0.45)
+
+
+def test_rows_of_the_public_reference_are_read() -> None:
+    """Rows as docs.vast.ai/api-reference shows them: `show instances (v1)`, `show charges`."""
+    instance = {
+        "id": 312,
+        "actual_status": "running",
+        "cur_state": "running",
+        "next_state": "running",
+        "intended_status": "running",
+        "label": "ML Training Job 2025",
+        "template_id": 2048,
+        "extra_env": [["DOG", "CAT"], ["-p 70001:70001", "1"]],
+        "status_msg": "success, running nvidia/cuda_11.0.3-devel-ubuntu18.04/ssh",
+        "machine_id": 12,
+        "start_date": 1668804745.1223178,
+        "end_date": 1735689600,
+        "uptime_mins": None,
+        "duration": -25323348.860099316,
+    }
+    seen = Instance.model_validate(instance).sighting()
+    assert (seen.handle, seen.token, seen.running, seen.machine_ref) == ("312", "ML Training Job 2025", True, "12")
+    charge = {
+        "start": 1730419200,
+        "end": 1730678400,
+        "type": "instance",
+        "source": "instance-12345678",
+        "description": "Instance 12345678 Charges - 4 days",
+        "amount": 38.421,
+        "metadata": {"template_id": 101, "label": "my-training-job", "endpoint_id": 19392, "workergroup_id": 25355},
+        "items": [{"type": "gpu", "source": None, "amount": 37.344, "metadata": {}, "items": []}],
+    }
+    assert Charge.model_validate(charge).amount == 38.421
