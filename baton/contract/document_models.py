@@ -64,11 +64,34 @@ def _reason_and_remedy(
     if code == "string_type":
         remedy = "Put it into quotes." if isinstance(given, (int, float, bool)) else "Write text."
         return f"must be text, not {_kind_of(given)}", remedy
+    if code in _KINDS:
+        return f"must be {_KINDS[code]}, not {_kind_of(given)}", _show_kind(code, given, location, model)
     if code.endswith(("_type", "_parsing")):
         return f"{message[0].lower()}{message[1:]}, not {_kind_of(given)}", "Write a value of that type."
     if code == "string_pattern_mismatch" and location and location[-1] == "name":
         return "cannot be a name", names
     return f"{message[0].lower()}{message[1:]}", "Change the value accordingly."
+
+
+_KINDS = {
+    "model_type": "fields with values",
+    "dict_type": "names with values",
+    "list_type": "a list",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+}
+"""What a value must be, by pydantic's type of the error."""
+
+
+def _show_kind(code: str, given: Any, location: Location, model: type[BaseModel]) -> str:
+    """Return how a value of the right kind is written."""
+    fields = _fields_at(location, model) if code == "model_type" else []
+    if fields:
+        return f"Write fields like '{{{fields[0]}: ...}}'; there are {', '.join(fields)}."
+    if code == "list_type" and isinstance(given, (str, int, float)):
+        return f"Write [{given}]."
+    return "Write a value of that type."
 
 
 def _kind_of(value: Any) -> str:

@@ -53,10 +53,10 @@ _MACHINES = (
 RECEIPTS = (
     "machine",
     "ended",
-    TableColumn("quoted USD/h", right=True),
-    TableColumn("observed USD", right=True),
-    TableColumn("charged USD", right=True),
-    TableColumn("absent", FOLDED),
+    TableColumn("USD/h", right=True),
+    TableColumn("observed", right=True),
+    TableColumn("charged", right=True),
+    "not listed",
     TableColumn("reason", FOLDED),
 )
 EVENTS = (
@@ -225,5 +225,5 @@ def _format_absence(receipt: Receipt) -> str:
     """Return the proof that the machine is gone: the times of two complete lists of the provider."""
     if len(receipt.absent_at) == 2:
         first, second = receipt.absent_at
-        return f"not listed {moment(first)} and {age(second - first)} later"
-    return "never created" if receipt.requested_at is None else "the provider made no machine"
+        return f"{moment(first)[11:]} + {age(second - first)}"
+    return "never created" if receipt.requested_at is None else "never made"

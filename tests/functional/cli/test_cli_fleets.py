@@ -74,9 +74,18 @@ def test_the_faults_of_a_document_have_places(baton: Baton, document: Path, tmp_
         f"{document}:2:23: providers.1: input should be 'loopback', 'vast', 'salad', 'runpod', 'ec2' or 'ssh'. "
         "Change the value accordingly.",
         f"{document}:3:1: idle_timeout: is not a field of fleets. Did you mean 'idle_timeout_s'?",
-        f"{document}:4:1: max_usd_per_hour: input should be a valid number, not text. Write a value of that type.",
+        f"{document}:4:1: max_usd_per_hour: must be a number, not text. Write a value of that type.",
         f"{document}:6:1: max: is 2, less than min (3). Change the value accordingly.",
         f"{document}:7:10: budget.total: is not a field of fleets. Did you mean 'total_usd'?",
+    )
+    document.write_text("name: n\nproviders: loopback\nmax_usd_per_hour: 1\nmin: few\nbudget: 20\n")
+    baton("fleet", "apply", document).refused(
+        2,
+        f"{document} has 3 faults",
+        f"{document}:2:1: providers: must be a list, not text. Write [loopback].",
+        f"{document}:4:1: min: must be a whole number, not text. Write a value of that type.",
+        f"{document}:5:1: budget: must be fields with values, not a number. Write fields like '{{total_usd: ...}}'; "
+        "there are total_usd, per_day_usd, per_month_usd.",
     )
     document.write_text("- nights\n")
     baton("fleet", "apply", document).refused(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from baton.contract.fleet import FleetSpec, FleetView, MachineView
-from gpu_client.cli.core.output import CommandOutput
+from gpu_client.cli.core.formats import moment
+from gpu_client.cli.core.output import CommandOutput, build_table
 from gpu_client.cli.fleet.view import RECEIPTS, fleet_row, has_ended, headline, receipt_rows, render, summary, usd
 from tests.unit.cli.cli_kit import ID, NOW
 
@@ -121,6 +124,17 @@ def test_a_fleet_in_full(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_receipts_keep_their_times_whole_at_110_columns() -> None:
+    machines = [
+        a_machine("gone", id="lqp8xuki-nights-8059a939343e", receipt=a_receipt(charged_usd=0.2911), reason="why")
+    ]
+    text = io.StringIO()
+    table = build_table(RECEIPTS, list(receipt_rows(machines)))
+    Console(file=text, width=110).print(table)
+    _, row, _ = text.getvalue().splitlines()
+    assert f"{moment(NOW)[11:]} + 1 min  why" in row
+
+
 def test_receipts_have_a_total_of_what_is_known() -> None:
     refused = a_machine("failed", receipt=a_receipt(requested_at=None, observed_usd=0, absent_at=[]), reason="gone")
     unlisted = a_machine("failed", receipt=a_receipt(observed_usd=0, absent_at=[]))
@@ -128,8 +142,8 @@ def test_receipts_have_a_total_of_what_is_known() -> None:
     *rows, total = receipt_rows(machines)
     assert [len(row) for row in (*rows, total)] == [len(RECEIPTS)] * 4
     assert rows[0][2:5] == ["0.40", "0.31", "0.29"]
-    assert rows[0][5].startswith("not listed 20") and rows[0][5].endswith("and 1 min later")
-    assert (rows[1][4:], rows[2][5]) == (["", "never created", "gone"], "the provider made no machine")
+    assert rows[0][5] == f"{moment(NOW)[11:]} + 1 min"
+    assert (rows[1][4:], rows[2][5]) == (["", "never created", "gone"], "never made")
     assert total == ["total", "3 machines", "", "0.31", "0.29", "", ""]
     *_, total = receipt_rows([refused])
     assert total == ["total", "1 machine", "", "0.00", "", "", ""]
