@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from functions.api.http.route import Route, all_routes
+from tests.kits.api.fleets import DOCUMENT
 from tests.kits.files.declared_files import described, in_packs
 
 FILE = described("model.bin", b"weights")
@@ -39,12 +40,25 @@ _BODIES: dict[str, Any] = {
     "POST /rings/{ring}/records": {"read": ["pointer"]},
     "POST /rings/{ring}/urls": {"get": ["samples/w/1"]},
     "POST /rings/{ring}/delete": {"keys": ["pointer"]},
-    "PUT /fleets/{fleet}": {
-        "name": "nights",
-        "providers": ["loopback"],
-        "max_usd_per_hour": 0.5,
-        "budget": {"total_usd": 20},
+    "PUT /fleets/{fleet}": DOCUMENT,
+    "POST /fleets/{fleet}/plan": {"fleet": DOCUMENT},
+    "POST /offers": {},
+    "PUT /providers/vast": {"api_key": "k"},
+    "PUT /providers/salad": {"api_key": "k", "organization": "acme", "project": "training"},
+    "PUT /providers/runpod": {"api_key": "k"},
+    "PUT /providers/ec2": {
+        "access_key_id": "a",
+        "secret_access_key": "s",
+        "region": "us-east-1",
+        "image_id": "ami-1",
+        "subnet_ids": ["subnet-1"],
+        "security_group_ids": ["sg-1"],
     },
+    "PUT /providers/ssh": {
+        "private_key": "k",
+        "hosts": [{"name": "desk", "address": "10.0.0.7", "user": "baton", "host_key": "ssh-ed25519 AAAA"}],
+    },
+    "POST /fleet-doctor/fix": {"findings": ["stray_machine/vast/7"]},
     "POST /machines/enroll": {"gpus": 0, "disk_gib": 80},
     "POST /machines/heartbeat": {},
     "POST /keys": {"name": "k", "scopes": ["submit"]},
