@@ -197,7 +197,7 @@ def test_a_spent_budget_drains_with_a_checkpoint(rental: Rental, gate: Gate) -> 
     (machine,) = rental.receipts("budget", 1)
     rental.sell()
     assert machine.reason == "the budget is spent"
-    assert rental.transitions("budget", machine)[-4:] == ["busy", "draining", "terminating", "gone"]
+    assert rental.transitions("budget", machine)[-5:] == ["busy", "budget.drained", "draining", "terminating", "gone"]
     (attempt,) = rental.attempts(job_id)
     assert attempt.end is AttemptEnd.RELEASED and attempt.reason
     assert attempt.reason.message == "the fleet takes this machine back: the budget is spent"
