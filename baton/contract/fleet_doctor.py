@@ -31,6 +31,8 @@ class FindingCode(StrEnum):
     """The prepaid credit lasts for two hours of the present spending at most."""
     PROVIDER_SILENT = "provider_silent"
     """The provider did not answer, so nothing follows about its machines."""
+    DAMAGED_RECORD = "damaged_record"
+    """A record of a fleet cannot be read, so that nobody looks after the fleet's machines."""
     CONTROLLER_LATE = "controller_late"
     """No tick of the fleets' controller has succeeded for five minutes."""
 

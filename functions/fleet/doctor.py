@@ -7,7 +7,7 @@ every machine of a list that is not a stray has a record by then.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
@@ -18,8 +18,8 @@ from baton.contract.fleet_doctor import DoctorFinding, FindingCode, FixOutcome
 from functions.fleet.accounts import no_account
 from functions.fleet.balances import describe_low_balance, sum_spending
 from functions.fleet.drivers.protocol import AccountReport, Driver, Leftover, ProviderRefused, ProviderUnavailable
-from functions.fleet.records import Inventory, Machine, Sighting, StoredFleet
-from functions.fleet.store import FleetStore
+from functions.fleet.records import Inventory, Machine, Sighting, StoredFleet, token_prefix
+from functions.fleet.store import DamagedRecord, FleetStore
 
 ANSWER_WITHIN_S = 10.0
 """Time that all providers have together, below the time-outs of the function and of API Gateway."""
@@ -89,11 +89,16 @@ def examine(store: FleetStore, drivers: Mapping[str, Driver], now: int) -> Exami
     """Examine all providers of the deployment, their machines and the controller; change nothing."""
     drivers, prefix = dict(drivers), f"{store.deployment()}-"
     examined = _ask_all(drivers, prefix, now)
-    fleets = store.fleets()
-    machines = [machine for one in fleets for machine in store.machines(one.tenant, one.spec.name)]
+    damaged: list[DamagedRecord] = []
+    fleets = store.fleets(damaged=damaged)
+    machines = _read_machines(store, fleets, damaged)
     found = _Findings()
     _find_late_controller(found, store, fleets, now)
-    live = {machine.id for machine in machines}
+    unsure = tuple(token_prefix(store.deployment(), one.fleet) for one in damaged)
+    live = _KnownTokens(frozenset(machine.id for machine in machines), unsure)
+    for error in damaged:
+        detail = f"{error}; nobody looks after its machines until the record is mended"
+        found.add(FindingCode.DAMAGED_RECORD, detail, subject=f"{error.tenant}.{error.fleet}")
     for one in examined:
         driver = drivers[one.provider]
         _find_strays(found, driver, one, live)
@@ -107,6 +112,28 @@ def examine(store: FleetStore, drivers: Mapping[str, Driver], now: int) -> Exami
     order = list(FindingCode)
     findings = sorted(found.found, key=lambda one: (order.index(one.code), one.id))
     return Examination([one.provider for one in examined], findings, found.fixes)
+
+
+@dataclass(frozen=True)
+class _KnownTokens:
+    """Tokens of machines with a record, and of machines whose record may be damaged."""
+
+    ids: frozenset[str]
+    prefixes: tuple[str, ...]
+
+    def __contains__(self, token: object) -> bool:
+        return token in self.ids or (isinstance(token, str) and token.startswith(self.prefixes))
+
+
+def _read_machines(store: FleetStore, fleets: Sequence[StoredFleet], damaged: list[DamagedRecord]) -> list[Machine]:
+    """Return the machines of all fleets whose records can be read; append the others to `damaged`."""
+    found: list[Machine] = []
+    for fleet in fleets:
+        try:
+            found += store.machines(fleet.tenant, fleet.spec.name)
+        except DamagedRecord as error:
+            damaged.append(error)
+    return found
 
 
 def fix(store: FleetStore, drivers: Mapping[str, Driver], ids: Iterable[str], now: int) -> list[FixOutcome]:
@@ -162,7 +189,7 @@ def _ask(name: str, driver: Driver, prefix: str, now: int) -> ProviderExaminatio
     return ProviderExamination(name, inventory, report, refused, silent)
 
 
-def _find_strays(found: _Findings, driver: Driver, one: ProviderExamination, live: set[str]) -> None:
+def _find_strays(found: _Findings, driver: Driver, one: ProviderExamination, live: Container[str]) -> None:
     for seen in one.inventory.sightings if one.inventory else ():
         if seen.token in live:
             continue
@@ -178,7 +205,7 @@ def _find_strays(found: _Findings, driver: Driver, one: ProviderExamination, liv
         )
 
 
-def _find_leftovers(found: _Findings, driver: Driver, one: ProviderExamination, live: set[str]) -> None:
+def _find_leftovers(found: _Findings, driver: Driver, one: ProviderExamination, live: Container[str]) -> None:
     listed = {seen.handle for seen in one.inventory.sightings} if one.inventory else set()
     for leftover in one.report.leftovers if one.report else ():
         # A stopped machine that the provider lists is a stray already.

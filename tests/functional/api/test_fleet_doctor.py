@@ -14,7 +14,7 @@ from functions.fleet.drivers.protocol import AccountReport, Leftover, ProviderRe
 from functions.fleet.records import Sighting
 from tests.kits.api.accounts import KEY, AccountProvider, log_in, market
 from tests.kits.api.fleets import DOCUMENT, OFFER, make_machine, put_machine
-from tests.kits.api.harness import NOW, Api
+from tests.kits.api.harness import NOW, TENANT, Api
 from tests.twins.provider import VirtualMachine
 
 VAST_OFFER = OFFER.model_copy(update={"provider": "vast"})
@@ -85,6 +85,18 @@ def test_a_machine_with_a_record_is_no_stray_until_the_record_has_ended(api: Api
     gone = make_machine(token(api, "m1"), MachineState.GONE, offer=VAST_OFFER, version=2)
     put_machine(api, gone)
     assert list(findings(api)) == ["stray_machine/vast/h-1"]
+
+
+@pytest.mark.parametrize("part", ["damaged_fleets", "damaged_machines"])
+def test_machines_of_a_damaged_record_are_no_strays(api: Api, vast: AccountProvider, part: str) -> None:
+    apply(api)
+    finish_tick(api)
+    vast.machines.append(VirtualMachine("h-1", token(api, "nights-0123456789ab"), 0.4, NOW, "host"))
+    vast.machines.append(VirtualMachine("h-2", token(api, "days-0123456789ab"), 0.4, NOW, "host"))
+    getattr(api.context.fleet, part).add((TENANT, "nights"))
+    found = findings(api)
+    assert set(found) == {f"damaged_record/{TENANT}.nights", "stray_machine/vast/h-2"}
+    assert found[f"damaged_record/{TENANT}.nights"]["fix"] == ""
 
 
 def test_leftovers_are_deleted_except_those_of_live_machines(api: Api, vast: AccountProvider) -> None:
