@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,16 +14,12 @@ from fakes.salad.api import FakeSalad
 from fakes.salad.imds import FakeImds
 from fakes.salad.signing_key import WorkloadKey
 from functions.api.fleet.machine_calls import MOVED
-from functions.api.operations.cloudwatch_metrics import CloudWatchMetrics
-from functions.fleet.accounts import CachedAccounts
-from functions.fleet.drivers.configured import ConfiguredDrivers
 from functions.fleet.records import Machine
 from functions.handlers import fleet
 from tests.conformance.driven_salad import salad_account
 from tests.functional.api.test_sweeper import Invocation
-from tests.kits.api.fleets import machine_of
+from tests.kits.api.fleets import deploy_controller, machine_of
 from tests.kits.api.harness import Answer, Api
-from tests.twins.accounts import MemoryAccounts
 
 AS_OFFERED = {"gpu_model": "NVIDIA GeForce RTX 3090", "gpus": 1, "vram_gib": 24.0, "disk_gib": 39.5}
 OTHER = {**AS_OFFERED, "gpu_model": "NVIDIA GeForce GTX 1060", "vram_gib": 6.0}
@@ -61,18 +55,7 @@ class Deployment:
     def __init__(self, api: Api, salad: FakeSalad, patch: pytest.MonkeyPatch) -> None:
         self.api, self.salad, self.key = api, salad, WorkloadKey()
         salad.keys = [self.key.jwk]
-        accounts = CachedAccounts(MemoryAccounts(), api.clock.now)
-        drivers = ConfiguredDrivers(accounts, loopback_directory=None, now=api.clock.now)
-        api.context = replace(api.context, accounts=accounts, drivers=drivers)
-        for name, value in {
-            "context": api.context,
-            "store": api.context.fleet,
-            "drivers": drivers,
-            "metrics": CloudWatchMetrics(None, sys.stderr, api.clock),
-            "now": api.clock.now,
-        }.items():
-            patch.setattr(fleet, name, value)
-        patch.setitem(api.context.settings.__dict__, "fleet_api_url", "https://api.example.com")
+        deploy_controller(api, patch)
 
     def tick(self, minutes: int = 1) -> None:
         for _ in range(minutes):

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from baton.contract.fleet import MachineState
+from functions.api.operations.cloudwatch_metrics import CloudWatchMetrics
+from functions.fleet.accounts import CachedAccounts
+from functions.fleet.drivers.configured import ConfiguredDrivers
 from functions.fleet.records import Machine, Offer
+from functions.handlers import fleet
 from tests.kits.api.harness import NOW, TENANT, Api
+from tests.twins.accounts import MemoryAccounts
 
 DOCUMENT: dict[str, Any] = {
     "name": "nights",
@@ -63,3 +72,19 @@ def machine_of(api: Api, token: str) -> Machine:
     found = store.machine(TENANT, "nights", token)
     assert found is not None
     return found
+
+
+def deploy_controller(api: Api, patch: pytest.MonkeyPatch) -> None:
+    """Let the deployed function run on the API's stores and clock, with the drivers of the stored accounts."""
+    accounts = CachedAccounts(MemoryAccounts(), api.clock.now)
+    drivers = ConfiguredDrivers(accounts, loopback_directory=None, now=api.clock.now)
+    api.context = replace(api.context, accounts=accounts, drivers=drivers)
+    for name, value in {
+        "context": api.context,
+        "store": api.context.fleet,
+        "drivers": drivers,
+        "metrics": CloudWatchMetrics(None, sys.stderr, api.clock),
+        "now": api.clock.now,
+    }.items():
+        patch.setattr(fleet, name, value)
+    patch.setitem(api.context.settings.__dict__, "fleet_api_url", "https://api.example.com")

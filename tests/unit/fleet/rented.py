@@ -121,7 +121,7 @@ class RentedNight:
         method, _, path = CREATES[self.name].partition(" ")
         calls = [one for one in self.fake.calls if one.method == method]
         if self.name == "ec2":
-            return sum(b"Action=RunInstances" in one.raw for one in calls) - 1
+            return sum(b"Action=RunInstances" in one.raw and b"DryRun=true" not in one.raw for one in calls) - 1
         return sum(one.path.startswith(path) for one in calls) - 1
 
     def step(self, minutes: int = 1) -> None:
