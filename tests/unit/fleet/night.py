@@ -62,6 +62,8 @@ class Night:
     """Called before every write and every provider call; may raise Killed."""
     time_left_s: float = 60.0
     paused_s: float = 0.0
+    skew_s: int = 0
+    """Difference of the providers' clocks from that of the control plane."""
     budget: Budget | None = None
     """Of all fleets together."""
     canceled: set[str] = field(default_factory=set)
@@ -73,7 +75,7 @@ class Night:
             StoredFleet(tenant=TENANT, spec=self.spec, version=1, created_at=self.now, updated_at=self.now)
         )
         for provider in self.providers.values():
-            provider.now = self.now
+            provider.now = self.now + self.skew_s
 
     def submit(self, hours: float) -> Training:
         training = Training(make_job(id=f"job-{len(self.trainings)}"), left_s=int(hours * 3600))
@@ -157,7 +159,7 @@ class Night:
             self.work()
             self.now += TICK_S
             for provider in self.providers.values():
-                provider.now = self.now
+                provider.now = self.now + self.skew_s
 
     def work(self) -> None:
         """One minute of all workers."""
@@ -171,7 +173,7 @@ class Night:
             if body is None or machine.id in self.silent:
                 continue
             held = next((one for one in self.trainings if one.on == machine.id), None)
-            after = self._worker(machine, held, booted=self.now - body.created_at >= BOOT_S)
+            after = self._worker(machine, held, booted=self.now + self.skew_s - body.created_at >= BOOT_S)
             if after is not machine:
                 stored = after.model_copy(update={"version": machine.version + 1})
                 self.store.update_machine(stored, [] if after.state is machine.state else [after.event])
