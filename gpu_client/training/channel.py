@@ -8,6 +8,7 @@ every call is a no-op after one warning.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import math
 import os
@@ -31,6 +32,7 @@ from gpu_client.training.protocol import (
     parse_message,
 )
 
+STDERR_FD = 2
 MAX_CARRIED = 64
 """Limit of the metrics that wait for the next report; further metrics are dropped."""
 
@@ -453,7 +455,10 @@ class AgentChannel:
             except (ValueError, RecursionError) as error:
                 log.warning("ignored a malformed message of the agent (%s): %r", error, line[:200])
                 continue
-            if directive is not None:
+            if directive is not None and directive.kind == "stacks":
+                # This thread runs while the training hangs, unless the hanging call holds the interpreter lock.
+                faulthandler.dump_traceback(STDERR_FD)
+            elif directive is not None:
                 self._on_directive(directive)
             elif message["type"] in STEERING_TYPES:
                 self._on_steering(message)

@@ -24,6 +24,7 @@ trainer -> agent::
 agent -> trainer::
 
     {"type": "directive", "directive": "checkpoint"}
+    {"type": "directive", "directive": "stacks"}
     {"type": "directive", "directive": "stop", "reason": "cancel", "checkpoint": false}
     {"type": "rules", "revision": 2, "text": "rules: []"}
     {"type": "command", "seq": 3, "kind": "set", "arguments": {"knob": "lr", "factor": 0.5}, "expires_in_s": 600}
@@ -75,8 +76,9 @@ STEERING_TYPES = ("rules", "command")
 class TrainerDirective:
     """Request of the agent to the training loop.
 
-    kind: "checkpoint" (write a checkpoint at the next step boundary) or "stop". reason: reason of a stop, in
-    `STOP_REASONS` or a newer word; empty for "checkpoint". checkpoint: true if a stop saves a checkpoint first.
+    kind: "checkpoint" (write a checkpoint at the next step boundary), "stacks" (print the stacks of all threads) or
+    "stop". reason: reason of a stop, in
+    `STOP_REASONS` or a newer word; empty otherwise. checkpoint: true if a stop saves a checkpoint first.
     """
 
     kind: str
@@ -97,8 +99,8 @@ def parse_directive(message: Mapping[str, Any]) -> TrainerDirective | None:
     if message["type"] != "directive":
         return None
     kind = message.get("directive")
-    if kind == "checkpoint":
-        return TrainerDirective("checkpoint")
+    if kind in ("checkpoint", "stacks"):
+        return TrainerDirective(kind)
     if kind != "stop":
         return None
     reason, checkpoint = message.get("reason"), message.get("checkpoint")

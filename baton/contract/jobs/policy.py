@@ -56,9 +56,10 @@ class Policy(WireModel):
     deadline_at: EpochSeconds | None = None
     heartbeat_interval_s: Annotated[int, Field(ge=1, le=600)] = 30
     """The lease lasts three intervals."""
-    no_progress_timeout_s: Annotated[int, Field(ge=1, le=86_400)] | None = None
+    no_progress_timeout_s: Annotated[int, Field(ge=0, le=86_400)] | None = None
     """The worker fails the attempt if neither the step nor the training's reported progress between steps has advanced
-    for this long."""
+    for this long. Unset: on a rented machine the worker restarts a training that stands still by the preset
+    `preset-stuck` and prints nothing, once; then it fails the attempt. 0: never."""
     stop_grace_s: Annotated[int, Field(ge=0, le=3600)] = 30
     """Time between the request to stop and SIGKILL."""
     checkpoint_every: Literal["auto"] | Annotated[int, Field(ge=5, le=86_400)] | None = None

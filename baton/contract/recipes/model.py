@@ -243,7 +243,7 @@ class Health(WireModel):
     """
 
     check: Program | None = None
-    no_progress_timeout_s: Annotated[int, Field(ge=1, le=86_400)] | None = None
+    no_progress_timeout_s: Annotated[int, Field(ge=0, le=86_400)] | None = None
 
 
 class Recipe(WireModel):

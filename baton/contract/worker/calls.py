@@ -107,6 +107,8 @@ class WorkItem(AnswerModel):
     last_step: Step | None = None
     """Last step that any attempt reported. The steps between the resumed step and this one are repeated."""
     no_progress_timeout_s: int | None = None
+    restart_on_stall: bool = False
+    """True if the worker ends a training that stands still: once for a restart, then for another machine."""
     stop_grace_s: int = 30
     checkpoint_every: Literal["auto"] | int | None = None
     """Interval in seconds; see Policy."""

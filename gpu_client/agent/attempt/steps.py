@@ -41,6 +41,8 @@ COMMAND_TIMEOUT_S = 60
 HURRIED_S = 5.0
 """Time limit of a cleanup in seconds, after a stop request."""
 COMMAND_GRACE_S = 2.0
+SILENCE_S = 600.0
+"""Silence in seconds from which a stuck training counts as stalled: an unreported evaluation may print."""
 _FINAL = frozenset({FailureClass.STOPPED_BY_RULE})
 """Failure classes after which a step is not retried."""
 
@@ -113,6 +115,9 @@ class StepRunner:
         self._channel: ChannelServer | None = None
         self._run: TrainerRun | None = None
         self._highest = ledger.base
+        self._patience_s = SILENCE_S
+        """Duration of a stall that ends the training. It doubles with each stall, because a pause of a sound training
+        recurs after its restart."""
         self.output = output
         self._printed = False
 
@@ -170,7 +175,10 @@ class StepRunner:
             end = self._run_once(order, resume_from)
             # No failure means that a rule or a stop request ended the step: no retry.
             final = end.failure is None or end.failure.failure_class in _FINAL or end.failure.failure_class.node_fault
-            if final or self._context.interrupted() or tries >= order.retries:
+            stalled = end.failure is not None and end.failure.failure_class is FailureClass.NO_PROGRESS
+            # A stall often ends with its process. Another one is for another machine.
+            retries = max(order.retries, 1) if stalled and self._item.restart_on_stall else order.retries
+            if final or self._context.interrupted() or tries >= retries:
                 return end
             tries += 1
             logger.warning("job %s: step %s: %s", self._item.id, order.name, end.failure and end.failure.reason)
@@ -241,6 +249,7 @@ class StepRunner:
             canceled=self._context.canceled,
             stop_reason=self._context.stop_reason,
             collect=collect,
+            stalled_s=self._find_stall_s,
             base=self._ledger.base,
             timeout_s=order.timeout_s,
         )
@@ -250,6 +259,16 @@ class StepRunner:
         if saves:
             self._collector.collect_rest(self._committer, clean_exit=end.status.code == 0)
         return end
+
+    def _find_stall_s(self) -> float:
+        """Return the seconds of a stall that ends the training: no progress and no output; 0.0 otherwise."""
+        if not self._item.restart_on_stall:
+            return 0.0
+        stalled_s = min(self._context.control.stuck_s(), time.monotonic() - self.output.fed_at)
+        if stalled_s <= self._patience_s:
+            return 0.0
+        self._patience_s = 2 * stalled_s
+        return stalled_s
 
     def _drain_channel(self, channel: ChannelServer) -> None:
         """Process the training's messages since the last call."""

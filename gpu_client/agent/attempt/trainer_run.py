@@ -41,7 +41,8 @@ class TrainerRun:
     """Run of a trainer, from its start to its end.
 
     `lease_lost` is set when the lease is lost; `stop_reason` returns the reason to release the job. `collect` stages
-    complete checkpoints; its argument is True after a checkpoint notice. `base` is added to the trainer's steps to
+    complete checkpoints; its argument is True after a checkpoint notice. `stalled_s` returns the duration of a stall
+    that ends the run; 0.0 without one. `base` is added to the trainer's steps to
     count them within the job.
     """
 
@@ -57,6 +58,7 @@ class TrainerRun:
         canceled: Callable[[], bool],
         stop_reason: Callable[[], StopReason | None],
         collect: Callable[[bool], None],
+        stalled_s: Callable[[], float] = lambda: 0.0,
         base: int = 0,
         timeout_s: int | None = None,
     ) -> None:
@@ -71,6 +73,7 @@ class TrainerRun:
         self._canceled = canceled
         self._stop_reason = stop_reason
         self._collect = collect
+        self._stalled_s = stalled_s
         self.asked_to_leave = False
         """True after a stop request on the channel; a clean exit then need not be the end of the training."""
         self.last_checkpoint_skipped = ""
@@ -101,6 +104,10 @@ class TrainerRun:
             if limit_s is not None and time.monotonic() - moved_at > limit_s:
                 logger.warning("job %s: no progress for %d s", self._item.id, limit_s)
                 return TrainerResult(self._stop_trainer(float(self._item.stop_grace_s)), limit_s)
+            if stalled_s := self._stalled_s():
+                logger.warning("job %s: stalled for %.0f s", self._item.id, stalled_s)
+                self._channel.request_stacks()
+                return TrainerResult(self._ask_to_leave("release"), round(stalled_s))
 
     def _poll_checkpoints(self) -> None:
         """Record the progress of the training, and stage the checkpoints that it has saved."""

@@ -178,6 +178,10 @@ class ChannelServer:
         """Ask every connected process for a checkpoint. Returns the number of processes reached."""
         return self._broadcast({"type": "directive", "directive": "checkpoint"}, replayed=False)
 
+    def request_stacks(self) -> int:
+        """Ask every connected process to print the stacks of its threads. Returns the number of processes reached."""
+        return self._broadcast({"type": "directive", "directive": "stacks"}, replayed=False)
+
     def request_stop(self, reason: StopReason, checkpoint: bool) -> int:
         """Ask all processes, including later processes, to stop. Returns the number of reached processes."""
         message = {"type": "directive", "directive": "stop", "reason": reason, "checkpoint": checkpoint}

@@ -176,6 +176,10 @@ class ControlRelay:
             except (ValidationError, KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
                 logger.warning("ignored a message of the training on rules: %s: %s", message.get("type"), error)
 
+    def stuck_s(self) -> float:
+        """Return the seconds without progress of a training that is stuck by the presets; 0.0 otherwise."""
+        return self._presets.stuck_s()
+
     # Called by the heartbeats
 
     def report(self, progress: TrainingProgress | None = None) -> ControlReport:

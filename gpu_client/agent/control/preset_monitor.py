@@ -37,6 +37,7 @@ QUIET_AFTER_ATTEMPTS = 10
 finite."""
 USUAL_OF, USUAL_FROM = 50, 20
 """Maximum and minimum number of gaps between new steps whose median is the usual gap."""
+STUCK = "preset-stuck"
 _LOSSES = ("loss", "train_loss", "train.loss", "training_loss")
 _EVALUATIONS = ("eval.loss", "eval_loss", "val_loss", "val.loss", "validation_loss")
 
@@ -93,6 +94,8 @@ class PresetMonitor:
         self._fired_counts: Counter[str] = Counter()
         self._active: set[str] = set()
         """Presets that have fired and not cleared."""
+        self._stuck = False
+        """True while the condition of preset-stuck holds, beyond the limits of its reports."""
         self._training: _TrainingState | None = None
         self._probe: HardwareSampler | None = None
         self._broken = False
@@ -131,6 +134,7 @@ class PresetMonitor:
         """
         self.detach()
         self._active.clear()
+        self._stuck = False
         try:
             self._training = _TrainingState(channel, base, storing, log_line, self._clock, missed=missed)
         except Exception:
@@ -143,6 +147,10 @@ class PresetMonitor:
         if self._probe is not None:
             self._probe.stop()
             self._probe = None
+
+    def stuck_s(self) -> float:
+        """Return the seconds without progress while preset-stuck holds; 0.0 otherwise."""
+        return self._training.still_s() if self._training is not None and self._stuck else 0.0
 
     def poll(self) -> None:
         """Evaluate the reports and the time since the last call. Cheap enough for every poll."""
@@ -174,6 +182,8 @@ class PresetMonitor:
         name = verdict.rule
         if name in self._off:
             return
+        if name == STUCK and verdict.state in (State.FIRED, State.CLEARED):
+            self._stuck = verdict.state is State.FIRED
         quiet = self._attempt > QUIET_AFTER_ATTEMPTS
         if verdict.state is State.FIRED and self._fired_counts[name] < (1 if quiet else MAX_FIRINGS):
             self._fired_counts[name] += 1
@@ -236,6 +246,8 @@ class _TrainingState:
         self._phase: tuple[str, int] | None = None
         self._storing_since: float | None = None
         self._last = False
+        self._still_s = 0.0
+        """Seconds without progress at the last tick."""
 
     def poll(self, sample: Callable[[], Mapping[str, float]]) -> Iterator[Verdict]:
         """Yield the verdicts of each report, evaluated at the report's own time."""
@@ -253,6 +265,10 @@ class _TrainingState:
         if now - self._ticked_at >= TICK_S:
             self._ticked_at = now
             yield from self._evaluator.observe({**self._measure_ages(now), **sample()}, step=self.step, now=now)
+
+    def still_s(self) -> float:
+        """Return the seconds without progress. A report since the last tick ends them at once."""
+        return min(self._still_s, self._clock() - self._moved_at)
 
     def render(self, message: Message) -> str:
         """Render a preset's text, with durations such as `14 min`."""
@@ -338,6 +354,7 @@ class _TrainingState:
             still_s = now - max(since, self._storing_since)
         else:
             still_s = 0.0 if self._last else now - since
+        self._still_s = still_s
         explained = self._phase is not None or self._storing_since is not None
         return {
             "step.age": 0.0 if explained else still_s,

@@ -116,6 +116,8 @@ class TrainerOutput:
         self._ring: deque[str] = deque(maxlen=last_lines)
         self._write = echo
         self._echo = _Echo(echo) if echo else None
+        self.fed_at = time.monotonic()
+        """Time of the newest output, else of the start; monotonic seconds."""
 
     def successor(self) -> TrainerOutput:
         """Return the sink of the job's next process, with this log and new last lines."""
@@ -130,6 +132,7 @@ class TrainerOutput:
 
     def feed(self, data: bytes, final: bool = False) -> None:
         """Add bytes of the trainer's output."""
+        self.fed_at = time.monotonic()
         lines = self._assembler.feed(data, final)
         with self._lock:
             self._ring.extend(lines)

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from baton.contract.names import Scope
 from functions.api.operations.sweeper import sweep
 from functions.settings import ControlPlaneSettings
-from tests.kits.api.harness import NOW, Api, memory_api
+from tests.kits.api.harness import NOW, TENANT, Api, memory_api
 
 A100 = {"vram_gib": "80", "disk_gib": "500", "gpus": "8", "gpu_model": "NVIDIA A100-SXM4-80GB"}
 
@@ -262,3 +263,21 @@ def test_a_deadline_ends_the_job_wherever_it_stands(api: Api, state: str) -> Non
     view = api.job(job_id)
     assert view["state"] == "failed" and view["reason"]["code"] == "deadline"
     api.no_work()
+
+
+@pytest.mark.parametrize(
+    ("machine", "policy", "limit_s", "restarts"),
+    [
+        ("nights/m1", {}, None, True),
+        ("nights/m1", {"no_progress_timeout_s": 0}, None, False),
+        ("nights/m1", {"no_progress_timeout_s": 900}, 900, False),
+        (None, {}, None, False),
+    ],
+)
+def test_on_a_rented_machine_a_training_that_stands_still_is_ended(
+    api: Api, machine: str | None, policy: dict[str, Any], limit_s: int | None, restarts: bool
+) -> None:
+    api.submit(policy=policy)
+    key = api.issue(TENANT, Scope.WORKER, machine=machine)
+    (item,) = api.get("/work", key=key, headers={"x-lease-aware": "1"}, query={"machine_id": "m1"}).ok()
+    assert (item["no_progress_timeout_s"], item["restart_on_stall"]) == (limit_s, restarts)
