@@ -6,7 +6,7 @@ empty for a moment gives no machine back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from baton.contract.fleet import FleetSpec
 from baton.contract.fleet import MachineState as State
@@ -88,13 +88,27 @@ def _free(machines: Sequence[Machine]) -> int:
     return sum(machine.state in STARTING or machine.state is State.READY for machine in machines)
 
 
+def _pools(jobs: Sequence[Job], fleets: Sequence[FleetMachines]) -> Iterator[FleetMachines]:
+    """Yield the machines of each fleet: those that a job avoids one by one, all others together."""
+    avoided = {machine for job in jobs for machine in job.avoid}
+    for spec, machines in fleets:
+        yield spec, [machine for machine in machines if machine.id not in avoided]
+        yield from ((spec, [machine]) for machine in machines if machine.id in avoided)
+
+
 def _served(jobs: Sequence[Job], fleets: Sequence[FleetMachines]) -> int:
     """Count the jobs that free machines can run, each machine one job: a maximum matching, by augmenting paths."""
-    room = [_free(machines) for _, machines in fleets]
+    pools = list(_pools(jobs, fleets))
+    room = [_free(machines) for _, machines in pools]
     options = [
-        [at for at, (spec, _) in enumerate(fleets) if room[at] and unservable(job, spec) is None] for job in jobs
+        [
+            at
+            for at, (spec, machines) in enumerate(pools)
+            if room[at] and unservable(job, spec) is None and not any(one.id in job.avoid for one in machines)
+        ]
+        for job in jobs
     ]
-    held: list[list[int]] = [[] for _ in fleets]
+    held: list[list[int]] = [[] for _ in pools]
 
     def place(job: int, seen: set[int]) -> bool:
         for at in options[job]:

@@ -213,3 +213,14 @@ def test_free_machines_of_other_fleets_take_as_many_jobs_as_possible() -> None:
     assert missing_machines(own, ready, [light, heavy], [(other, ready)]) == 0
     assert missing_machines(own, ready, [heavy, heavy], [(other, ready)]) == 1
     assert missing_machines(own, [], [light, light], [(other, [make_machine(State.BUSY)])]) == 2
+
+
+def test_a_machine_is_not_free_for_a_job_that_avoids_it() -> None:
+    """A machine that failed the job may not claim it again; the job waited until the machine's idle timeout."""
+    spec = make_spec(max=3)
+    first, second = (make_machine(State.READY).model_copy(update={"id": name}) for name in ("m1", "m2"))
+    failed = make_job(avoid={"m1": 2**40})
+    assert missing_machines(spec, [first], [failed]) == 1
+    assert missing_machines(spec, [first, second], [failed]) == 0
+    assert missing_machines(spec, [first, second], [make_job(), failed]) == 0, "each has one that it may use"
+    assert missing_machines(spec, [first, second], [failed, failed]) == 1
