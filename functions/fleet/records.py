@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from baton.contract.fleet import MAX_FLEET_IN_TOKEN, FleetSpec, MachineState, Receipt
 from functions.domain.record_base import Record
@@ -19,7 +19,9 @@ MIN_ABSENCES_APART_S = 60
 
 
 class Offer(Record):
-    """Machine that a provider sells, at the price of the moment."""
+    """Machine that a provider sells, at the price of the moment. JSON has no NaN, therefore none reaches a record."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     provider: str
     ref: str

@@ -22,7 +22,6 @@ from functions.fleet.drivers.protocol import (
     CreateResult,
     Driver,
     ProviderRefused,
-    ProviderUnavailable,
 )
 from functions.fleet.known_offers import rank_known
 from functions.fleet.ledger import Bound, need_usd, release
@@ -262,8 +261,9 @@ def _call_create(driver: Driver, intent: CreateIntent) -> CreateResult:
     """Call the provider. A driver that fails in the middle of the call says nothing about the machine."""
     try:
         return driver.create(intent)
-    except (ProviderUnavailable, ProviderRefused, ValueError) as error:
-        return Ambiguous(reason=str(error))
+    except NO_ANSWER as error:
+        logger.warning("%s: the create failed", driver.name, exc_info=error)
+        return Ambiguous(reason=f"the driver failed in the create: {error}")
 
 
 def _ref(offer: Offer) -> tuple[str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,8 +34,11 @@ LONGEST_PAUSE_S = 15
 """Longest interval between two calls that a tick waits for instead of leaving the call to the next tick."""
 QUARANTINE_S = {"boot": 6 * 3600, "loss": 24 * 3600}
 LONGEST_QUARANTINE_S = 7 * 24 * 3600
-NO_ANSWER = (ProviderUnavailable, ProviderRefused, ValidationError)
-"""Failures of a driver's call; ValidationError: the provider's answer has impossible values."""
+NO_ANSWER = Exception
+"""Failures of a driver's call: any exception, because a driver that meets a value which it does not foresee must not
+end the tick, which also looks after the machines of all other providers."""
+FORESEEN = (ProviderUnavailable, ProviderRefused, ValidationError)
+"""Failures that are no fault of a driver; ValidationError: the provider's answer has impossible values."""
 OUTGOING = frozenset({State.DRAINING, State.LOST, State.TERMINATING})
 OF_ONE_FLEET = frozenset({RefusalKind.IMAGE, RefusalKind.INVALID})
 """Refusals that follow from the document of a fleet; any other refusal hits every fleet."""
@@ -266,8 +270,9 @@ class Tick:
         self.store.put_quarantine(Quarantine(host=host, until=until, failures=failures, reason=after.reason))
 
     def fail(self, message: str) -> None:
-        """Report a failure, which does not end the tick."""
-        logger.warning("%s", message)
+        """Report a failure, which does not end the tick; with the traceback if a driver is at fault."""
+        cause = sys.exception()
+        logger.warning("%s", message, exc_info=None if isinstance(cause, FORESEEN) else cause)
         self.report.failures.append(message)
 
 

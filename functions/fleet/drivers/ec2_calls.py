@@ -60,8 +60,11 @@ KINDS: dict[str, tuple[RefusalKind, str]] = {
 """Refusals that hold for all offers, with their remedies."""
 
 
-class Ec2Refusal(Exception):  # noqa: N818 - a normal outcome, which the caller judges by its code
-    """Amazon answers a call with an error. `sure`: the call certainly had no effect."""
+class Ec2Refusal(ProviderUnavailable):
+    """Amazon answers a call with an error. `sure`: the call certainly had no effect.
+
+    A caller that does not know the code takes the refusal as no answer, because nothing follows about any machine.
+    """
 
     def __init__(self, call: str, code: str, message: str, *, sure: bool) -> None:
         super().__init__(f"{call}: {code}: {' '.join(message.split())[:300]}")

@@ -89,8 +89,9 @@ class ProviderHttp:
     def read_stream(self, path: str, *, query: Mapping[str, Any] | None = None) -> ProviderAnswer:
         """Read a stream of server-sent events until nothing comes for QUIET_S; return the events as `text`.
 
-        Raises ProviderUnavailable.
+        Raises ProviderUnavailable, ProviderRefused.
         """
+        self._require_sendable_key()
         url = f"{self._address}{path}" + (f"?{urlencode(query)}" if query else "")
         raw, until = b"", time.monotonic() + STREAM_S
         try:
@@ -134,6 +135,7 @@ class ProviderHttp:
     def _call(
         self, method: str, path: str, query: Mapping[str, Any] | None, body: Any, headers: Mapping[str, str]
     ) -> ProviderAnswer:
+        self._require_sendable_key()
         url = f"{self._address}{path}" + (f"?{urlencode(query)}" if query else "")
         sent = None if body is None else json.dumps(body).encode()
         content = {} if body is None else {"Content-Type": "application/json"}
@@ -167,6 +169,11 @@ class ProviderHttp:
                 if answer.status < 400:
                     raise AnswerLost(f"{place}: the answer {answer.status} is not JSON") from error
         return ProviderAnswer(answer.status, parsed, text, dict(answer.headers))
+
+    def _require_sendable_key(self) -> None:
+        """Refuse a key that HTTP cannot carry; the error of the HTTP library would repeat the key."""
+        if not all(value.isascii() and value.isprintable() for value in self._headers.values()):
+            raise ProviderRefused(RefusalKind.KEY, "the key has a line break or a character that no key has")
 
     def _readable(self, raw: bytes) -> str:
         """Return an answer as text without the account's key, which some providers repeat in their errors."""

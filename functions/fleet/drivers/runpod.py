@@ -61,7 +61,7 @@ REFUSALS: dict[int, tuple[RefusalKind | None, str]] = {
 class RunpodAnswer(BaseModel):
     """Base of the provider's values, of which the driver reads a part."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, coerce_numbers_to_str=True)
 
 
 class GpuPrice(RunpodAnswer):

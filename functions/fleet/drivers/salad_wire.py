@@ -24,7 +24,7 @@ _MEMORY = re.compile(r"\s*\((\d+) ?GB\)")
 class SaladAnswer(BaseModel):
     """Base of Salad's values."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", coerce_numbers_to_str=True)
 
 
 class ClassPrice(SaladAnswer):

@@ -43,3 +43,12 @@ def test_an_unreachable_stream_is_named_without_its_signature() -> None:
     with pytest.raises(ProviderUnavailable) as raised:
         ProviderHttp(url, {}).read_stream("/logs/1?X-Amz-Signature=abc")
     assert str(raised.value).startswith("GET /logs/1: no usable answer")
+
+
+@pytest.mark.parametrize("key", [f"{KEY}\nX-Evil: 1", f"{KEY}\u00e9", f"{KEY}\u4e2d"])
+def test_a_key_that_http_cannot_carry_is_refused_without_being_named(key: str) -> None:
+    http = ProviderHttp("http://127.0.0.1:9", {"Authorization": f"Bearer {key}"})
+    for call in (lambda: http.read("GET", "/x"), lambda: http.send("PUT", "/x"), lambda: http.read_stream("/x")):
+        with pytest.raises(ProviderRefused) as raised:
+            call()
+        assert KEY not in repr(raised.value) and raised.value.__context__ is None

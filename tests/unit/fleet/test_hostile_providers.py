@@ -1,0 +1,65 @@
+"""Providers whose answers are wrong in ways that no driver foresees: other providers and the money stay as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from functions.fleet.drivers.ec2_calls import Ec2Refusal
+from functions.fleet.drivers.protocol import ProviderUnavailable
+from functions.fleet.drivers.runpod import Pod
+from functions.fleet.records import Offer
+from tests.twins.provider import VirtualProvider
+from tests.unit.fleet.test_fleet_providers import make_night
+
+
+class Broken(VirtualProvider):
+    """Provider whose driver fails at a call in a way that the driver does not know."""
+
+    broken: str = ""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == object.__getattribute__(self, "broken"):
+            raise TypeError("'int' object is not iterable")
+        return object.__getattribute__(self, name)
+
+
+@pytest.mark.parametrize("call", ["inventory", "quote", "create", "destroy", "charged_usd", "accept_price", "examine"])
+def test_a_driver_that_fails_hits_its_own_provider_only(call: str) -> None:
+    vast, ssh = Broken(name="vast"), VirtualProvider(name="ssh")
+    night = make_night(vast, ssh, max=2)
+    night.submit(hours=0.5)
+    night.step(5)
+    (kept,) = vast.alive()
+    kept.announced_usd_per_hour = 0.3
+    vast.broken = call
+    night.submit(hours=0.5)
+    night.step(100)
+    assert [one.left_s > 0 for one in night.trainings] == [False, False]
+    assert ssh.alive() == []
+    assert all(one.finished for one in night.reports)
+    vast.broken = ""
+    night.step(20)
+    assert night.billing() == [], "given back as soon as the driver works"
+    assert night.spent_usd() >= night.billed_usd() - 0.02
+
+
+def test_a_refusal_of_amazon_that_nobody_knows_is_no_answer() -> None:
+    assert isinstance(Ec2Refusal("describe_instances", "InvalidNextToken", "", sure=True), ProviderUnavailable)
+
+
+@pytest.mark.parametrize("field", ["vram_gib", "disk_gib", "interruptions_per_hour", "boot_s"])
+def test_an_offer_holds_no_number_that_a_record_cannot_hold(field: str) -> None:
+    """JSON has no NaN: the stored machine of such an offer could not be read again, and its fleet would be stuck."""
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(ValidationError):
+            Offer.model_validate({"provider": "runpod", "ref": "x", "usd_per_hour": 1, field: value})
+
+
+def test_an_id_that_comes_as_a_number_is_the_same_machine() -> None:
+    """A pod that cannot be read is neither found after a lost answer nor proved gone."""
+    row = {"id": 7, "name": "dep10000-n-1", "status": "RUNNING", "cost": "0.5", "disk": 10}
+    found = Pod.model_validate({**row, "createdAt": "2026-11-25T10:00:00Z"}).sighting()
+    assert (found.handle, found.running) == ("7", True)
