@@ -13,6 +13,7 @@ from cdk.resources.api import Api
 from cdk.resources.events import Events
 from cdk.resources.functions import Functions
 from cdk.resources.nag_suppressions import VERSIONS, acknowledge_wildcard
+from cdk.resources.nudges import Nudges
 from cdk.resources.storage import Buckets, Tables
 from cdk.resources.webhooks import Webhooks
 from cdk.stage import StageSettings
@@ -36,9 +37,8 @@ class BatonStack(Stack):
         tables = Tables(self, "Tables", stage=stage)
         buckets = Buckets(self, "Buckets", stage=stage)
         functions = Functions(self, "Functions", stage=stage, tables=tables, buckets=buckets)
-        events = Events(
-            self, "Events", stage=stage, publisher=functions.by_name["publisher"], tables=tables.by_suffix
-        )
+        events = Events(self, "Events", stage=stage, publisher=functions.by_name["publisher"], tables=tables.by_suffix)
+        Nudges(self, "Nudges", controller=functions.by_name["fleet"], tables=tables.by_suffix)
         api = Api(self, "Api", stage=stage, functions=functions.by_name)
         if stage.target == "lambda":
             # The URL of the API is valid on AWS only; the emulated cloud has a URL of its own.
