@@ -30,7 +30,7 @@ from gpu_client.cli.fleet.view import usd
 from gpu_client.cli.jobs.explain import requirements_text
 from gpu_client.cli.jobs.goodput import goodput_lines, total_of
 from gpu_client.cli.jobs.rented import running_sentence, waiting_sentences
-from gpu_client.cli.jobs.summary import reason_text, summarize
+from gpu_client.cli.jobs.summary import reason_text, step_text, summarize
 from gpu_client.transport.api.calls import pages
 from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import ApiError
@@ -214,7 +214,7 @@ def _details(job: JobView, attempt: AttemptView | None) -> list[tuple[str, str]]
         ("needs", requirements_text(job)),
         ("submitted", moment(job.created_at)),
         ("ran", duration(summary.runtime_s) if summary.runtime_s else ""),
-        ("step", f"{summary.step} of {summary.total_steps or '?'}" if summary.step is not None else ""),
+        ("step", step_text(summary)),
         (
             "metrics",
             ", ".join(f"{name} {number(value)}" for name, value in (progress.metrics if progress else {}).items()),

@@ -129,6 +129,14 @@ def ended_by_text(job: JobView) -> str:
     return f"{source} at step {by.step:,}" + (f": {by.message}" if by.message else "")
 
 
+def step_text(summary: JobSummary) -> str:
+    """Return `150 of 500, 23 min left`; "" before the first step."""
+    if summary.step is None:
+        return ""
+    left = f", {duration(summary.eta_s)} left" if summary.eta_s is not None else ""
+    return f"{summary.step} of {summary.total_steps or '?'}{left}"
+
+
 def headline(summary: JobSummary) -> str:
     """Format a summary as one line."""
     parts: list[str] = [summary.state.value]

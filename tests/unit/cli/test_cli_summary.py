@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from baton.contract.jobs.job import AttemptEnd, JobState
-from gpu_client.cli.jobs.summary import headline, summarize
+from gpu_client.cli.jobs.summary import headline, step_text, summarize
 from tests.unit.cli.cli_kit import NOW, a_job, an_attempt
 
 PROGRESS = {"step": 150, "total_steps": 500, "metrics": {"loss": 0.31234}, "reported_at": NOW - 300}
@@ -19,6 +19,9 @@ def test_time_left_is_judged_by_the_pace_of_this_attempt_alone() -> None:
     found = summarize(a_job(JobState.RUNNING, epoch=2), attempt, None)
     assert (found.step, found.total_steps, found.eta_s, found.loss) == (150, 500, 1400, 0.31234)
     assert found.share == 0.3
+    assert step_text(found) == "150 of 500, 23 min 20 s left"
+    assert step_text(summarize(a_job(), None, None)) == ""
+    assert step_text(replace(found, total_steps=None, eta_s=None)) == "150 of ?"
 
 
 def test_no_time_left_is_told_before_there_is_a_pace() -> None:
