@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import requests
 from PIL import Image
 
 from baton.contract.fleet import FleetSpec, MachineState, MachineView
@@ -233,6 +234,21 @@ def test_a_job_with_rent_gets_a_machine_of_its_own_which_ends_with_the_job(renta
     assert [one.machine_id for one in rental.attempts(job_id)] == [machine.id]
     assert rental.stack.artifact(job_id, "done.txt") == b"done"
     assert name not in {fleet.spec.name for fleet in rental.client.fleets()}
+
+
+def test_what_a_rented_machine_has_finished_is_seen_while_it_trains(rental: Rental, tmp_path: Path) -> None:
+    job_id = rental.stack.submit(
+        "shows.py", {"steps": 10, "go": str(tmp_path / "go")}, queue="pictures", outputs=("validation",)
+    )
+    rental.apply("pictures", idle_timeout_s=60)
+    (shown,) = until(lambda: rental.client.artifacts(job_id).artifacts, what="the first picture", every_s=0.1)
+    assert (shown.step, requests.get(shown.url, timeout=10).content) == (5, b"picture of step 5")
+    assert rental.client.get_job(job_id).state is JobState.RUNNING
+    for step in (5, 10):
+        (tmp_path / f"go-{step}").touch()
+    rental.stack.wait_for(job_id, JobState.COMPLETE)
+    (machine,) = rental.receipts("pictures", 1)
+    assert [one.machine_id for one in rental.attempts(job_id)] == [machine.id]
 
 
 def test_a_canceled_job_gives_its_machine_back_and_a_retry_rents_again(rental: Rental) -> None:

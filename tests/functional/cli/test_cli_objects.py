@@ -77,6 +77,25 @@ def test_a_push_ends_with_a_manifest_of_all_that_is_there(baton: Baton, stack: S
     assert named(stack, prefix).keys() == everything.keys()
 
 
+def test_equal_folders_are_equal_bytes_wherever_they_come_from(baton: Baton, stack: Stack, tmp_path: Path) -> None:
+    """Neither the order of the files nor their times, owners or rights are among the stored bytes."""
+    files = {f"{number}.txt": b"%d" % number for number in range(20)}
+    places = [
+        write_files(tmp_path / "one", {**files, "sub/a": b"a"}),
+        write_files(tmp_path / "two", {"sub/a": b"a", **dict(reversed(files.items()))}),
+    ]
+    for path in places[1].glob("*.txt"):
+        os.utime(path, (1, 1))
+        path.chmod(0o600)
+    found = []
+    for place in places:
+        prefix = unique("set")
+        baton("data", "push", place, prefix).ok()
+        keys = stack.keys_below(prefix + "/", "training-data")
+        found.append({key.removeprefix(prefix): stack.read(key, "training-data") for key in keys})
+    assert found[0] == found[1] and len(found[0]) == 22
+
+
 def test_a_push_that_stopped_before_its_manifest_is_finished_by_a_repeat(
     baton: Baton, stack: Stack, tmp_path: Path
 ) -> None:
