@@ -89,8 +89,8 @@ class Alarms(Construct):
             below=1,
             description="nobody returns the jobs of lost machines: the schedule is off",
         )
-        # `FleetErrors` reports ticks that raised or timed out, `FleetTicksUnfinished` ticks that ended early. The metric of
-        # the latter exists only while ticks end early, therefore an idle deployment pays for the alarm alone.
+        # `FleetErrors` reports ticks that raised or timed out, `FleetTicksUnfinished` ticks that ended early.
+        # The metric `FleetTicksUnfinished` exists only meanwhile, therefore an idle deployment pays for the alarm alone.
         self._alarm(
             "FleetSilent",
             functions["fleet"].metric_invocations(period=PERIOD, statistic="Sum"),
