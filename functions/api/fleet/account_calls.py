@@ -16,6 +16,7 @@ from functions.domain.errors import Refusal
 from functions.fleet.accounts import AccountsUnreadable, CachedAccounts, StoredAccount, StoredAccounts
 from functions.fleet.drivers.configured import build_driver
 from functions.fleet.drivers.protocol import Driver, ProviderRefused, ProviderUnavailable
+from functions.fleet.store import DamagedRecord
 
 MOST_NAMED = 8
 """Machines that a refusal names."""
@@ -53,15 +54,21 @@ def list_providers(context: Context, call: ApiCall) -> ProviderPage:
 
 
 def remove(context: Context, call: ApiCall) -> NoContent:
-    """Remove an account; refused while the account lists machines of this deployment, which nobody would end."""
+    """Remove an account; refused while machines of this deployment run there, or may begin to, which nobody would end.
+
+    An account that its provider refuses by now is removed in any case, because no machine can be ended with it.
+    """
     provider, accounts = call.path["provider"], _require_accounts(context)
     stored = next((name for name in _read(accounts) if name == provider), None)
     if stored is None:
         raise Refusal(ErrorCode.PROVIDER_NOT_FOUND, f"No account at {provider[:40]} is stored.", field="provider")
-    left = _list_machines(context, context.drivers.get(stored))
-    if left:
-        detail = f"{_name(left)} at {stored}; stop the fleets and wait until the machines are gone."
-        raise Refusal(ErrorCode.CONFLICT, detail, field="provider")
+    listed = _list_machines(context, context.drivers.get(stored))
+    if listed is not None:
+        left = listed | _recorded_machines(context, stored)
+        if left:
+            detail = f"{_name(left)} at {stored}; stop the fleets and wait until the machines are gone."
+            raise Refusal(ErrorCode.CONFLICT, detail, field="provider")
+        _require_no_renting(context, stored)
     accounts.remove(stored)
     return NoContent()
 
@@ -74,7 +81,7 @@ def _put(context: Context, call: ApiCall, provider: ProviderName) -> ProviderVie
         report = driver.examine(_prefix(context))
     before = _read(accounts).get(provider)
     if before is not None and before.account != account:
-        _require_same_machines(context, provider, driver)
+        _require_same_machines(context, provider, driver, other=report.account != before.view.account)
     view = ProviderView(
         provider=provider,
         account=report.account,
@@ -86,25 +93,59 @@ def _put(context: Context, call: ApiCall, provider: ProviderName) -> ProviderVie
     return view
 
 
-def _require_same_machines(context: Context, provider: ProviderName, driver: Driver) -> None:
+def _require_same_machines(context: Context, provider: ProviderName, driver: Driver, *, other: bool) -> None:
     """Refuse an account that does not list the machines of the present one.
 
     The controller would take the absence of the machines for their end, while the present account is billed for them.
+    other: the provider names another account, not another key of the same one. Then also a machine that the present
+    account does not list yet would be lost, and one that a controller rents before it has noticed the change.
     """
     present = _list_machines(context, context.drivers.get(provider))
-    hidden = present - _list_machines(context, driver) if present else set()
+    recorded = _recorded_machines(context, provider) if other else set()
+    wanted = (present or set()) | recorded
+    hidden = wanted - (_list_machines(context, driver) or set()) if wanted else set()
     if hidden:
         detail = f"{_name(hidden)} in the present account at {provider} and not in this one; stop the fleets first."
+        if present is None:
+            detail = f"{detail} If nothing of them is left: baton fleet logout {provider}, then log in again."
         raise Refusal(ErrorCode.CONFLICT, detail)
+    if other and present is not None:
+        _require_no_renting(context, provider)
 
 
-def _list_machines(context: Context, driver: Driver | None) -> set[str]:
-    """Return the tokens of this deployment's machines; empty for an account that its provider refuses by now."""
+def _list_machines(context: Context, driver: Driver | None) -> set[str] | None:
+    """Return the tokens of this deployment's machines; None for an account that its provider refuses by now."""
     if driver is None:
         return set()
     with refusals_translated(driver.name), suppress(ProviderRefused):
         return {one.token for one in driver.inventory(_prefix(context), 0).sightings}
-    return set()
+    return None
+
+
+def _recorded_machines(context: Context, provider: str) -> set[str]:
+    """Return the ids of the machines that the provider may bill, also of those that its list does not name yet."""
+    store = require_store(context)
+    damaged: list[DamagedRecord] = []
+    found: set[str] = set()
+    for fleet in store.fleets(damaged=damaged):
+        try:
+            machines = store.machines(fleet.tenant, fleet.spec.name)
+        except DamagedRecord as error:
+            damaged.append(error)
+        else:
+            found |= {one.id for one in machines if one.provider == provider and one.billed}
+    if damaged:
+        raise Refusal(ErrorCode.CONFLICT, f"{damaged[0]}; nobody can tell whether its machines are at {provider}.")
+    return found
+
+
+def _require_no_renting(context: Context, provider: str) -> None:
+    """Refuse while a fleet may rent at the provider: a controller uses the accounts that it read minutes ago."""
+    fleets = require_store(context).fleets()
+    renting = sorted(one.spec.name for one in fleets if not one.stopped and provider in one.spec.providers)
+    if renting:
+        detail = f"The fleet {renting[0]} rents at {provider}; stop it, or name other providers in its document, first."
+        raise Refusal(ErrorCode.CONFLICT, detail, field="provider")
 
 
 def _name(tokens: set[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
-from baton.contract.fleet import FleetSpec
+from baton.contract.fleet import FleetSpec, MachineState
 from baton.contract.providers import ACCOUNTS
 from functions.api.fleet.enrolment_keys import EnrolmentKeys
 from functions.domain.records import Job
@@ -24,7 +24,7 @@ from functions.fleet.records import StoredFleet
 from functions.fleet.tick import TickReport
 from tests.kits.api.accounts import KEY, Market, log_in, market
 from tests.kits.api.factories import make_job
-from tests.kits.api.fleets import DOCUMENT
+from tests.kits.api.fleets import DOCUMENT, OFFER, make_machine, put_machine
 from tests.kits.api.harness import NOW, TENANT, Api
 from tests.twins.accounts import MemoryAccounts
 from tests.twins.fleet import MemoryFleetStore
@@ -144,6 +144,47 @@ def test_an_account_with_a_revoked_key_can_be_replaced_and_removed(api: Api, vas
     vast.accounts[KEY].refusal = ProviderRefused(RefusalKind.KEY, "revoked")
     log_in(api, "another-key")
     vast.accounts["another-key"].refusal = ProviderRefused(RefusalKind.KEY, "revoked")
+    assert api.call("DELETE", "/providers/vast").status == 204
+
+
+def put_record(api: Api, state: MachineState, name: str = "m1") -> str:
+    """Store a machine at Vast that no list names yet; return its token."""
+    assert api.context.fleet is not None
+    token = f"{api.context.fleet.deployment()}-{name}"
+    put_machine(api, make_machine(token, state, handle=None, offer=OFFER.model_copy(update={"provider": "vast"})))
+    return token
+
+
+@pytest.mark.parametrize("state", [MachineState.REQUESTED, MachineState.AMBIGUOUS, MachineState.BOOTING])
+def test_a_machine_that_no_list_names_yet_keeps_its_account(api: Api, vast: Market, state: MachineState) -> None:
+    """The provider can list the machine after the account is gone, and bill it with nobody to end it."""
+    log_in(api)
+    api.call("PUT", "/fleets/nights", {**DOCUMENT, "providers": ["vast"], "image": "i"}).ok()
+    api.post("/fleets/nights/stop").ok()
+    token = put_record(api, state)
+    error = api.call("DELETE", "/providers/vast").refused(ErrorCode.CONFLICT, "provider")
+    assert token in error["message"]
+    error = api.call("PUT", "/providers/vast", {"api_key": "another-key"}).refused(ErrorCode.CONFLICT)
+    assert token in error["message"]
+    vast.accounts[KEY].refusal = ProviderRefused(RefusalKind.KEY, "revoked")
+    error = api.call("PUT", "/providers/vast", {"api_key": "another-key"}).refused(ErrorCode.CONFLICT)
+    assert "baton fleet logout vast" in error["message"], "the way out for an account that is lost"
+    vast.accounts["another-key"].report = vast.accounts[KEY].report
+    log_in(api, "another-key")
+    vast.accounts["another-key"].refusal = ProviderRefused(RefusalKind.KEY, "revoked")
+    assert api.call("DELETE", "/providers/vast").status == 204
+
+
+def test_a_fleet_that_rents_at_a_provider_keeps_its_account(api: Api, vast: Market) -> None:
+    """A controller that read the accounts a moment ago rents a machine that nobody could end."""
+    log_in(api)
+    api.call("PUT", "/fleets/nights", {**DOCUMENT, "providers": ["vast"], "image": "i"}).ok()
+    error = api.call("DELETE", "/providers/vast").refused(ErrorCode.CONFLICT, "provider")
+    assert error["message"].startswith("The fleet nights rents at vast; stop it")
+    api.call("PUT", "/providers/vast", {"api_key": "another-key"}).refused(ErrorCode.CONFLICT, "provider")
+    vast.accounts["another-key"].report = vast.accounts[KEY].report
+    log_in(api, "another-key")
+    api.post("/fleets/nights/stop").ok()
     assert api.call("DELETE", "/providers/vast").status == 204
 
 
