@@ -69,15 +69,19 @@ class SshDriven:
         os.kill(dict(self._machines())[token], signal.SIGKILL)
 
     def close(self) -> None:
-        for seen in self.driver.inventory("", self.now()).sightings:
-            self.driver.destroy(seen.handle)
+        for host, place in self._places():
+            self.driver.destroy(f"{host.name}:{json.loads((place / 'machine.json').read_text())['id']}")
         self.server.stop()
 
     def _machines(self) -> list[tuple[str, int]]:
         """Return token and process of each machine, from the files of the hosts."""
-        places = [host.home / ".baton/machine" for host in self.server.hosts]
         return [
             (json.loads((place / "machine.json").read_text())["token"], json.loads(process.read_text())["pid"])
-            for place in places
+            for _, place in self._places()
             if (process := place / "process.json").exists()
         ]
+
+    def _places(self) -> list[tuple[SshHost, Path]]:
+        """Return the hosts that have a machine, with its directory."""
+        places = [host.home / ".baton/machine" for host in self.server.hosts]
+        return [(host, place) for host, place in zip(self.account.hosts, places, strict=True) if place.exists()]
