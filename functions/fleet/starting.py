@@ -28,7 +28,7 @@ from functions.fleet.ledger import Bound, need_usd, release
 from functions.fleet.machine_states import MAYBE_EXISTING
 from functions.fleet.offer_ranking import RankedOffer
 from functions.fleet.records import Machine, Offer, StoredFleet, Terms, token_prefix
-from functions.fleet.tick import NO_ANSWER, Tick, tell_bound
+from functions.fleet.tick import NO_ANSWER, Tick, tell, tell_bound
 from functions.fleet.workload import estimate, hours_of_recipes, typical
 
 logger = logging.getLogger("baton.fleet")
@@ -37,6 +37,9 @@ ENROLS_WITHIN_S = 1800
 """Time after the intent of a create within which the machine's enrolment key is valid."""
 OFFERS_PER_TICK = 8
 """Offers of one provider and market that are tried for one machine in one tick."""
+NOTHING_SOLD = (
+    "sells nothing now that the document permits; wait, or widen gpu_models, regions, market or the price cap"
+)
 LATER = "the provider may be asked again only in a later tick"
 
 
@@ -124,11 +127,15 @@ class MachineStarter:
                 problems.append(f"{name}: {LATER}")
             else:
                 try:
-                    offers += driver.quote(fleet.spec)
+                    found = driver.quote(fleet.spec)
                 except NO_ANSWER as error:
-                    problems.append(f"{name}: no offers: {error}")
+                    problems.append(f"{name}: no offers: {tell(error)}")
                     if isinstance(error, ProviderRefused):
                         self._tick.refuse(name, error.kind, str(error), fleet)
+                    continue
+                offers += found
+                if not found:
+                    problems.append(f"{name}: {NOTHING_SOLD}")
         jobs = [job for job in waiting if unservable(job, fleet.spec) is None]
         by_recipe = offers and any(job.spec.recipe for job in jobs)
         history = hours_of_recipes(self._completed(fleet.tenant)) if by_recipe else {}

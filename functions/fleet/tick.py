@@ -15,6 +15,7 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
+from baton.contract.errors import ErrorCode
 from baton.contract.fleet import MachineState as State
 from baton.contract.money import Budget
 from functions.domain.errors import WriteConflict
@@ -165,7 +166,7 @@ class Tick:
         if self._budget is None:
             return own
         others = [one for place, found in self.machines.items() if place != _place(fleet) for one in found]
-        spending = self.spending.spend(spent.spent_usd - self.ledger(fleet).spent_usd, now)
+        spending = self.spending.follow(self.ledger(fleet), spent, now)
         return min(own, tightest(self._budget, spending, [*group, *others], now), key=lambda found: found[1])
 
     def settle(self) -> None:
@@ -209,11 +210,10 @@ class Tick:
 
     def _spend(self, fleet: StoredFleet, ledger: Ledger | None) -> tuple[DeploymentLedger | None, list[Bound]]:
         """Return the spending of all fleets after that of one fleet, None for no change, and new warnings."""
-        usd = 0.0 if ledger is None else ledger.spent_usd - self.ledger(fleet).spent_usd
-        if usd == 0:
+        if ledger is None or ledger.spent_usd == self.ledger(fleet).spent_usd:
             return None, []
         now = self.now()
-        after, warnings = self.spending.spend(usd, now), list[Bound]()
+        after, warnings = self.spending.follow(self.ledger(fleet), ledger, now), list[Bound]()
         if self._budget is not None:
             after, warnings = new_warnings(self._budget, after, now)
         return after.model_copy(update={"version": self.spending.version + 1}), warnings
@@ -274,6 +274,14 @@ class Tick:
         cause = sys.exception()
         logger.warning("%s", message, exc_info=None if isinstance(cause, FORESEEN) else cause)
         self.report.failures.append(message)
+
+
+def tell(error: Exception) -> str:
+    """Return the failure of a driver's call in one line: stable code, cause, remedy."""
+    cause = " ".join(str(error).split())
+    if isinstance(error, ProviderRefused):
+        return cause
+    return f"{ErrorCode.PROVIDER_UNAVAILABLE}: {cause}; the next tick asks again"
 
 
 def tell_bound(bound: Bound, type_: str, now: int, machine: str | None = None) -> FleetEvent:

@@ -232,12 +232,10 @@ def test_17_a_machine_ends_its_own_bill_while_no_controller_runs(name: str, tmp_
         one for one in (driven.fake.instances if name == "vast" else driven.fake.exists()) if busy.id in str(one)
     )
     address = {"vast": "VAST_URL", "runpod": "RUNPOD_API_BASE_URL"}[name]
-    night.night.now += 45 * 60
-    night.market.now = night.night.now
+    night.skip(45 * 60)
     assert give_back({**owner.environment, address: driven.fake.url})
     billed = night.usd()
-    night.night.now += 4 * 3600
-    night.market.now = night.night.now
+    night.skip(4 * 3600)
     assert (night.usd(), night.billing()) == (pytest.approx(billed), [night.foreign])
     first, _ = night.finish(LOST, HAPPY, over_usd=busy.usd_per_hour * 4.1)
     assert first.reason == "the worker is silent"
@@ -254,8 +252,7 @@ def test_18_a_controller_that_was_paused_in_its_create_writes_nothing_afterwards
         if call != "create" or skipped:
             return
         skipped.append(night.night.controller().tick().skipped)
-        night.night.now += 100
-        night.market.now = night.night.now
+        night.skip(100)
         skipped.append(night.night.controller().tick().skipped)
 
     night.night.interrupt = overtake
