@@ -43,6 +43,8 @@ HURRIED_S = 5.0
 COMMAND_GRACE_S = 2.0
 SILENCE_S = 600.0
 """Silence in seconds from which a stuck training counts as stalled: an unreported evaluation may print."""
+START_SILENCE_S = 3600.0
+"""Silence in seconds from which a training that reports steps, but none so far, counts as stalled."""
 _FINAL = frozenset({FailureClass.STOPPED_BY_RULE})
 """Failure classes after which a step is not retried."""
 
@@ -262,9 +264,15 @@ class StepRunner:
 
     def _find_stall_s(self) -> float:
         """Return the seconds of a stall that ends the training: no progress and no output; 0.0 otherwise."""
-        if not self._item.restart_on_stall:
+        channel = self._channel
+        if channel is None or not self._item.restart_on_stall:
             return 0.0
-        stalled_s = min(self._context.control.stuck_s(), time.monotonic() - self.output.fed_at)
+        stalled_s = time.monotonic() - self.output.fed_at
+        if channel.advanced_at() is not None:
+            stalled_s = min(stalled_s, self._context.control.stuck_s())
+        # A script that never reports a step may be silent for hours.
+        elif stalled_s <= START_SILENCE_S or not (channel.hellos() or self._item.last_step is not None):
+            return 0.0
         if stalled_s <= self._patience_s:
             return 0.0
         self._patience_s = 2 * stalled_s

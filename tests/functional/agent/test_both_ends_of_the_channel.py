@@ -1,13 +1,17 @@
 """Connect the trainer's end of the channel to the agent's end."""
 
+import os
+import sys
 from pathlib import Path
 
 from gpu_client.agent.control.channel_messages import CheckpointNotice, TrainingProgress
 from gpu_client.agent.control.channel_server import ChannelServer
+from gpu_client.agent.process.supervisor import start_trainer
 from gpu_client.training.channel import AgentChannel
 from gpu_client.training.protocol import TrainerDirective
 from tests.kits.waiting import until
 
+ROOT = Path(__file__).resolve().parents[3]
 WAIT_S = 5
 
 
@@ -33,3 +37,29 @@ def test_messages_arrive_both_ways(tmp_path: Path) -> None:
             channel.close()
         until(lambda: not server.hellos(), WAIT_S)
         assert server.errors() == {}
+
+
+def test_a_process_that_hangs_prints_where(tmp_path: Path) -> None:
+    script = """
+import os, time
+from gpu_client.training.channel import AgentChannel
+
+def wait_for_a_lock_that_nobody_releases() -> None:
+    time.sleep(60)
+
+channel = AgentChannel(os.environ["BATON_CHANNEL"], print)
+wait_for_a_lock_that_nobody_releases()
+"""
+    with ChannelServer(tmp_path) as server:
+        environment = {**os.environ, "BATON_CHANNEL": str(server.path), "PYTHONPATH": str(ROOT)}
+        trainer = start_trainer([sys.executable, "-c", script], environment, tmp_path)
+        try:
+            until(server.hellos, 20, what="the hello of the process")
+            assert server.request_stacks() == 1
+            until(
+                lambda: any("wait_for_a_lock" in line for line in trainer.output.last_lines()),
+                WAIT_S,
+                what="the stacks of the process",
+            )
+        finally:
+            trainer.stop(0)
