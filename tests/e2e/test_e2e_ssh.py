@@ -92,19 +92,6 @@ def desks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desks]:
     made.server.stop()
 
 
-def test_a_job_runs_on_a_host_that_is_paid_already(desks: Desks) -> None:
-    desks.apply("paid")
-    job_id = desks.stack.submit("chain.py", {"steps": 20}, queue="paid")
-    desks.stack.wait_for(job_id, JobState.COMPLETE)
-    assert desks.stack.artifact(job_id) == chain(20)
-    (machine,) = desks.receipts("paid")
-    assert (machine.reason, machine.provider) == ("no job for idle_timeout_s", "ssh")
-    assert machine.receipt and (machine.receipt.observed_usd, machine.receipt.charged_usd) == (0, 0)
-    assert [one.machine_id for one in desks.stack.attempts(job_id)] == [machine.id]
-    log = desks.client.machine_log("paid", machine.id).text
-    assert log and "baton.agent" in log and "baton_" not in log, log
-
-
 def test_a_host_that_restarts_costs_the_job_no_step_and_the_next_host_has_a_bill(desks: Desks, tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate", 20)
     desks.apply("lost")
@@ -125,7 +112,10 @@ def test_a_host_that_restarts_costs_the_job_no_step_and_the_next_host_has_a_bill
     assert desks.stack.artifact(job_id) == chain(30)
     lost, other = desks.receipts("lost")
     assert (lost.id, other.id) == (first.machine_id, second.machine_id)
-    assert lost.reason == "the agent has ended"
-    assert (lost.receipt and lost.receipt.charged_usd, lost.usd_per_hour, other.usd_per_hour) == (0, 0, 0.3)
+    assert (lost.provider, lost.reason, other.reason) == ("ssh", "the agent has ended", "no job for idle_timeout_s")
+    assert (lost.usd_per_hour, other.usd_per_hour) == (0, 0.3), "the owner has paid for the first host"
+    assert lost.receipt and (lost.receipt.observed_usd, lost.receipt.charged_usd) == (0, 0)
     assert other.receipt and other.receipt.charged_usd
     assert 0 < other.receipt.charged_usd <= other.receipt.observed_usd
+    log = desks.client.machine_log("lost", other.id).text
+    assert log and "baton.agent" in log and "baton_" not in log, log
