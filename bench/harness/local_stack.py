@@ -38,12 +38,12 @@ class RunningStack:
 
 
 @contextmanager
-def running_stack(log: Path, *, cpus: Sequence[int] = (), arguments: Sequence[str] = ()) -> Iterator[RunningStack]:
+def running_stack(log: Path, *, cpus: Sequence[int] = ()) -> Iterator[RunningStack]:
     """`python -m functions.local --forget` on the processors `cpus` (any, if empty): nothing is written to disk.
 
-    `log` receives what it says. `arguments`: further options. Raises RuntimeError with that if it does not start.
+    `log` receives what it says. Raises RuntimeError with that if it does not start.
     """
-    command = [sys.executable, "-m", "functions.local", "--forget", "--json", "--port", "0", *arguments]
+    command = [sys.executable, "-m", "functions.local", "--forget", "--json", "--port", "0"]
     # A file, not a pipe: the handlers log there, and would wait for a reader once a pipe is full.
     with log.open("wb") as output:
         process = subprocess.Popen(

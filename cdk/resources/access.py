@@ -43,6 +43,9 @@ actions: the store decides the permissions of its credentials. Functions without
 TAGGING = ("PutObjectTagging",)
 """S3 actions that the function which signs uploads of ring samples needs in addition if samples expire."""
 
+STREAM_READS = ("DescribeStream", "GetRecords", "GetShardIterator", "ListStreams")
+"""DynamoDB actions of Lambda on a stream, with the permissions of the function that the stream invokes."""
+
 _PARTS = ("ListBucketMultipartUploads", "ListMultipartUploadParts")
 _UPLOADS = ("AbortMultipartUpload", "DeleteObject", "GetObject", "ListBucket", "PutObject", *_PARTS)
 
@@ -146,12 +149,14 @@ ACCESS: Mapping[str, FunctionAccess] = {
             "tokens": ("GetItem", "PutItem"),
         },
         buckets={},
+        # The writes after which a tick follows at once.
+        streams=dict.fromkeys(("jobs", "fleet"), STREAM_READS),
         provider_secret=("GetSecretValue",),
     ),
     "publisher": FunctionAccess(
         tables={"webhooks": ("Query",)},
         buckets={},
-        streams=dict.fromkeys(("jobs", "fleet"), ("DescribeStream", "GetRecords", "GetShardIterator", "ListStreams")),
+        streams=dict.fromkeys(("jobs", "fleet"), STREAM_READS),
         bus=("PutEvents",),
         dead_letters=("SendMessage",),
         delivery_queue=("SendMessage",),

@@ -34,6 +34,8 @@ logger = logging.getLogger("baton.fleet")
 
 LEASE_S = 90
 """Lease of one tick. A function that is paused longer than its lease cannot write any more, because of the fence."""
+NUDGE_PATIENCE_S = 20
+"""Longest wait of a nudged tick for the fence. The scheduled tick replaces a nudge that waited in vain."""
 DESTROY_EVERY_S = 30
 ORPHAN_GRACE_S = 60
 """Time between the first and the last sighting after which an orphan is destroyed."""
@@ -76,6 +78,19 @@ class FleetController:
         self._pause = pause
         self._read_jobs = read_jobs
         self._budget = budget
+
+    def nudge(self) -> TickReport:
+        """Run one tick that begins after this call.
+
+        Another controller that holds the fence may have read the waiting jobs before the cause of the nudge, therefore
+        this call waits for the fence, but not for longer than NUDGE_PATIENCE_S.
+        """
+        for _ in range(NUDGE_PATIENCE_S):
+            report = self.tick()
+            if not report.skipped:
+                break
+            self._pause(1)
+        return report
 
     def tick(self) -> TickReport:
         """Run one tick. Returns at once without fleets, and with `skipped` while another controller holds the fence."""

@@ -1,4 +1,4 @@
-"""Lambda entry point of the fleets' controller: once a minute, rent missing machines and give others back."""
+"""Lambda entry point of the fleets' controller: rent missing machines and give others back, each minute and at once."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def now() -> int:
 
 
 def handler(event: dict[str, Any], lambda_context: Invocation) -> dict[str, Any]:
-    """Answer one event of EventBridge Scheduler."""
-    report = FleetController(
+    """Answer one event of EventBridge Scheduler, or a batch of writes that nudge (functions/storage/stream.py)."""
+    controller = FleetController(
         store,
         drivers,
         waiting=partial(waiting_jobs, context.jobs, shards=context.settings.ready_shards),
@@ -42,7 +42,8 @@ def handler(event: dict[str, Any], lambda_context: Invocation) -> dict[str, Any]
         read_jobs=context.jobs.get_many,
         completed=partial(completed_jobs, context.jobs),
         budget=context.settings.fleet_budget,
-    ).tick()
+    )
+    report = controller.nudge() if "Records" in event else controller.tick()
     metrics.put(count_machines(report))
     return asdict(report)
 
@@ -56,6 +57,7 @@ def count_machines(report: TickReport) -> Mapping[str, float]:
         "FleetEnding": ENDING,
     }
     counts = {name: sum(report.machines.get(state, 0) for state in states) for name, states in groups.items()}
-    unfinished = report.fleets > 0 and not report.finished
+    # The controller that holds the fence counts its own tick.
+    unfinished = report.fleets > 0 and not report.finished and not report.skipped
     ticks = {"FleetTicks": int(report.finished), "FleetTicksUnfinished": int(unfinished)}
     return {**ticks, "FleetUsdPerHour": round(report.usd_per_hour, 4), **counts}

@@ -16,10 +16,10 @@ from functions.api.admin.keys import generate_key
 from functions.api.http.route import all_routes
 from functions.api.operations.service_probe import PROBED_PATH
 from functions.domain.access.api_keys import ApiKey
+from functions.domain.checkpoints.packs import SWEEPER_TIMEOUT_S
 from functions.fleet.clock import anchor_at_speed
 from functions.local.emulator import Emulator
 from functions.local.gateway.http_gateway import GatewayRoute, GatewayServer, build_gateway
-from functions.local.lambda_context import LambdaHandler
 from functions.local.lifecycle import Lifecycle
 from functions.local.machines import end_machines
 from functions.local.triggers.schedule import Schedule
@@ -27,13 +27,14 @@ from functions.local.triggers.sqs_feed import SqsFeed
 from functions.local.triggers.stream_feed import StreamFeed
 from functions.settings import ControlPlaneSettings
 from functions.storage.dynamodb.fleet import DynamoFleetStore
+from functions.storage.stream import NUDGES
 from functions.storage.tables import FLEET, JOBS, create_tables
 
 TENANT = "default"
 KEYS_FILE = "keys.json"
 DELIVERY_QUEUE = "baton-webhooks.fifo"
 TICK_S = 60.0
-"""Interval of the fleets' controller, by the clock of the fleets."""
+"""Interval of the fleets' controller, by the clock of the fleets, besides the ticks that follow at once."""
 _KEYS: tuple[tuple[str, tuple[Scope, ...]], ...] = (
     ("submit", (Scope.SUBMIT,)),
     ("worker", (Scope.WORKER,)),
@@ -124,7 +125,18 @@ class LocalStack(Lifecycle):
             started.enter_context(Schedule(fleet.handler, interval_s=TICK_S / self._fleet_clock_speed))
             started.enter_context(SqsFeed(deliverer.handler, emulator.client("sqs"), queue_url))
             for table in (JOBS, FLEET):
-                started.enter_context(_stream_feed(publisher.handler, emulator, table.name(settings.table_prefix)))
+                stream = _stream_of(emulator, table.name(settings.table_prefix))
+                started.enter_context(StreamFeed(publisher.handler, *stream))
+                started.enter_context(
+                    StreamFeed(
+                        fleet.handler,
+                        *stream,
+                        function="fleet",
+                        timeout_s=SWEEPER_TIMEOUT_S,
+                        filters=NUDGES[table.suffix],
+                        repeats=False,
+                    )
+                )
             self.url = server.url
             self.cloud_url = emulator.endpoint_url
             self._stack = started.pop_all()
@@ -215,6 +227,6 @@ def _create_delivery_queue(emulator: Emulator) -> str:
     return url
 
 
-def _stream_feed(handler: LambdaHandler, emulator: Emulator, name: str) -> StreamFeed:
+def _stream_of(emulator: Emulator, name: str) -> tuple[Any, str]:
     table = emulator.client("dynamodb").describe_table(TableName=name)["Table"]
-    return StreamFeed(handler, emulator.client("dynamodbstreams"), table["LatestStreamArn"])
+    return emulator.client("dynamodbstreams"), table["LatestStreamArn"]

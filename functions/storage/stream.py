@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,25 @@ from functions.domain.records import Event
 from functions.fleet.records import FleetEvent
 from functions.storage.dynamodb.items.documents import load
 
-FILTER: Mapping[str, Any] = {
+Filter = Mapping[str, Any]
+"""Pattern of an event source mapping."""
+FILTER: Filter = {
     "eventName": ["INSERT"],
     "dynamodb": {"Keys": {"sk": {"S": [{"prefix": Event.KIND}]}}},
 }
 """`is_transition` as the filter of an event source mapping: Lambda invokes the publisher for transitions only."""
+
+_WRITTEN = ["INSERT", "MODIFY"]
+NUDGES: Mapping[str, Sequence[Filter]] = {
+    # Only a claimable job has the key of the index `ready`.
+    "jobs": [{"eventName": _WRITTEN, "dynamodb": {"NewImage": {"ready_pk": {"S": [{"exists": True}]}}}}],
+    "fleet": [
+        {"eventName": ["INSERT"], "dynamodb": {"NewImage": {table_keys.FLEET_NUDGE: {"N": ["1"]}}}},
+        {"eventName": _WRITTEN, "dynamodb": {"Keys": {"pk": {"S": [table_keys.FLEETS]}}}},
+    ],
+}
+"""Writes after which a tick of the fleets' controller follows at once, by the suffix of their table: a claimable job,
+an event that a machine's worker brought about, and a fleet's document."""
 
 
 class UnreadableRecordError(Exception):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 import requests
 
 from baton.contract.admin.webhooks import DeliveryState, WebhookCreate
+from baton.contract.fleet import FleetSpec
 from baton.contract.jobs.job import AttemptEnd, JobState, JobSubmit
 from functions.api.operations.service_probe import PROBED_PATH, probe_api
 from functions.local.emulator import Emulator
+from functions.storage.dynamodb.fleet import DynamoFleetStore
 from functions.storage.tables import TABLES, create_tables
 from tests.kits.stack.deployment import STAGE, Deployment, run_tool
 from tests.kits.stack.original_job import relay_to, run_whole_job
@@ -89,6 +92,22 @@ def test_what_happens_to_a_job_is_told_on_the_bus(deployment: Deployment) -> Non
         assert [event.id for event in mine] == [f"{job_id}#{number}" for number in range(1, len(mine) + 1)]
     assert {event["source"] for event in ear.told} == {"baton"}
     assert [event["detail-type"] for event in ear.told] == [event["detail"]["type"] for event in ear.told]
+
+
+def test_a_job_is_followed_by_a_tick_of_the_fleets_at_once(deployment: Deployment) -> None:
+    """Table, stream, filter and controller. The emulated cloud has no clock that starts schedules."""
+    store = DynamoFleetStore(deployment.tables, f"baton-{STAGE}-")
+
+    def require_tick_after(cause: Callable[[], object]) -> None:
+        before = store.last_tick() or 0
+        until(lambda: time.time() >= before + 1, PATIENCE_S, what="the next second")
+        cause()
+        until(lambda: (store.last_tick() or 0) > before, PATIENCE_S, what="a tick")
+
+    document = {"name": "nights", "providers": ["loopback"], "max_usd_per_hour": 1, "budget": {"total_usd": 1}}
+    require_tick_after(lambda: deployment.client.put_fleet(FleetSpec.model_validate(document)))
+    require_tick_after(lambda: deployment.submit("chain.py", {"steps": 1}, queue="default"))
+    deployment.client.stop_fleet("nights")
 
 
 def test_a_webhook_is_told_by_the_deployed_line(deployment: Deployment) -> None:

@@ -528,4 +528,4 @@ def test_each_function_asks_for_what_its_role_allows(emulator: Emulator, monkeyp
     # Lambda's own, with the function's rights: what its documentation of DynamoDB streams asks for.
     streams = {name: dict(access.streams) for name, access in ACCESS.items() if access.streams}
     reading = ("DescribeStream", "GetRecords", "GetShardIterator", "ListStreams")
-    assert streams == {"publisher": {"jobs": reading, "fleet": reading}}
+    assert streams == {name: {"jobs": reading, "fleet": reading} for name in ("publisher", "fleet")}

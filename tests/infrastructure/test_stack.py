@@ -20,7 +20,7 @@ from functions.api.operations.service_probe import PROBED_PATH
 from functions.domain.webhooks import GIVE_UP_AFTER_S, backoff_s
 from functions.settings import ControlPlaneSettings
 from functions.storage.s3.object_headers import EXPIRING_TAG
-from functions.storage.stream import FILTER
+from functions.storage.stream import FILTER, NUDGES
 from functions.storage.tables import STREAM, TABLES
 from functions.webhooks.http_delivery import RESOLVE_TIMEOUT_S, TOTAL_TIMEOUT_S
 from tests.infrastructure.conftest import of_type, template_of
@@ -330,6 +330,26 @@ def test_only_new_events_of_jobs_reach_the_publisher_and_none_is_dropped_in_sile
     environment = functions(template)["publisher"]["Environment"]["Variables"]
     assert environment["BATON_EVENT_BUS"] == "baton-test"
     assert environment["BATON_DEAD_LETTERS"] == {"Ref": letters}
+
+
+def test_nudges_reach_the_controller_once_and_cost_nothing_while_nothing_happens(template: Json) -> None:
+    for suffix, filters in NUDGES.items():
+        feed = template["Resources"][
+            _logical_id(template, "AWS::Lambda::EventSourceMapping", f"Nudges{suffix.title()}")
+        ]
+        properties = feed["Properties"]
+        table = _logical_id(template, "AWS::DynamoDB::Table", f"Tables{suffix.title()}")
+        assert properties["EventSourceArn"] == {"Fn::GetAtt": [table, "StreamArn"]}
+        target = template["Resources"][properties["FunctionName"]["Ref"]]["Properties"]["FunctionName"]
+        assert target == "baton-test-fleet"
+        assert [json.loads(one["Pattern"]) for one in properties["FilterCriteria"]["Filters"]] == filters
+        assert properties["MaximumBatchingWindowInSeconds"] == 2, "many jobs at once are one tick"
+        assert (properties["MaximumRetryAttempts"], properties["MaximumRecordAgeInSeconds"]) == (0, 60)
+        assert [one for one in feed["DependsOn"] if template["Resources"][one]["Type"] == "AWS::IAM::Policy"]
+    readers = [
+        made["Properties"]["EventSourceArn"] for made in of_type(template, "AWS::Lambda::EventSourceMapping").values()
+    ]
+    assert all(readers.count(one) <= 2 for one in readers), "DynamoDB permits two readers of a shard"
 
 
 def test_the_bus_and_the_dead_letters_are_named_by_the_stage_and_closed(template: Json) -> None:

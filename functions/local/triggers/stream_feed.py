@@ -1,4 +1,4 @@
-"""Invocation of the publisher with the stream of the jobs table, as Lambda's event source mapping does."""
+"""Invocation of a function with the stream of a table, as Lambda's event source mappings do."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from functions.local.lambda_context import LambdaHandler, LocalContext
+from functions.local.lambda_context import HANDLER_TIMEOUT_S, LambdaHandler, LocalContext
 from functions.local.lifecycle import PollingLoop, StopSignal
-from functions.storage.stream import is_transition
+from functions.storage.stream import FILTER, Filter
 
 logger = logging.getLogger(__name__)
 
@@ -21,8 +21,9 @@ BATCH_RECORDS = 100
 class StreamFeed(PollingLoop):
     """Thread that polls the stream `stream_arn` through `client` (`dynamodbstreams`) every `interval_s` seconds.
 
-    The emulated stream has one shard and starts empty with each run. As with Lambda, the records repeat from the record
-    that the handler reports as failed, or from the start of the batch if the handler raises.
+    The emulated stream has one shard and starts empty with each run. The handler receives the records that match one of
+    `filters`. As with Lambda, the records repeat from the record that the handler reports as failed, or from the start
+    of the batch if the handler raises; with `repeats` False failed records are left out.
     """
 
     def __init__(
@@ -31,6 +32,10 @@ class StreamFeed(PollingLoop):
         client: Any,
         stream_arn: str,
         *,
+        function: str = "publisher",
+        timeout_s: float = HANDLER_TIMEOUT_S,
+        filters: Sequence[Filter] = (FILTER,),
+        repeats: bool = True,
         interval_s: float = 0.5,
         stopper: StopSignal | None = None,
     ) -> None:
@@ -38,6 +43,10 @@ class StreamFeed(PollingLoop):
         self._handler = handler
         self._client = client
         self._stream_arn = stream_arn
+        self._function = function
+        self._timeout_s = timeout_s
+        self._filters = filters
+        self._repeats = repeats
         self._iterator: str | None = None
         self._done = ""
         """Sequence number of the last processed record; empty before the first."""
@@ -78,17 +87,29 @@ class StreamFeed(PollingLoop):
         return str(answer["ShardIterator"])
 
     def _invoke(self, records: Sequence[Mapping[str, Any]]) -> str | None:
-        """Invoke the publisher; return the sequence number of the first failed record, None if all succeeded."""
-        transitions = [record for record in records if is_transition(record)]
-        if not transitions:
+        """Invoke the handler; return the sequence number of the first record to repeat, None if there is none."""
+        wanted = [record for record in records if any(matches(record, pattern) for pattern in self._filters)]
+        if not wanted:
             return None
         try:
-            answer = self._handler({"Records": transitions}, LocalContext("publisher"))
+            context = LocalContext(self._function, timeout_s=self._timeout_s)
+            answer = self._handler({"Records": wanted}, context)
         except Exception:  # the boundary at which Lambda reports a failed invocation
-            logger.exception("the publisher failed")
-            return _sequence_number(transitions[0])
+            logger.exception("the function %s failed", self._function)
+            return _sequence_number(wanted[0]) if self._repeats else None
+        if not self._repeats:
+            return None
         failures = [str(failure["itemIdentifier"]) for failure in answer["batchItemFailures"]]
         return min(failures, default=None)
+
+
+def matches(found: Any, pattern: Any) -> bool:
+    """Return True if a record has what a pattern of an event source mapping names: texts, `prefix`, `exists: true`."""
+    if isinstance(pattern, Mapping):
+        return isinstance(found, Mapping) and all(matches(found.get(name), part) for name, part in pattern.items())
+    return isinstance(found, str) and any(
+        found.startswith(rule.get("prefix", "")) if isinstance(rule, Mapping) else found == rule for rule in pattern
+    )
 
 
 def _as_lambda_record(record: Mapping[str, Any], stream_arn: str) -> dict[str, Any]:

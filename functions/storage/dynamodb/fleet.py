@@ -151,7 +151,9 @@ class DynamoFleetStore:
         self._write(actions, fence=fence)
 
     def update_machine(self, machine: Machine, events: Sequence[FleetEvent] = ()) -> None:
-        told = fleet_items.put_events(self._table, machine.tenant, machine.fleet, events, time.time_ns())
+        told = fleet_items.put_events(
+            self._table, machine.tenant, machine.fleet, events, time.time_ns(), by_worker=True
+        )
         self._write([*fleet_items.machine_actions(self._table, machine), *told])
 
     def events(self, tenant: str, fleet: str, *, limit: int) -> Sequence[FleetEvent]:

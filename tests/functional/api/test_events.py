@@ -55,6 +55,7 @@ def test_every_event_is_replayed() -> None:
         "authorizer/unknown-key.json",
         "sweeper/schedule.json",
         "fleet/schedule.json",
+        "fleet/nudge.json",
     }
     stream = {f"publisher/{case}.json" for case in ("started", "lost-for-good", "other-writes", "unreadable")}
     stream |= {f"deliverer/{case}.json" for case in ("completed", "not-taken", "given-up")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -93,6 +94,22 @@ def test_a_tick_that_leaves_a_fleet_out_is_counted_for_the_alarm(deployment: Dep
     assert deployment.tick()["finished"] is False
     metrics = metrics_in(deployment.log)
     assert metrics["FleetTicksUnfinished"] == 1 and "FleetTicks" not in metrics
+
+
+def test_only_a_nudge_waits_for_another_tick_whose_end_is_not_its_own(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment.store.put_fleet(make_fleet())
+    deployment.api.submit()
+    fence = deployment.store.acquire("another", deployment.api.clock.now(), 900)
+    assert fence is not None
+    monkeypatch.setattr(
+        fleet, "FleetController", partial(fleet.FleetController, pause=lambda _: deployment.store.release(fence))
+    )
+    assert deployment.tick()["skipped"]
+    assert not {"FleetTicks", "FleetTicksUnfinished"} & metrics_in(deployment.log).keys()
+    assert fleet.handler({"Records": []}, Invocation(55))["created"] == 1
+    assert metrics_in(deployment.log)["FleetTicks"] == 1
 
 
 def test_the_key_of_a_machine_ends_with_the_machine(deployment: Deployment) -> None:

@@ -9,6 +9,7 @@ from functions.domain.record_base import Record
 from functions.domain.table_keys import Key
 from functions.fleet.clock import ClockAnchor
 from functions.fleet.ledger import DeploymentLedger, Ledger
+from functions.fleet.machine_states import NUDGING
 from functions.fleet.records import FleetEvent, Machine, OrphanMachine, Quarantine, Reputation, StoredFleet
 from functions.storage.dynamodb.items.attribute_values import Item, number
 from functions.storage.dynamodb.items.documents import dump
@@ -18,6 +19,8 @@ EVENT_RETENTION_S = 90 * 86_400
 ORPHAN_RETENTION_S = 30 * 86_400
 QUARANTINE_RETENTION_S = 7 * 86_400
 """TTL of a quarantine after its end: a host that fails again in this time is avoided for longer."""
+
+NUDGING_EVENTS = frozenset(f"machine.{state}" for state in NUDGING)
 
 CLOCK = Key(table_keys.FLEET_CONTROLLER, "CLOCK")
 FENCE = Key(table_keys.FLEET_CONTROLLER, "FENCE")
@@ -102,8 +105,10 @@ def machine_actions(table: str, machine: Machine) -> list[Item]:
     ]
 
 
-def put_events(table: str, tenant: str, fleet: str, events: Sequence[FleetEvent], written_ns: int) -> list[Item]:
-    """Return the Puts of events in their order."""
+def put_events(
+    table: str, tenant: str, fleet: str, events: Sequence[FleetEvent], written_ns: int, *, by_worker: bool = False
+) -> list[Item]:
+    """Return the Puts of events in their order. by_worker: mark those after which a tick follows at once."""
     partition = table_keys.fleet_pk(tenant, fleet)
     return [
         _put(
@@ -112,6 +117,7 @@ def put_events(table: str, tenant: str, fleet: str, events: Sequence[FleetEvent]
                 key_item(Key(partition, table_keys.fleet_event_sk(event.at, written_ns, place))),
                 event,
                 ttl=event.at + EVENT_RETENTION_S,
+                **({table_keys.FLEET_NUDGE: 1} if by_worker and event.type in NUDGING_EVENTS else {}),
             ),
         )
         for place, event in enumerate(events)
