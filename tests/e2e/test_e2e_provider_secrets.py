@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import secrets
 import subprocess
@@ -17,6 +19,8 @@ from baton.contract.fleet import FleetSpec
 from baton.contract.jobs.job import JobSubmit
 from fakes.server import FakeAnswer, FakeCall
 from fakes.vast.provider import PERMISSIONS, FakeVast
+from gpu_client.cli.core.session import CliSession
+from gpu_client.cli.main import main
 from tests.e2e.test_e2e_secrets import ProcessList
 from tests.kits.clouds.emulator import CREDENTIALS
 from tests.kits.stack.stack import ROOT, Stack, clean_environment
@@ -69,7 +73,7 @@ class ProviderRun:
 
     def _rent(self, stack: Stack, vast: FakeVast) -> None:
         document = f"vast: {{api_key: {self.key}, address: '{vast.url}'}}"
-        self._baton(stack, "fleet", "login", "vast", stdin=document)
+        self._log_in(stack, document)
         (file,) = self._folder.glob("baton-fleets-*/providers.json")
         self.file, self.mode = file.read_text(), file.stat().st_mode & 0o777
         fleet = {"name": "nights", "providers": ["vast"], "image": "ghcr.io/acme/worker:1", "queues": ["nights"]}
@@ -80,7 +84,7 @@ class ProviderRun:
         vast.keys = {secrets.token_hex(9): PERMISSIONS}
         stack.client.submit(JobSubmit(command=["train"], queue="nights"))
         until(lambda: "401" in stack.client.fleet("nights").waits, what="a refused quote", every_s=0.1)
-        self._baton(stack, "fleet", "login", "vast", stdin=document, code=3)
+        self._log_in(stack, document, code=3)
         self._baton(stack, "fleet", "doctor", code=1)
         for command in (("fleet", "show", "nights"), ("fleet", "events", "nights"), ("fleet", "providers")):
             self._baton(stack, *command)
@@ -93,20 +97,34 @@ class ProviderRun:
         assert rows["baton-fleet"] and rows["baton-jobs"]
         self.places["tables"] = json.dumps(rows)
 
-    def _baton(self, stack: Stack, *arguments: str, stdin: str = "", code: int = 0) -> None:
-        environ = {"BATON_API_URL": stack.url, "BATON_API_KEY": stack.keys["admin"], "HOME": str(self._folder)}
+    def _baton(self, stack: Stack, *arguments: str, code: int = 0) -> None:
+        """Run a command in this process."""
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            ended = main(list(arguments), CliSession(environ=self._environ(stack)))
+        self._heard(arguments, out.getvalue() + err.getvalue(), (ended, code))
+
+    def _log_in(self, stack: Stack, document: str, code: int = 0) -> None:
+        """Run the command that gets the key as a process, which `ps` shows."""
+        arguments = ("fleet", "login", "vast")
         done = subprocess.run(
             [sys.executable, "-m", "gpu_client.cli", *arguments],
             cwd=ROOT,
-            env={**clean_environment(), **environ},
-            input=stdin,
+            env={**clean_environment(), **self._environ(stack)},
+            input=document,
             capture_output=True,
             text=True,
             timeout=60,
             check=False,
         )
-        assert done.returncode == code, done
-        self.places[f"{len(self.places)}: {' '.join(arguments)}"] = done.stdout + done.stderr
+        self._heard(arguments, done.stdout + done.stderr, (done.returncode, code))
+
+    def _environ(self, stack: Stack) -> dict[str, str]:
+        return {"BATON_API_URL": stack.url, "BATON_API_KEY": stack.keys["admin"], "HOME": str(self._folder)}
+
+    def _heard(self, arguments: tuple[str, ...], said: str, codes: tuple[int, int]) -> None:
+        assert codes[0] == codes[1] and said, (arguments, codes, said)
+        self.places[f"{len(self.places)}: {' '.join(arguments)}"] = said
 
 
 @pytest.fixture(scope="module")
