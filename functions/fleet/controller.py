@@ -259,7 +259,8 @@ class Reconciliation:
         if after.state is State.GONE:
             after = after.model_copy(update={"charged_usd": self._charge(after)})
         others = [one for one in group if one.id != machine.id]
-        spent = self._tick.ledger(fleet).spend(after.spent_usd - machine.spent_usd, now)
+        usd = after.spent_usd - machine.spent_usd
+        spent = self._tick.ledger(fleet).spend(usd, now, since=machine.requested_at)
         if after.state is State.GONE:
             breaker = spent.breaker.after([machine], last_begin(fleet, group))
             spent = spent.model_copy(update={"breaker": breaker})

@@ -20,6 +20,8 @@ from functions.fleet.records import Machine
 
 HORIZON_S = 3600
 """Time for which a running machine holds a reservation."""
+CLOCK_SKEW_S = 3600
+"""Time by which a clock may be behind the one that began the ledger's day: the day goes on, and its sum stays."""
 EXTENDED = STARTING | USABLE | {State.DRAINING}
 """States whose reservation grows with time; a machine in another state is on its way out."""
 WARN_AT = 0.8
@@ -46,20 +48,23 @@ class Ledger(Record):
 
     def at(self, now: int) -> Self:
         """Return the ledger with the counters of a day or month that has ended set to zero."""
-        day = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d")
-        if day == self.day:
+        day = _day(now)
+        if day == self.day or day < self.day <= _day(now + CLOCK_SKEW_S):
             return self
         same_month = day[:7] == self.month
         updates = {"day": day, "day_usd": 0.0, "month": day[:7], "month_usd": self.month_usd if same_month else 0.0}
         return self.model_copy(update=updates)
 
-    def spend(self, usd: float, now: int) -> Self:
+    def spend(self, usd: float, now: int, *, since: int | None = None) -> Self:
         """Return the ledger after spending; counted on the day and in the month of `now`.
 
-        Negative for a machine that turned out never to have existed.
+        usd: negative for a machine that turned out never to have existed, which has been counted from `since`. A day or
+        month that began later keeps its sum, because that sum holds a part of the machine's cost at most.
         """
         current = self.at(now)
-        sums = {name: max(0.0, getattr(current, name) + usd) for name in ("spent_usd", "day_usd", "month_usd")}
+        from_day = current.day if since is None or usd > 0 else min(_day(since), current.day)
+        counted = {"spent_usd": True, "day_usd": from_day == current.day, "month_usd": from_day[:7] == current.month}
+        sums = {name: max(0.0, getattr(current, name) + usd) for name, holds in counted.items() if holds}
         return current.model_copy(update=sums) if usd else current
 
 
@@ -69,6 +74,17 @@ class DeploymentLedger(Ledger):
     reserved_usd: float = 0
     watch_until: int = 0
     """Time until which a provider may list a late machine of a fleet that has retired."""
+
+    def follow(self, before: Ledger, after: Ledger, now: int) -> Self:
+        """Return the ledger after the change of a fleet's ledger."""
+        current, before, after = self.at(now), before.at(now), after.at(now)
+        names = ("spent_usd", "day_usd", "month_usd")
+        sums = {name: max(0.0, getattr(current, name) + getattr(after, name) - getattr(before, name)) for name in names}
+        return current.model_copy(update=sums)
+
+
+def _day(at: int) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
 
 
 L = TypeVar("L", bound=Ledger)

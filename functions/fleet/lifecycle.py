@@ -31,6 +31,8 @@ RESERVED_AT_LEAST_S = 1800
 """Remaining time of a reservation below which each tick stores the machine, so that an extension comes in time."""
 SMALLEST_USD = 1e-6
 """Difference in USD that nobody sees."""
+LONGEST_REASON = 500
+"""Characters of a reason; a provider's text of any length would make the record too large to store."""
 SILENCE_S = 900
 """Time without a sign of the worker after which a machine that has ended at its provider counts as lost."""
 
@@ -53,7 +55,8 @@ def move(machine: Machine, to: State, now: int, reason: str = "", **updates: Any
     if to not in TRANSITIONS[machine.state]:
         raise InvalidTransition(f"{machine.id}: {machine.state} -> {to}")
     lost = {"lost_at": now} if to is State.LOST else {}
-    return machine.model_copy(update={"state": to, "since": now, "reason": reason, **lost, **updates})
+    cut = reason[:LONGEST_REASON]
+    return machine.model_copy(update={"state": to, "since": now, "reason": cut, **lost, **updates})
 
 
 def end_of(offer: Offer, spec: FleetSpec, start: int) -> int:
@@ -97,7 +100,15 @@ def doubt(machine: Machine, reason: str, now: int) -> Machine:
 
 def enrolled(machine: Machine, now: int) -> Machine:
     """Return the machine after its worker proved its identity; the enrolment token is used up."""
-    return move(machine, State.REGISTERED, now, enrolled_at=now, seen_at=now)
+    return move(machine, State.REGISTERED, now, enrolled_at=now, seen_at=now, usd_per_hour=running_price(machine))
+
+
+def running_price(machine: Machine) -> float:
+    """Return the price in USD per hour of a machine whose worker calls, or whose provider names no price now.
+
+    The last list may be from before the start, when a provider that bills running machines only named the price 0.
+    """
+    return machine.usd_per_hour or machine.offer.usd_per_hour
 
 
 def checked(machine: Machine, problem: str, now: int) -> Machine:
@@ -130,7 +141,7 @@ def advance(machine: Machine, inventory: Inventory, *, idle_timeout_s: int | Non
     if state in (State.REQUESTED, State.AMBIGUOUS, State.FAILED):
         return _settle_create(machine, sightings, now)
     if state is State.TERMINATING:
-        return move(machine, State.GONE, now, machine.reason) if machine.absence_proved else machine
+        return move(machine, State.GONE, now, machine.reason) if _has_ended(machine) else machine
     if state is State.LOST:
         return move(machine, State.TERMINATING, now, machine.reason)
     if state in EXISTING:
@@ -144,6 +155,15 @@ def advance(machine: Machine, inventory: Inventory, *, idle_timeout_s: int | Non
     if deadline and now >= machine.since + max(deadline.after_s, _boot_patience_s(machine)):
         return move(machine, deadline.then, now, machine.reason or deadline.reason)
     return machine
+
+
+def _has_ended(machine: Machine) -> bool:
+    """Return True if the machine is not listed and its provider has accepted its end.
+
+    The absence alone is no proof: a person may have renamed the machine, which its provider bills as before.
+    """
+    asked = machine.destroy_at is not None and machine.destroy_at >= machine.since
+    return machine.absence_proved and (asked or machine.handle is None)
 
 
 def _boot_patience_s(machine: Machine) -> float:
@@ -162,18 +182,23 @@ def _note(machine: Machine, sightings: list[Sighting], inventory: Inventory) -> 
             return machine
         absences = [*machine.absences[:1], inventory.at]
         return machine if absences == machine.absences else machine.model_copy(update={"absences": absences})
-    known = machine.handle or sightings[0].handle
-    first = next((one for one in sightings if one.handle == known), sightings[0])
+    first = _own(machine, sightings)
+    known = machine.handle or first.handle
     updates: dict[str, Any] = {
         "absences": [],
         "duplicates": [one.handle for one in sightings if one.handle != known],
-        "usd_per_hour": machine.usd_per_hour if first.usd_per_hour is None else first.usd_per_hour,
+        "usd_per_hour": running_price(machine) if first.usd_per_hour is None else first.usd_per_hour,
     }
     if first.machine_ref and first.machine_ref != machine.offer.machine_ref:
         updates["offer"] = machine.offer.model_copy(update={"machine_ref": first.machine_ref})
     if all(getattr(machine, name) == value for name, value in updates.items()):
         return machine
     return machine.model_copy(update=updates)
+
+
+def _own(machine: Machine, sightings: Sequence[Sighting]) -> Sighting:
+    """Return the entry of the machine itself; the oldest of its duplicates if the machine is not listed."""
+    return next((one for one in sightings if one.handle == machine.handle), sightings[0])
 
 
 def _accrue(machine: Machine, earlier_price: float, now: int) -> Machine:
@@ -187,6 +212,9 @@ def _accrue(machine: Machine, earlier_price: float, now: int) -> Machine:
     elapsed_s = until - machine.priced_until
     if elapsed_s <= 0:
         return machine
+    if elapsed_s > COST_STORED_EVERY_S + TICK_S:
+        # Ticks are missing, therefore nobody knows since when the new price holds.
+        earlier_price = max(earlier_price, machine.usd_per_hour)
     recent_s = min(elapsed_s, TICK_S)
     usd = (recent_s * machine.usd_per_hour + (elapsed_s - recent_s) * earlier_price) / 3600
     cost = usd * (1 + len(machine.duplicates))
@@ -250,14 +278,15 @@ def _loss(machine: Machine, sightings: list[Sighting], now: int) -> str | None:
     silent_s = now - max(machine.seen_at or 0, machine.created_at or 0)
     if machine.state in USABLE and silent_s >= DEAD_WORKER_S:
         return "the worker is silent"
-    if sightings and not sightings[0].running and (machine.state is State.BOOTING or silent_s >= SILENCE_S):
-        return sightings[0].message or "the provider ended the machine"
+    ended = sightings and not _own(machine, sightings).running
+    if ended and (machine.state is State.BOOTING or silent_s >= SILENCE_S):
+        return _own(machine, sightings).message or "the provider ended the machine"
     return None
 
 
 def acceptable_price(machine: Machine, sightings: Sequence[Sighting]) -> float | None:
     """Return the price that the provider announced for the machine, if it is within the cap; None for no such price."""
-    announced = sightings[0].announced_usd_per_hour if sightings else None
+    announced = _own(machine, sightings).announced_usd_per_hour if sightings else None
     if machine.state not in STAYING or announced is None or announced > machine.cap_usd_per_hour:
         return None
     return announced
@@ -269,7 +298,7 @@ def _limit(machine: Machine, sightings: Sequence[Sighting], idle_timeout_s: int 
         return None
     if machine.usd_per_hour > machine.cap_usd_per_hour * PRICE_TOLERANCE:
         return f"the price {machine.usd_per_hour:g} USD/h exceeds the cap {machine.cap_usd_per_hour:g} USD/h"
-    announced = sightings[0].announced_usd_per_hour if sightings else None
+    announced = _own(machine, sightings).announced_usd_per_hour if sightings else None
     if announced is not None and announced > machine.cap_usd_per_hour:
         return f"the provider raises the price to {announced:g} USD/h, above the cap {machine.cap_usd_per_hour:g} USD/h"
     if now >= machine.ends_by:

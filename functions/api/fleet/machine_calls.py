@@ -116,6 +116,7 @@ def _issue(context: Context, call: ApiCall, before: Machine, fleet: StoredFleet,
             "enrolment_key": call.principal.key_id,
             "enrolment_sha256": token_digest(body.nonce) if body.nonce else None,
             "terms": (before.terms or terms).model_copy(update={"queues": spec.queues}),
+            "usd_per_hour": lifecycle.running_price(before),
         }
     )
     transitions = [*steps[:-1], after] if after.state is not before.state else []
@@ -127,7 +128,7 @@ def _issue(context: Context, call: ApiCall, before: Machine, fleet: StoredFleet,
         machine_id=before.id,
         api_key=whole,
         queues=spec.queues,
-        usd_per_hour=before.usd_per_hour,
+        usd_per_hour=after.usd_per_hour,
         heartbeat_interval_s=clock.server_seconds(HEARTBEAT_S),
         gpu_model=before.offer.gpu_model,
         vram_gib=before.offer.vram_gib or None,

@@ -35,6 +35,8 @@ def make_machine(state: State, **fields: Any) -> Machine:
         values |= {"requested_at": NOW - 300, "priced_until": NOW - 60}
     if state in EXISTING:
         values |= {"handle": "h", "created_at": NOW - 200}
+    if state is State.TERMINATING:
+        values |= {"destroy_at": NOW - 60}
     return Machine(**{**values, **fields})
 
 
