@@ -193,3 +193,17 @@ def test_a_machine_that_moved_while_it_drains_does_not_come_back(deployment: Dep
     container.nonce = "0" * 64
     with api.unchanged():
         container.enroll().refused(ErrorCode.MACHINE_UNKNOWN, "x-api-key")
+
+
+def test_a_worker_that_calls_before_a_list_shows_its_instance_knows_its_price(
+    deployment: Deployment, api: Api, salad: FakeSalad
+) -> None:
+    """Salad bills running instances only, and the agent calls seconds after the start: jobs would cost nothing."""
+    api.call("PUT", "/providers/salad", reveal(salad_account(salad))).ok()
+    api.call("PUT", "/fleets/nights", DOCUMENT).ok()
+    api.submit()
+    deployment.tick(2)
+    assert deployment.machine().usd_per_hour == 0
+    api.clock.advance(8 * 60)
+    price = deployment.machine().offer.usd_per_hour
+    assert deployment.container().enroll().ok()["usd_per_hour"] == deployment.machine().usd_per_hour == price > 0
