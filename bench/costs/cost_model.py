@@ -198,7 +198,14 @@ class Costs:
             self._row("authorizer of its key", "authorizer", HOUR_S / AUTHORIZER_CACHE_S),
             self._row("rent and end, each in a tick", "rent", 2 * lives),
             self._row("enrolment", "enrolment", lives),
+            # After the submission or return of the job, the enrolment, and the ends of job and machine.
+            self._row("ticks that follow at once", "fleet tick", 4 * lives),
         ]
+
+    def tick_usd(self, call: str) -> float:
+        """Compute USD of one tick of the fleets' controller that follows at once: `idle tick` or `fleet tick`."""
+        row = self._row("a tick", call, 1)
+        return row.control + row.logs
 
     @property
     def idle_month(self) -> dict[str, float]:

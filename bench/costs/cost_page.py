@@ -106,6 +106,8 @@ def page(billed: Mapping[str, Billed]) -> str:
         "polling": f"{costs.polling.total * MONTH_H:.2f}",
         "idle": _lines(costs.idle_month),
         "machine_table": _table(costs.machine_rows),
+        "tick_idle": f"{costs.tick_usd('idle tick') * prices.MILLION:.1f}",
+        "tick_fleet": f"{costs.tick_usd('fleet tick') * prices.MILLION:.1f}",
         "memory_mib": MEMORY_MIB,
         "duration_share": f"{_duration_share(costs):.0%}",
         "platform_bytes": PLATFORM_LOG_BYTES,

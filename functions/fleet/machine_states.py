@@ -57,7 +57,7 @@ MAYBE_EXISTING = EXISTING | {State.REQUESTED, State.AMBIGUOUS}
 USABLE = frozenset({State.READY, State.BUSY})
 STARTING = frozenset({State.PLANNED, State.REQUESTED, State.AMBIGUOUS, State.BOOTING, State.REGISTERED})
 """States of a machine that will serve jobs later."""
-NUDGING = frozenset({State.REGISTERED, State.TERMINATING})
-"""States that let a tick follow at once if the machine's worker brings them about, by its enrolment, a failed preflight
-check, or the end of its drain. A tick that follows from states that ticks bring about would repeat a failing rent
-without a pause."""
+NUDGING = frozenset({State.READY, State.TERMINATING})
+"""States that let a tick follow at once if the machine's worker brings them about: by its enrolment, the end of its job
+or of its drain, or a failed preflight check. A tick that follows from states that ticks bring about would repeat a
+failing rent without a pause."""

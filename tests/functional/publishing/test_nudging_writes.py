@@ -11,7 +11,7 @@ from functions.local.emulator import Emulator
 from functions.local.triggers.stream_feed import StreamFeed, matches
 from functions.storage.stream import FILTER, NUDGES, is_transition
 from functions.storage.tables import FLEET, JOBS, Table
-from tests.functional.api.test_machines import beat, enroll, events, prepare
+from tests.functional.api.test_machines import beat, claim, enroll, events, prepare
 from tests.kits.api.fleets import machine_of, make_machine, write
 from tests.kits.api.harness import Api, emulated_api
 from tests.kits.api.stream_records import OTHER_WRITES, other_record, stream_record
@@ -71,13 +71,17 @@ def test_a_worker_nudges_and_the_controller_does_not(emulator: Emulator) -> None
     assert nudged.count() == 1, "a document"
     key = enroll(api, token).ok()["api_key"]
     assert nudged.count() == 1, "an enrolment"
-    beat(api, key)
+    held = claim(api)
+    beat(api, key, held.id)
+    beat(api, key, held.id)
     assert nudged.count() == 0
-    draining = machine_of(api, "m1").model_copy(update={"state": MachineState.DRAINING, "job_id": "j", "version": 3})
+    beat(api, key)
+    assert nudged.count() == 1, "its job has ended"
+    draining = machine_of(api, "m1").model_copy(update={"state": MachineState.DRAINING, "job_id": "j", "version": 5})
     write(api, machine=draining, events=[draining.event])
     assert nudged.count() == 0, "the controller has decided this itself"
     assert beat(api, key)["state"] == "terminating"
-    assert (nudged.count(), len(events(api))) == (1, 4)
+    assert (nudged.count(), len(events(api))) == (1, 6)
     other = make_machine("m2", MachineState.TERMINATING)
     write(api, machine=other, events=[other.event])
     assert nudged.count() == 0

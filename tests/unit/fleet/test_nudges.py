@@ -77,4 +77,4 @@ def test_only_what_a_worker_brings_about_is_marked(by_worker: bool) -> None:
         for event, put in zip(events, put_events("t", "acme", "nights", events, 1, by_worker=by_worker), strict=True)
         if "nudge" in put["Put"]["Item"]
     }
-    assert marked == ({"machine.registered", "machine.terminating"} if by_worker else set())
+    assert marked == ({"machine.ready", "machine.terminating"} if by_worker else set())
