@@ -93,6 +93,7 @@ class MachineStarter:
     def _start(self, fleet: StoredFleet, group: list[Machine], others: Sequence[FleetMachines]) -> str:
         """Start the machines that the fleet lacks; return why one is not started, empty if the fleet lacks none."""
         if sum(not machine.state.ended for machine in group) >= fleet.spec.max:
+            self._give_back_avoided(fleet, group)
             return ""
         waiting = self._waiting(fleet)
         missing = missing_machines(fleet.spec, group, waiting, others)
@@ -111,6 +112,17 @@ class MachineStarter:
             if problem:
                 return "; ".join(dict.fromkeys([*problems, problem]))
         return ""
+
+    def _give_back_avoided(self, fleet: StoredFleet, group: list[Machine]) -> None:
+        """Give back a free machine that every waiting job avoids: it takes the place of one that could run them."""
+        ready = [at for at, machine in enumerate(group) if machine.state is State.READY]
+        now = self._tick.now()
+        jobs = [job for job in (self._waiting(fleet) if ready else ()) if unservable(job, fleet.spec) is None]
+        for at in ready:
+            if jobs and all(job.avoid.get(group[at].id, 0) > now for job in jobs):
+                after = lifecycle.stop(group[at], "it failed the jobs that wait", now)
+                group[at] = self._tick.save(fleet, group[at], after, self._tick.ledger(fleet))
+                return
 
     def _quotes(self, fleet: StoredFleet, waiting: Sequence[Job]) -> tuple[list[RankedOffer], list[str]]:
         """Return the ranked offers of all providers of a fleet, and why a provider was not heard."""

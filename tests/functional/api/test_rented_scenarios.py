@@ -265,16 +265,21 @@ def test_23_a_damaged_file_of_a_dataset_ends_the_attempt_before_the_training(
     rental.finish(again, WORKED, WORKED)
 
 
-def test_a_job_that_stalls_leaves_its_machine_and_another_one_is_rented_at_once(rental: Rental, api: Api) -> None:
+@pytest.mark.parametrize(("limits", "minutes"), [({"max": 2}, 1), ({"min": 1}, 5)])
+def test_a_job_that_stalls_leaves_its_machine_and_another_one_is_rented_at_once(
+    rental: Rental, api: Api, limits: dict[str, int], minutes: int
+) -> None:
     """The worker has restarted the training once; the machine that it leaves is free, but not for this job."""
-    api.call("PUT", "/fleets/nights", {**DOCUMENT, "max": 2, "idle_timeout_s": 3600}).ok()
+    api.call("PUT", "/fleets/nights", {**DOCUMENT, **limits, "idle_timeout_s": 3600}).ok()
     api.submit(policy={"backoff_s": 0})
     worker = rental.worker()
     held = worker.claim()
     assert held.item["restart_on_stall"]
     held.fail(failure_class="no_progress", message="stopped: no progress for 1230 s").ok()
     worker.beat()
-    rental.tick(2)
+    rental.tick()
+    worker.beat()
+    rental.tick(minutes)
     assert len(rental.fake.instances) == 2
     other = Worker(api, rental.fake.instances[-1])
     again = other.claim()
