@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 
 from baton.contract.fleet import MachineState as State
@@ -148,7 +149,7 @@ class Reconciliation:
         readable = [one for one in listed if (one.tenant, one.spec.name) in machines]
         fleets = stop_with_jobs(self._tick, readable, self._read_jobs)
         providers = self._watched_providers(fleets, [machine for group in machines.values() for machine in group])
-        inventories = {name: found for name in providers if (found := self._inventory(name)) is not None}
+        inventories = self._inventories(providers)
         places = [(fleet, at) for fleet in fleets for at in range(len(machines[fleet.tenant, fleet.spec.name]))]
         places.sort(key=lambda place: _turn(machines[place[0].tenant, place[0].spec.name][place[1]]))
         finished = True
@@ -209,21 +210,36 @@ class Reconciliation:
         recent = recent or self._now() < self._tick.spending.watch_until
         return sorted({one.provider for one in machines} | renting | (set(self._tick.drivers) if recent else set()))
 
-    def _inventory(self, provider: str) -> Inventory | None:
-        """Return the provider's list of our machines; None if nothing could be read."""
-        driver = self._tick.drivers.get(provider)
-        if driver is None:
-            self._tick.fail(no_account(provider))
-            return None
-        if not self._tick.may_call(driver, "inventory"):
-            return None
-        try:
-            return driver.inventory(f"{self._store.deployment()}-", self._now())
-        except NO_ANSWER as error:
-            self._tick.fail(f"{provider}: the list of machines cannot be read: {error}")
-            if isinstance(error, ProviderRefused):
-                self._tick.refuse(provider, error.kind, str(error))
-            return None
+    def _inventories(self, providers: Sequence[str]) -> dict[str, Inventory]:
+        """Return the lists of our machines by provider, without those that could not be read.
+
+        All providers are asked at once, because slow ones would leave no time for the machines of the others.
+        """
+        asked: dict[str, Driver] = {}
+        for provider in providers:
+            driver = self._tick.drivers.get(provider)
+            if driver is None:
+                self._tick.fail(no_account(provider))
+            elif self._tick.may_call(driver, "inventory"):
+                asked[provider] = driver
+        if not asked:
+            return {}
+        prefix, now = f"{self._store.deployment()}-", self._now()
+        pool = ThreadPoolExecutor(len(asked), thread_name_prefix="inventory")
+        answers = {name: pool.submit(_list_machines, driver, prefix, now) for name, driver in asked.items()}
+        wait(answers.values(), self._tick.reading_s)
+        # A read that still waits for its provider ends by its own time-out; nothing follows from its answer.
+        pool.shutdown(wait=False)
+        found: dict[str, Inventory] = {}
+        for provider, answer in answers.items():
+            try:
+                found[provider] = answer.result(timeout=0)
+            except NO_ANSWER as error:
+                told = str(error) or "no answer in time"
+                self._tick.fail(f"{provider}: the list of machines cannot be read: {told}")
+                if isinstance(error, ProviderRefused):
+                    self._tick.refuse(provider, error.kind, str(error))
+        return found
 
     def _reconcile(self, fleet: StoredFleet, group: list[Machine], at: int, inventory: Inventory | None) -> None:
         """Advance one machine, move its money, store both.
@@ -349,6 +365,10 @@ class Reconciliation:
                 # After a conflict on the fence the next tick stores the orphan.
                 with suppress(WriteConflict):
                     self._store.put_orphan(self._tick.fence, orphan)
+
+
+def _list_machines(driver: Driver, prefix: str, now: int) -> Inventory:
+    return driver.inventory(prefix, now)
 
 
 def _find_unwanted(fleet: StoredFleet, machine: Machine, group: Sequence[Machine]) -> str:

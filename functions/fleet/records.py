@@ -10,7 +10,8 @@ from baton.contract.fleet import MAX_FLEET_IN_TOKEN, FleetSpec, MachineState, Re
 from functions.domain.record_base import Record
 from functions.fleet.machine_states import MAYBE_EXISTING
 
-Price = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
+HIGHEST_PRICE = 1_000_000
+Price = Annotated[float, Field(ge=0, le=HIGHEST_PRICE, allow_inf_nan=False)]
 """Price in USD. A driver that reads another number from its provider fails, because the number would spoil the
 ledger."""
 LONGEST_PAID_H = 10 * 365 * 24

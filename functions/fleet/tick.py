@@ -31,6 +31,9 @@ logger = logging.getLogger("baton.fleet")
 
 LEAST_TIME_S = 20
 """Time of the function that must be left before a provider is called: a call ends within its time-out."""
+MACHINES_S = 10
+"""Time of the function that is kept for the machines while providers read their lists."""
+READING_AT_LEAST_S = 5.0
 LONGEST_PAUSE_S = 15
 """Longest interval between two calls that a tick waits for instead of leaving the call to the next tick."""
 QUARANTINE_S = {"boot": 6 * 3600, "loss": 24 * 3600}
@@ -111,6 +114,11 @@ class Tick:
     def in_time(self) -> bool:
         """True if time is left for a call of a provider."""
         return self._time_left_s() >= LEAST_TIME_S
+
+    @property
+    def reading_s(self) -> float:
+        """Return the time in seconds for the lists of all providers, after which the machines need their time."""
+        return max(READING_AT_LEAST_S, self._time_left_s() - LEAST_TIME_S - MACHINES_S)
 
     def may_call(self, driver: Driver, call: str) -> bool:
         """Return True if time is left for a call and the provider's minimum interval has passed.

@@ -8,6 +8,7 @@ that waits for a node or downloads its image has the price 0.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -64,6 +65,8 @@ CLASSES_LAST_S = 300
 """Time for which the list of GPU classes and prices is kept."""
 HOST_LASTS_S = 300
 """Time for which the node of a running machine is kept."""
+INSTANCES_WITHIN_S = 10.0
+"""Time for the nodes of all machines in one list; a slow answer for each machine would leave the list unread."""
 ASKED_CLASSES = 8
 """Classes whose free nodes one quote asks for, the cheapest first."""
 LOG_WINDOW_S = 24 * 3600
@@ -314,18 +317,21 @@ class SaladDriver:
         return [one for one in groups if one is not None], complete
 
     def _instances(self, groups: Sequence[Group]) -> dict[str, list[SaladInstance]]:
-        """Return the instances by group, up to the first group whose instances cannot be read.
+        """Return the instances by group, up to the first group whose instances cannot be read in time.
 
         The list of groups says whether a machine exists and is billed; instances add the node and the progress. The
         node of a running instance is kept for a while, because a fleet of many machines would be throttled otherwise.
         """
         found: dict[str, list[SaladInstance]] = {}
+        until_s = time.monotonic() + INSTANCES_WITHIN_S
         self._hosts = {one.name: self._hosts[one.name] for one in groups if one.name in self._hosts}
         for group in groups:
             kept, until = self._hosts.get(group.name, (None, 0.0))
             if kept and group.current_state.instance_status_counts.running_count and self._now() < until:
                 found[group.name] = [kept]
                 continue
+            if time.monotonic() > until_s:
+                break
             try:
                 answer = self._http.read("GET", f"{self._group(group.name)}/instances")
                 # A group can end between the two calls.

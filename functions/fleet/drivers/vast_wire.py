@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from baton.contract.fleet import FleetSpec
-from functions.fleet.records import Offer, Price, Sighting
+from functions.fleet.records import HIGHEST_PRICE, Offer, Price, Sighting
 
 PROVIDER = "vast"
 LEAST_DISK_GB = 8
@@ -200,12 +200,16 @@ class PriceIncrease(VastRow):
     old_disk_ram_costpersec: Price | None = None
 
     def usd_per_hour(self, present: float) -> float:
-        """Return the price that the host wants. `present`: the price of the instance now."""
+        """Return the price that the host wants. `present`: the price of the instance now.
+
+        A host may name any number; one beyond the bounds of a price must not make the list of instances unreadable.
+        """
         parts = (
             (self.old_gpu_costpersec, self.new_gpu_costpersec),
             (self.old_disk_ram_costpersec, self.new_disk_ram_costpersec),
         )
-        return present + 3600 * sum(new - (old or 0.0) for old, new in parts if new is not None)
+        wanted = present + 3600 * sum(new - (old or 0.0) for old, new in parts if new is not None)
+        return min(max(wanted, 0.0), HIGHEST_PRICE)
 
 
 class Charge(VastRow):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ from pydantic import ValidationError
 from functions.fleet.drivers.ec2_calls import Ec2Refusal
 from functions.fleet.drivers.protocol import ProviderUnavailable
 from functions.fleet.drivers.runpod import Pod
-from functions.fleet.records import Offer
+from functions.fleet.drivers.vast_wire import PriceIncrease
+from functions.fleet.records import Inventory, Offer, Sighting
 from tests.twins.provider import VirtualProvider
+from tests.unit.fleet.night import Night
+from tests.unit.fleet.test_fleet_nights import spec
 from tests.unit.fleet.test_fleet_providers import make_night
 
 
@@ -63,3 +67,40 @@ def test_an_id_that_comes_as_a_number_is_the_same_machine() -> None:
     row = {"id": 7, "name": "dep10000-n-1", "status": "RUNNING", "cost": "0.5", "disk": 10}
     found = Pod.model_validate({**row, "createdAt": "2026-11-25T10:00:00Z"}).sighting()
     assert (found.handle, found.running) == ("7", True)
+
+
+class Hanging(VirtualProvider):
+    """Provider whose list comes only when the test ends."""
+
+    released: threading.Event
+
+    def inventory(self, prefix: str, now: int) -> Inventory:
+        self.released.wait(20)
+        return super().inventory(prefix, now)
+
+
+def test_providers_that_hang_leave_time_for_the_machines_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked one after another, two of them would use up each tick, and no machine would ever be given back."""
+    monkeypatch.setattr("functions.fleet.tick.READING_AT_LEAST_S", 0.03)
+    hanging = {name: Hanging(name=name) for name in ("ec2", "runpod")}
+    for one in hanging.values():
+        one.released = threading.Event()
+    vast = VirtualProvider(name="vast")
+    night = Night(spec(providers=["vast"], image="i", min=1), {**hanging, "vast": vast}, time_left_s=30.0)
+    for _ in range(2):
+        night.step()
+    (made,) = vast.alive()
+    night.store.put_fleet(night.store.fleets()[0].model_copy(update={"stopped": True, "version": 2}))
+    night.step(2)
+    assert made.ended_at is not None
+    assert "ec2: the list of machines cannot be read: no answer in time" in night.reports[-1].failures
+    for one in hanging.values():
+        one.released.set()
+
+
+@pytest.mark.parametrize(("per_second", "told"), [(1e5, 1e6), (-1.0, 0.0)])
+def test_a_host_that_asks_for_an_absurd_price_hides_no_machine(per_second: float, told: float) -> None:
+    """The number is the host's own, and one machine that cannot be read makes the list of all unreadable."""
+    row = {"pending_price_increase_id": 1, "contract_id": 2, "new_gpu_costpersec": max(per_second, 0)}
+    wanted = PriceIncrease.model_validate({**row, "old_gpu_costpersec": max(-per_second, 0)}).usd_per_hour(0.4)
+    assert Sighting(token="t", handle="h", announced_usd_per_hour=wanted).announced_usd_per_hour == told
