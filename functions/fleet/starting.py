@@ -35,6 +35,8 @@ logger = logging.getLogger("baton.fleet")
 
 ENROLS_WITHIN_S = 1800
 """Time after the intent of a create within which the machine's enrolment key is valid."""
+LONGEST_WAITS = 2000
+"""Characters of the reason for a fleet's waiting, which quotes providers; a longer one would not fit the ledger."""
 OFFERS_PER_TICK = 8
 """Offers of one provider and market that are tried for one machine in one tick."""
 NOTHING_SOLD = (
@@ -75,7 +77,7 @@ class MachineStarter:
             driver = self._tick.drivers.get(machine.provider)
             if driver is not None and self._tick.may_call(driver, "create"):
                 group[group.index(machine)] = self._create(fleet, machine, driver)
-        waits = "" if fleet.stopped else self._start(fleet, group, others)
+        waits = "" if fleet.stopped else self._start(fleet, group, others)[:LONGEST_WAITS]
         if waits:
             self._tick.report.failures.append(f"fleet {fleet.spec.name}: {waits}")
         ledger = self._tick.ledger(fleet)

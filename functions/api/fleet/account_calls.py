@@ -81,7 +81,9 @@ def _put(context: Context, call: ApiCall, provider: ProviderName) -> ProviderVie
         report = driver.examine(_prefix(context))
     before = _read(accounts).get(provider)
     if before is not None and before.account != account:
-        _require_same_machines(context, provider, driver, other=report.account != before.view.account)
+        # Hosts of one's own are no account: another list of them hides only machines that the present list names.
+        other = provider != "ssh" and report.account != before.view.account
+        _require_same_machines(context, provider, driver, other=other)
     view = ProviderView(
         provider=provider,
         account=report.account,
@@ -103,7 +105,10 @@ def _require_same_machines(context: Context, provider: ProviderName, driver: Dri
     present = _list_machines(context, context.drivers.get(provider))
     recorded = _recorded_machines(context, provider) if other else set()
     wanted = (present or set()) | recorded
-    hidden = wanted - (_list_machines(context, driver) or set()) if wanted else set()
+    found = (_list_machines(context, driver) or set()) if wanted else set()
+    if present and present <= found:
+        return  # Both list the same machines, therefore both are the same account.
+    hidden = wanted - found
     if hidden:
         detail = f"{_name(hidden)} in the present account at {provider} and not in this one; stop the fleets first."
         if present is None:

@@ -169,10 +169,10 @@ class Instance(VastRow):
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Price of the moment: of the disk alone while no container runs."""
+        """Price of the moment: of the disk alone while no container runs; None while the row names no price."""
         if self.actual_status in BILLED_AS_DISK and self.storage_total_cost is not None:
             return self.storage_total_cost
-        return self.dph_total
+        return self.dph_total or None
 
     def sighting(self, announced_usd_per_hour: float | None = None) -> Sighting:
         """Return the instance as an entry of an inventory."""

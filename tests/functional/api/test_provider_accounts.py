@@ -182,8 +182,9 @@ def test_a_fleet_that_rents_at_a_provider_keeps_its_account(api: Api, vast: Mark
     error = api.call("DELETE", "/providers/vast").refused(ErrorCode.CONFLICT, "provider")
     assert error["message"].startswith("The fleet nights rents at vast; stop it")
     api.call("PUT", "/providers/vast", {"api_key": "another-key"}).refused(ErrorCode.CONFLICT, "provider")
-    vast.accounts["another-key"].report = vast.accounts[KEY].report
+    vast.accounts["another-key"].machines.append(machine_in(api, vast, KEY))
     log_in(api, "another-key")
+    vast.accounts["another-key"].machines.clear()
     api.post("/fleets/nights/stop").ok()
     assert api.call("DELETE", "/providers/vast").status == 204
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from baton.contract.fleet import FleetSpec
 from functions.fleet.drivers.ec2_calls import Ec2Refusal
 from functions.fleet.drivers.protocol import ProviderUnavailable
 from functions.fleet.drivers.runpod import Pod
-from functions.fleet.drivers.vast_wire import PriceIncrease
+from functions.fleet.drivers.vast_wire import Instance, PriceIncrease
 from functions.fleet.records import Inventory, Offer, Sighting
+from functions.fleet.starting import LONGEST_WAITS
 from tests.twins.provider import VirtualProvider
 from tests.unit.fleet.night import Night
 from tests.unit.fleet.test_fleet_nights import spec
-from tests.unit.fleet.test_fleet_providers import make_night
+from tests.unit.fleet.test_fleet_providers import make_night, waits
 
 
 class Broken(VirtualProvider):
@@ -104,3 +107,18 @@ def test_a_host_that_asks_for_an_absurd_price_hides_no_machine(per_second: float
     row = {"pending_price_increase_id": 1, "contract_id": 2, "new_gpu_costpersec": max(per_second, 0)}
     wanted = PriceIncrease.model_validate({**row, "old_gpu_costpersec": max(-per_second, 0)}).usd_per_hour(0.4)
     assert Sighting(token="t", handle="h", announced_usd_per_hour=wanted).announced_usd_per_hour == told
+
+
+def test_an_instance_without_a_price_keeps_the_price_before() -> None:
+    """At the price 0 the machine would run without a bound."""
+    assert Instance(id=1, actual_status="loading", dph_total=0).sighting().usd_per_hour is None
+
+
+def test_a_refusal_of_any_length_fits_the_ledger() -> None:
+    class Verbose(VirtualProvider):
+        def quote(self, spec: FleetSpec) -> Sequence[Offer]:
+            raise ProviderUnavailable("x" * 10**6)
+
+    night = make_night(Verbose(name="vast"), providers=["vast"], min=1)
+    night.step()
+    assert 100 < len(waits(night)) <= LONGEST_WAITS
