@@ -15,7 +15,7 @@ WORKERS ?= 3
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-rules demo-ring demo-fleet local test test-fast mutants check format bench bench-checkpoint bench-ring bench-fleet costs synth deploy admin-key constraints openapi clean
+.PHONY: help setup demo demo-rules demo-ring demo-fleet local test test-fast nights mutants check format bench bench-checkpoint bench-ring bench-fleet costs synth deploy admin-key constraints openapi clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -51,6 +51,9 @@ test: check ## everything CI runs, tests in three processes; WORKERS=4 for four
 
 test-fast: setup ## unit and functional tests only
 	$(PYTEST) tests/functional tests/unit
+
+nights: setup ## simulate 1,000 nights of a fleet with faults at every step (about 2 minutes on a quiet machine); NIGHTS=5000 for more
+	NIGHTS=$(or $(NIGHTS),1000) $(BIN)/python -m pytest --timeout 3600 tests/unit/fleet/test_random_nights.py
 
 mutants: setup ## break one line of the product at a time, and show that a test fails for each; ARGS="lease ring" for some
 	$(BIN)/python -m tests.mutants $(ARGS)

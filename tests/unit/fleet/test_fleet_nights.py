@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from baton.contract.fleet import FleetSpec
 from baton.contract.fleet import MachineState as State
 from baton.contract.money import Budget
-from functions.fleet.records import StoredFleet
 from functions.fleet.store import FenceLost
 from tests.twins.fleet import MemoryFleetStore
 from tests.twins.provider import Faults, VirtualMachine, VirtualProvider
@@ -476,53 +474,3 @@ def test_a_controller_killed_at_any_call_leaves_nothing_behind(part: int) -> Non
         assert training.left_s <= 0, victim
         assert len(night.providers["loopback"].creates) <= 2, victim
         require_clean_end(night)
-
-
-def random_night(seed: int) -> None:
-    draw = random.Random(seed)
-    budget = draw.choice([0.5, 2.0, 6.0])
-    night = make_night(
-        budget={"total_usd": budget}, max=draw.randint(1, 4), min=int(budget > 1 and draw.random() < 0.3)
-    )
-    provider = night.providers["loopback"]
-    jobs = [night.submit(hours=draw.uniform(0.1, 2)) for _ in range(draw.randint(1, 5))]
-    for _ in range(300):
-        if draw.random() < 0.1:
-            name = draw.choice(list(Faults.__dataclass_fields__))
-            setattr(provider.faults, name, draw.randint(1, 4))
-        if draw.random() < 0.03 and provider.alive():
-            provider.vanish(draw.choice(provider.alive()))
-        if draw.random() < 0.02:
-            provider.price = draw.uniform(0.1, 1.5)
-        kill_at = draw.randint(0, 40) if draw.random() < 0.05 else None
-
-        def perhaps(call: str, left: list[int | None] = [kill_at]) -> None:  # noqa: B006 - one list per minute
-            if left[0] is not None:
-                left[0] -= 1
-                if left[0] < 0:
-                    left[0] = None
-                    raise Killed
-
-        night.interrupt = perhaps
-        night.step()
-        rows = {one.id for one in night.machines() if not one.state.ended}
-        assert all(token in rows for token in night.billing())
-        reserved = sum(one.reserved_usd for one in night.machines())
-        assert night.spent_usd() + reserved <= budget + 1.5 * 4 * 10 / 60
-    provider.faults = Faults()
-    night.interrupt = lambda call: None
-    fleet: StoredFleet = night.store.fleets()[0]
-    night.store.put_fleet(fleet.model_copy(update={"stopped": True, "version": fleet.version + 1}))
-    night.step(30)
-    assert night.billing() == []
-    assert all(one.state.ended for one in night.machines())
-    # Overrun: ignored destroys and unread lists of the last machines.
-    assert night.billed_usd() <= budget + 4 * 1.0 * 20 / 60
-    if budget == 6.0 and provider.price <= 1:
-        assert sum(one.left_s <= 0 for one in jobs) >= 1
-
-
-@pytest.mark.parametrize("first", range(0, 100, 50))
-def test_random_nights_stay_within_their_budget_and_end_clean(first: int) -> None:
-    for seed in range(first, first + 50):
-        random_night(seed)
