@@ -23,7 +23,7 @@ from functions.fleet.balances import watch_balances
 from functions.fleet.breaker import last_begin
 from functions.fleet.document_changes import EXCEEDS_MAX, outdated, surplus
 from functions.fleet.drivers.protocol import Driver, ProviderRefused
-from functions.fleet.ledger import Ledger, extend, release
+from functions.fleet.ledger import Ledger, extend, release, reserved_usd
 from functions.fleet.machine_states import ORPHAN_WATCH_S
 from functions.fleet.records import Inventory, Machine, OrphanMachine, StoredFleet, token_prefix
 from functions.fleet.rented import ReadJobs, retire, stop_with_jobs
@@ -195,6 +195,10 @@ class Reconciliation:
                 found[place] = list(self._store.machines(*place))
             except DamagedRecord as error:
                 damaged.append(error)
+        if damaged:
+            # The machines of these fleets may run on, and the money that they hold must not be spent a second time.
+            read_usd = sum(map(reserved_usd, found.values()))
+            self._tick.unread_usd = max(0.0, self._tick.spending.reserved_usd - read_usd)
         for one in damaged:
             # Without its records nobody can tell what a fleet spent, therefore its machines stay as they are.
             self._tick.fail(f"{one}; nobody looks after its machines until the record is mended")

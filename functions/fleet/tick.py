@@ -105,6 +105,8 @@ class Tick:
         self._pause = pause
         self.machines: dict[tuple[str, str], list[Machine]] = {}
         """Watched machines of all fleets, by tenant and fleet."""
+        self.unread_usd = 0.0
+        """Reservations of fleets whose records cannot be read, as of the last tick that could read them."""
         self._budget = budget
         self._spending: DeploymentLedger | None = None
         self._ledgers: dict[tuple[str, str], Ledger] = {}
@@ -175,11 +177,12 @@ class Tick:
             return own
         others = [one for place, found in self.machines.items() if place != _place(fleet) for one in found]
         spending = self.spending.follow(self.ledger(fleet), spent, now)
-        return min(own, tightest(self._budget, spending, [*group, *others], now), key=lambda found: found[1])
+        bound, room_usd = tightest(self._budget, spending, [*group, *others], now)
+        return min(own, (bound, room_usd - self.unread_usd), key=lambda found: found[1])
 
     def settle(self) -> None:
         """Store the reservations of all machines, for people who look at the budget of the deployment."""
-        reserved = sum(reserved_usd(group) for group in self.machines.values())
+        reserved = self.unread_usd + sum(reserved_usd(group) for group in self.machines.values())
         if self._budget is None or abs(reserved - self.spending.reserved_usd) < SMALLEST_USD:
             return
         updates = {"reserved_usd": reserved, "version": self.spending.version + 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from baton.contract.money import Budget
 from tests.twins.provider import VirtualProvider
 from tests.unit.fleet.night import TENANT, Night
 from tests.unit.fleet.test_fleet_nights import spec
@@ -36,3 +37,26 @@ def test_a_deployment_whose_only_fleet_is_damaged_reports_each_tick() -> None:
     night.store.damaged_fleets.add((TENANT, "nights"))
     night.step()
     assert not night.reports[-1].finished and night.reports[-1].failures
+
+
+@pytest.mark.parametrize("part", ["fleet", "machine"])
+def test_the_budget_of_the_deployment_keeps_the_money_of_a_damaged_fleet(part: str) -> None:
+    """Its machine runs on, therefore another fleet must not spend what that machine has reserved."""
+    vast = VirtualProvider(name="vast", price=1.0)
+    night = Night(
+        spec(providers=["vast"], image="me/trainer:1", min=1, max_usd_per_hour=2),
+        {"vast": vast},
+        budget=Budget(total_usd=2),
+    )
+    night.step(2)
+    damaged = night.store.damaged_fleets if part == "fleet" else night.store.damaged_machines
+    damaged.add((TENANT, "nights"))
+    add_fleet(night, name="second", providers=["vast"], min=1, max_usd_per_hour=2, queues=["other"])
+    night.step(30)
+    assert len(vast.alive()) == 1
+    waits = night.store.ledger(TENANT, "second").waits
+    assert waits.startswith("total_usd of the deployment has 0.9"), waits
+    damaged.clear()
+    night.step()
+    held = sum(one.reserved_usd for one in night.machines())
+    assert night.store.spending().reserved_usd == pytest.approx(held) and held < 1, "no more once it is mended"
