@@ -9,7 +9,7 @@ import pytest
 from baton.contract.fleet import MachineLog, MachineShell
 from gpu_client.transport.api.client import BatonClient
 from tests.functional.cli.people import Baton
-from tests.unit.cli.test_cli_fleet_view import a_fleet
+from tests.unit.cli.test_cli_fleet_view import a_fleet, a_machine
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 
@@ -56,10 +56,14 @@ def test_a_name_that_is_cut_in_the_machine_is_found_among_the_fleets(
 ) -> None:
     fleet = a_fleet()
     fleet = fleet.model_copy(update={"spec": fleet.spec.model_copy(update={"name": "n" * 31})})
-    monkeypatch.setattr(BatonClient, "fleets", lambda _client: [a_fleet(), fleet])
-    baton("fleet", "logs", f"a1b2c3d4-{'n' * 28}-9f8e").ok()
+    alike = fleet.model_copy(update={"spec": fleet.spec.model_copy(update={"name": "n" * 29}), "machines": []})
+    mine = a_machine(id=f"a1b2c3d4-{'n' * 28}-9f8e")
+    fleet = fleet.model_copy(update={"machines": [mine]})
+    monkeypatch.setattr(BatonClient, "fleets", lambda _client: [a_fleet(), alike, fleet])
+    baton("fleet", "logs", mine.id).ok()
+    baton("fleet", "logs", f"a1b2c3d4-{'n' * 28}-ended").ok()
     baton("fleet", "logs", f"a1b2c3d4-{'m' * 28}-9f8e").ok()
-    assert [name for name, _ in asked] == ["n" * 31, "m" * 28]
+    assert [name for name, _ in asked] == ["n" * 31, "n" * 29, "m" * 28]
     baton("fleet", "logs", "nights").failed(2, "nights is not a machine", "baton fleet show NAME")
 
 
