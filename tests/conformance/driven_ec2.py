@@ -17,6 +17,7 @@ import botocore.loaders
 import botocore.session
 from botocore.awsrequest import AWSPreparedRequest
 from moto.core.botocore_stubber import BotocoreStubber
+from moto.ec2 import ec2_backends
 from pydantic import SecretStr
 
 from baton.contract.providers import Ec2Account
@@ -24,6 +25,8 @@ from fakes.server import FakeAnswer, FakeCall, FakeProvider, InjectedFault
 from functions.fleet.drivers.ec2 import Ec2Driver
 
 REGION = "us-east-1"
+ACCOUNT = "123456789012"
+"""Of moto."""
 LOADER = botocore.loaders.create_loader()
 XML = {"Content-Type": "text/xml;charset=UTF-8"}
 LIST_USD = {"g6.xlarge": 0.8048, "g4dn.xlarge": 0.526}
@@ -229,11 +232,12 @@ class Ec2Driven:
         return [one for group in self.ec2.describe_instances()["Reservations"] for one in group["Instances"]]
 
     def machines(self) -> dict[str, str]:
-        """Return the ids of the existing machines by token."""
+        """Return the ids of the existing machines by token, from moto's memory, because a call takes 20 ms."""
+        instances = [one for group in ec2_backends[ACCOUNT][REGION].all_reservations() for one in group.instances]
         return {
-            next(tag["Value"] for tag in one["Tags"] if tag["Key"] == "Name"): one["InstanceId"]
-            for one in self.all_machines()
-            if one["State"]["Name"] in ("pending", "running")
+            next(tag["value"] for tag in one.get_tags() if tag["key"] == "Name"): one.id
+            for one in instances
+            if one.state in ("pending", "running")
         }
 
     def existing(self) -> list[str]:

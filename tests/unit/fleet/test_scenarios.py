@@ -118,8 +118,8 @@ def test_7_a_machine_that_is_stuck_in_its_boot_is_given_back(name: str, tmp_path
     driven.close()
 
 
-def test_8_a_machine_whose_worker_never_enrols_is_given_back(any_provider: Any) -> None:
-    night = RentedNight(any_provider)
+def test_8_a_machine_whose_worker_never_enrols_is_given_back(provider: Any) -> None:
+    night = RentedNight(provider)
     night.night.submit(hours=0.1)
     night.night.silent.add(night.step_until(State.BOOTING).id)
     first, _ = night.finish(NEVER_STARTED, HAPPY)
