@@ -8,6 +8,7 @@ import signal
 import socket
 import stat
 import subprocess
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -23,10 +24,11 @@ from baton.contract.jobs.job import JobState, JobSubmit
 from baton.contract.jobs.policy import Policy
 from baton.contract.worker.calls import Directive, HeartbeatRequest, WorkItem, WorkQuery
 from functions.domain.webhooks import signature
+from functions.local.stack import TICK_S
 from gpu_client.transport.api.client import BatonClient
 from tests.kits.network.http_server import HttpServer
 from tests.kits.network.ports import free_port
-from tests.kits.stack.stack import ROOT, clean_environment, leashed
+from tests.kits.stack.stack import ROOT, Stack, clean_environment, leashed
 from tests.kits.waiting import alive, until
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
@@ -290,3 +292,13 @@ def test_a_port_that_is_taken_is_said_without_a_traceback(tmp_path: Path) -> Non
     assert port in run.stderr
     assert "--port" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+def test_a_submitted_job_gets_its_machine_long_before_the_scheduled_tick() -> None:
+    began = time.monotonic()
+    with Stack() as stack:
+        document = {"name": "soon", "providers": ["loopback"], "queues": ["soon"], "disk_gib": 1, "max_usd_per_hour": 5}
+        stack.client.put_fleet(FleetSpec.model_validate({**document, "budget": {"total_usd": 5}}))
+        stack.client.submit(JobSubmit(command=["true"], queue="soon"))
+        until(lambda: stack.client.fleet("soon").machines, TICK_S, what="a machine")
+        assert time.monotonic() - began < TICK_S, "the first scheduled tick follows after a minute"
