@@ -233,10 +233,9 @@ class Ec2Driven:
 
     def machines(self) -> dict[str, str]:
         """Return the ids of the existing machines by token, from moto's memory, because a call takes 20 ms."""
-        instances = [one for group in ec2_backends[ACCOUNT][REGION].all_reservations() for one in group.instances]
         return {
             next(tag["value"] for tag in one.get_tags() if tag["key"] == "Name"): one.id
-            for one in instances
+            for one in _instances()
             if one.state in ("pending", "running")
         }
 
@@ -249,7 +248,13 @@ class Ec2Driven:
         self.fake.meter.end(handle)
 
     def close(self) -> None:
-        for one in self.all_machines():
-            self.driver.destroy(one["InstanceId"])
+        # moto also remembers the ended machines of all earlier tests.
+        for one in _instances():
+            if one.state != "terminated":
+                self.driver.destroy(one.id)
         self.fake.__exit__()
         assert self.fake.meter.billing() == []
+
+
+def _instances() -> list[Any]:
+    return [one for group in ec2_backends[ACCOUNT][REGION].all_reservations() for one in group.instances]

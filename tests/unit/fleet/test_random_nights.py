@@ -17,7 +17,7 @@ from functions.fleet.records import Inventory, StoredFleet
 from tests.twins.provider import Faults, VirtualMachine, VirtualProvider
 from tests.unit.fleet.night import Killed, Night
 
-NIGHTS = int(os.environ.get("NIGHTS", "100"))
+NIGHTS = int(os.environ.get("NIGHTS", "60"))
 NAMES = ("loopback", "ssh")
 MOST = 4
 """Machines of the fleet."""
