@@ -14,8 +14,8 @@ from functions.api.http.route import Function
 
 pytestmark = pytest.mark.processes
 
-ROUNDS = 4
-TRIES = 8
+ROUNDS = 2
+TRIES = 16
 NEVER = {"torch", "requests", "boto3", "aws_xray_sdk", "hypothesis", "schemathesis", "starlette", "moto"}
 MODELS_AND_ROUTERS = {"pydantic", "pydantic_core", "yaml", "aws_lambda_powertools.event_handler"}
 
