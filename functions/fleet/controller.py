@@ -164,7 +164,7 @@ class Reconciliation:
             if inventory is not None:
                 self._accept_price(group[at], inventory)
             group[at] = self._destroy(group[at])
-        explained = {machine.id for group in machines.values() for machine in group}
+        explained = {(machine.provider, machine.id) for group in machines.values() for machine in group}
         self._handle_orphans(inventories.values(), explained, damaged)
         for fleet in fleets if finished else ():
             others = [
@@ -339,17 +339,18 @@ class Reconciliation:
         return accepted
 
     def _handle_orphans(
-        self, inventories: Iterable[Inventory], explained: Collection[str], damaged: Sequence[DamagedRecord]
+        self, inventories: Iterable[Inventory], explained: Collection[tuple[str, str]], damaged: Sequence[DamagedRecord]
     ) -> None:
         """Destroy machines that carry a token of this deployment and that no live record explains.
 
-        explained: ids of the machines with a record. damaged: fleets whose machines may have an unreadable record.
+        explained: providers and ids of the machines with a record. damaged: fleets whose machines may have an
+        unreadable record.
         """
         unsure = tuple(token_prefix(self._store.deployment(), one.fleet) for one in damaged)
         known = self._store.orphans()
         for inventory in inventories:
             for seen in inventory.sightings:
-                if seen.token in explained or seen.token.startswith(unsure):
+                if (inventory.provider, seen.token) in explained or seen.token.startswith(unsure):
                     continue
                 before = known.get(seen.handle)
                 orphan = OrphanMachine(

@@ -281,7 +281,8 @@ class Tick:
         self.store.put_quarantine(Quarantine(host=host, until=until, failures=failures, reason=after.reason))
 
     def fail(self, message: str) -> None:
-        """Report a failure, which does not end the tick; with the traceback if a driver is at fault."""
+        """Report a failure in one line, which does not end the tick; log the traceback if a driver is at fault."""
+        message = " ".join(message.split())
         cause = sys.exception()
         logger.warning("%s", message, exc_info=None if isinstance(cause, FORESEEN) else cause)
         self.report.failures.append(message)

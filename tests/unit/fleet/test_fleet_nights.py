@@ -9,6 +9,7 @@ import pytest
 from baton.contract.fleet import FleetSpec
 from baton.contract.fleet import MachineState as State
 from baton.contract.money import Budget
+from functions.fleet.drivers.protocol import ProviderUnavailable
 from functions.fleet.store import FenceLost
 from tests.twins.fleet import MemoryFleetStore
 from tests.twins.provider import Faults, VirtualMachine, VirtualProvider
@@ -418,6 +419,30 @@ def test_an_orphan_is_destroyed_after_two_sightings() -> None:
     night.step(2)
     assert provider.alive() == []
     assert night.store.orphans()["stray"].destroyed_at is not None
+
+
+def test_a_record_explains_no_machine_of_another_provider() -> None:
+    night = Night(
+        spec(providers=["loopback", "ssh"]), {name: VirtualProvider(name=name) for name in ("loopback", "ssh")}
+    )
+    night.submit(hours=1)
+    night.step(5)
+    ((busy, provider),) = [(one, night.providers[one.provider]) for one in night.machines()]
+    (other,) = [one for one in night.providers.values() if one is not provider]
+    other.machines.append(VirtualMachine("stray", busy.id, 9.0, night.now, "h"))
+    night.step(3)
+    assert (other.alive(), [one.token for one in provider.alive()]) == ([], [busy.id])
+
+
+def test_a_failure_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    night = make_night()
+
+    def fail(*_: object) -> None:
+        raise ProviderUnavailable("first line\nsecond line")
+
+    monkeypatch.setattr(night.providers["loopback"], "inventory", fail)
+    night.step()
+    assert [one.count("\n") for one in night.reports[-1].failures] == [0]
 
 
 def test_a_tick_without_time_starts_nothing() -> None:
