@@ -19,11 +19,11 @@ from baton.contract.errors import ErrorCode
 from baton.contract.money import Budget
 from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET, ring_token
 from baton.contract.providers import ACCOUNTS
-from baton.contract.worker.control import MAX_COMMANDS
 from cdk.resources.access import ACCESS
 from functions.api.fleet.enrolment_keys import EnrolmentKeys
 from functions.api.http.route import all_routes
 from functions.domain.jobs.attempt_end import LATE_AFTER_S
+from functions.domain.rules import steering
 from functions.fleet.clock import FleetClock
 from functions.fleet.controller import FleetController
 from functions.fleet.demand import completed_jobs, waiting_jobs
@@ -65,6 +65,8 @@ S3_RIGHTS = {
 """Permissions of each call, by AWS's reference of S3 actions. Reads of possibly absent objects need `ListBucket`."""
 
 
+KEPT_COMMANDS = 5
+"""Commands of a job before the removal of the oldest; the product keeps 100, whose writes send the same requests."""
 LAMBDAS_OWN = {"ChangeMessageVisibility", "DeleteMessage", "GetQueueAttributes", "ReceiveMessage"}
 """Actions of Lambda on a queue with the function's permissions; the function itself uses the first to postpone."""
 
@@ -171,17 +173,17 @@ def steer_training(api: Api) -> None:
     job = api.submit(queue="trained", rules=rules)["id"]
     held = api.claim(queue="trained")
     api.call("PUT", f"/job/{job}/rules", {"text": ""}).ok()
-    for _ in range(MAX_COMMANDS):
+    for _ in range(KEPT_COMMANDS):
         api.post(f"/job/{job}/commands", {"kind": "save"}).ok()
     decision = {"number": 1, "type": "rule.fired", "rule": "nan", "step": 1, "at": NOW}
     held.report(1, results=[{"seq": 1, "status": "applied"}], decisions=[decision]).ok()
-    held.report(2, seq=MAX_COMMANDS, statuses=[]).ok()
+    held.report(2, seq=KEPT_COMMANDS, statuses=[]).ok()
     api.post(f"/job/{job}/commands", {"kind": "save"}).ok()
     for what in ("rules", "rules/history", "commands"):
         api.get(f"/job/{job}/{what}").ok()
     by_rule = {"kind": "rollback", "ended_by": {"rule": "nan", "step": 1}, "rollback": {"before_step": 1}}
     held.release(by_rule=by_rule).ok()
-    assert len(api.claim(queue="trained").item["control"]["commands"]) == MAX_COMMANDS
+    assert len(api.claim(queue="trained").item["control"]["commands"]) == KEPT_COMMANDS
 
 
 def watch(api: Api) -> None:
@@ -193,7 +195,7 @@ def watch(api: Api) -> None:
         api.submit(queue="watched", rules=rules, tags={"group": "g"}, policy={"heartbeat_interval_s": 60})
         held = api.claim(queue="watched", price_usd_per_hour=1.5, machine_id=f"w-{number}")
         held.heartbeat(step=1, metrics={"loss": 1.0}).ok()
-        for _ in range(MAX_COMMANDS):
+        for _ in range(KEPT_COMMANDS):
             api.post(f"/job/{held.id}/commands", {"kind": "save"}).ok()
         held.report(1, results=[{"seq": seq, "status": "applied"} for seq in (1, 2)]).ok()
         jobs.append(held)
@@ -494,6 +496,7 @@ def published(recorder: Recorder, emulator: Emulator, api: Api) -> None:
 
 def test_each_function_asks_for_what_its_role_allows(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
+    monkeypatch.setattr(steering, "MAX_COMMANDS", KEPT_COMMANDS)
     with listening(recorder, emulator, monkeypatch) as api:
         for part in (
             steer,
