@@ -71,7 +71,11 @@ def test_every_variable_exists(page: Path) -> None:
 @pytest.mark.parametrize("page", ALL, ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
-        assert (page.parent / target).exists(), target
+        path, _, heading = target.partition("#")
+        place = page.parent / path if path else page
+        assert place.exists(), target
+        titles = re.findall(r"^#+ (.+)$", place.read_text(), re.M) if heading else [""]
+        assert heading in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, target
 
 
 @pytest.mark.parametrize("page", ALL, ids=lambda page: page.name)
