@@ -12,7 +12,8 @@ from enum import Enum
 from typing import Any
 
 from pydantic import BaseModel
-from rich.console import Console, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.style import Style
@@ -44,6 +45,9 @@ class TableColumn:
     name: str
     fit: CellFit = WHOLE
     right: bool = False
+    """True for numbers and money, which are never cut: other columns give way."""
+    from_width: int = 0
+    """Least width of the terminal that shows the column, for a column that narrow terminals leave out."""
 
 
 _STYLES = {
@@ -171,24 +175,40 @@ class CommandOutput:
         return self.err.is_terminal
 
 
-def build_table(columns: Sequence[TableColumn | str], rows: Iterable[Sequence[str]]) -> Table | None:
+def build_table(columns: Sequence[TableColumn | str], rows: Iterable[Sequence[str]]) -> RenderableType | None:
     """Build rows under headings without empty columns; None without rows."""
     every = [column if isinstance(column, TableColumn) else TableColumn(column) for column in columns]
     cells = [[plain(cell) for cell in row] for row in rows]
     kept = [number for number in range(len(every)) if any(row[number] for row in cells)]
-    if not kept:
-        return None
-    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    for column in (every[number] for number in kept):
-        table.add_column(
-            column.name,
-            no_wrap=column.fit is WHOLE,
-            overflow="ellipsis" if column.fit is WHOLE else "fold",
-            justify="right" if column.right else "left",
-        )
-    for row in cells:
-        table.add_row(*(_cell(row[number], every[number].fit) for number in kept))
-    return table
+    return (
+        _FittedTable([every[number] for number in kept], [[row[number] for number in kept] for row in cells])
+        if kept
+        else None
+    )
+
+
+@dataclass(frozen=True)
+class _FittedTable:
+    """Table whose columns depend on the width of the terminal."""
+
+    columns: list[TableColumn]
+    rows: list[list[str]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        shown = [at for at, column in enumerate(self.columns) if column.from_width <= options.max_width]
+        table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+        for at in shown:
+            column = self.columns[at]
+            table.add_column(
+                column.name,
+                no_wrap=column.fit is WHOLE,
+                overflow="ellipsis" if column.fit is WHOLE else "fold",
+                justify="right" if column.right else "left",
+                min_width=max(cell_len(row[at]) for row in self.rows) if column.right else None,
+            )
+        for row in self.rows:
+            table.add_row(*(_cell(row[at], self.columns[at].fit) for at in shown))
+        yield table
 
 
 def build_fields(pairs: Iterable[tuple[str, str]]) -> Table:

@@ -10,7 +10,7 @@ from rich.text import Text
 from baton.contract.fleet import FleetSpec
 from baton.contract.fleet_plan import FleetPlan, OfferPage, OfferView, SilentProvider, SpanView
 from gpu_client.cli.core.formats import count, duration, moment, plain
-from gpu_client.cli.core.output import CUT, FOLDED, TableColumn, build_fields, build_table
+from gpu_client.cli.core.output import FOLDED, TableColumn, build_fields, build_table
 from gpu_client.cli.core.session import SHOWN_ID_CHARACTERS
 from gpu_client.cli.fleet.view import usd
 
@@ -19,7 +19,7 @@ SHOWN_OFFERS = 12
 
 _COSTS = (
     "provider",
-    TableColumn("machine", CUT),
+    TableColumn("machine", FOLDED),
     TableColumn("USD/h", right=True),
     TableColumn("total", right=True),
     TableColumn("work", right=True),
@@ -27,7 +27,12 @@ _COSTS = (
     TableColumn("boot", right=True),
     TableColumn("lost", right=True),
 )
-_REJECTED = ("provider", TableColumn("machine", CUT), TableColumn("USD/h", right=True), TableColumn("reason", FOLDED))
+_REJECTED = (
+    "provider",
+    TableColumn("machine", FOLDED),
+    TableColumn("USD/h", right=True),
+    TableColumn("reason", FOLDED),
+)
 _UNSERVABLE = ("job", TableColumn("reason", FOLDED))
 _SILENT = ("provider", TableColumn("reason", FOLDED))
 _BOUNDS = {"total_usd": "in total", "per_day_usd": "today", "per_month_usd": "this month"}
@@ -111,7 +116,7 @@ def _cost_row(offer: OfferView) -> list[str]:
 
 
 def _machine(offer: OfferView) -> str:
-    """Return `2x RTX 4090 24 GiB spot US`; a narrow terminal cuts the end. With `3x` machines of a kind in front."""
+    """Return `2x RTX 4090 24 GiB spot US`, with `3x` machines of a kind in front."""
     number = f"{offer.gpus}x " if offer.gpus > 1 else ""
     gpu = f"{number}{offer.gpu_model} {offer.vram_gib:.3g} GiB" if offer.gpu_model else "no GPU"
     times = f"{offer.taken} of " if offer.taken > 1 else ""

@@ -29,7 +29,7 @@ FLEETS = (
     "machines",
     TableColumn("USD/h", right=True),
     TableColumn("spent", right=True),
-    TableColumn("budget", CUT),
+    TableColumn("budget", FOLDED),
     TableColumn("waits", FOLDED),
 )
 _BOUNDS = (
@@ -41,7 +41,7 @@ _BOUNDS = (
     TableColumn("left", right=True),
 )
 _MACHINES = (
-    "machine",
+    TableColumn("machine", FOLDED),
     "state",
     "for",
     TableColumn("GPU", CUT),
@@ -51,18 +51,18 @@ _MACHINES = (
     TableColumn("reason", FOLDED),
 )
 RECEIPTS = (
-    "machine",
-    "ended",
+    TableColumn("machine", FOLDED),
+    TableColumn("ended", FOLDED),
     TableColumn("USD/h", right=True),
     TableColumn("observed", right=True),
     TableColumn("charged", right=True),
-    "not listed",
+    TableColumn("not listed", FOLDED, from_width=100),
     TableColumn("reason", FOLDED),
 )
 EVENTS = (
-    "when",
+    TableColumn("when", FOLDED),
     "event",
-    "machine",
+    TableColumn("machine", FOLDED),
     TableColumn("USD", right=True),
     TableColumn("reason", FOLDED),
 )
@@ -143,9 +143,13 @@ def receipt_rows(machines: Sequence[MachineView]) -> Iterator[Row]:
             _format_absence(receipt),
             machine.reason,
         ]
-    charged = [receipt.charged_usd for _, receipt in receipts if receipt.charged_usd is not None]
+    charges = [receipt.charged_usd for _, receipt in receipts if receipt.charged_usd is not None]
+    charged = usd(sum(charges)) if charges else ""
+    if charges and len(charges) < len(receipts):
+        # Some providers record no charges: their sum is no total.
+        charged += f" ({len(charges)} of {len(receipts)})"
     total = usd(sum(receipt.observed_usd for _, receipt in receipts))
-    yield ["total", count(len(receipts), "machine"), "", total, usd(sum(charged)) if charged else "", "", ""]
+    yield ["total", count(len(receipts), "machine"), "", total, charged, "", ""]
 
 
 def event_row(event: FleetEventView) -> Row:

@@ -124,15 +124,24 @@ def test_a_fleet_in_full(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_receipts_keep_their_times_whole_at_110_columns() -> None:
-    machines = [
-        a_machine("gone", id="lqp8xuki-nights-8059a939343e", receipt=a_receipt(charged_usd=0.2911), reason="why")
-    ]
+RECEIPTS_OF_TWO = [
+    a_machine("gone", id="yc8hey8e-rent-bee3888f-c7d077938487", receipt=a_receipt(charged_usd=0.0833), reason="why"),
+    a_machine("gone", id="lqp8xuki-nights-8059a939343e", receipt=a_receipt(observed_usd=0.0867), reason="the job ends"),
+]
+
+
+@pytest.mark.parametrize("width", [72, 80, 120])
+def test_receipts_never_cut_money(width: int) -> None:
     text = io.StringIO()
-    table = build_table(RECEIPTS, list(receipt_rows(machines)))
-    Console(file=text, width=110).print(table)
-    _, row, _ = text.getvalue().splitlines()
-    assert f"{moment(NOW)[11:]} + 1 min  why" in row
+    Console(file=text, width=width).print(build_table(RECEIPTS, list(receipt_rows(RECEIPTS_OF_TWO))))
+    heading, *lines = text.getvalue().splitlines()
+    assert heading.split()[2:5] == ["USD/h", "observed", "charged"]
+    assert "reason" in heading and "\N{HORIZONTAL ELLIPSIS}" not in text.getvalue()
+    assert max(map(len, [heading, *lines])) <= width
+    squeezed = [" ".join(line.split()) for line in lines]
+    for amounts in ("0.40 0.31 0.0833", "0.40 0.0867", "0.3967 0.0833 (1 of 2)"):
+        assert any(amounts in line for line in squeezed), amounts
+    assert ("not listed" in heading, f"{moment(NOW)[11:]} + 1 min" in text.getvalue()) == (width == 120, width == 120)
 
 
 def test_receipts_have_a_total_of_what_is_known() -> None:
@@ -144,6 +153,6 @@ def test_receipts_have_a_total_of_what_is_known() -> None:
     assert rows[0][2:5] == ["0.40", "0.31", "0.29"]
     assert rows[0][5] == f"{moment(NOW)[11:]} + 1 min"
     assert (rows[1][4:], rows[2][5]) == (["", "never created", "gone"], "never made")
-    assert total == ["total", "3 machines", "", "0.31", "0.29", "", ""]
+    assert total == ["total", "3 machines", "", "0.31", "0.29 (1 of 3)", "", ""]
     *_, total = receipt_rows([refused])
     assert total == ["total", "1 machine", "", "0.00", "", "", ""]

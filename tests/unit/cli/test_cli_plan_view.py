@@ -95,10 +95,11 @@ def test_a_plan_reads_well_at_120_columns() -> None:
     ]
 
 
-def test_a_plan_keeps_its_numbers_whole_at_80_columns() -> None:
+def test_a_plan_keeps_numbers_and_places_whole_at_80_columns() -> None:
     lines = drawn(plan_page(FleetSpec.model_validate(SPEC), a_plan()), 80)
     assert max(len(line) for line in lines) <= 80
-    assert "vast      RTX 4090 24 GiB spot SE se-…   0.20  0.4212  0.40   0.0012  0.01  0.01" in lines
+    at = lines.index("vast      RTX 4090 24 GiB spot SE        0.20  0.4212  0.40   0.0012  0.01  0.01")
+    assert lines[at + 1].split() == ["se-north"]
 
 
 @pytest.mark.parametrize(
