@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
+from baton.contract.jobs.job import JobState
 from baton.contract.worker.calls import TransitionAnswer
 from baton.contract.worker.control import Command, CommandKind, CommandRequest
 from gpu_client.cli.core.errors import CliError
@@ -36,7 +37,13 @@ def stop(context: typer.Context, job_id: JobIdArgument, message: Message = "", a
 
 def pause(context: typer.Context, job_id: JobIdArgument, message: Message = "", as_json: AsJson = False) -> None:
     """Pause a job; a running job commits a checkpoint first."""
-    _transition(session_of(context), job_id, lambda client, job: client.pause(job, message=message), as_json)
+    _transition(
+        session_of(context),
+        job_id,
+        lambda client, job: client.pause(job, message=message),
+        as_json,
+        if_running=" until its checkpoint is committed, then paused",
+    )
 
 
 def resume(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = False) -> None:
@@ -68,8 +75,14 @@ def retry(
 
 
 def _transition(
-    session: CliSession, given: str, command: Callable[[BatonClient, str], TransitionAnswer], as_json: bool
+    session: CliSession,
+    given: str,
+    command: Callable[[BatonClient, str], TransitionAnswer],
+    as_json: bool,
+    *,
+    if_running: str = "",
 ) -> None:
+    """Change the state of a job and print the new one. if_running: addition for a job that still runs."""
     with session.client() as client:
         job_id = resolve_job_id(client, given)
         answer = command(client, job_id)
@@ -77,7 +90,8 @@ def _transition(
         session.output.json({"id": job_id, "state": answer.state, "not_before": answer.not_before})
         return
     waits = f", not before {moment(answer.not_before)}" if answer.not_before else ""
-    session.output.line(f"{job_id} is {answer.state}{waits}")
+    runs = if_running if answer.state == JobState.RUNNING else ""
+    session.output.line(f"{job_id} is {answer.state}{runs}{waits}")
 
 
 def send_command(

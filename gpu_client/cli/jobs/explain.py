@@ -137,6 +137,10 @@ def _pending(facts: JobFacts) -> tuple[str, list[str]]:
     demand = f" Only a worker that declares {needs} can claim it." if needs else ""
     if facts.rented is not None:
         demand = "".join(f" {sentence}" for sentence in waiting_sentences(facts.rented))
+    elif facts.machines is not None:
+        demand = f"{demand} No fleet serves the queue {job.queue!r}."
+    if job.epoch:
+        demand = f"{demand} The next attempt begins from {_checkpoint(job)}."
     answer = f"The job has been claimable for {waited}, and no worker has claimed it. {first}.{demand}"
     return answer, [*bad_input, *_worker_advice(facts)]
 
@@ -161,6 +165,11 @@ def _worker_advice(facts: JobFacts) -> list[str]:
         advice.append(
             "The first log line of a worker lists its resources. If the job needs less: baton stop ID, then submit the "
             "job with lower requirements (in the job file; 0 means no requirement)."
+        )
+    if facts.machines is not None:
+        advice.append(
+            f"To rent a machine instead: name the queue {queue!r} in the document of a fleet (baton fleet apply FILE), "
+            "or rent for one job: baton submit FILE --rent --budget USD --provider NAME"
         )
     return [*advice, *_avoided_advice(facts)]
 
@@ -212,7 +221,7 @@ def _complete(facts: JobFacts) -> tuple[str, list[str]]:
     return (
         f"The job completed {took} after its submission and ran for {duration(job.counters.runtime_s)} "
         f"in {count(job.counters.attempts, 'attempt')}.",
-        ["To download the outputs: baton fetch ID DIR"],
+        ["To download the outputs: baton fetch ID DIR"] if job.artifacts else [],
     )
 
 

@@ -174,6 +174,13 @@ def test_retry_from_a_step(baton: Baton, labour: Labour, stack: Stack, tmp_path:
     assert stack.job(job_id).checkpoint_step is None
 
 
+def test_a_running_job_is_paused_after_its_checkpoint(baton: Baton, labour: Labour, tmp_path: Path) -> None:
+    job_id = submit(baton, labour, tmp_path)
+    labour.claim()
+    asked = baton("pause", job_id).ok().out
+    assert asked == f"{job_id} is running until its checkpoint is committed, then paused\n"
+
+
 def test_retry_forgets_failures_unless_told_to_keep_them(
     baton: Baton, labour: Labour, stack: Stack, tmp_path: Path
 ) -> None:

@@ -160,6 +160,18 @@ def test_what_a_rule_did_is_not_put_on_a_user() -> None:
 def test_complete() -> None:
     job = a_job(JobState.COMPLETE, completed_at=NOW, counters={"attempts": 3, "runtime_s": 300})
     assert explained(job).answer == ("The job completed 10 min after its submission and ran for 5 min in 3 attempts.")
+    assert explained(job).advice == [], "there is nothing to fetch"
+    output = {"path": "model.safetensors", "bucket": "training-checkpoints", "key": "jobs/x/model.safetensors"}
+    kept = a_job(JobState.COMPLETE, completed_at=NOW, artifacts=[output])
+    assert explained(kept).advice == ["To download the outputs: baton fetch ID DIR"]
+
+
+@pytest.mark.parametrize(
+    ("step", "begins"), [(None, "the start, because no checkpoint is committed"), (400, "step 400")]
+)
+def test_a_job_that_waits_again_says_where_it_begins(step: int | None, begins: str) -> None:
+    waiting = explained(a_job(epoch=1, checkpoint_step=step), attempts=[an_attempt(1, AttemptEnd.RELEASED)])
+    assert waiting.answer.endswith(f"The next attempt begins from {begins}.")
 
 
 @pytest.mark.parametrize(

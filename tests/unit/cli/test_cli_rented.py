@@ -98,7 +98,10 @@ def test_the_fleet_of_a_job_has_its_own_remedies() -> None:
 
 
 def test_a_job_that_no_fleet_serves_still_needs_a_worker() -> None:
-    assert "Start a worker" in told(found()).advice[0]
+    explanation = told(found(), job={"queue": "other"})
+    assert explanation.answer.endswith("No fleet serves the queue 'other'.")
+    worker, rent = explanation.advice
+    assert "Start a worker" in worker and "'other' in the document of a fleet" in rent and "--rent --budget" in rent
 
 
 def test_a_running_job_names_its_machine_and_its_cost() -> None:
