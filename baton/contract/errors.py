@@ -319,9 +319,10 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
         422, "The provider refuses the account's settings.", "Change the setting that the message names."
     ),
     ErrorCode.PROVIDER_UNAVAILABLE: ErrorInfo(
-        503,
-        "The provider does not answer, therefore nothing is known or stored.",
-        "Repeat the call later; repeating is safe.",
+        # No 5xx: the control plane did answer, and repeated calls within a minute would not reach the provider either.
+        424,
+        "The provider cannot be reached from the control plane, therefore nothing is known or stored.",
+        "Nothing was stored. Repeat the call later; repeating is safe.",
     ),
     ErrorCode.CONFLICT: ErrorInfo(
         409, "Somebody else changed this at the same moment.", "Repeat the call; it is safe to do so."

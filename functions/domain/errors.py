@@ -20,9 +20,19 @@ class Refusal(Exception):  # noqa: N818 - a refusal is a normal outcome, not a f
     """The request cannot be granted in the present state; nothing was changed."""
 
     def __init__(
-        self, code: ErrorCode, detail: str = "", *, field: str | None = None, problems: Sequence[Fault] = ()
+        self,
+        code: ErrorCode,
+        detail: str = "",
+        *,
+        field: str | None = None,
+        problems: Sequence[Fault] = (),
+        remedy: str | None = None,
     ) -> None:
-        """`problems`: all faults of a request that can have several; `detail` describes the first."""
+        """`problems`: all faults of a request that can have several; `detail` describes the first.
+
+        `remedy`: correction in place of the code's; empty if `detail` contains the correction.
+        """
+        self.remedy = remedy
         self.problems = tuple(problems)
         self.code = code
         self.detail = detail
@@ -33,7 +43,8 @@ class Refusal(Exception):  # noqa: N818 - a refusal is a normal outcome, not a f
     def message(self) -> str:
         """Return the error, then the remedy."""
         error = self.detail or self.code.meaning
-        return f"{error} {self.code.remedy}"
+        remedy = self.code.remedy if self.remedy is None else self.remedy
+        return f"{error} {remedy}".rstrip()
 
 
 class WriteConflict(Exception):  # noqa: N818 - a normal outcome of optimistic concurrency

@@ -66,8 +66,8 @@ def remove(context: Context, call: ApiCall) -> NoContent:
     if listed is not None:
         left = listed | _recorded_machines(context, stored)
         if left:
-            detail = f"{_name(left)} at {stored}; stop the fleets and wait until the machines are gone."
-            raise Refusal(ErrorCode.CONFLICT, detail, field="provider")
+            remedy = "Stop the fleets and wait until the machines are gone."
+            raise Refusal(ErrorCode.CONFLICT, f"{_name(left)} at {stored}.", field="provider", remedy=remedy)
         _require_no_renting(context, stored)
     accounts.remove(stored)
     return NoContent()
@@ -110,10 +110,11 @@ def _require_same_machines(context: Context, provider: ProviderName, driver: Dri
         return  # Both list the same machines, therefore both are the same account.
     hidden = wanted - found
     if hidden:
-        detail = f"{_name(hidden)} in the present account at {provider} and not in this one; stop the fleets first."
+        remedy = "Stop the fleets first."
         if present is None:
-            detail = f"{detail} If nothing of them is left: baton fleet logout {provider}, then log in again."
-        raise Refusal(ErrorCode.CONFLICT, detail)
+            remedy = f"{remedy} If nothing of them is left: baton fleet logout {provider}, then log in again."
+        detail = f"{_name(hidden)} in the present account at {provider} and not in this one."
+        raise Refusal(ErrorCode.CONFLICT, detail, remedy=remedy)
     if other and present is not None:
         _require_no_renting(context, provider)
 
@@ -149,8 +150,10 @@ def _require_no_renting(context: Context, provider: str) -> None:
     fleets = require_store(context).fleets()
     renting = sorted(one.spec.name for one in fleets if not one.stopped and provider in one.spec.providers)
     if renting:
-        detail = f"The fleet {renting[0]} rents at {provider}; stop it, or name other providers in its document, first."
-        raise Refusal(ErrorCode.CONFLICT, detail, field="provider")
+        remedy = "First stop the fleet, or name other providers in its document."
+        raise Refusal(
+            ErrorCode.CONFLICT, f"The fleet {renting[0]} rents at {provider}.", field="provider", remedy=remedy
+        )
 
 
 def _name(tokens: set[str]) -> str:
@@ -170,8 +173,13 @@ def refusals_translated(provider: str) -> Iterator[None]:
         yield
     except ProviderRefused as error:
         reason = str(error).removeprefix(f"{error.kind}: ").removesuffix(".")
-        raise Refusal(ErrorCode(error.kind.value), f"{provider}: {reason}.") from error
-    except (ProviderUnavailable, ValidationError) as error:
+        # The refusal of a key names the command that stores another one.
+        remedy = "" if "baton fleet login" in reason else None
+        raise Refusal(ErrorCode(error.kind.value), f"{provider}: {reason}.", remedy=remedy) from error
+    except ProviderUnavailable as error:
+        detail = f"{provider} cannot be reached from the control plane: {error}."
+        raise Refusal(ErrorCode.PROVIDER_UNAVAILABLE, detail) from error
+    except ValidationError as error:
         raise Refusal(ErrorCode.PROVIDER_UNAVAILABLE, f"{provider}: {error}.") from error
 
 

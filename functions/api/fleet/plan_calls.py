@@ -147,6 +147,7 @@ def _unsubmitted(context: Context, call: ApiCall, job: JobSubmit) -> Job:
             refusal.detail,
             field=f"job.{refusal.field}" if refusal.field else "job",
             problems=[fault._replace(field=f"job.{fault.field}") for fault in refusal.problems],
+            remedy=refusal.remedy,
         ) from None
     return Job(id=THE_JOB, tenant=call.tenant, queue=job.queue, spec=spec, created_at=call.now, updated_at=call.now)
 

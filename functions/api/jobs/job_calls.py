@@ -124,7 +124,7 @@ def _prefix_fields(place: str) -> Iterator[None]:
     except Refusal as refusal:
         field = f"{place}.{refusal.field}" if refusal.field else place
         problems = [fault._replace(field=f"{place}.{fault.field}") for fault in refusal.problems]
-        raise Refusal(refusal.code, refusal.detail, field=field, problems=problems) from None
+        raise Refusal(refusal.code, refusal.detail, field=field, problems=problems, remedy=refusal.remedy) from None
 
 
 def list_jobs(context: Context, call: ApiCall) -> JobPage | list[JobView] | list[OriginalJob]:

@@ -80,7 +80,8 @@ def _build_fleet(spec: Spec, rent: RentSpec, name: str) -> FleetSpec:
     containers = [one for one in rent.providers if one in CONTAINER_PROVIDERS]
     if containers and needs.image is None:
         detail = f"Machines of {', '.join(containers)} start a container, therefore image is required."
-        raise Refusal(ErrorCode.INVALID_VALUE, detail, field="requirements.image")
+        remedy = "Set requirements.image in the job file."
+        raise Refusal(ErrorCode.INVALID_VALUE, detail, field="requirements.image", remedy=remedy)
     try:
         return FleetSpec(
             name=name,

@@ -124,9 +124,11 @@ def test_only_admins_see_and_change_accounts(api: Api, vast: Market) -> None:
 def test_an_account_whose_machines_run_is_neither_removed_nor_hidden_by_another(api: Api, vast: Market) -> None:
     log_in(api)
     machine = machine_in(api, vast, KEY)
-    error = api.call("DELETE", "/providers/vast").refused(ErrorCode.CONFLICT, "provider")
+    error = api.call("DELETE", "/providers/vast").refused(ErrorCode.CONFLICT, "provider", "top the fleet")
     assert f"The machine {machine.token} runs at vast".lower() in error["message"].lower()
-    error = api.call("PUT", "/providers/vast", {"api_key": "another-key"}).refused(ErrorCode.CONFLICT)
+    error = api.call("PUT", "/providers/vast", {"api_key": "another-key"}).refused(
+        ErrorCode.CONFLICT, remedy="top the fleet"
+    )
     assert "not in this one" in error["message"]
     assert log_in(api)["account"] == "owner of canary", "the same account again"
     vast.accounts["another-key"].machines.append(machine)
@@ -162,12 +164,16 @@ def test_a_machine_that_no_list_names_yet_keeps_its_account(api: Api, vast: Mark
     api.call("PUT", "/fleets/nights", {**DOCUMENT, "providers": ["vast"], "image": "i"}).ok()
     api.post("/fleets/nights/stop").ok()
     token = put_record(api, state)
-    error = api.call("DELETE", "/providers/vast").refused(ErrorCode.CONFLICT, "provider")
+    error = api.call("DELETE", "/providers/vast").refused(ErrorCode.CONFLICT, "provider", "top the fleet")
     assert token in error["message"]
-    error = api.call("PUT", "/providers/vast", {"api_key": "another-key"}).refused(ErrorCode.CONFLICT)
+    error = api.call("PUT", "/providers/vast", {"api_key": "another-key"}).refused(
+        ErrorCode.CONFLICT, remedy="top the fleet"
+    )
     assert token in error["message"]
     vast.accounts[KEY].refusal = ProviderRefused(RefusalKind.KEY, "revoked")
-    error = api.call("PUT", "/providers/vast", {"api_key": "another-key"}).refused(ErrorCode.CONFLICT)
+    error = api.call("PUT", "/providers/vast", {"api_key": "another-key"}).refused(
+        ErrorCode.CONFLICT, remedy="top the fleet"
+    )
     assert "baton fleet logout vast" in error["message"], "the way out for an account that is lost"
     vast.accounts["another-key"].report = vast.accounts[KEY].report
     log_in(api, "another-key")
@@ -179,9 +185,11 @@ def test_a_fleet_that_rents_at_a_provider_keeps_its_account(api: Api, vast: Mark
     """A controller that read the accounts a moment ago rents a machine that nobody could end."""
     log_in(api)
     api.call("PUT", "/fleets/nights", {**DOCUMENT, "providers": ["vast"], "image": "i"}).ok()
-    error = api.call("DELETE", "/providers/vast").refused(ErrorCode.CONFLICT, "provider")
-    assert error["message"].startswith("The fleet nights rents at vast; stop it")
-    api.call("PUT", "/providers/vast", {"api_key": "another-key"}).refused(ErrorCode.CONFLICT, "provider")
+    error = api.call("DELETE", "/providers/vast").refused(ErrorCode.CONFLICT, "provider", "top the fleet")
+    assert error["message"].startswith("The fleet nights rents at vast. First stop")
+    api.call("PUT", "/providers/vast", {"api_key": "another-key"}).refused(
+        ErrorCode.CONFLICT, "provider", "top the fleet"
+    )
     vast.accounts["another-key"].machines.append(machine_in(api, vast, KEY))
     log_in(api, "another-key")
     vast.accounts["another-key"].machines.clear()

@@ -65,7 +65,9 @@ def test_an_account_from_login_to_logout(baton: Baton, accounts: Path, vast: Fak
     assert "run 'baton fleet login salad'" in baton("fleet", "apply", document).ok().err
     baton("fleet", "stop", "rented").ok()
     assert baton("fleet", "logout", "vast").ok().out == "The account at vast is removed.\n"
-    baton("fleet", "logout", "vast").failed(3, "provider_not_found", "No account at vast is stored")
+    baton("fleet", "logout", "vast").failed(
+        3, "provider_not_found", "No account at vast is stored. List the accounts with: baton fleet providers"
+    )
     assert not any(KEY in heard for heard in baton.heard)
 
 
@@ -75,6 +77,13 @@ def test_a_key_that_does_not_work_is_not_stored(baton: Baton, accounts: Path, va
     assert baton("fleet", "providers", "--json").ok().json == []
     baton("fleet", "login", "gcp", stdin=KEY).failed(2, "'gcp' is not a provider with an account")
     assert not any(KEY in heard for heard in baton.heard)
+
+
+def test_a_provider_out_of_reach_is_named_and_tried_once(baton: Baton, accounts: Path, vast: FakeVast) -> None:
+    vast.__exit__(None, None, None)
+    refused = baton("fleet", "login", "vast", "--file", accounts)
+    refused.failed(3, "provider_unavailable: vast cannot be reached from the control plane", "Nothing was stored.")
+    assert "127.0.0.1:8787" not in refused.err and "baton doctor" not in refused.err
 
 
 def test_a_doctor_of_healthy_fleets_finds_nothing(baton: Baton) -> None:

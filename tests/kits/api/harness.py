@@ -78,13 +78,13 @@ class Answer:
         assert self.status == status, f"{self.status} {self.text}"
         return self.json if self.text else None
 
-    def refused(self, code: ErrorCode, field: str | None = None) -> dict[str, Any]:
-        """The error of an answer that must be this refusal: status, code, field, remedy, request id."""
+    def refused(self, code: ErrorCode, field: str | None = None, remedy: str | None = None) -> dict[str, Any]:
+        """The error of an answer that must be this refusal: status, code, field, remedy (of the code), request id."""
         assert self.status == code.status, f"{self.status} {self.text}"
         error = self.error
         assert error["code"] == code.value, self.text
         assert error.get("field") == field, self.text
-        assert code.remedy in error["message"], self.text
+        assert (remedy or code.remedy) in error["message"], self.text
         assert len(error["message"]) > len(code.remedy) + 10, "the message must say what was wrong"
         assert error["request_id"], self.text
         return error
