@@ -173,6 +173,20 @@ class MachineView(AnswerModel):
     """Set once the machine is `gone` or `failed`."""
 
 
+class ReplacedDocument(AnswerModel):
+    """Earlier document of a fleet, and what its replacement means.
+
+    Example: `{"spec": {"name": "nights", ...}, "stopped": false, "spent_usd": 0.58, "given_back": []}`
+    """
+
+    spec: FleetSpec
+    stopped: bool
+    spent_usd: float
+    """Money that the fleet has spent so far, which counts against the new budget."""
+    given_back: list[str] = []
+    """Machines that the new document would not rent: each is given back, after a checkpoint of its job."""
+
+
 class FleetView(AnswerModel):
     """A fleet with its money and its machines that have not ended.
 
@@ -189,6 +203,8 @@ class FleetView(AnswerModel):
     """Why the last tick did not start a machine that the fleet lacks; empty if the fleet lacks none."""
     warnings: list[str] = []
     """Providers from which the fleet cannot rent, each with the remedy; only in the answer to a stored document."""
+    replaced: ReplacedDocument | None = None
+    """The document before, if one was stored; only in the answer to a stored document."""
     created_at: EpochSeconds
     updated_at: EpochSeconds
     at: EpochSeconds

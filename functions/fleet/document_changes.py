@@ -64,4 +64,13 @@ def surplus(machines: Sequence[Machine], most: int) -> frozenset[str]:
     return frozenset(one.id for one in sorted(staying, key=turn)[: len(staying) - most])
 
 
+def given_back(machines: Sequence[Machine], spec: FleetSpec) -> list[str]:
+    """Return the ids of the machines that would stay if `spec` did not replace the document of their fleet."""
+    staying = [one for one in machines if one.state in STARTING | USABLE]
+    over = surplus(staying, spec.max)
+    return [
+        one.id for one in staying if one.id in over or one.usd_per_hour > spec.max_usd_per_hour or outdated(one, spec)
+    ]
+
+
 EXCEEDS_MAX = f"{BY_DOCUMENT} permits fewer machines"

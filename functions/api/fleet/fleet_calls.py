@@ -15,12 +15,14 @@ from baton.contract.fleet import (
     FleetView,
     MachinePage,
     MachineView,
+    ReplacedDocument,
 )
 from baton.contract.names import RENT_FLEET_PATTERN
 from functions.api.fleet.store import fleet_time, require_store
 from functions.api.http.context import ApiCall, Context
 from functions.domain.errors import Refusal, WriteConflict
 from functions.fleet.accounts import no_account
+from functions.fleet.document_changes import given_back
 from functions.fleet.ledger import bounds, reserved_usd
 from functions.fleet.records import Machine, StoredFleet
 
@@ -55,7 +57,19 @@ def put(context: Context, call: ApiCall) -> FleetView:
         updated_at=now,
     )
     unusable = [no_account(provider) for provider in spec.providers if provider not in context.drivers]
-    return _store(context, call, fleet).model_copy(update={"warnings": unusable})
+    replaced = None if before is None else _describe_replaced(context, before, spec)
+    return _store(context, call, fleet).model_copy(update={"warnings": unusable, "replaced": replaced})
+
+
+def _describe_replaced(context: Context, before: StoredFleet, spec: FleetSpec) -> ReplacedDocument:
+    store, name = require_store(context), spec.name
+    return ReplacedDocument(
+        spec=before.spec,
+        stopped=before.stopped,
+        spent_usd=round(store.ledger(before.tenant, name).spent_usd, 6),
+        # A stopped fleet gives all its machines back anyway.
+        given_back=[] if before.stopped else given_back(store.machines(before.tenant, name), spec),
+    )
 
 
 def list_fleets(context: Context, call: ApiCall) -> FleetPage:

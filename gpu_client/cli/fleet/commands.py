@@ -26,6 +26,7 @@ from gpu_client.cli.fleet.view import (
     headline,
     receipt_rows,
     render,
+    replacement,
     summary,
 )
 from gpu_client.transport.errors import Unreachable
@@ -63,6 +64,8 @@ def apply(
         session.output.json(stored)
     else:
         session.output.line(f"Fleet {spec.name} is active: {summary(spec)}.")
+        for change in replacement(stored):
+            session.output.line(change)
         for warning in stored.warnings:
             session.output.note(warning)
 

@@ -90,6 +90,35 @@ def format_budget(budget: Budget) -> str:
     return ", ".join(f"{usd(cap)} USD {words}" for cap, words in bounds if cap is not None)
 
 
+def replacement(fleet: FleetView) -> Iterator[str]:
+    """Yield what a stored document changed: fields, machines that are given back, money that is spent already."""
+    before, now = fleet.replaced, fleet.spec
+    if before is None:
+        return
+    changes = [
+        f"{name} {_format_value(getattr(before.spec, name))} -> {_format_value(getattr(now, name))}"
+        for name in type(now).model_fields
+        if getattr(before.spec, name) != getattr(now, name)
+    ]
+    if changes:
+        yield f"The document replaces an earlier one: {'; '.join(changes)}."
+    if before.given_back:
+        lost = [one.provider for one in fleet.machines if one.id in before.given_back]
+        number = count(len(before.given_back), "machine", "machines")
+        yield f"{number} of {', '.join(sorted(set(lost)))} {'is' if len(lost) == 1 else 'are'} given back."
+    if before.spent_usd:
+        yield f"{usd(before.spent_usd)} USD are spent already and count against the budget."
+
+
+def _format_value(value: object) -> str:
+    """Return the value of a field for people: `vast, salad`, `0.50`, `20.00 USD in total`, `none`."""
+    if isinstance(value, Budget):
+        return format_budget(value)
+    if isinstance(value, list):
+        return ", ".join(value) or "any"
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def condition(fleet: FleetView) -> tuple[str, ...]:
     """Return what changes with a transition and not with time: state, machines, why the fleet waits."""
     return _format_state(fleet), _format_machines(fleet), fleet.waits

@@ -45,6 +45,7 @@ def test_a_fleet_is_stored_with_its_defaults(api: Api) -> None:
     assert (made["created_at"], made["updated_at"], made["at"]) == (NOW, NOW, NOW)
     (bound,) = made["bounds"]
     assert (bound["name"], bound["scope"], bound["cap_usd"], bound["reserved_usd"]) == ("total_usd", "fleet", 20, 0)
+    assert made["replaced"] is None
     assert made["warnings"] == ["loopback: this deployment has no driver for the provider"]
     assert api.get("/fleets/nights").ok() == {**made, "warnings": []}
     put(api, name="days")
@@ -63,6 +64,20 @@ def test_a_second_document_replaces_the_first_and_starts_a_stopped_fleet(api: Ap
     assert (again["stopped"], again["spec"]["max"]) == (False, 3)
     assert (again["created_at"], again["updated_at"]) == (NOW, NOW + 10)
     assert api.context.fleet and [one.version for one in api.context.fleet.fleets()] == [3]
+
+
+def test_the_answer_to_a_document_tells_what_the_document_replaces(api: Api) -> None:
+    first = put(api)["spec"]
+    put_machine(api, make_machine("m1", MachineState.BUSY))
+    put_machine(api, make_machine("m2", MachineState.TERMINATING))
+    write(api, ledger=Ledger(version=1).spend(0.58, NOW))
+    again = put(api)["replaced"]
+    assert again == {"spec": first, "stopped": False, "spent_usd": 0.58, "given_back": []}
+    assert put(api, providers=["ssh"])["replaced"] == {**again, "given_back": ["m1"]}
+    assert api.get("/fleets/nights").ok()["replaced"] is None
+    api.post("/fleets/nights/stop").ok()
+    stopped = put(api)["replaced"]
+    assert (stopped["stopped"], stopped["spec"]["providers"], stopped["given_back"]) == (True, ["ssh"], [])
 
 
 def test_names_belong_to_a_tenant(api: Api) -> None:

@@ -11,7 +11,17 @@ from rich.console import Console
 from baton.contract.fleet import FleetSpec, FleetView, MachineView
 from gpu_client.cli.core.formats import moment
 from gpu_client.cli.core.output import CommandOutput, build_table
-from gpu_client.cli.fleet.view import RECEIPTS, fleet_row, has_ended, headline, receipt_rows, render, summary, usd
+from gpu_client.cli.fleet.view import (
+    RECEIPTS,
+    fleet_row,
+    has_ended,
+    headline,
+    receipt_rows,
+    render,
+    replacement,
+    summary,
+    usd,
+)
 from tests.unit.cli.cli_kit import ID, NOW
 
 SPEC: dict[str, Any] = {
@@ -72,6 +82,21 @@ def test_what_a_fleet_permits() -> None:
     assert summary(FleetSpec.model_validate(SPEC)) == f"up to 4 machines of loopback, {money}"
     one = FleetSpec.model_validate({**SPEC, "max": 1, "min": 1, "budget": {"per_month_usd": 30}})
     assert summary(one) == "up to 1 machine of loopback, at least 1, 0.50 USD/h at most; budget 30.00 USD a month"
+
+
+def test_a_document_in_place_of_another_names_each_change_and_the_money() -> None:
+    assert list(replacement(a_fleet())) == []
+    before = {"spec": SPEC, "stopped": True, "spent_usd": 0}
+    assert list(replacement(a_fleet(replaced=before))) == [], "the same document again"
+    earlier = {**SPEC, "providers": ["ssh"], "gpu_models": [], "max_usd_per_hour": 0.8, "budget": {"per_month_usd": 30}}
+    lost = {"spec": earlier, "stopped": False, "spent_usd": 0.58, "given_back": ["m1", "m2"]}
+    machines = [a_machine(id=name, provider="ssh") for name in ("m1", "m2")]
+    assert list(replacement(a_fleet(*machines, a_machine(), replaced=lost))) == [
+        "The document replaces an earlier one: providers ssh -> loopback; gpu_models any -> RTX 4090; max_usd_per_hour "
+        "0.8 -> 0.5; budget 30.00 USD a month -> 20.00 USD in total, 5.00 USD a day.",
+        "2 machines of ssh are given back.",
+        "0.58 USD are spent already and count against the budget.",
+    ]
 
 
 def test_a_fleet_on_one_line() -> None:

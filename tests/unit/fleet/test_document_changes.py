@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.contract.fleet import MachineState as State
-from functions.fleet.document_changes import outdated, surplus
+from functions.fleet.document_changes import given_back, outdated, surplus
 from functions.fleet.records import Machine, Terms
 from tests.twins.provider import VirtualProvider
 from tests.unit.fleet.night import TENANT, Night
@@ -69,6 +69,26 @@ def test_queues_count_from_the_enrolment_and_a_job_of_a_named_queue_is_finished(
     assert outdated(rented(State.BUSY), added) == ""
     assert "serves the queue default" in outdated(rented(State.BUSY), removed)
     assert outdated(rented(State.BUSY, terms=None), removed) == "", "rented before terms were stored"
+
+
+@pytest.mark.parametrize(
+    ("changes", "ids"),
+    [
+        ({}, []),
+        ({"max": 1}, ["idle"]),
+        ({"max_usd_per_hour": 0.3}, ["dear"]),
+        ({"max": 1, "max_usd_per_hour": 0.3}, ["dear", "idle"]),
+        ({"providers": ["ssh"]}, ["dear", "idle"]),
+    ],
+)
+def test_machines_that_a_new_document_ends_are_known_before(changes: dict[str, Any], ids: list[str]) -> None:
+    machines = [
+        rented(State.BUSY, id="dear", usd_per_hour=0.4),
+        rented(State.READY, id="idle", usd_per_hour=0.2),
+        rented(State.TERMINATING, id="leaves", usd_per_hour=0.4),
+    ]
+    terms = {"image": "me/trainer:1", "queues": ["default", "slow"], "max": 2, "max_usd_per_hour": 0.5}
+    assert given_back(machines, spec(**{**terms, **changes})) == ids
 
 
 def test_idle_machines_go_first_and_the_newest_jobs_last() -> None:
