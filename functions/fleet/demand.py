@@ -42,25 +42,39 @@ def completed_jobs(jobs: JobStore, tenant: str) -> Sequence[Job]:
 
 
 def unservable(job: Job, spec: FleetSpec) -> str | None:
-    """Return why machines of the fleet can never run the job; None if they can."""
+    """Return why machines of the fleet can never run the job, with the field of the document; None if they can."""
     needs = job.spec.requirements
     if job.queue not in spec.queues:
         return f"the job's queue {job.queue} is not among the queues of fleet {spec.name}"
     if needs.min_vram_gib and needs.min_vram_gib > spec.min_vram_gib:
-        return f"needs {needs.min_vram_gib:g} GiB VRAM, fleet {spec.name} guarantees {spec.min_vram_gib:g}"
+        return (
+            f"needs {needs.min_vram_gib:g} GiB VRAM, fleet {spec.name} guarantees {spec.min_vram_gib:g} (min_vram_gib)"
+        )
     if needs.min_disk_gib and needs.min_disk_gib > spec.disk_gib:
-        return f"needs {needs.min_disk_gib:g} GiB disk, fleet {spec.name} rents {spec.disk_gib:g}"
+        return f"needs {needs.min_disk_gib:g} GiB disk, fleet {spec.name} rents {spec.disk_gib:g} (disk_gib)"
     gpus = 1 if spec.gpu_models or spec.min_vram_gib else 0
     if needs.min_gpus and needs.min_gpus > gpus:
-        plural = "" if needs.min_gpus == 1 else "s"
-        return f"needs {needs.min_gpus} GPU{plural}, fleet {spec.name} guarantees {gpus}"
+        plural, field = ("", " (min_vram_gib, gpu_models)") if needs.min_gpus == 1 else ("s", "")
+        return f"needs {needs.min_gpus} GPU{plural}, fleet {spec.name} guarantees {gpus}{field}"
     if needs.gpu_models and not (
         spec.gpu_models and all(any(names_model(w, model) for w in needs.gpu_models) for model in spec.gpu_models)
     ):
-        return f"needs one of {', '.join(needs.gpu_models)}, fleet {spec.name} may rent other GPU models"
+        return f"needs one of {', '.join(needs.gpu_models)}, fleet {spec.name} may rent other GPU models (gpu_models)"
     if needs.image and not same_image(needs.image, spec.image or ""):
-        return f"needs the image {needs.image}, fleet {spec.name} starts {spec.image or 'the default image'}"
+        return f"needs the image {needs.image}, fleet {spec.name} starts {spec.image or 'the default image'} (image)"
     return None
+
+
+def without_fleet(waiting: Sequence[Job], specs: Sequence[FleetSpec]) -> str:
+    """Return how many waiting jobs no fleet can run, and why the first fleet cannot run one; empty if each has a fleet.
+
+    specs: all fleets of the tenant, the one whose jobs wait first.
+    """
+    left = [job for job in waiting if all(unservable(job, spec) is not None for spec in specs)]
+    if not left:
+        return ""
+    many = "1 waiting job, which" if len(left) == 1 else f"{len(left)} waiting jobs, the first"
+    return f"no fleet can run {many} {unservable(left[0], specs[0])}"
 
 
 FleetMachines = tuple[FleetSpec, Sequence[Machine]]

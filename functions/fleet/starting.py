@@ -14,7 +14,7 @@ from functions.domain.records import Job
 from functions.fleet import lifecycle
 from functions.fleet.accounts import no_account
 from functions.fleet.breaker import FAILURES, last_begin
-from functions.fleet.demand import FleetMachines, missing_machines, unservable
+from functions.fleet.demand import FleetMachines, missing_machines, unservable, without_fleet
 from functions.fleet.drivers.protocol import (
     Ambiguous,
     Created,
@@ -42,6 +42,7 @@ OFFERS_PER_TICK = 8
 NOTHING_SOLD = (
     "sells nothing now that the document permits; wait, or widen gpu_models, regions, market or the price cap"
 )
+NO_OFFER = "no offer is left"
 LATER = "the provider may be asked again only in a later tick"
 
 
@@ -100,7 +101,7 @@ class MachineStarter:
         waiting = self._waiting(fleet)
         missing = missing_machines(fleet.spec, group, waiting, others)
         if missing == 0:
-            return ""
+            return without_fleet(waiting, [fleet.spec, *(spec for spec, _ in others)])
         breaker = self._tick.ledger(fleet).breaker.after(group, last_begin(fleet, group))
         waits = breaker.waits(group, self._tick.now())
         if waits:
@@ -112,7 +113,8 @@ class MachineStarter:
         for _ in range(missing):
             problem = self._start_one(fleet, group, ranked, taken)
             if problem:
-                return "; ".join(dict.fromkeys([*problems, problem]))
+                told = [] if problem == NO_OFFER and problems else [problem]
+                return "; ".join(dict.fromkeys([*problems, *told]))
         return ""
 
     def _give_back_avoided(self, fleet: StoredFleet, group: list[Machine]) -> None:
@@ -164,7 +166,7 @@ class MachineStarter:
         An offer that cannot be taken now never hides the offers behind it: another provider or market may serve.
         """
         left = [one for one in ranked if _ref(one.offer) not in taken]
-        problems = [f"no offer fits, the nearest: {left[0].rejected}" if left else "no offer is left"]
+        problems = [f"no offer fits, the nearest: {left[0].rejected}" if left else NO_OFFER]
         dear: list[tuple[float, str, Bound]] = []
         tried = Counter[tuple[str, bool]]()
         for offer in [one.offer for one in left if not one.rejected]:

@@ -155,7 +155,7 @@ def test_a_job_is_planned_before_its_submission(api: Api) -> None:
         assert [(one["job"], one["name"], one["hours_from"]) for one in found["works"]] == [(None, "mine", "given")]
         large = {"requirements": {"min_vram_gib": 80}}
         refused = plan(api, job={**COMMAND, **large})
-        assert refused["unservable"] == [{"job": None, "reason": "needs 80 GiB VRAM, fleet nights guarantees 0"}]
+        assert refused["unservable"] == [{"job": None, "reason": "needs 80 GiB VRAM, fleet nights guarantees 0 (min_vram_gib)"}]
         assert (refused["start"], refused["usd"]) == (0, None)
         body = {"fleet": DOCUMENT, "job": COMMAND, "hours": 1, "input_gb": 95}
         assert api.post("/fleets/nights/plan", body).ok()["offers"][0]["expected"]["traffic"] == 1

@@ -46,7 +46,7 @@ def test_the_fleets_of_a_waiting_job_say_why_it_waits(api: Api) -> None:
     job = api.submit(requirements={"min_vram_gib": 24})
     days, nights = ask(api, job)["fleets"]
     assert (days["fleet"]["spec"]["name"], days["cannot"], days["fleet"]["waits"]) == ("days", "", "")
-    assert nights["cannot"] == "needs 24 GiB VRAM, fleet nights guarantees 0"
+    assert nights["cannot"] == "needs 24 GiB VRAM, fleet nights guarantees 0 (min_vram_gib)"
     assert nights["fleet"]["waits"] == "no offer is left"
 
 

@@ -86,7 +86,7 @@ def test_a_fleet_that_cannot_run_the_job_says_what_is_missing() -> None:
     explanation = told(found(a_fleet(), cannot="needs 48 GiB VRAM, fleet nights guarantees 20"))
     assert "Fleet nights serves its queue and cannot run it: needs 48 GiB VRAM" in explanation.answer
     assert explanation.advice == [
-        "Change the document of a fleet so that it permits such machines: baton fleet apply FILE"
+        "To permit such machines, change the document of a fleet (the field in brackets): baton fleet apply FILE"
     ]
 
 

@@ -15,7 +15,7 @@ from baton.contract.fleet import MachineState as State
 from baton.contract.jobs.policy import Requirements
 from baton.contract.money import Budget
 from functions.domain.records import Spec
-from functions.fleet.demand import missing_machines, unservable
+from functions.fleet.demand import missing_machines, unservable, without_fleet
 from functions.fleet.ledger import Ledger, bounds, extend, need_usd, new_warnings, tightest
 from functions.fleet.offer_ranking import Workload, expected_cost, rank
 from functions.fleet.records import Offer
@@ -164,17 +164,17 @@ def test_machines_follow_from_waiting_jobs(
     ("needs", "fleet", "why"),
     [
         ({"min_vram_gib": 24}, {"min_vram_gib": 24}, None),
-        ({"min_vram_gib": 24}, {"min_vram_gib": 16}, "needs 24 GiB VRAM, fleet n guarantees 16"),
-        ({"min_disk_gib": 80}, {}, "needs 80 GiB disk, fleet n rents 40"),
+        ({"min_vram_gib": 24}, {"min_vram_gib": 16}, "needs 24 GiB VRAM, fleet n guarantees 16 (min_vram_gib)"),
+        ({"min_disk_gib": 80}, {}, "needs 80 GiB disk, fleet n rents 40 (disk_gib)"),
         ({"min_gpus": 1}, {"min_vram_gib": 16}, None),
         ({"min_gpus": 1}, {"gpu_models": ["A100"]}, None),
-        ({"min_gpus": 1}, {}, "needs 1 GPU, fleet n guarantees 0"),
+        ({"min_gpus": 1}, {}, "needs 1 GPU, fleet n guarantees 0 (min_vram_gib, gpu_models)"),
         ({"min_gpus": 2}, {"min_vram_gib": 16}, "needs 2 GPUs, fleet n guarantees 1"),
         ({"gpu_models": ["A100", "RTX 4090"]}, {"gpu_models": ["RTX 4090"]}, None),
-        ({"gpu_models": ["A100"]}, {}, "needs one of A100, fleet n may rent other GPU models"),
+        ({"gpu_models": ["A100"]}, {}, "needs one of A100, fleet n may rent other GPU models (gpu_models)"),
         ({"image": "me/x"}, {"image": "me/x"}, None),
         ({"image": "me/x"}, {"image": "me/x:1"}, None),
-        ({"image": "me/x"}, {}, "needs the image me/x, fleet n starts the default image"),
+        ({"image": "me/x"}, {}, "needs the image me/x, fleet n starts the default image (image)"),
     ],
 )
 def test_a_fleet_rents_only_for_jobs_that_its_machines_can_run(
@@ -182,6 +182,15 @@ def test_a_fleet_rents_only_for_jobs_that_its_machines_can_run(
 ) -> None:
     job = make_job(spec=Spec(command=["true"], requirements=Requirements(**needs)))
     assert unservable(job, make_spec(**fleet)) == why
+
+
+def test_jobs_that_no_fleet_can_run_are_counted() -> None:
+    small, large = make_spec(), make_spec(min_vram_gib=24)
+    big = make_job(spec=Spec(command=["true"], requirements=Requirements(min_vram_gib=24)))
+    assert without_fleet([make_job(), big], [small, large]) == ""
+    why = "needs 24 GiB VRAM, fleet n guarantees 0 (min_vram_gib)"
+    assert without_fleet([make_job(), big], [small]) == f"no fleet can run 1 waiting job, which {why}"
+    assert without_fleet([big, big], [small]) == f"no fleet can run 2 waiting jobs, the first {why}"
 
 
 @pytest.mark.parametrize(

@@ -137,8 +137,17 @@ def test_a_fleet_of_a_provider_without_a_driver_waits() -> None:
     night.submit(hours=0.2)
     night.step(1)
     assert night.reports[-1].finished
-    waits = "loopback: this deployment has no driver for the provider; no offer is left"
+    waits = "loopback: this deployment has no driver for the provider"
     assert night.store.ledger(TENANT, "nights").waits == waits
+
+
+def test_a_fleet_names_the_jobs_that_it_cannot_run() -> None:
+    night = make_night(queues=["others"])
+    night.submit(hours=0.2)
+    night.step(1)
+    assert night.store.ledger(TENANT, "nights").waits.startswith(
+        "no fleet can run 1 waiting job, which the job's queue"
+    )
 
 
 def test_a_tick_without_fleets_acquires_nothing() -> None:
