@@ -27,12 +27,18 @@ START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
 POLL_INTERVAL_S = 0.05
 LOG_TAIL_BYTES = 4_000
+EXIT_DIRECTORY_IN_USE = 73
+"""Exit status of `functions.local.emulated`, which another environment runs."""
 PYTHON_VARIABLE = "BATON_EMULATOR_PYTHON"
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 class EmulatorError(Exception):
     """The emulator failed to start, or ended early. The message ends with the last lines of the log."""
+
+
+class StateInUseError(EmulatorError):
+    """Another emulator serves the state directory. The message names the process of its control plane."""
 
 
 class Emulator(Lifecycle):
@@ -191,6 +197,8 @@ class Emulator(Lifecycle):
         if self._process is None:
             raise EmulatorError("the emulator is not running")
         if _has_ended(self._process):
+            if _exit_status(self._process) == EXIT_DIRECTORY_IN_USE:
+                raise StateInUseError(self.log_tail().strip())
             raise EmulatorError(f"the emulator has ended by itself\n{self.log_tail()}")
 
 
@@ -234,6 +242,12 @@ def emulator_environment(
             "S3_DATA_DIR": str(state_dir / "s3"),
         }
     return inherited_variables | settings
+
+
+def _exit_status(process: subprocess.Popen[bytes]) -> int | None:
+    """Return the exit status of a dead process, without reaping the process."""
+    ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    return ended.si_status if ended is not None and ended.si_code == os.CLD_EXITED else None
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:

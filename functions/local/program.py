@@ -9,15 +9,22 @@ import logging
 import signal
 import sys
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from baton.contract.money import Budget
-from functions.local.emulator import EmulatorError
+from functions.fleet.clock import FleetClock
+from functions.local.emulator import EmulatorError, StateInUseError
+from functions.local.machines import describe_machines
 from functions.local.stack import LocalStack
 
-DEFAULT_STATE_DIR = Path(".baton/local")
+DEFAULT_STATE_DIR = ".baton/local"
+BUDGET_FILE = "fleet-budget.json"
+NO_BUDGET = "none"
+CLOCK_TOLERANCE_S = 60
 CLOUD_CHECK_S = 0.5
 
 
@@ -28,7 +35,10 @@ def main(arguments: list[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m functions.local", description=__doc__)
     parser.add_argument(
-        "--state-dir", type=Path, default=DEFAULT_STATE_DIR, help="directory of the state, kept across restarts"
+        "--state-dir",
+        type=Path,
+        help=f"directory of the state, kept across restarts; default {DEFAULT_STATE_DIR}, with a fast clock of the "
+        f"fleets {DEFAULT_STATE_DIR}-x60",
     )
     parser.add_argument("--forget", action="store_true", help="keep the state in memory only")
     parser.add_argument("--port", type=int, default=8787, help="port of the API; 0 selects a free port")
@@ -43,10 +53,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--fleet-budget",
         metavar="JSON",
-        help="budget of all fleets together, for example '{\"per_day_usd\": 5}'; without, only fleets have budgets",
+        help="budget of all fleets together, for example '{\"per_day_usd\": 5}'; kept in the state directory until "
+        f"`{NO_BUDGET}` removes it",
     )
     parser.add_argument("--json", action="store_true", help="print one line of JSON with the URLs and keys")
     options = parser.parse_args(arguments)
+    if options.state_dir is None:
+        # At another speed the clock of the fleets leaves the time of the day for good, and with it the days of budgets.
+        fast = f"-x{options.fleet_clock_speed}" if options.fleet_clock_speed != 1 else ""
+        options.state_dir = Path(f"{DEFAULT_STATE_DIR}{fast}")
+    budget = _choose_budget(parser, options)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -56,19 +72,24 @@ def main(arguments: list[str] | None = None) -> int:
         port=options.port,
         sweep_interval_s=options.sweep_interval_s,
         fleet_clock_speed=options.fleet_clock_speed,
-        fleet_budget=_read_budget(parser, options.fleet_budget),
+        fleet_budget=budget,
     )
     try:
         stack.start()
     except (EmulatorError, OSError) as error:
         taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
         remedy = ". Choose another with --port, or 0 for any free one." if taken else ""
+        if isinstance(error, StateInUseError):
+            remedy = f". End that control plane, or add: --state-dir {options.state_dir}-2 --port {options.port + 1}"
         print(f"The local stack could not start: {error}{remedy}", file=sys.stderr)
         return 1
     try:
-        _announce(stack, options)
+        _keep_budget(budget, options)
+        _announce(stack, options, budget)
         while not stop.wait(CLOUD_CHECK_S):
             stack.check()
+        if not options.json and (left := describe_machines(stack.rented_machines())):
+            print(left, flush=True)
     except EmulatorError as error:
         state_note = "the state is lost" if options.forget else f"the state is kept in {options.state_dir}"
         print(f"The local stack ends, {state_note}: {error}", file=sys.stderr)
@@ -89,13 +110,32 @@ def _read_budget(parser: argparse.ArgumentParser, text: str | None) -> Budget | 
         parser.error(f'--fleet-budget: {problem}. Write JSON such as {{"per_day_usd": 5}}.')
 
 
+def _choose_budget(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Budget | None:
+    """Return the budget of the command line, else the one that the state directory keeps."""
+    if options.fleet_budget is not None:
+        return None if options.fleet_budget == NO_BUDGET else _read_budget(parser, options.fleet_budget)
+    kept = options.state_dir / BUDGET_FILE
+    return Budget.model_validate_json(kept.read_text()) if kept.exists() and not options.forget else None
+
+
+def _keep_budget(budget: Budget | None, options: argparse.Namespace) -> None:
+    """Keep the budget for later starts, which would otherwise let the fleets spend without a bound."""
+    if options.forget:
+        return
+    kept = options.state_dir / BUDGET_FILE
+    if budget is None:
+        kept.unlink(missing_ok=True)
+    else:
+        kept.write_text(budget.model_dump_json(exclude_none=True))
+
+
 def _python() -> str:
     """Return the path of this interpreter, relative if possible."""
     here = Path(sys.executable)
     return str(here.relative_to(Path.cwd())) if here.is_relative_to(Path.cwd()) else str(here)
 
 
-def _announce(stack: LocalStack, options: argparse.Namespace) -> None:
+def _announce(stack: LocalStack, options: argparse.Namespace, budget: Budget | None) -> None:
     if options.json:
         print(json.dumps({"url": stack.url, "cloud_url": stack.cloud_url, "keys": stack.keys}), flush=True)
         return
@@ -107,6 +147,23 @@ def _announce(stack: LocalStack, options: argparse.Namespace) -> None:
         f"\nTry:  curl -s {stack.url}/health"
         f"\nA worker:  BATON_API_URL={stack.url} BATON_API_KEY={stack.keys['worker']} {_python()} -m gpu_client.agent"
         f"\nEvents:  the bus baton-local of the emulated EventBridge at {stack.cloud_url} (functions/local/README.md)"
-        "\n\nCtrl-C stops it.",
+        + "".join(f"\nFleets:  {line}" for line in _fleet_lines(stack.fleet_clock, options.fleet_clock_speed, budget))
+        + "\n\nCtrl-C stops it.",
         flush=True,
     )
+
+
+def _fleet_lines(clock: FleetClock, speed: int, budget: Budget | None) -> Iterator[str]:
+    """Yield what a user must know about the money and the time of the fleets."""
+    if budget is not None:
+        text = budget.model_dump_json(exclude_none=True)
+        yield f"all together within the budget {text}; --fleet-budget {NO_BUDGET} removes this bound"
+    now = int(time.time())
+    ahead_s = clock.at(now) - now
+    if speed != 1:
+        yield f"the clock runs {speed} times as fast, for trials with loopback; every other provider bills real hours"
+    elif ahead_s > CLOCK_TOLERANCE_S:
+        yield (
+            f"the clock is {ahead_s / 3600:.1f} h ahead, because it ran fast before, and so are the days of budgets; "
+            "another --state-dir has the right time"
+        )

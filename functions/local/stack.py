@@ -17,11 +17,13 @@ from functions.api.http.route import all_routes
 from functions.api.operations.service_probe import PROBED_PATH
 from functions.domain.access.api_keys import ApiKey
 from functions.domain.checkpoints.packs import SWEEPER_TIMEOUT_S
-from functions.fleet.clock import anchor_at_speed
+from functions.fleet.clock import FleetClock, anchor_at_speed
+from functions.fleet.records import Machine
+from functions.fleet.store import FleetStore
 from functions.local.emulator import Emulator
 from functions.local.gateway.http_gateway import GatewayRoute, GatewayServer, build_gateway
 from functions.local.lifecycle import Lifecycle
-from functions.local.machines import end_machines
+from functions.local.machines import end_machines, list_machines
 from functions.local.triggers.schedule import Schedule
 from functions.local.triggers.sqs_feed import SqsFeed
 from functions.local.triggers.stream_feed import StreamFeed
@@ -70,6 +72,8 @@ class LocalStack(Lifecycle):
         self.cloud_url = ""
         """Endpoint of the emulated cloud for AWS clients: DynamoDB, S3, EventBridge, SQS, ..."""
         self.keys: dict[str, str] = {}
+        self.fleet_clock = FleetClock()
+        self._fleets: FleetStore | None = None
 
     def start(self) -> None:
         """Start all parts, the cloud first; a failure stops the parts that have started."""
@@ -146,6 +150,10 @@ class LocalStack(Lifecycle):
         if self._emulator is not None:
             self._emulator.check()
 
+    def rented_machines(self) -> list[Machine]:
+        """Return the machines that go on when a stack with a state directory stops."""
+        return [] if self._fleets is None or self._state_dir is None else list_machines(self._fleets)
+
     def stop(self) -> None:
         """Stop the parts in reverse order; the cloud saves its state last."""
         self._stack.close()
@@ -161,6 +169,7 @@ class LocalStack(Lifecycle):
         fleets = DynamoFleetStore(emulator.client("dynamodb"), settings.table_prefix)
         anchor = anchor_at_speed(fleets.clock_anchor(), int(time.time()), self._fleet_clock_speed)
         fleets.put_clock_anchor(anchor)
+        self.fleet_clock, self._fleets = FleetClock(anchor), fleets
         os.environ.setdefault("BATON_LOG_LEVEL", "WARNING")
         if self._fleet_budget is not None:
             os.environ["BATON_FLEET_BUDGET"] = self._fleet_budget.model_dump_json(exclude_none=True)

@@ -51,7 +51,8 @@ def main() -> int:
     if directory is not None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not lock(directory):
-            print(f"{directory} is in use by another emulator", file=sys.stderr)
+            owner = (directory / "lock").read_text()
+            print(f"{directory} is in use by another emulator, of the control plane {owner}", file=sys.stderr)
             return EXIT_DIRECTORY_IN_USE
         finish_intents(directory / "s3-intents")
 
@@ -91,6 +92,8 @@ def lock(directory: Path) -> bool:
                 return False
             time.sleep(LOCK_CHECK_S)
         else:
+            os.ftruncate(file, 0)
+            os.write(file, f"with the process id {os.environ['BATON_EMULATOR_PARENT']}".encode())
             return True
 
 
