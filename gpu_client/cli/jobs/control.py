@@ -9,12 +9,14 @@ import typer
 from pydantic import ValidationError
 
 from baton.contract.jobs.job import JobState
+from baton.contract.jobs.rent import fleet_of
 from baton.contract.worker.calls import TransitionAnswer
 from baton.contract.worker.control import Command, CommandKind, CommandRequest
 from gpu_client.cli.core.errors import CliError
 from gpu_client.cli.core.formats import moment
 from gpu_client.cli.core.output import FOLDED, TableColumn
 from gpu_client.cli.core.session import AsJson, CliSession, JobIdArgument, resolve_job_id, session_of
+from gpu_client.cli.fleet.view import usd
 from gpu_client.transport.api.client import BatonClient
 
 Message = Annotated[str, typer.Option("--message", "-m", help="Reason, stored in the job's history.")]
@@ -54,6 +56,7 @@ def resume(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = Fals
 def retry(
     context: typer.Context,
     job_id: JobIdArgument,
+    *,
     from_step: Annotated[
         int | None,
         typer.Option(
@@ -63,14 +66,31 @@ def retry(
     keep_counters: Annotated[
         bool, typer.Option("--keep-counters", help="Keep the counters of failures and interruptions.")
     ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Retry also a complete job, which rents its machine once more.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run an ended job again under the same id."""
-    _transition(
-        session_of(context),
-        job_id,
-        lambda client, job: client.retry(job, from_step=from_step, reset_counters=not keep_counters),
-        as_json,
+
+    def command(client: BatonClient, job: str) -> TransitionAnswer:
+        if not yes:
+            _require_no_second_rent(client, job)
+        return client.retry(job, from_step=from_step, reset_counters=not keep_counters)
+
+    _transition(session_of(context), job_id, command, as_json)
+
+
+def _require_no_second_rent(client: BatonClient, job_id: str) -> None:
+    """Refuse a complete job that rents its own machine: nothing is left to do, and the retry costs money."""
+    job = client.get_job(job_id)
+    if job.rent is None or job.state is not JobState.COMPLETE:
+        return
+    bounds = client.fleet(fleet_of(job_id)).bounds
+    left = min(max(0.0, one.cap_usd - one.spent_usd - one.reserved_usd) for one in bounds)
+    raise CliError(
+        f"{job_id} is complete, and a retry rents a machine again, for up to {usd(left)} USD",
+        f"To do so: baton retry {job_id} --yes",
     )
 
 

@@ -28,7 +28,9 @@ def waiting_advice(found: JobMachines) -> list[str]:
     """Say what lets a fleet rent a machine for a waiting job; empty if one starts anyway."""
     able = [one.fleet for one in found.fleets if not one.cannot]
     if not able:
-        return ["To permit such machines, change the document of a fleet (the field in brackets): baton fleet apply FILE"]
+        return [
+            "To permit such machines, change the document of a fleet (the field in brackets): baton fleet apply FILE"
+        ]
     return list(dict.fromkeys(line for fleet in able for line in _advice(fleet)))
 
 

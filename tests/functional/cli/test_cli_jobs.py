@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.contract.jobs.job import JobState
+from baton.contract.jobs.rent import fleet_of
 from tests.functional.cli.people import Baton, Labour, submit
 from tests.kits.network.proxies import FaultyProxy
 from tests.kits.stack.stack import Stack
@@ -179,6 +180,20 @@ def test_a_running_job_is_paused_after_its_checkpoint(baton: Baton, labour: Labo
     labour.claim()
     asked = baton("pause", job_id).ok().out
     assert asked == f"{job_id} is running until its checkpoint is committed, then paused\n"
+
+
+def test_a_complete_job_rents_again_only_on_demand(baton: Baton, labour: Labour, stack: Stack, tmp_path: Path) -> None:
+    job = tmp_path / "rent.yaml"
+    job.write_text("command: ['true']\nrent: {budget_usd: 2, providers: [loopback]}\n")
+    job_id = baton("submit", job).ok().out.strip()
+    labour.queue = fleet_of(job_id)
+    labour.claim()
+    labour.complete({})
+    baton("retry", job_id).failed(2, "a retry rents a machine again, for up to 2.00 USD", "--yes")
+    assert stack.job(job_id).state is JobState.COMPLETE
+    assert baton("retry", job_id, "--yes").ok().out == f"{job_id} is pending\n"
+    baton("stop", job_id).ok()
+    baton("retry", job_id).ok()
 
 
 def test_retry_forgets_failures_unless_told_to_keep_them(
