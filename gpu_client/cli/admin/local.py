@@ -30,7 +30,7 @@ def local(
     forget: Annotated[bool, typer.Option("--forget", help="Do not persist any state.")] = False,
     fleet_budget: Annotated[
         str | None,
-        typer.Option(metavar="JSON", help="Budget of all fleets together, for example '{\"per_day_usd\": 5}'."),
+        typer.Option(metavar="JSON", help="Budget of all fleets, kept until changed: '{\"per_day_usd\": 5}', or none."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
