@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from pydantic import ValidationError
 
-from baton.contract.money import Budget
+from baton.contract.fleets.money import Budget
 from functions.settings import MAX_READY_SHARDS
 
 LOG_RETENTION_DAYS = (1, 7, 14, 30, 90, 180, 365)

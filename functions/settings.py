@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, Json
 
-from baton.contract.money import Budget
+from baton.contract.fleets.money import Budget
 from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET
 from baton.contract.worker.lease_grace import SWEEP_INTERVAL_S
 from functions.domain.jobs.attempt_end import LONGEST_URL_LIFE_S

@@ -9,18 +9,18 @@ from functools import partial
 
 from pydantic import BaseModel
 
-from baton.contract.fleet import EnrollRequest, FleetSpec, MachineHeartbeat
-from baton.contract.fleet import MachineState as State
+from baton.contract.fleets.fleet import EnrollRequest, FleetSpec, MachineHeartbeat
+from baton.contract.fleets.fleet import MachineState as State
 from baton.contract.names import Scope
 from bench.costs.units import Billed
 from bench.harness.plane import TENANT, Plane
-from functions.api.fleet.enrolment_keys import EnrolmentKeys
 from functions.api.http.dispatch import dispatch
+from functions.api.machines.enrolment_keys import EnrolmentKeys
 from functions.fleet.clock import FleetClock
-from functions.fleet.controller import FleetController
-from functions.fleet.demand import waiting_jobs
 from functions.fleet.lifecycle import COST_STORED_EVERY_S, TICK_S
 from functions.fleet.records import StoredFleet
+from functions.fleet.ticks.controller import FleetController
+from functions.fleet.ticks.demand import waiting_jobs
 from functions.storage.dynamodb.fleet import DynamoFleetStore
 from tests.twins.provider import VirtualProvider
 

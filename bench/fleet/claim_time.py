@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from baton.contract.fleet import FleetSpec
+from baton.contract.fleets.fleet import FleetSpec
 from baton.contract.jobs.job import JobState, JobSubmit
 from bench.harness.figures import Figure
 from bench.harness.local_stack import RunningStack, clean_environment, running_stack

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from baton.contract.fleet import MachineState as State
+from baton.contract.fleets.fleet import MachineState as State
 from functions.domain.records import Job
 from functions.fleet import lifecycle
-from functions.fleet.demand import missing_machines
 from functions.fleet.drivers.protocol import Created, CreateIntent, ProviderUnavailable
 from functions.fleet.records import Machine, Offer, StoredFleet
+from functions.fleet.ticks.demand import missing_machines
 from tests.twins.fleet import MemoryFleetStore
 from tests.twins.provider import VirtualProvider
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from baton.contract.fleet import FleetSpec
+from baton.contract.fleets.fleet import FleetSpec
 from bench.fleet.naive_controller import NaiveController
 from bench.harness.figures import Figure
 from functions.fleet.records import StoredFleet

@@ -11,8 +11,8 @@ import subprocess
 import sys
 from typing import Any
 
-from baton.contract.fleet import FleetSpec
-from baton.contract.fleet import MachineState as State
+from baton.contract.fleets.fleet import FleetSpec
+from baton.contract.fleets.fleet import MachineState as State
 from bench.harness.figures import Figure
 from bench.harness.plane import TENANT, Plane
 from cdk.resources.functions import MEMORY_MIB
@@ -26,7 +26,7 @@ ANSWER_S = (0.005, 0.010)
 CPU_SHARE = 0.29
 """Share of a processor of a function of 512 MiB (bench/costs/cost_model.py)."""
 TICK_S = 60 - 20
-"""Time of a tick in which providers are still called (`functions/fleet/tick.py`)."""
+"""Time of a tick in which providers are still called (`functions/fleet/ticks/tick.py`)."""
 
 
 def measure(endpoint_url: str, *, machines: int = MACHINES, jobs: int = JOBS) -> list[Figure]:

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from functools import partial
 
 from bench.harness.plane import Plane
-from functions.fleet.controller import FleetController
-from functions.fleet.demand import waiting_jobs
 from functions.fleet.records import Machine
+from functions.fleet.ticks.controller import FleetController
+from functions.fleet.ticks.demand import waiting_jobs
 from functions.storage.dynamodb.fleet import DynamoFleetStore
 from tests.twins.provider import VirtualMachine, VirtualProvider
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from baton.contract.fleet import MachineState as State
+from baton.contract.fleets.fleet import MachineState as State
 from demo import charts
 from demo.charts import BLUE, GREEN, INK, ORANGE, PALE, RED, VIOLET
 from demo.fleet.results import FleetResults

@@ -13,7 +13,7 @@ from typing import Self
 
 import psutil
 
-from baton.contract.providers import SaladAccount, VastAccount
+from baton.contract.fleets.providers import SaladAccount, VastAccount
 from demo.fleet.agents import Container, HostedAgents, processes_below
 from demo.fleet.market import GPU, local_offers, salad_classes, vast_asks
 from demo.processes import kill_processes

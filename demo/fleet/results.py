@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from baton.contract.fleet import MachineState as State
-from baton.contract.fleet import MachineView
-from baton.contract.fleet_plan import OfferView
+from baton.contract.fleets.fleet import MachineState as State
+from baton.contract.fleets.fleet import MachineView
+from baton.contract.fleets.plan import OfferView
 from baton.contract.jobs.history import AttemptView
 from demo.fleet.provider import Bill
 from demo.fleet.timeline import FleetHistory

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from baton.contract.fleet import FleetSpec
-from baton.contract.fleet_plan import FleetPlan, PlanRequest
+from baton.contract.fleets.fleet import FleetSpec
+from baton.contract.fleets.plan import FleetPlan, PlanRequest
 from demo.cluster import LocalCluster
 from demo.fleet.provider import DemoProviders
 from demo.fleet.results import FleetResults, Leftovers, LostHost

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from baton.contract.fleet import FleetEventView
-from baton.contract.fleet import MachineState as State
+from baton.contract.fleets.fleet import FleetEventView
+from baton.contract.fleets.fleet import MachineState as State
 from baton.contract.jobs.history import AttemptView
 from baton.contract.jobs.job import JobState, JobView
 from functions.fleet.lifecycle import SILENCE_S

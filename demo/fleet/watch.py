@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton.contract.fleet import FleetView
+from baton.contract.fleets.fleet import FleetView
 from baton.contract.jobs.history import AttemptView
 from baton.contract.jobs.job import JobView
 from demo.failure import DemoError

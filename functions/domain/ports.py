@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from baton.contract.fleet_events import PublishedFleetEvent
+from baton.contract.fleets.events import PublishedFleetEvent
 from baton.contract.jobs.events import JobEvent
 from baton.contract.jobs.job import JobState, Progress
 from functions.domain.access.api_keys import ApiKey

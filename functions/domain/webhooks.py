@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from baton.contract.admin.webhooks import DeliveryState
 from baton.contract.errors import ErrorCode
-from baton.contract.fleet_events import FleetEventType
+from baton.contract.fleets.events import FleetEventType
 from baton.contract.jobs.history import EventType
 from functions.domain.errors import Refusal
 from functions.domain.record_base import Record

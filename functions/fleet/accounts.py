@@ -11,8 +11,8 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
+from baton.contract.fleets.providers import ACCOUNTS, Account, ProviderView, reveal
 from baton.contract.names import ProviderName
-from baton.contract.providers import ACCOUNTS, Account, ProviderView, reveal
 from functions.domain.errors import StorageUnavailable
 
 logger = logging.getLogger("baton.fleet")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from baton.contract.fleet import MachineState as State
+from baton.contract.fleets.fleet import MachineState as State
 from functions.domain.record_base import Record
 from functions.fleet.machine_states import STARTING
 from functions.fleet.records import Machine, StoredFleet

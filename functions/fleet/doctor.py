@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
-from baton.contract.fleet import MachineState as State
-from baton.contract.fleet_doctor import DoctorFinding, FindingCode, FixOutcome
+from baton.contract.fleets.doctor import DoctorFinding, FindingCode, FixOutcome
+from baton.contract.fleets.fleet import MachineState as State
 from functions.fleet.accounts import no_account
-from functions.fleet.balances import describe_low_balance, sum_spending
 from functions.fleet.drivers.protocol import AccountReport, Driver, Leftover, ProviderRefused, ProviderUnavailable
 from functions.fleet.records import Inventory, Machine, Sighting, StoredFleet, token_prefix
 from functions.fleet.store import DamagedRecord, FleetStore
+from functions.fleet.ticks.balances import describe_low_balance, sum_spending
 
 ANSWER_WITHIN_S = 10.0
 """Time that all providers have together, below the time-outs of the function and of API Gateway."""

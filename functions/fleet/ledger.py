@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Literal, Self, TypeVar
 
-from baton.contract.fleet import MachineState as State
-from baton.contract.money import Budget
+from baton.contract.fleets.fleet import MachineState as State
+from baton.contract.fleets.money import Budget
 from functions.domain.record_base import Record
 from functions.fleet.breaker import Breaker
 from functions.fleet.machine_states import STARTING, USABLE

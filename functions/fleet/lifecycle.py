@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from baton.contract.fleet import FleetSpec
-from baton.contract.fleet import MachineState as State
+from baton.contract.fleets.fleet import FleetSpec
+from baton.contract.fleets.fleet import MachineState as State
 from functions.fleet.breaker import CONTRACT_ENDS
 from functions.fleet.machine_states import CHECKPOINT_MARGIN_S, DEADLINES, EXISTING, ORPHAN_WATCH_S, TRANSITIONS, USABLE
 from functions.fleet.records import Inventory, Machine, Offer, Sighting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.contract.fleet import MachineState as State
+from baton.contract.fleets.fleet import MachineState as State
 
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.PLANNED: frozenset({State.REQUESTED, State.FAILED}),

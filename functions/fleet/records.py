@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from baton.contract.fleet import MAX_FLEET_IN_TOKEN, FleetSpec, MachineState, Receipt
+from baton.contract.fleets.fleet import MAX_FLEET_IN_TOKEN, FleetSpec, MachineState, Receipt
 from functions.domain.record_base import Record
 from functions.fleet.machine_states import MAYBE_EXISTING
 

@@ -7,12 +7,12 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from baton.contract.fleet import MachineState as State
-from functions.api.fleet.enrolment_keys import EnrolmentKeys
-from functions.fleet.controller import FleetController
-from functions.fleet.demand import completed_jobs, waiting_jobs
+from baton.contract.fleets.fleet import MachineState as State
+from functions.api.machines.enrolment_keys import EnrolmentKeys
 from functions.fleet.machine_states import STARTING
-from functions.fleet.tick import TickReport
+from functions.fleet.ticks.controller import FleetController
+from functions.fleet.ticks.demand import completed_jobs, waiting_jobs
+from functions.fleet.ticks.tick import TickReport
 from functions.handlers.startup import Invocation, start_logging
 from functions.handlers.wiring import build_context, build_fleet, build_metrics
 

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from baton.contract.fleet import MachineState
+from baton.contract.fleets.fleet import MachineState
 from functions.fleet.drivers.protocol import Driver, ProviderRefused, ProviderUnavailable
 from functions.fleet.records import Machine
 from functions.fleet.store import FleetStore

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from baton.contract.money import Budget
+from baton.contract.fleets.money import Budget
 from functions.fleet.clock import FleetClock
 from functions.local.emulator import EmulatorError, StateInUseError
 from functions.local.machines import describe_machines

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from baton.contract.money import Budget
+from baton.contract.fleets.money import Budget
 from baton.contract.names import Scope
 from functions.api.admin.keys import generate_key
 from functions.api.http.route import all_routes

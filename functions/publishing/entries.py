@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from baton.contract.fleet_events import FleetEventType, PublishedFleetEvent
+from baton.contract.fleets.events import FleetEventType, PublishedFleetEvent
 from baton.contract.jobs.events import EVENT_SOURCE, JobEvent, event_id
 from functions.storage.stream import FleetTransition, Transition
 

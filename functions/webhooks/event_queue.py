@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from baton.contract.fleet_events import PublishedFleetEvent
+from baton.contract.fleets.events import PublishedFleetEvent
 from baton.contract.jobs.events import JobEvent
 from functions.domain.ports import DeliveryQueue, WebhookStore
 from functions.domain.webhooks import Webhook

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from baton.contract.fleet import FleetSpec
-from baton.contract.fleet import MachineState as State
+from baton.contract.fleets.fleet import FleetSpec
+from baton.contract.fleets.fleet import MachineState as State
 from functions.domain.errors import WriteConflict
 from functions.domain.jobs.transaction import PutFleet
 from functions.fleet.clock import ClockAnchor

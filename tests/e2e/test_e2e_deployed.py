@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from baton.contract.admin.webhooks import DeliveryState, WebhookCreate
-from baton.contract.fleet import FleetSpec
+from baton.contract.fleets.fleet import FleetSpec
 from baton.contract.jobs.job import AttemptEnd, JobState, JobSubmit
 from functions.api.operations.service_probe import PROBED_PATH, probe_api
 from functions.local.emulator import Emulator

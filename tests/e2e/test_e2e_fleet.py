@@ -19,7 +19,7 @@ import pytest
 import requests
 from PIL import Image
 
-from baton.contract.fleet import FleetSpec, MachineState, MachineView
+from baton.contract.fleets.fleet import FleetSpec, MachineState, MachineView
 from baton.contract.jobs.history import AttemptView
 from baton.contract.jobs.job import AttemptEnd, JobState, JobSubmit
 from baton.contract.jobs.policy import Policy, Requirements

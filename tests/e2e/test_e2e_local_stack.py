@@ -19,7 +19,7 @@ import psutil
 import pytest
 import requests
 
-from baton.contract.fleet import FleetSpec, MachineState
+from baton.contract.fleets.fleet import FleetSpec, MachineState
 from baton.contract.jobs.job import JobState, JobSubmit
 from baton.contract.jobs.policy import Policy
 from baton.contract.worker.calls import Directive, HeartbeatRequest, WorkItem, WorkQuery

@@ -15,7 +15,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from baton.contract.fleet import FleetSpec
+from baton.contract.fleets.fleet import FleetSpec
 from baton.contract.jobs.job import JobSubmit
 from fakes.server import FakeAnswer, FakeCall
 from fakes.vast.provider import PERMISSIONS, FakeVast

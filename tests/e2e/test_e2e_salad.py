@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.fleet import FleetSpec, MachineState
+from baton.contract.fleets.fleet import FleetSpec, MachineState
 from baton.contract.jobs.job import AttemptEnd, JobState
 from fakes.salad.api import FakeSalad
 from fakes.salad.imds import FakeImds
 from fakes.salad.signing_key import WorkloadKey
-from tests.conformance.driven_salad import salad_account
+from tests.conformance.drivers.driven_salad import salad_account
 from tests.kits.stack.stack import AgentProcess, Stack, chain, clean_environment
 from tests.kits.stack.workshop import Gate
 from tests.kits.waiting import until

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from baton.contract.fleet import FleetSpec, MachineShell, MachineState, MachineView
+from baton.contract.fleets.fleet import FleetSpec, MachineShell, MachineState, MachineView
+from baton.contract.fleets.providers import SshAccount, SshHost
 from baton.contract.jobs.job import AttemptEnd, JobState
-from baton.contract.providers import SshAccount, SshHost
 from tests.kits.network.ssh_server import MISSING, SSHD, SshServer
 from tests.kits.stack.stack import Stack, chain
 from tests.kits.stack.workshop import Gate

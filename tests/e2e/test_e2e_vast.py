@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from baton.contract.fleet import FleetSpec, MachineState, MachineView
+from baton.contract.fleets.fleet import FleetSpec, MachineState, MachineView
 from baton.contract.jobs.job import JobState
 from fakes.vast.instances import FakeInstance
 from fakes.vast.provider import KEY, FakeVast
-from tests.conformance.driven_vast import vast_account
+from tests.conformance.drivers.driven_vast import vast_account
 from tests.kits.network.proxies import FaultyProxy
 from tests.kits.stack.stack import AgentProcess, Stack, chain, clean_environment
 from tests.kits.waiting import until

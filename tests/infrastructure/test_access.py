@@ -16,17 +16,17 @@ from blake3 import blake3
 
 import tests.kits.api.harness as harness
 from baton.contract.errors import ErrorCode
-from baton.contract.money import Budget
+from baton.contract.fleets.money import Budget
+from baton.contract.fleets.providers import ACCOUNTS
 from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET, ring_token
-from baton.contract.providers import ACCOUNTS
 from cdk.resources.access import ACCESS
-from functions.api.fleet.enrolment_keys import EnrolmentKeys
 from functions.api.http.route import all_routes
+from functions.api.machines.enrolment_keys import EnrolmentKeys
 from functions.domain.jobs.attempt_end import LATE_AFTER_S
 from functions.domain.rules import steering
 from functions.fleet.clock import FleetClock
-from functions.fleet.controller import FleetController
-from functions.fleet.demand import completed_jobs, waiting_jobs
+from functions.fleet.ticks.controller import FleetController
+from functions.fleet.ticks.demand import completed_jobs, waiting_jobs
 from functions.local.emulator import Emulator
 from functions.publishing.bus import DeadLetterQueue, EventBridgeBus
 from functions.publishing.outbox import publish

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.contract.fleet import FleetSpec
+from baton.contract.fleets.fleet import FleetSpec
+from baton.contract.fleets.providers import ACCOUNTS
 from baton.contract.jobs.policy import Policy
-from baton.contract.providers import ACCOUNTS
 from gpu_client.agent.app.settings import AgentSettings, variable_name
 from gpu_client.agent.app.shutdown import LEAVE_MIN_S
 from tests.infrastructure.test_image import entrypoint, health_check, of

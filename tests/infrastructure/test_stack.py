@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.contract.money import Budget
+from baton.contract.fleets.money import Budget
 from cdk.resources.access import ACCESS, BUCKET_ACTIONS
 from cdk.resources.alarms import ALARMS
 from cdk.resources.api import ACCESS_LOG_FIELDS, KEY_SOURCE

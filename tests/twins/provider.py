@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from baton.contract.fleet import FleetSpec
+from baton.contract.fleets.fleet import FleetSpec
 from functions.fleet.drivers.protocol import (
     AccountReport,
     Ambiguous,

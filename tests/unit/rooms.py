@@ -92,6 +92,17 @@ MAY_IMPORT: dict[str, set[str]] = {
         # The requirements of a job that is planned before its submission.
         "functions.api.jobs.recipes",
     },
+    "functions.api.machines": {
+        "baton.contract",
+        "functions.domain",
+        "functions.fleet",
+        "functions.settings",
+        "functions.api.http",
+        "functions.api.admin.keys",
+        # The requirements of a job that is planned before its submission.
+        "functions.api.jobs.recipes",
+        "functions.api.fleet.store",
+    },
     "functions.api.admin": {"baton.contract", "functions.domain", "functions.api.http"},
     "functions.api.rules": {
         "baton.contract",
@@ -143,6 +154,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "functions.api.checkpoints",
         "functions.api.fleet",
         "functions.api.http",
+        "functions.api.machines",
         "functions.api.jobs",
         "functions.api.objects",
         "functions.api.rules",

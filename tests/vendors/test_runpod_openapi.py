@@ -16,8 +16,8 @@ import jsonschema_rs
 import pytest
 
 from fakes.server import FakeAnswer, FakeCall
-from tests.conformance.driven_runpod import RunpodDriven
-from tests.conformance.driver_kit import PREFIX, SPEC, create, inventory
+from tests.conformance.drivers.driven_runpod import RunpodDriven
+from tests.conformance.drivers.driver_kit import PREFIX, SPEC, create, inventory
 
 DOCUMENT = json.loads((Path(__file__).parent / "runpod-v2.json").read_text())
 ANSWERS = {

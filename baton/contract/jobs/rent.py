@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 
 from baton.contract.base import WireModel
-from baton.contract.money import Usd
+from baton.contract.fleets.money import Usd
 from baton.contract.names import ProviderName
 
 SHOWN_JOB_ID = 8

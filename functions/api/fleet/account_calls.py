@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 from pydantic import ValidationError
 
 from baton.contract.errors import ErrorCode
+from baton.contract.fleets.providers import Account, ProviderPage, ProviderView
 from baton.contract.names import ProviderName
-from baton.contract.providers import Account, ProviderPage, ProviderView
 from functions.api.fleet.store import fleet_time, require_store
 from functions.api.http.context import ApiCall, Context, NoContent
 from functions.domain.errors import Refusal

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton.contract.errors import ErrorCode
-from baton.contract.fleet_doctor import DoctorReport, FixAnswer, FixRequest
+from baton.contract.fleets.doctor import DoctorReport, FixAnswer, FixRequest
 from functions.api.fleet.store import fleet_time, require_store
 from functions.api.http.context import ApiCall, Context
 from functions.domain.errors import Refusal

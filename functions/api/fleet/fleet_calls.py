@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from baton.contract.errors import ErrorCode
-from baton.contract.fleet import (
+from baton.contract.fleets.fleet import (
     BoundView,
     FleetEventPage,
     FleetEventView,
@@ -22,9 +22,9 @@ from functions.api.fleet.store import fleet_time, require_store
 from functions.api.http.context import ApiCall, Context
 from functions.domain.errors import Refusal, WriteConflict
 from functions.fleet.accounts import no_account
-from functions.fleet.document_changes import given_back
 from functions.fleet.ledger import bounds, reserved_usd
 from functions.fleet.records import Machine, StoredFleet
+from functions.fleet.ticks.document_changes import given_back
 
 MAX_FLEETS = 100
 """Fleets of a tenant, stopped ones included. Each tick reads all fleets of all tenants in less than a minute."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from baton.contract.job_machines import JobMachines, RentedAttempt, ServingFleet
+from baton.contract.fleets.job_machines import JobMachines, RentedAttempt, ServingFleet
 from baton.contract.jobs.rent import fleet_of
 from functions.api.fleet.fleet_calls import view_fleet, view_machine
 from functions.api.fleet.store import fleet_clock, require_store
 from functions.api.http.context import ApiCall, Context, require_job
 from functions.domain.records import Attempt
 from functions.fleet.clock import FleetClock
-from functions.fleet.demand import unservable
 from functions.fleet.records import Machine, StoredFleet
 from functions.fleet.store import FleetStore
+from functions.fleet.ticks.demand import unservable
 
 MAX_ATTEMPTS = 1000
 MAX_ENDED = 1000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from baton.contract.errors import ErrorCode
-from baton.contract.fleet import MachineLog, MachineShell
+from baton.contract.fleets.fleet import MachineLog, MachineShell
 from baton.contract.names import KEY_PREFIX
 from functions.api.fleet.account_calls import refusals_translated
 from functions.api.fleet.fleet_calls import require_fleet

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from baton.contract.errors import ErrorCode
-from baton.contract.fleet import FleetSpec
-from baton.contract.fleet_plan import (
+from baton.contract.fleets.fleet import FleetSpec
+from baton.contract.fleets.money import Budget
+from baton.contract.fleets.plan import (
     MAX_OFFERS,
     ExpectedUsd,
     FleetPlan,
@@ -21,21 +22,20 @@ from baton.contract.fleet_plan import (
     UnservableJob,
 )
 from baton.contract.jobs.job import JobSubmit
-from baton.contract.money import Budget
 from functions.api.fleet.quotes import ask
 from functions.api.fleet.store import fleet_time, require_store
 from functions.api.http.context import ApiCall, Context
 from functions.domain.errors import Refusal
 from functions.domain.records import Job
 from functions.fleet.accounts import AccountsUnreadable
-from functions.fleet.demand import FleetMachines, completed_jobs, unservable, waiting_jobs
-from functions.fleet.forecast import Quantiles, forecast
-from functions.fleet.known_offers import rank_known
 from functions.fleet.ledger import Bound, bounds, tightest
-from functions.fleet.offer_ranking import RankedOffer, Workload
+from functions.fleet.offers.forecast import Quantiles, forecast
+from functions.fleet.offers.known_offers import rank_known
+from functions.fleet.offers.offer_ranking import RankedOffer, Workload
+from functions.fleet.offers.start_plan import choose
+from functions.fleet.offers.workload import estimate, hours_of_recipes, typical
 from functions.fleet.records import Machine, Offer, StoredFleet
-from functions.fleet.start_plan import choose
-from functions.fleet.workload import estimate, hours_of_recipes, typical
+from functions.fleet.ticks.demand import FleetMachines, completed_jobs, unservable, waiting_jobs
 
 THE_JOB = "the job of the request"
 """Id of the request's job beside the ids of stored jobs."""

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 from pydantic import ValidationError
 
-from baton.contract.fleet import FleetSpec
+from baton.contract.fleets.fleet import FleetSpec
 from functions.fleet.accounts import AccountsUnreadable, no_account
 from functions.fleet.drivers.protocol import Driver, ProviderRefused, ProviderUnavailable
 from functions.fleet.records import Offer

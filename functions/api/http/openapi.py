@@ -16,9 +16,9 @@ from pydantic_core import core_schema
 from baton.contract.base import JOB_ID_PATTERN, MAX_KEY_BYTES, MAX_STEP
 from baton.contract.error_body import ErrorBody
 from baton.contract.errors import ErrorCode
-from baton.contract.money import Budget
+from baton.contract.fleets.money import Budget
+from baton.contract.fleets.providers import ACCOUNTS
 from baton.contract.names import BUCKETS, FLEET_NAME_PATTERN, KEY_ID_PATTERN, MACHINE_NAME_PATTERN, RING_NAME_PATTERN
-from baton.contract.providers import ACCOUNTS
 from baton.contract.recipes.calls import RECIPE_ID_PATTERN
 from functions.api.http.route import Route, all_routes
 from functions.settings import ControlPlaneSettings

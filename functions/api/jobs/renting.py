@@ -5,10 +5,10 @@ from __future__ import annotations
 from pydantic import ValidationError
 
 from baton.contract.errors import ErrorCode
-from baton.contract.fleet import CONTAINER_PROVIDERS, FleetSpec
+from baton.contract.fleets.fleet import CONTAINER_PROVIDERS, FleetSpec
+from baton.contract.fleets.money import Budget
 from baton.contract.jobs.job import JobSubmit
 from baton.contract.jobs.rent import RentSpec, fleet_of
-from baton.contract.money import Budget
 from functions.api.fleet.store import fleet_time, require_store
 from functions.api.http.context import ApiCall, Context
 from functions.domain.errors import Refusal

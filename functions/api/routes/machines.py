@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from baton.contract.errors import ErrorCode as E
-from baton.contract.fleet import (
+from baton.contract.fleets.doctor import DoctorReport, FixAnswer, FixRequest
+from baton.contract.fleets.fleet import (
     EnrollAnswer,
     EnrollRequest,
     FleetEventPage,
@@ -19,10 +20,9 @@ from baton.contract.fleet import (
     MachinePage,
     MachineShell,
 )
-from baton.contract.fleet_doctor import DoctorReport, FixAnswer, FixRequest
-from baton.contract.fleet_plan import FleetPlan, OfferPage, OffersRequest, PlanRequest
-from baton.contract.job_machines import JobMachines
-from baton.contract.providers import (
+from baton.contract.fleets.job_machines import JobMachines
+from baton.contract.fleets.plan import FleetPlan, OfferPage, OffersRequest, PlanRequest
+from baton.contract.fleets.providers import (
     Ec2Account,
     ProviderPage,
     ProviderView,
@@ -31,16 +31,9 @@ from baton.contract.providers import (
     SshAccount,
     VastAccount,
 )
-from functions.api.fleet import (
-    account_calls,
-    doctor_calls,
-    fleet_calls,
-    job_machines,
-    machine_access,
-    machine_calls,
-    plan_calls,
-)
+from functions.api.fleet import account_calls, doctor_calls, fleet_calls, job_machines, machine_access, plan_calls
 from functions.api.http.route import ADMIN, ENROLL, JOB, SUBMIT, WORKER, Route
+from functions.api.machines import machine_calls
 
 _FLEET = (E.FLEET_NOT_FOUND,)
 _MACHINE = (E.MACHINE_UNKNOWN, E.CONFLICT)

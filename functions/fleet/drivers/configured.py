@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 
+from baton.contract.fleets.providers import Account
 from baton.contract.names import ProviderName
-from baton.contract.providers import Account
 from functions.fleet.accounts import ProviderAccounts
 from functions.fleet.drivers.protocol import Driver
 
 DRIVERS: dict[ProviderName, tuple[str, str]] = {
-    "ec2": ("functions.fleet.drivers.ec2", "Ec2Driver"),
+    "ec2": ("functions.fleet.drivers.ec2.driver", "Ec2Driver"),
     "runpod": ("functions.fleet.drivers.runpod", "RunpodDriver"),
-    "ssh": ("functions.fleet.drivers.ssh", "SshDriver"),
-    "salad": ("functions.fleet.drivers.salad", "SaladDriver"),
-    "vast": ("functions.fleet.drivers.vast", "VastDriver"),
+    "ssh": ("functions.fleet.drivers.ssh.driver", "SshDriver"),
+    "salad": ("functions.fleet.drivers.salad.driver", "SaladDriver"),
+    "vast": ("functions.fleet.drivers.vast.driver", "VastDriver"),
 }
 """Module and class of the drivers by provider. A function loads the drivers of stored accounts only."""
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from baton.contract.fleet import FleetSpec
+from baton.contract.fleets.fleet import FleetSpec
 from functions.domain.record_base import Record
 from functions.fleet.drivers.protocol import (
     AccountReport,

@@ -14,8 +14,8 @@ from urllib.parse import quote as quoted
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from baton.contract.fleet import FleetSpec
-from baton.contract.providers import RunpodAccount
+from baton.contract.fleets.fleet import FleetSpec
+from baton.contract.fleets.providers import RunpodAccount
 from functions.fleet.drivers.protocol import (
     AccountReport,
     Ambiguous,

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from pydantic import SecretStr
 
-from baton.contract.fleet import EnrollAnswer, EnrollRequest
+from baton.contract.fleets.fleet import EnrollAnswer, EnrollRequest
 from gpu_client.agent.app.settings import AgentSettings
 from gpu_client.agent.retry_pauses import backoff_s, may_pass
 from gpu_client.transport.errors import ApiError, BatonError

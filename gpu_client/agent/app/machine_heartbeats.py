@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Self
 
 from baton.contract.errors import ErrorCode
-from baton.contract.fleet import MachineHeartbeat, MachineOrders
+from baton.contract.fleets.fleet import MachineHeartbeat, MachineOrders
 from gpu_client.agent.app.shutdown import ShutdownRequest
 from gpu_client.agent.attempt.lease import is_key_refused
 from gpu_client.agent.retry_pauses import backoff_s

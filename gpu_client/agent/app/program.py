@@ -11,7 +11,7 @@ from contextlib import nullcontext
 
 from pydantic import ValidationError
 
-from baton.contract.fleet import EnrollAnswer
+from baton.contract.fleets.fleet import EnrollAnswer
 from gpu_client.agent.app import salad_container
 from gpu_client.agent.app.enrolment import enroll, settings_of_machine
 from gpu_client.agent.app.machine_heartbeats import SEND_BUDGET_S, MachineHeartbeats

@@ -9,7 +9,7 @@ import typer
 from pydantic import ValidationError
 
 from baton.contract.admin.webhooks import DeliveryView, WebhookCreate, WebhookCreated, WebhookView
-from baton.contract.fleet_events import FleetEventType
+from baton.contract.fleets.events import FleetEventType
 from baton.contract.jobs.history import EventType
 from gpu_client.cli.core.errors import CliError
 from gpu_client.cli.core.formats import count, moment

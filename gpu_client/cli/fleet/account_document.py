@@ -14,8 +14,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 
 from baton.contract.base import WireModel
 from baton.contract.document_models import validate_document
-from baton.contract.names import ProviderName
-from baton.contract.providers import (
+from baton.contract.fleets.providers import (
     ACCOUNTS,
     Account,
     Ec2Account,
@@ -24,6 +23,7 @@ from baton.contract.providers import (
     SshAccount,
     VastAccount,
 )
+from baton.contract.names import ProviderName
 from baton.contract.yaml_documents import MAX_DOCUMENT_BYTES, read_document
 from gpu_client.cli.core.documents import raise_faults, read_text
 from gpu_client.cli.core.errors import CliError

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from baton.contract.providers import ProviderView
+from baton.contract.fleets.providers import ProviderView
 from gpu_client.cli.core.formats import moment
 from gpu_client.cli.core.output import FOLDED, TableColumn
 from gpu_client.cli.core.session import AsJson, session_of

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from baton.contract.fleet import FleetView
+from baton.contract.fleets.fleet import FleetView
 from gpu_client.cli.core.errors import CliError
 from gpu_client.cli.core.formats import count, require_finite
 from gpu_client.cli.core.session import AsJson, CliSession, session_of

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from baton.contract.fleet_doctor import DoctorFinding, DoctorReport, FindingCode, FixOutcome
+from baton.contract.fleets.doctor import DoctorFinding, DoctorReport, FindingCode, FixOutcome
 from gpu_client.cli.core.errors import CliError, ExitCode
 from gpu_client.cli.core.formats import count
 from gpu_client.cli.core.output import FOLDED, TableColumn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from baton.contract.document_models import validate_document
-from baton.contract.fleet import FleetSpec
+from baton.contract.fleets.fleet import FleetSpec
 from baton.contract.yaml_documents import MAX_DOCUMENT_BYTES, read_document
 from gpu_client.cli.core.documents import raise_faults, read_text
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from baton.contract.fleet import MAX_FLEET_IN_TOKEN
+from baton.contract.fleets.fleet import MAX_FLEET_IN_TOKEN
 from gpu_client.cli.core.errors import CliError
 from gpu_client.cli.core.session import SHOWN_ID_CHARACTERS, AsJson, session_of
 from gpu_client.transport.api.client import BatonClient

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from baton.contract.fleet import FleetSpec
-from baton.contract.fleet_plan import FleetPlan, OfferPage, OfferView, SilentProvider, SpanView
+from baton.contract.fleets.fleet import FleetSpec
+from baton.contract.fleets.plan import FleetPlan, OfferPage, OfferView, SilentProvider, SpanView
 from gpu_client.cli.core.formats import count, duration, moment, plain
 from gpu_client.cli.core.output import FOLDED, TableColumn, build_fields, build_table
 from gpu_client.cli.core.session import SHOWN_ID_CHARACTERS

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from baton.contract.fleet_plan import OffersRequest, PlanRequest
+from baton.contract.fleets.plan import OffersRequest, PlanRequest
 from baton.contract.jobs.job import JobSubmit
 from gpu_client.cli.core.documents import read_text
 from gpu_client.cli.core.errors import CliError

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from baton.contract.fleet import (
+from baton.contract.fleets.fleet import (
     BoundView,
     FleetEventView,
     FleetSpec,
@@ -16,7 +16,7 @@ from baton.contract.fleet import (
     MachineView,
     Receipt,
 )
-from baton.contract.money import Budget
+from baton.contract.fleets.money import Budget
 from gpu_client.cli.core.formats import age, count, moment
 from gpu_client.cli.core.output import CUT, FOLDED, TableColumn, build_fields, build_table
 from gpu_client.cli.core.session import SHOWN_ID_CHARACTERS

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from baton.contract.job_machines import JobMachines
+from baton.contract.fleets.job_machines import JobMachines
 from baton.contract.jobs.history import AttemptView, EventType, EventView
 from baton.contract.jobs.job import AttemptEnd, FailureClass, JobState, JobView, ReasonCode
 from gpu_client.cli.core.formats import count, duration

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from baton.contract.fleet import FleetView, MachineState, MachineView
-from baton.contract.job_machines import JobMachines, RentedAttempt, ServingFleet
+from baton.contract.fleets.fleet import FleetView, MachineState, MachineView
+from baton.contract.fleets.job_machines import JobMachines, RentedAttempt, ServingFleet
 from baton.contract.jobs.job import JobState
 from gpu_client.cli.core.formats import count, duration
 from gpu_client.cli.fleet.view import usd

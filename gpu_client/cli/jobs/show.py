@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from baton.contract.base import JsonObject
-from baton.contract.job_machines import JobMachines
+from baton.contract.fleets.job_machines import JobMachines
 from baton.contract.jobs.history import AttemptView
 from baton.contract.jobs.job import JobState, JobView
 from baton.contract.recipes.lint import lint

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColu
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from baton.contract.job_machines import JobMachines
+from baton.contract.fleets.job_machines import JobMachines
 from baton.contract.jobs.history import AttemptView, EventType, EventView
 from baton.contract.jobs.job import JobState, JobView, Progress
 from baton.contract.objects.artifacts import StoredArtifact

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.contract.fleet import (
+from baton.contract.fleets.fleet import (
     EnrollAnswer,
     EnrollRequest,
     FleetEventPage,
@@ -17,8 +17,8 @@ from baton.contract.fleet import (
     MachineShell,
     MachineView,
 )
-from baton.contract.fleet_plan import FleetPlan, OfferPage, OffersRequest, PlanRequest
-from baton.contract.job_machines import JobMachines
+from baton.contract.fleets.job_machines import JobMachines
+from baton.contract.fleets.plan import FleetPlan, OfferPage, OffersRequest, PlanRequest
 from gpu_client.transport.api.calls import ApiCalls, segment
 
 

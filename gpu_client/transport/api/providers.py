@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import RootModel
 
-from baton.contract.fleet_doctor import DoctorReport, FixAnswer, FixOutcome, FixRequest
+from baton.contract.fleets.doctor import DoctorReport, FixAnswer, FixOutcome, FixRequest
+from baton.contract.fleets.providers import Account, ProviderPage, ProviderView, reveal
 from baton.contract.names import ProviderName
-from baton.contract.providers import Account, ProviderPage, ProviderView, reveal
 from gpu_client.transport.api.calls import ApiCalls, segment
 
 

@@ -13,21 +13,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from baton.contract.fleet import MachineState
+from baton.contract.fleets.fleet import MachineState
 from baton.contract.names import Scope
 from functions.api.checkpoints.retention_runner import run_due_retentions
-from functions.api.fleet.enrolment_keys import EnrolmentKeys
 from functions.api.http.authorizer import authorize
 from functions.api.http.dispatch import dispatch
 from functions.api.http.route import Function
+from functions.api.machines.enrolment_keys import EnrolmentKeys
 from functions.api.operations.sweeper import sweep
 from functions.domain.access.api_keys import ApiKey, token_digest
 from functions.domain.access.rings import StoredRing
 from functions.domain.records import TransferGrant
 from functions.domain.webhooks import WebhookTarget
 from functions.fleet.clock import FleetClock
-from functions.fleet.controller import FleetController
-from functions.fleet.demand import waiting_jobs
+from functions.fleet.ticks.controller import FleetController
+from functions.fleet.ticks.demand import waiting_jobs
 from functions.publishing.outbox import publish
 from functions.webhooks.batch_consumer import consume_batch
 from functions.webhooks.delivery import deliver

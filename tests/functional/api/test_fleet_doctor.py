@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.contract.fleet import MachineState
+from baton.contract.fleets.fleet import MachineState
 from functions.fleet import doctor
 from functions.fleet.drivers.protocol import AccountReport, Leftover, ProviderRefused, ProviderUnavailable, RefusalKind
 from functions.fleet.records import Sighting

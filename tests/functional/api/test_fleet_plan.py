@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
-from baton.contract.fleet import FleetSpec
-from baton.contract.fleet import MachineState as State
+from baton.contract.fleets.fleet import FleetSpec
+from baton.contract.fleets.fleet import MachineState as State
+from baton.contract.fleets.money import Budget
 from baton.contract.jobs.job import JobState
-from baton.contract.money import Budget
 from functions.api.fleet import quotes
 from functions.fleet.accounts import AccountsUnreadable
 from functions.fleet.drivers.protocol import ProviderRefused, ProviderUnavailable, RefusalKind
 from functions.fleet.records import Offer
-from tests.conformance.driven_vast import VastDriven
+from tests.conformance.drivers.driven_vast import VastDriven
 from tests.kits.api.fleets import DOCUMENT, make_machine, put_machine
 from tests.kits.api.harness import Api
 from tests.twins.provider import VirtualProvider
@@ -155,7 +155,9 @@ def test_a_job_is_planned_before_its_submission(api: Api) -> None:
         assert [(one["job"], one["name"], one["hours_from"]) for one in found["works"]] == [(None, "mine", "given")]
         large = {"requirements": {"min_vram_gib": 80}}
         refused = plan(api, job={**COMMAND, **large})
-        assert refused["unservable"] == [{"job": None, "reason": "needs 80 GiB VRAM, fleet nights guarantees 0 (min_vram_gib)"}]
+        assert refused["unservable"] == [
+            {"job": None, "reason": "needs 80 GiB VRAM, fleet nights guarantees 0 (min_vram_gib)"}
+        ]
         assert (refused["start"], refused["usd"]) == (0, None)
         body = {"fleet": DOCUMENT, "job": COMMAND, "hours": 1, "input_gb": 95}
         assert api.post("/fleets/nights/plan", body).ok()["offers"][0]["expected"]["traffic"] == 1

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from baton.contract.fleet import FleetSpec
-from baton.contract.fleet import MachineState as State
+from baton.contract.fleets.fleet import FleetSpec
+from baton.contract.fleets.fleet import MachineState as State
 from baton.contract.names import Scope
-from functions.api.fleet.enrolment_keys import EnrolmentKeys
+from functions.api.machines.enrolment_keys import EnrolmentKeys
 from functions.api.operations.cloudwatch_metrics import CloudWatchMetrics
 from functions.domain.access.api_keys import ApiKey, authenticate
 from functions.domain.errors import WriteConflict
 from functions.fleet.clock import FleetClock
-from functions.fleet.demand import MAX_WAITING, waiting_jobs
 from functions.fleet.records import Offer, StoredFleet
+from functions.fleet.ticks.demand import MAX_WAITING, waiting_jobs
 from functions.handlers import fleet
 from tests.functional.api.test_sweeper import Invocation, metrics_in
 from tests.kits.api.harness import NOW, TENANT, Api

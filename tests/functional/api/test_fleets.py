@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from baton.contract.errors import ErrorCode
-from baton.contract.fleet import MachineState
+from baton.contract.fleets.fleet import MachineState
 from functions.api.fleet import fleet_calls
 from functions.fleet.ledger import DeploymentLedger, Ledger
 from functions.fleet.records import FleetEvent

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
-from baton.contract.fleet import MachineState
+from baton.contract.fleets.fleet import MachineState
 from functions.fleet.ledger import Ledger
 from functions.fleet.records import Machine
 from tests.kits.api.fleets import DOCUMENT, make_machine, put_machine, write

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
-from baton.contract.fleet import MachineState
+from baton.contract.fleets.fleet import MachineState
 from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET, Scope
 from functions.domain.access.api_keys import ApiKey, authenticate
 from tests.functional.api.test_machines import beat, prepare

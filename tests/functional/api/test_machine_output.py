@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from baton.contract.errors import ErrorCode
-from baton.contract.fleet import MachineState
+from baton.contract.fleets.fleet import MachineState
 from functions.fleet.drivers.protocol import ProviderRefused, ProviderUnavailable, RefusalKind, SshTarget
 from tests.kits.api.fleets import DOCUMENT, make_machine, put_machine
 from tests.kits.api.harness import Api

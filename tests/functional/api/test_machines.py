@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
-from baton.contract.fleet import MachineState
+from baton.contract.fleets.fleet import MachineState
 from baton.contract.names import Scope
-from functions.api.fleet.machine_calls import ALONE_S, HEARTBEAT_S, QUARANTINE_S, SEEN_EVERY_S
+from functions.api.machines.machine_calls import ALONE_S, HEARTBEAT_S, QUARANTINE_S, SEEN_EVERY_S
 from functions.fleet.records import FleetEvent, Machine
 from functions.settings import ControlPlaneSettings
 from tests.kits.api.fleets import DOCUMENT, machine_of, make_machine, put_machine

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
-from baton.contract.fleet import FleetSpec, MachineState
-from baton.contract.providers import ACCOUNTS
-from functions.api.fleet.enrolment_keys import EnrolmentKeys
+from baton.contract.fleets.fleet import FleetSpec, MachineState
+from baton.contract.fleets.providers import ACCOUNTS
+from functions.api.machines.enrolment_keys import EnrolmentKeys
 from functions.domain.records import Job
 from functions.fleet.accounts import CachedAccounts
 from functions.fleet.clock import FleetClock
-from functions.fleet.controller import FleetController
 from functions.fleet.drivers import configured
 from functions.fleet.drivers.configured import ConfiguredDrivers
 from functions.fleet.drivers.protocol import AccountReport, Driver, ProviderRefused, ProviderUnavailable, RefusalKind
 from functions.fleet.records import StoredFleet
-from functions.fleet.tick import TickReport
+from functions.fleet.ticks.controller import FleetController
+from functions.fleet.ticks.tick import TickReport
 from tests.kits.api.accounts import KEY, Market, log_in, market
 from tests.kits.api.factories import make_job
 from tests.kits.api.fleets import DOCUMENT, OFFER, make_machine, put_machine

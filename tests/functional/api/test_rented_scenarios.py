@@ -15,19 +15,19 @@ import pytest
 from blake3 import blake3
 
 from baton.contract.errors import ErrorCode
+from baton.contract.fleets.providers import reveal
 from baton.contract.names import DATA_BUCKET
 from baton.contract.objects.dataset_manifest import DATASET_MANIFEST, DatasetFile, DatasetManifest
-from baton.contract.providers import reveal
 from baton.contract.worker.calls import InputPage, WorkItem
 from fakes.vast.instances import FakeInstance
 from fakes.vast.provider import FakeVast
-from functions.fleet.drivers import vast
+from functions.fleet.drivers.vast import driver
 from functions.handlers import fleet
 from gpu_client.agent.io.inputs import InputsDiffer, fetch_inputs
 from gpu_client.agent.process.failures import classify_error
 from gpu_client.transport.errors import ChecksumMismatch
 from gpu_client.transport.transfer.manager import Download
-from tests.conformance.driven_vast import vast_account
+from tests.conformance.drivers.driven_vast import vast_account
 from tests.functional.api.test_sweeper import Invocation
 from tests.kits.api.fleets import deploy_controller
 from tests.kits.api.harness import Api, Held, described
@@ -74,7 +74,7 @@ class Rental:
     def __init__(self, api: Api, fake: FakeVast, patch: pytest.MonkeyPatch) -> None:
         self.api, self.fake = api, fake
         deploy_controller(api, patch)
-        patch.setattr(vast, "LIST_INTERVAL_S", 0.0)
+        patch.setattr(driver, "LIST_INTERVAL_S", 0.0)
         api.call("PUT", "/providers/vast", reveal(vast_account(fake))).ok()
         api.call("PUT", "/fleets/nights", DOCUMENT).ok()
 

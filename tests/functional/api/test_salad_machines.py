@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
-from baton.contract.fleet import MachineState as State
-from baton.contract.providers import reveal
+from baton.contract.fleets.fleet import MachineState as State
+from baton.contract.fleets.providers import reveal
 from fakes.salad.api import FakeSalad
 from fakes.salad.imds import FakeImds
 from fakes.salad.signing_key import WorkloadKey
-from functions.api.fleet.machine_calls import MOVED
+from functions.api.machines.machine_calls import MOVED
 from functions.fleet.records import Machine
 from functions.handlers import fleet
-from tests.conformance.driven_salad import salad_account
+from tests.conformance.drivers.driven_salad import salad_account
 from tests.functional.api.test_sweeper import Invocation
 from tests.kits.api.fleets import deploy_controller, machine_of
 from tests.kits.api.harness import Answer, Api

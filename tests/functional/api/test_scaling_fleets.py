@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.contract.fleet import MachineState as State
+from baton.contract.fleets.fleet import MachineState as State
 from functions.fleet import lifecycle
 from functions.fleet.records import Machine
 from tests.functional.api.scaling_kit import GROUP, generators, live, scaling, told, training

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.fleet import FleetEventView, FleetView, MachineView
+from baton.contract.fleets.fleet import FleetEventView, FleetView, MachineView
 from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import Unreachable
 from tests.functional.cli.people import Baton

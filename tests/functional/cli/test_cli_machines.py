@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.fleet import MachineLog, MachineShell
+from baton.contract.fleets.fleet import MachineLog, MachineShell
 from gpu_client.transport.api.client import BatonClient
 from tests.functional.cli.people import Baton
 from tests.unit.cli.test_cli_fleet_view import a_fleet, a_machine

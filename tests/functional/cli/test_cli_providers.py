@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.fleet_doctor import DoctorFinding, DoctorReport, FindingCode, FixOutcome
+from baton.contract.fleets.doctor import DoctorFinding, DoctorReport, FindingCode, FixOutcome
 from fakes.vast.provider import KEY, FakeVast
 from gpu_client.transport.api.client import BatonClient
 from tests.functional.cli.people import Baton

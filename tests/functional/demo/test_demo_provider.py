@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.fleet import Budget, FleetSpec
+from baton.contract.fleets.fleet import Budget, FleetSpec
 from demo.failure import DemoError
 from demo.fleet import provider
 from demo.fleet.agents import HostedAgents
 from demo.fleet.provider import DemoProviders
 from functions.fleet.drivers.protocol import Ambiguous, Created, CreateIntent
-from functions.fleet.drivers.salad import SaladDriver
-from functions.fleet.drivers.vast import VastDriver
+from functions.fleet.drivers.salad.driver import SaladDriver
+from functions.fleet.drivers.vast.driver import VastDriver
 from tests.kits.waiting import until
 
 pytestmark = pytest.mark.processes

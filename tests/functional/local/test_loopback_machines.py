@@ -16,7 +16,7 @@ import pytest
 from functions.fleet.drivers.loopback import LoopbackDriver, LoopbackFaults, LoopbackMarket
 from functions.fleet.drivers.protocol import Created, CreateIntent, NotCreated, ProviderRefused
 from functions.fleet.records import Offer
-from tests.conformance.driver_kit import ENVIRONMENT, PREFIX, SECRET, SPEC, LoopbackDriven, create, inventory
+from tests.conformance.drivers.driver_kit import ENVIRONMENT, PREFIX, SECRET, SPEC, LoopbackDriven, create, inventory
 from tests.kits.waiting import alive, soon
 
 pytestmark = pytest.mark.processes

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.contract.fleet import MachineState
+from baton.contract.fleets.fleet import MachineState
 from functions.local.emulator import Emulator
 from functions.local.triggers.stream_feed import StreamFeed, matches
 from functions.storage.stream import FILTER, NUDGES, is_transition

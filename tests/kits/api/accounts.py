@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from baton.contract.providers import VastAccount, reveal
+from baton.contract.fleets.providers import VastAccount, reveal
 from functions.fleet.accounts import CachedAccounts, ProviderAccounts
 from functions.fleet.drivers import configured
 from functions.fleet.drivers.configured import ConfiguredDrivers

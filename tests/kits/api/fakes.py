@@ -6,7 +6,7 @@ import random
 import uuid
 from typing import Any
 
-from baton.contract.fleet_events import PublishedFleetEvent
+from baton.contract.fleets.events import PublishedFleetEvent
 from baton.contract.jobs.events import JobEvent
 from functions.domain.webhooks import Webhook
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.contract.fleet import MachineState
+from baton.contract.fleets.fleet import MachineState
 from functions.api.operations.cloudwatch_metrics import CloudWatchMetrics
 from functions.fleet.accounts import CachedAccounts
 from functions.fleet.drivers.configured import ConfiguredDrivers

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.contract.checkpoints.manifest import Chunk, ChunkedFile, Manifest, Pack
-from baton.contract.fleet import MachineOrders, MachineState
+from baton.contract.fleets.fleet import MachineOrders, MachineState
 from baton.contract.worker.calls import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
 from gpu_client.checkpoints.save.checkpoint_commit import Committed
 from gpu_client.transport.api.http import parse_error

@@ -9,7 +9,7 @@ import pytest
 from pydantic import SecretStr
 
 from baton.contract.errors import ErrorCode
-from baton.contract.fleet import EnrollAnswer, EnrollRequest
+from baton.contract.fleets.fleet import EnrollAnswer, EnrollRequest
 from gpu_client.agent.app.enrolment import ENROL_WITHIN_S, NONCE, enroll, settings_of_machine
 from gpu_client.agent.app.settings import AgentSettings
 from gpu_client.transport.errors import ApiError, BatonError, UnexpectedAnswer, Unreachable

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from baton.contract.errors import ErrorCode
-from baton.contract.fleet import MachineHeartbeat, MachineOrders, MachineState
+from baton.contract.fleets.fleet import MachineHeartbeat, MachineOrders, MachineState
 from gpu_client.agent.app.machine_heartbeats import ALONE_S, HUNG_S, MachineHeartbeats
 from gpu_client.agent.app.shutdown import ShutdownLevel, ShutdownRequest
 from gpu_client.transport.errors import BatonError, Unreachable

@@ -11,11 +11,11 @@ import pytest
 from fakes.vast.instances import FakeInstance
 from fakes.vast.provider import FakeVast
 from functions.fleet.drivers.protocol import Created, CreateIntent
-from functions.fleet.drivers.vast import VastDriver
+from functions.fleet.drivers.vast.driver import VastDriver
 from gpu_client.agent.app.own_machine import PAUSE_S, TRIES, give_back
-from tests.conformance.driven_runpod import RunpodDriven
-from tests.conformance.driven_vast import vast_account
-from tests.conformance.driver_kit import create
+from tests.conformance.drivers.driven_runpod import RunpodDriven
+from tests.conformance.drivers.driven_vast import vast_account
+from tests.conformance.drivers.driver_kit import create
 from tests.kits.clock import Clock
 from tests.unit.fleet.test_vast_offers import spec
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.fleet import EnrollRequest
+from baton.contract.fleets.fleet import EnrollRequest
 from fakes.salad.api import RTX_4090, FakeSalad
 from fakes.salad.imds import FakeImds
 from fakes.salad.signing_key import WorkloadKey

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.contract.fleet import FleetSpec
+from baton.contract.fleets.fleet import FleetSpec
 from bench.fleet.nights import NaiveNight, measure, run_night
 from tests.twins.provider import Faults, VirtualProvider
 from tests.unit.fleet.night import Killed, Night

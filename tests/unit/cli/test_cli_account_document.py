@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import typer
 
+from baton.contract.fleets.providers import reveal
 from baton.contract.names import ProviderName
-from baton.contract.providers import reveal
 from gpu_client.cli.core.errors import CliError
 from gpu_client.cli.fleet.account_document import find_provider, read_account
 

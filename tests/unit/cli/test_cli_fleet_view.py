@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from baton.contract.fleet import FleetSpec, FleetView, MachineView
+from baton.contract.fleets.fleet import FleetSpec, FleetView, MachineView
 from gpu_client.cli.core.formats import moment
 from gpu_client.cli.core.output import CommandOutput, build_table
 from gpu_client.cli.fleet.view import (

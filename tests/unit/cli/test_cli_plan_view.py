@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from baton.contract.fleet import FleetSpec
-from baton.contract.fleet_plan import FleetPlan, OfferPage, OfferView
+from baton.contract.fleets.fleet import FleetSpec
+from baton.contract.fleets.plan import FleetPlan, OfferPage, OfferView
 from gpu_client.cli.core.formats import moment
 from gpu_client.cli.fleet.plan_view import offers_page, plan_page
 from tests.unit.cli.cli_kit import ID, NOW

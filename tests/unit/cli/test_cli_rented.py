@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from baton.contract.fleet import FleetView
-from baton.contract.job_machines import JobMachines
+from baton.contract.fleets.fleet import FleetView
+from baton.contract.fleets.job_machines import JobMachines
 from baton.contract.jobs.job import AttemptEnd, JobState
 from gpu_client.cli.jobs.explain import Explanation, JobFacts, explain
 from gpu_client.cli.jobs.rented import watch_text

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from baton.contract.errors import ErrorCode
-from baton.contract.fleet import FleetSpec
-from baton.contract.money import Budget
+from baton.contract.fleets.fleet import FleetSpec
+from baton.contract.fleets.money import Budget
 from baton.contract.yaml_documents import read_document
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "fleet.md").read_text()

@@ -12,8 +12,8 @@ from typing import Any, cast
 import pytest
 from PIL import Image
 
-from baton.contract.fleet import FleetEventView, MachineView
-from baton.contract.fleet_plan import OfferView
+from baton.contract.fleets.fleet import FleetEventView, MachineView
+from baton.contract.fleets.plan import OfferView
 from baton.contract.jobs.job import JobState
 from demo.failure import DemoError
 from demo.fleet import figures, scenario

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from baton.contract.fleet import FleetSpec
-from baton.contract.fleet import MachineState as State
+from baton.contract.fleets.fleet import FleetSpec
+from baton.contract.fleets.fleet import MachineState as State
+from baton.contract.fleets.money import Budget
 from baton.contract.jobs.job import JobState
-from baton.contract.money import Budget
 from functions.domain.records import Job
 from functions.fleet import lifecycle
-from functions.fleet.controller import FleetController
 from functions.fleet.records import Machine, StoredFleet
-from functions.fleet.tick import TickReport
+from functions.fleet.ticks.controller import FleetController
+from functions.fleet.ticks.tick import TickReport
 from tests.kits.api.factories import make_job
 from tests.twins.fleet import MemoryFleetStore
 from tests.twins.provider import VirtualProvider

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from baton.contract.fleet import FleetSpec
-from baton.contract.fleet import MachineState as State
+from baton.contract.fleets.fleet import FleetSpec
+from baton.contract.fleets.fleet import MachineState as State
 from functions.fleet.records import Machine
-from tests.conformance.driven_ec2 import Ec2Driven
-from tests.conformance.driven_runpod import RunpodDriven
-from tests.conformance.driven_salad import SaladDriven
-from tests.conformance.driven_vast import VastDriven
-from tests.conformance.driver_kit import IMAGE, create
+from tests.conformance.drivers.driven_ec2 import Ec2Driven
+from tests.conformance.drivers.driven_runpod import RunpodDriven
+from tests.conformance.drivers.driven_salad import SaladDriven
+from tests.conformance.drivers.driven_vast import VastDriven
+from tests.conformance.drivers.driver_kit import IMAGE, create
 from tests.unit.fleet.night import TENANT, Killed, Night
 
 FOREIGN = "dep20000-nights-1"

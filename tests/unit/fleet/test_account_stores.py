@@ -12,7 +12,7 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from baton.contract.providers import ACCOUNTS, ProviderView, SaladAccount, SshAccount, VastAccount, reveal
+from baton.contract.fleets.providers import ACCOUNTS, ProviderView, SaladAccount, SshAccount, VastAccount, reveal
 from functions.domain.errors import StorageUnavailable
 from functions.fleet.accounts import (
     RELOAD_S,

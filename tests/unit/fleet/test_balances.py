@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from functions.fleet.balances import EVERY_S
 from functions.fleet.drivers.protocol import AccountReport, ProviderUnavailable
+from functions.fleet.ticks.balances import EVERY_S
 from tests.twins.provider import VirtualProvider
 from tests.unit.fleet.night import TENANT, Night
 from tests.unit.fleet.test_fleet_nights import spec

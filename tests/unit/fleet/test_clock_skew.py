@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.contract.fleet import MachineState as State
+from baton.contract.fleets.fleet import MachineState as State
 from tests.twins.provider import Faults
 from tests.unit.fleet.test_fleet_nights import make_night, require_clean_end
 

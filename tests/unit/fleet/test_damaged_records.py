@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.contract.money import Budget
+from baton.contract.fleets.money import Budget
 from tests.twins.provider import VirtualProvider
 from tests.unit.fleet.night import TENANT, Night
 from tests.unit.fleet.test_fleet_nights import spec

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from baton.contract.fleet import MachineState as State
-from functions.fleet.document_changes import given_back, outdated, surplus
+from baton.contract.fleets.fleet import MachineState as State
 from functions.fleet.records import Machine, Terms
+from functions.fleet.ticks.document_changes import given_back, outdated, surplus
 from tests.twins.provider import VirtualProvider
 from tests.unit.fleet.night import TENANT, Night
 from tests.unit.fleet.test_fleet_nights import make_night, require_clean_end, spec

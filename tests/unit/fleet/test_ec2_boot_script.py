@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from functions.fleet.drivers.ec2_launch import boot_script
-from tests.conformance.driver_kit import IMAGE
+from functions.fleet.drivers.ec2.launch import boot_script
+from tests.conformance.drivers.driver_kit import IMAGE
 
 ENVIRONMENT = {"BATON_API_URL": "https://api.example/v1?a=b&c", "BATON_ENROLMENT_TOKEN": 'it\'s $HOME `id` "x"'}
 DOCKER = """#!/bin/bash

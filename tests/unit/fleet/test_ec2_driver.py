@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from functions.fleet.drivers.ec2 import Ec2Driver
-from functions.fleet.drivers.ec2_prices import extra_usd
+from functions.fleet.drivers.ec2.driver import Ec2Driver
+from functions.fleet.drivers.ec2.prices import extra_usd
 from functions.fleet.drivers.protocol import (
     Ambiguous,
     Created,
@@ -23,8 +23,8 @@ from functions.fleet.drivers.protocol import (
     RefusalKind,
 )
 from functions.fleet.records import Offer
-from tests.conformance.driven_ec2 import LIST_USD, Ec2Driven
-from tests.conformance.driver_kit import ENVIRONMENT, IMAGE, PREFIX, SPEC, create, inventory
+from tests.conformance.drivers.driven_ec2 import LIST_USD, Ec2Driven
+from tests.conformance.drivers.driver_kit import ENVIRONMENT, IMAGE, PREFIX, SPEC, create, inventory
 
 TOKEN = f"{PREFIX}nights-1"
 DISK_GIB = 1 + 15 + 20

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.contract.fleet import MachineState as State
+from baton.contract.fleets.fleet import MachineState as State
 from functions.fleet import lifecycle
 from functions.fleet.records import Machine
 from tests.twins.provider import VirtualProvider

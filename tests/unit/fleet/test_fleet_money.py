@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from baton.contract.fleet import FleetSpec
-from baton.contract.fleet import MachineState as State
+from baton.contract.fleets.fleet import FleetSpec
+from baton.contract.fleets.fleet import MachineState as State
+from baton.contract.fleets.money import Budget
 from baton.contract.jobs.policy import Requirements
-from baton.contract.money import Budget
 from functions.domain.records import Spec
-from functions.fleet.demand import missing_machines, unservable, without_fleet
 from functions.fleet.ledger import Ledger, bounds, extend, need_usd, new_warnings, tightest
-from functions.fleet.offer_ranking import Workload, expected_cost, rank
+from functions.fleet.offers.offer_ranking import Workload, expected_cost, rank
 from functions.fleet.records import Offer
+from functions.fleet.ticks.demand import missing_machines, unservable, without_fleet
 from tests.kits.api.factories import make_job
 from tests.unit.fleet.test_machine_states import NOW, make_machine
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from baton.contract.fleet import FleetSpec
-from baton.contract.fleet import MachineState as State
-from baton.contract.money import Budget
+from baton.contract.fleets.fleet import FleetSpec
+from baton.contract.fleets.fleet import MachineState as State
+from baton.contract.fleets.money import Budget
 from functions.fleet.drivers.protocol import ProviderUnavailable
 from functions.fleet.store import FenceLost
 from tests.twins.fleet import MemoryFleetStore

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from baton.contract.jobs.job import JobCounters, Progress
 from baton.contract.jobs.policy import Policy
 from functions.domain.records import Job
-from functions.fleet.forecast import BOOT_SPREAD, Forecast, forecast
-from functions.fleet.offer_ranking import Workload, expected_cost
+from functions.fleet.offers.forecast import BOOT_SPREAD, Forecast, forecast
+from functions.fleet.offers.offer_ranking import Workload, expected_cost
+from functions.fleet.offers.workload import ASSUMED, estimate, hours_of_recipes, typical
 from functions.fleet.records import Offer
-from functions.fleet.workload import ASSUMED, estimate, hours_of_recipes, typical
 from tests.kits.api.factories import make_job
 
 

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from baton.contract.fleet import MachineState as State
-from baton.contract.money import Budget
+from baton.contract.fleets.fleet import MachineState as State
+from baton.contract.fleets.money import Budget
 from functions.fleet import lifecycle
 from functions.fleet.ledger import DeploymentLedger, Ledger
 from functions.fleet.records import Sighting

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from baton.contract.fleet import FleetSpec
-from functions.fleet.drivers.ec2_calls import Ec2Refusal
+from baton.contract.fleets.fleet import FleetSpec
+from functions.fleet.drivers.ec2.calls import Ec2Refusal
 from functions.fleet.drivers.protocol import ProviderUnavailable
 from functions.fleet.drivers.runpod import Pod
-from functions.fleet.drivers.vast_wire import Instance, PriceIncrease
+from functions.fleet.drivers.vast.wire import Instance, PriceIncrease
 from functions.fleet.records import Inventory, Offer, Sighting
-from functions.fleet.starting import LONGEST_WAITS
+from functions.fleet.ticks.starting import LONGEST_WAITS
 from tests.twins.provider import VirtualProvider
 from tests.unit.fleet.night import Night
 from tests.unit.fleet.test_fleet_nights import spec
@@ -84,7 +84,7 @@ class Hanging(VirtualProvider):
 
 def test_providers_that_hang_leave_time_for_the_machines_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked one after another, two of them would use up each tick, and no machine would ever be given back."""
-    monkeypatch.setattr("functions.fleet.tick.READING_AT_LEAST_S", 0.03)
+    monkeypatch.setattr("functions.fleet.ticks.tick.READING_AT_LEAST_S", 0.03)
     hanging = {name: Hanging(name=name) for name in ("ec2", "runpod")}
     for one in hanging.values():
         one.released = threading.Event()

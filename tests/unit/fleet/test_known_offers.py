@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from baton.contract.fleet import FleetSpec
+from baton.contract.fleets.fleet import FleetSpec
 from baton.contract.jobs.policy import Policy
-from functions.fleet.known_offers import rank_known
-from functions.fleet.offer_ranking import Workload
+from functions.fleet.offers.known_offers import rank_known
+from functions.fleet.offers.offer_ranking import Workload
 from functions.fleet.records import Offer, Quarantine
 from tests.twins.fleet import MemoryFleetStore
 from tests.twins.provider import VirtualProvider

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from baton.contract.fleet import MachineState as State
+from baton.contract.fleets.fleet import MachineState as State
 from functions.fleet import lifecycle
 from functions.fleet.machine_states import DEADLINES, EXISTING, MAYBE_EXISTING, TRANSITIONS
 from functions.fleet.records import Inventory, Machine, Offer, Sighting

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from baton.contract.fleet import MachineState as State
-from functions.fleet import controller
-from functions.fleet.controller import LEASE_S
+from baton.contract.fleets.fleet import MachineState as State
+from functions.fleet.ticks import controller
+from functions.fleet.ticks.controller import LEASE_S
 from functions.storage.dynamodb.items.fleet_items import put_events
 from tests.kits.api.fleets import make_machine
 from tests.twins.provider import Faults

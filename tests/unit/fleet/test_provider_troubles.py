@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from baton.contract.fleet import MachineState as State
+from baton.contract.fleets.fleet import MachineState as State
 from fakes.vast.provider import KEY, PERMISSIONS
 from tests.unit.fleet.rented import HAPPY, HTTP_PROVIDERS, RentedNight
 

@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from baton.contract.fleet import FleetSpec
-from baton.contract.fleet import MachineState as State
+from baton.contract.fleets.fleet import FleetSpec
+from baton.contract.fleets.fleet import MachineState as State
 from functions.fleet.records import Inventory, StoredFleet
 from tests.twins.provider import Faults, VirtualMachine, VirtualProvider
 from tests.unit.fleet.night import Killed, Night

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from baton.contract.fleet import MachineState as State
-from baton.contract.money import Budget
+from baton.contract.fleets.fleet import MachineState as State
+from baton.contract.fleets.money import Budget
 from functions.domain.errors import WriteConflict
 from functions.fleet.ledger import Ledger
 from functions.fleet.records import Machine, StoredFleet

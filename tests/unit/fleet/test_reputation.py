@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from baton.contract.fleet import MachineState as State
+from baton.contract.fleets.fleet import MachineState as State
+from functions.fleet.offers.reputation import after_end, weigh
 from functions.fleet.records import Offer, Quarantine, Reputation
-from functions.fleet.reputation import after_end, weigh
 from tests.twins.provider import VirtualProvider
 from tests.unit.fleet.night import Night
 from tests.unit.fleet.test_fleet_nights import make_night, require_clean_end, spec

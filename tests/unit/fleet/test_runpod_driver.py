@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.fleet import FleetSpec
-from baton.contract.providers import RunpodAccount
+from baton.contract.fleets.fleet import FleetSpec
+from baton.contract.fleets.providers import RunpodAccount
 from functions.fleet.drivers.protocol import (
     Ambiguous,
     Created,
@@ -20,10 +20,10 @@ from functions.fleet.drivers.protocol import (
     RefusalKind,
 )
 from functions.fleet.drivers.runpod import DISK_USD_PER_GB_HOUR, RunpodDriver
-from functions.fleet.offer_ranking import rejection
+from functions.fleet.offers.offer_ranking import rejection
 from functions.fleet.records import Offer
-from tests.conformance.driven_runpod import RunpodDriven, runpod_account
-from tests.conformance.driver_kit import ENVIRONMENT, IMAGE, PREFIX, SPEC, create, inventory
+from tests.conformance.drivers.driven_runpod import RunpodDriven, runpod_account
+from tests.conformance.drivers.driver_kit import ENVIRONMENT, IMAGE, PREFIX, SPEC, create, inventory
 
 TOKEN = f"{PREFIX}nights-1"
 RTX = "NVIDIA GeForce RTX 4090"

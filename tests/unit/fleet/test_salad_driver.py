@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.contract.fleet import FleetSpec
+from baton.contract.fleets.fleet import FleetSpec
 from fakes.salad.api import GTX_1060, MOST_GROUPS, RTX_3090, RTX_4090, FakeSalad
 from fakes.server import FaultKind
 from functions.fleet.drivers.protocol import (
@@ -21,9 +21,9 @@ from functions.fleet.drivers.protocol import (
     ProviderUnavailable,
     RefusalKind,
 )
-from functions.fleet.drivers.salad import SaladDriver
+from functions.fleet.drivers.salad.driver import SaladDriver
 from functions.fleet.records import Sighting
-from tests.conformance.driven_salad import SaladDriven, salad_account
+from tests.conformance.drivers.driven_salad import SaladDriven, salad_account
 from tests.kits.clock import Clock
 
 TOKEN = "dep10000-nights-1"

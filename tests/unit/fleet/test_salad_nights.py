@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from baton.contract.fleet import MachineState as State
+from baton.contract.fleets.fleet import MachineState as State
 from fakes.salad.api import PUBLIC, FakeSalad
 from fakes.salad.cloud import Group
 from functions.fleet import lifecycle
-from functions.fleet.drivers.salad import SaladDriver
+from functions.fleet.drivers.salad.driver import SaladDriver
 from functions.fleet.records import Machine
-from tests.conformance.driven_salad import salad_account
+from tests.conformance.drivers.driven_salad import salad_account
 from tests.unit.fleet.night import BOOT_S, TENANT, Night
 from tests.unit.fleet.test_salad_driver import spec
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from baton.contract.fleet import MachineState as State
+from baton.contract.fleets.fleet import MachineState as State
 from fakes.salad.api import FakeSalad
 from fakes.vast.instances import NEVER
 from functions.fleet.breaker import CONTRACT_ENDS

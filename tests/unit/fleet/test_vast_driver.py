@@ -19,9 +19,9 @@ from functions.fleet.drivers.protocol import (
     ProviderUnavailable,
     RefusalKind,
 )
-from functions.fleet.drivers.vast import VastDriver
+from functions.fleet.drivers.vast.driver import VastDriver
 from functions.fleet.records import Offer, Sighting
-from tests.conformance.driven_vast import VastDriven, vast_account
+from tests.conformance.drivers.driven_vast import VastDriven, vast_account
 from tests.unit.fleet.test_vast_offers import spec
 
 PREFIX = "dep10000-"

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from baton.contract.fleet import MachineState as State
+from baton.contract.fleets.fleet import MachineState as State
 from fakes.vast.instances import NEVER, FakeInstance
 from fakes.vast.provider import KEY, PERMISSIONS, FakeVast
-from functions.fleet.drivers.vast import VastDriver
+from functions.fleet.drivers.vast.driver import VastDriver
 from functions.fleet.records import Machine
-from tests.conformance.driven_vast import vast_account
+from tests.conformance.drivers.driven_vast import vast_account
 from tests.unit.fleet.night import Night
 from tests.unit.fleet.test_vast_offers import spec
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from baton.contract.fleet import FleetSpec
+from baton.contract.fleets.fleet import FleetSpec
 from functions.domain.jobs.job_selection import names_model
-from functions.fleet.drivers.vast_wire import Ask, Charge, Instance, PriceIncrease, best_bid, disk_gb, gpu_model
+from functions.fleet.drivers.vast.wire import Ask, Charge, Instance, PriceIncrease, best_bid, disk_gb, gpu_model
 
 NOW = 1_700_000_000.0
 ROW: dict[str, Any] = {

@@ -12,17 +12,17 @@ from typing import Any, cast
 import pytest
 
 from baton.contract.errors import ErrorCode
-from baton.contract.fleet import EnrollRequest
-from baton.contract.fleet import MachineState as State
-from baton.contract.providers import SaladAccount
+from baton.contract.fleets.fleet import EnrollRequest
+from baton.contract.fleets.fleet import MachineState as State
+from baton.contract.fleets.providers import SaladAccount
 from fakes.salad.api import JWKS, RTX_4090, FakeSalad
 from fakes.salad.imds import FakeImds
 from fakes.salad.signing_key import WorkloadKey
-from functions.api.fleet import es256
-from functions.api.fleet.workload_identity import ASK_AGAIN_S, SKEW_S, require_identity
 from functions.api.http.context import Context
+from functions.api.machines import es256
+from functions.api.machines.workload_identity import ASK_AGAIN_S, SKEW_S, require_identity
 from functions.domain.errors import Refusal
-from tests.conformance.driven_salad import salad_account
+from tests.conformance.drivers.driven_salad import salad_account
 from tests.kits.clock import Clock
 from tests.unit.fleet.test_machine_states import make_machine
 

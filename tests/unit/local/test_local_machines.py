@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from functions.local.machines import end_machines
-from tests.conformance.driven_vast import VastDriven
-from tests.conformance.driver_kit import PREFIX, create
+from tests.conformance.drivers.driven_vast import VastDriven
+from tests.conformance.drivers.driver_kit import PREFIX, create
 
 FOREIGN = "dep20000-nights-1"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from baton.contract.fleet import MachineState
+from baton.contract.fleets.fleet import MachineState
 from functions.fleet.clock import ClockAnchor, FleetClock
 from functions.fleet.records import Machine
 from functions.local import program

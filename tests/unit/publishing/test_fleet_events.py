@@ -8,8 +8,8 @@ from typing import Any, get_args
 import pytest
 
 from baton.contract.admin.webhooks import DeliveryView
-from baton.contract.fleet import MachineState
-from baton.contract.fleet_events import FleetEventType, PublishedFleetEvent
+from baton.contract.fleets.events import FleetEventType, PublishedFleetEvent
+from baton.contract.fleets.fleet import MachineState
 from baton.contract.jobs.history import EventType
 from functions.domain.webhooks import Webhook
 from functions.fleet.records import FleetEvent

@@ -15,7 +15,7 @@ from baton.contract.admin.keys import KeyCreate
 from baton.contract.admin.webhooks import WebhookCreate
 from baton.contract.base import MAX_STEP
 from baton.contract.checkpoints.manifest import ChunkedFile, Manifest
-from baton.contract.fleet import EnrollRequest, FleetSpec, MachineHeartbeat
+from baton.contract.fleets.fleet import EnrollRequest, FleetSpec, MachineHeartbeat
 from baton.contract.jobs.job import JobState, JobSubmit
 from baton.contract.jobs.policy import Policy
 from baton.contract.names import Scope

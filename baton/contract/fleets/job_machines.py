@@ -1,0 +1,45 @@
+"""Define the answer to what rents machines for a job, and what the machines cost so far."""
+
+from __future__ import annotations
+
+from baton.contract.base import AnswerModel, Epoch, EpochSeconds
+from baton.contract.fleets.fleet import FleetView, MachineView
+
+
+class ServingFleet(AnswerModel):
+    """Fleet whose queues contain the queue of the job.
+
+    Example: `{"fleet": {"spec": {"name": "nights", ...}, ...}, "cannot": "needs 24 GiB VRAM, fleet nights ..."}`
+    """
+
+    fleet: FleetView
+    cannot: str = ""
+    """Why the machines of the fleet can never run the job; empty if they can."""
+
+
+class RentedAttempt(AnswerModel):
+    """Attempt of the job on a rented machine.
+
+    Example: `{"epoch": 1, "machine": {"id": "a1b2c3d4-nights-9f8e7d", ...}, "held_s": 1800, "usd": 0.2}`
+    """
+
+    epoch: Epoch
+    machine: MachineView
+    held_s: int
+    """Time for which the machine held the job, by the fleets' clock."""
+    usd: float
+    """Price of the machine for this time."""
+
+
+class JobMachines(AnswerModel):
+    """Fleets that serve a job's queue, the rented machines of its attempts, and their cost.
+
+    Example: `{"fleets": [], "attempts": [], "usd": 0.31, "at": 1700000000}`
+    """
+
+    fleets: list[ServingFleet]
+    attempts: list[RentedAttempt]
+    """Oldest first; attempts on other machines are left out."""
+    usd: float
+    at: EpochSeconds
+    """Time of this answer by the fleets' clock."""

@@ -1,0 +1,75 @@
+"""Choose the offers on which a fleet would start machines now, and name what limits their number. Pure.
+
+The tick of the controller decides the same one machine at a time, with a stored intent between two machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.contract.fleets.fleet import FleetSpec
+from functions.domain.records import Job
+from functions.fleet.ledger import Bound, need_usd
+from functions.fleet.machine_states import MAYBE_EXISTING
+from functions.fleet.offers.offer_ranking import RankedOffer
+from functions.fleet.records import Machine, Offer
+from functions.fleet.ticks.demand import FleetMachines, missing_machines
+
+
+def choose(
+    spec: FleetSpec,
+    there: tuple[Sequence[Machine], Sequence[FleetMachines]],
+    waiting: Sequence[Job],
+    ranked: Sequence[RankedOffer],
+    money: tuple[Bound, float],
+) -> tuple[list[Offer], str]:
+    """Return the offers that would be taken, and why not more.
+
+    there: machines of the fleet that the tick watches, and the other fleets of the tenant with theirs. waiting: jobs
+    that the fleet can run. money: of `ledger.tightest`.
+    """
+    (machines, others), (bound, room_usd) = there, money
+    alive = sum(not one.state.ended for one in machines)
+    if alive >= spec.max:
+        return [], f"max is {spec.max}, and the fleet has {alive} machines"
+    missing = missing_machines(spec, machines, waiting, others)
+    if missing == 0:
+        served = f"machines that are there take the {len(waiting)} waiting jobs"
+        return [], served if waiting else "no job waits that the fleet can run"
+    rented = {_ref(one.offer) for one in machines if one.state in MAYBE_EXISTING}
+    usable = [one.offer for one in ranked if not one.rejected]
+    usable = [offer for offer in usable if offer.repeatable or _ref(offer) not in rented]
+    if not usable:
+        return [], f"no offer fits, the nearest: {ranked[0].rejected}" if ranked else "no provider has an offer"
+    taken: list[Offer] = []
+    for _ in range(missing):
+        # An offer that the budget does not pay for never hides a cheaper one behind it.
+        affordable = (offer for offer in usable if _need_usd(offer) <= room_usd)
+        offer = next(affordable, None)
+        if offer is None:
+            break
+        taken.append(offer)
+        room_usd -= _need_usd(offer)
+        if not offer.repeatable:
+            usable.remove(offer)
+    if len(taken) == missing:
+        return taken, _limit(spec, alive + missing, len(waiting))
+    if not usable:
+        return taken, f"only {len(taken)} offers fit"
+    need = min(map(_need_usd, usable))
+    left = f"{bound.label} has {max(0.0, room_usd):.2f} USD left"
+    return taken, f"{left}, boot and one hour of the cheapest offer need {need:.2f} USD"
+
+
+def _need_usd(offer: Offer) -> float:
+    return need_usd(offer.usd_per_hour, offer.boot_s)
+
+
+def _ref(offer: Offer) -> tuple[str, str]:
+    return offer.provider, offer.ref
+
+
+def _limit(spec: FleetSpec, machines: int, waiting: int) -> str:
+    if machines == spec.max:
+        return f"max is {spec.max}"
+    return f"{waiting} jobs wait" if waiting > 1 else "one job waits" if waiting else f"min is {spec.min}"

@@ -1,0 +1,390 @@
+"""Run one tick of the controller: reconcile all machines with their providers, then start what is missing.
+
+The order follows from the promises: inventories first, deadlines and money before any new spending, destroys before
+creates. Every write is conditional on the controller's fence and on the version of the record, and the intent of a
+create is stored before the call. Therefore the next tick finishes whatever a tick that died at any instruction left.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+
+from baton.contract.fleets.fleet import MachineState as State
+from baton.contract.fleets.money import Budget
+from functions.domain.errors import WriteConflict
+from functions.domain.records import Job
+from functions.fleet import lifecycle
+from functions.fleet.accounts import no_account
+from functions.fleet.breaker import last_begin
+from functions.fleet.drivers.protocol import Driver, ProviderRefused
+from functions.fleet.ledger import Ledger, extend, release, reserved_usd
+from functions.fleet.machine_states import ORPHAN_WATCH_S
+from functions.fleet.records import Inventory, Machine, OrphanMachine, StoredFleet, token_prefix
+from functions.fleet.store import DamagedRecord, FenceLost, FleetStore
+from functions.fleet.ticks.balances import watch_balances
+from functions.fleet.ticks.document_changes import EXCEEDS_MAX, outdated, surplus
+from functions.fleet.ticks.rented import ReadJobs, retire, stop_with_jobs
+from functions.fleet.ticks.starting import MachineStarter
+from functions.fleet.ticks.tick import NO_ANSWER, MachineKeys, Tick, TickReport
+
+logger = logging.getLogger("baton.fleet")
+
+LEASE_S = 90
+"""Lease of one tick. A function that is paused longer than its lease cannot write any more, because of the fence."""
+NUDGE_PATIENCE_S = 20
+"""Longest wait of a nudged tick for the fence. The scheduled tick replaces a nudge that waited in vain."""
+DESTROY_EVERY_S = 30
+ORPHAN_GRACE_S = 60
+"""Time between the first and the last sighting after which an orphan is destroyed."""
+DECISIONS = 5
+"""Decisions about one machine in one tick whose writes may conflict with calls of the machine's worker."""
+
+
+class FleetController:
+    """The controller of all fleets of a deployment.
+
+    waiting: returns the claimable jobs of a fleet's queues. random_token: 256 random bits, URL-safe. time_left_s: time
+    until the function is ended. pause: sleeps for a number of seconds. read_jobs: returns the jobs with these ids.
+    completed: returns a tenant's newest completed jobs, for the running times of recipes. budget: of all fleets of the
+    deployment together.
+    """
+
+    def __init__(
+        self,
+        store: FleetStore,
+        drivers: Mapping[str, Driver],
+        *,
+        waiting: Callable[[StoredFleet], Sequence[Job]],
+        keys: MachineKeys,
+        now: Callable[[], int],
+        random_token: Callable[[], str],
+        time_left_s: Callable[[], float],
+        pause: Callable[[float], object] = time.sleep,
+        read_jobs: ReadJobs = lambda _: (),
+        completed: Callable[[str], Sequence[Job]] = lambda _: (),
+        budget: Budget | None = None,
+    ) -> None:
+        self._store = store
+        self._drivers = drivers
+        self._waiting = waiting
+        self._completed = completed
+        self._keys = keys
+        self._now = now
+        self._random_token = random_token
+        self._time_left_s = time_left_s
+        self._pause = pause
+        self._read_jobs = read_jobs
+        self._budget = budget
+
+    def nudge(self) -> TickReport:
+        """Run one tick that begins after this call.
+
+        Another controller that holds the fence may have read the waiting jobs before the cause of the nudge, therefore
+        this call waits for the fence, but not for longer than NUDGE_PATIENCE_S.
+        """
+        for _ in range(NUDGE_PATIENCE_S):
+            report = self.tick()
+            if not report.skipped:
+                break
+            self._pause(1)
+        return report
+
+    def tick(self) -> TickReport:
+        """Run one tick. Returns at once without fleets, and with `skipped` while another controller holds the fence."""
+        report = TickReport()
+        damaged: list[DamagedRecord] = []
+        report.fleets = len(self._store.fleets(damaged=damaged)) + len(damaged)
+        if not report.fleets and self._now() >= self._store.spending().watch_until:
+            return report
+        fence = self._store.acquire(self._random_token(), self._now(), LEASE_S)
+        if fence is None:
+            report.skipped = True
+            return report
+        tick = Tick(
+            self._store,
+            self._drivers,
+            fence,
+            report,
+            keys=self._keys,
+            now=self._now,
+            time_left_s=self._time_left_s,
+            pause=self._pause,
+            budget=self._budget,
+        )
+        starter = MachineStarter(
+            tick, waiting=self._waiting, completed=self._completed, random_token=self._random_token
+        )
+        try:
+            report.finished = Reconciliation(tick, starter, self._read_jobs).run()
+        except FenceLost:
+            logger.warning("another controller has taken over; this tick ends")
+            return report
+        self._store.release(fence, finished_at=self._now() if report.finished else None)
+        return report
+
+
+class Reconciliation:
+    """One tick over all fleets."""
+
+    def __init__(self, tick: Tick, starter: MachineStarter, read_jobs: ReadJobs) -> None:
+        self._tick = tick
+        self._read_jobs = read_jobs
+        self._starter = starter
+        self._store = tick.store
+        self._now = tick.now
+
+    def run(self) -> bool:
+        """Look after all machines, then start the missing ones; return False if the time ended before the last machine.
+
+        The tick looks first after the machines that have waited longest, so that a tick that is too short for all
+        machines leaves each of them to the next tick at the latest.
+        """
+        damaged: list[DamagedRecord] = []
+        listed = self._store.fleets(damaged=damaged)
+        machines = self._tick.machines = self._read_machines(listed, damaged)
+        readable = [one for one in listed if (one.tenant, one.spec.name) in machines]
+        fleets = stop_with_jobs(self._tick, readable, self._read_jobs)
+        providers = self._watched_providers(fleets, [machine for group in machines.values() for machine in group])
+        inventories = self._inventories(providers)
+        places = [(fleet, at) for fleet in fleets for at in range(len(machines[fleet.tenant, fleet.spec.name]))]
+        places.sort(key=lambda place: _turn(machines[place[0].tenant, place[0].spec.name][place[1]]))
+        finished = True
+        for fleet, at in places:
+            finished = self._tick.in_time
+            if not finished:
+                self._tick.fail("the time of the tick is over before its last machine")
+                break
+            group = machines[fleet.tenant, fleet.spec.name]
+            inventory = inventories.get(group[at].provider)
+            self._reconcile(fleet, group, at, inventory)
+            if inventory is not None:
+                self._accept_price(group[at], inventory)
+            group[at] = self._destroy(group[at])
+        explained = {(machine.provider, machine.id) for group in machines.values() for machine in group}
+        self._handle_orphans(inventories.values(), explained, damaged)
+        for fleet in fleets if finished else ():
+            others = [
+                (one.spec, machines[one.tenant, one.spec.name])
+                for one in fleets
+                if one is not fleet and one.tenant == fleet.tenant
+            ]
+            self._starter.start_missing(fleet, machines[fleet.tenant, fleet.spec.name], others)
+        watch_balances(self._tick, fleets)
+        retire(self._tick, fleets, machines)
+        self._tick.settle()
+        report = self._tick.report
+        for group in machines.values():
+            for machine in group:
+                report.machines[machine.state] = report.machines.get(machine.state, 0) + 1
+                report.usd_per_hour += machine.usd_per_hour if machine.billed else 0.0
+        return finished and not damaged
+
+    def _read_machines(
+        self, fleets: Sequence[StoredFleet], damaged: list[DamagedRecord]
+    ) -> dict[tuple[str, str], list[Machine]]:
+        """Return the machines of each fleet whose records can be read; append the others to `damaged`."""
+        found: dict[tuple[str, str], list[Machine]] = {}
+        for fleet in fleets:
+            place = fleet.tenant, fleet.spec.name
+            try:
+                self._tick.ledger(fleet)
+                found[place] = list(self._store.machines(*place))
+            except DamagedRecord as error:
+                damaged.append(error)
+        if damaged:
+            # The machines of these fleets may run on, and the money that they hold must not be spent a second time.
+            read_usd = sum(map(reserved_usd, found.values()))
+            self._tick.unread_usd = max(0.0, self._tick.spending.reserved_usd - read_usd)
+        for one in damaged:
+            # Without its records nobody can tell what a fleet spent, therefore its machines stay as they are.
+            self._tick.fail(f"{one}; nobody looks after its machines until the record is mended")
+        return found
+
+    def _watched_providers(self, fleets: Sequence[StoredFleet], machines: Sequence[Machine]) -> list[str]:
+        """Return the providers whose lists the tick reads.
+
+        A provider can list a machine late, after its fleet was stopped or names other providers.
+        """
+        renting = {name for one in fleets if not one.stopped for name in one.spec.providers}
+        recent = renting or any(self._now() < one.updated_at + ORPHAN_WATCH_S for one in fleets)
+        recent = recent or self._now() < self._tick.spending.watch_until
+        return sorted({one.provider for one in machines} | renting | (set(self._tick.drivers) if recent else set()))
+
+    def _inventories(self, providers: Sequence[str]) -> dict[str, Inventory]:
+        """Return the lists of our machines by provider, without those that could not be read.
+
+        All providers are asked at once, because slow ones would leave no time for the machines of the others.
+        """
+        asked: dict[str, Driver] = {}
+        for provider in providers:
+            driver = self._tick.drivers.get(provider)
+            if driver is None:
+                self._tick.fail(no_account(provider))
+            elif self._tick.may_call(driver, "inventory"):
+                asked[provider] = driver
+        if not asked:
+            return {}
+        prefix, now = f"{self._store.deployment()}-", self._now()
+        pool = ThreadPoolExecutor(len(asked), thread_name_prefix="inventory")
+        answers = {name: pool.submit(_list_machines, driver, prefix, now) for name, driver in asked.items()}
+        wait(answers.values(), self._tick.reading_s)
+        # A read that still waits for its provider ends by its own time-out; nothing follows from its answer.
+        pool.shutdown(wait=False)
+        found: dict[str, Inventory] = {}
+        for provider, answer in answers.items():
+            try:
+                found[provider] = answer.result(timeout=0)
+            except NO_ANSWER as error:
+                told = str(error) or "no answer in time"
+                self._tick.fail(f"{provider}: the list of machines cannot be read: {told}")
+                if isinstance(error, ProviderRefused):
+                    self._tick.refuse(provider, error.kind, str(error))
+        return found
+
+    def _reconcile(self, fleet: StoredFleet, group: list[Machine], at: int, inventory: Inventory | None) -> None:
+        """Advance one machine, move its money, store both.
+
+        After a conflict with a call of the machine's worker, decide about the stored machine: a worker that writes in
+        each tick between the tick's read and write would otherwise keep its machine for ever.
+        """
+        for _ in range(DECISIONS):
+            before = group[at]
+            after, spent = self._decide(fleet, before, group, inventory)
+            if after == before or lifecycle.only_cost_grew(before, after):
+                return
+            group[at] = self._tick.save(fleet, before, after, spent)
+            if group[at] is not before:
+                return
+            group[at] = self._store.machine(before.tenant, before.fleet, before.id) or before
+
+    def _decide(
+        self, fleet: StoredFleet, machine: Machine, group: Sequence[Machine], inventory: Inventory | None
+    ) -> tuple[Machine, Ledger]:
+        """Return the machine and the ledger as the inventory, the document, the clock and the money leave them."""
+        now = self._now()
+        inventory = inventory or Inventory(provider=machine.provider, at=now, complete=False)
+        kept = sum(one.state in (State.READY, State.BUSY) for one in group) <= fleet.spec.min and not fleet.stopped
+        after = lifecycle.advance(
+            lifecycle.follow(machine, fleet.spec),
+            inventory,
+            idle_timeout_s=None if kept else fleet.spec.idle_timeout_s,
+        )
+        unwanted = _find_unwanted(fleet, after, group)
+        if unwanted:
+            after = lifecycle.stop(after, unwanted, now)
+        if after.state is State.GONE:
+            after = after.model_copy(update={"charged_usd": self._charge(after)})
+        others = [one for one in group if one.id != machine.id]
+        usd = after.spent_usd - machine.spent_usd
+        spent = self._tick.ledger(fleet).spend(usd, now, since=machine.requested_at)
+        if after.state is State.GONE:
+            breaker = spent.breaker.after([machine], last_begin(fleet, group))
+            spent = spent.model_copy(update={"breaker": breaker})
+        _, room = self._tick.tightest(fleet, spent, [*others, after])
+        return release(extend(after, room)), spent
+
+    def _accept_price(self, machine: Machine, inventory: Inventory) -> None:
+        """Accept a price that the provider announced; `lifecycle.advance` has drained the machine if it is too high."""
+        price = lifecycle.acceptable_price(machine, inventory.of(machine.id))
+        driver = self._tick.drivers.get(machine.provider)
+        if price is None or driver is None or machine.handle is None or not self._tick.may_call(driver, "accept"):
+            return
+        try:
+            driver.accept_price(machine.handle, price)
+        except NO_ANSWER as error:
+            self._tick.fail(f"{machine.provider}: the price of machine {machine.id} cannot be accepted: {error}")
+
+    def _charge(self, machine: Machine) -> float | None:
+        """Return what the provider charges for an ended machine; None if the provider has no record now."""
+        driver = self._tick.drivers.get(machine.provider)
+        if driver is None or machine.handle is None:
+            return None
+        try:
+            return driver.charged_usd(machine.handle)
+        except NO_ANSWER as error:
+            self._tick.fail(f"{machine.provider}: the charge of machine {machine.id} cannot be read: {error}")
+            return None
+
+    def _destroy(self, machine: Machine) -> Machine:
+        """Ask the provider for the end of a machine and of its duplicates, again and again until absence is proved."""
+        handles = list(machine.duplicates)
+        if machine.state is State.TERMINATING and machine.handle:
+            handles.append(machine.handle)
+        if machine.destroy_at is not None and self._now() < machine.destroy_at + DESTROY_EVERY_S:
+            return machine
+        asked = [handle for handle in handles if self._ask_destroy(machine.provider, handle)]
+        if not asked:
+            return machine
+        stored = machine.model_copy(update={"destroy_at": self._now(), "version": machine.version + 1})
+        try:
+            self._store.write(self._tick.fence, machine.tenant, machine.fleet, machine=stored)
+        except WriteConflict:
+            return machine
+        return stored
+
+    def _ask_destroy(self, provider: str, handle: str) -> bool:
+        driver = self._tick.drivers.get(provider)
+        if driver is None or not self._tick.may_call(driver, "destroy"):
+            return False
+        try:
+            accepted = driver.destroy(handle)
+        except NO_ANSWER as error:
+            self._tick.fail(f"{provider}: machine {handle} cannot be destroyed yet: {error}")
+            return False
+        self._tick.report.destroyed += accepted
+        return accepted
+
+    def _handle_orphans(
+        self, inventories: Iterable[Inventory], explained: Collection[tuple[str, str]], damaged: Sequence[DamagedRecord]
+    ) -> None:
+        """Destroy machines that carry a token of this deployment and that no live record explains.
+
+        explained: providers and ids of the machines with a record. damaged: fleets whose machines may have an
+        unreadable record.
+        """
+        unsure = tuple(token_prefix(self._store.deployment(), one.fleet) for one in damaged)
+        known = self._store.orphans()
+        for inventory in inventories:
+            for seen in inventory.sightings:
+                if (inventory.provider, seen.token) in explained or seen.token.startswith(unsure):
+                    continue
+                before = known.get(seen.handle)
+                orphan = OrphanMachine(
+                    provider=inventory.provider,
+                    handle=seen.handle,
+                    token=seen.token,
+                    first_seen_at=before.first_seen_at if before else inventory.at,
+                    last_seen_at=inventory.at,
+                    destroyed_at=before.destroyed_at if before else None,
+                    usd_per_hour=seen.usd_per_hour or 0.0,
+                )
+                self._tick.report.orphans += 1
+                if inventory.at - orphan.first_seen_at >= ORPHAN_GRACE_S and self._ask_destroy(
+                    inventory.provider, seen.handle
+                ):
+                    orphan = orphan.model_copy(update={"destroyed_at": inventory.at})
+                # After a conflict on the fence the next tick stores the orphan.
+                with suppress(WriteConflict):
+                    self._store.put_orphan(self._tick.fence, orphan)
+
+
+def _list_machines(driver: Driver, prefix: str, now: int) -> Inventory:
+    return driver.inventory(prefix, now)
+
+
+def _find_unwanted(fleet: StoredFleet, machine: Machine, group: Sequence[Machine]) -> str:
+    """Return why the fleet gives the machine back, besides time and money; empty if the fleet keeps the machine."""
+    if fleet.stopped:
+        return fleet.stop_reason or "the fleet is stopped"
+    if machine.id in surplus(group, fleet.spec.max):
+        return EXCEEDS_MAX
+    return outdated(machine, fleet.spec)
+
+
+def _turn(machine: Machine) -> tuple[bool, int]:
+    """Return the place of a machine in the order of a tick: by the time up to which it is paid, failed ones last."""
+    return machine.state is State.FAILED, machine.priced_until or 0

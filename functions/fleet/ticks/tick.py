@@ -1,0 +1,306 @@
+"""Hold what all steps of one tick share: the fence, the money, the providers' calls, the report.
+
+Every write is conditional on the controller's fence and on the version of the record.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pydantic import ValidationError
+
+from baton.contract.errors import ErrorCode
+from baton.contract.fleets.fleet import MachineState as State
+from baton.contract.fleets.money import Budget
+from functions.domain.errors import WriteConflict
+from functions.fleet.drivers.protocol import Driver, ProviderRefused, ProviderUnavailable, RefusalKind
+from functions.fleet.ledger import Bound, DeploymentLedger, Ledger, new_warnings, reserved_usd, tightest
+from functions.fleet.lifecycle import BUDGET_SPENT, SMALLEST_USD
+from functions.fleet.machine_states import DEADLINES
+from functions.fleet.offers.reputation import after_end, kind_of
+from functions.fleet.records import FleetEvent, Machine, Quarantine, StoredFleet
+from functions.fleet.store import FleetStore
+
+logger = logging.getLogger("baton.fleet")
+
+LEAST_TIME_S = 20
+"""Time of the function that must be left before a provider is called: a call ends within its time-out."""
+MACHINES_S = 10
+"""Time of the function that is kept for the machines while providers read their lists."""
+READING_AT_LEAST_S = 5.0
+LONGEST_PAUSE_S = 15
+"""Longest interval between two calls that a tick waits for instead of leaving the call to the next tick."""
+QUARANTINE_S = {"boot": 6 * 3600, "loss": 24 * 3600}
+LONGEST_QUARANTINE_S = 7 * 24 * 3600
+NO_ANSWER = Exception
+"""Failures of a driver's call: any exception, because a driver that meets a value which it does not foresee must not
+end the tick, which also looks after the machines of all other providers."""
+FORESEEN = (ProviderUnavailable, ProviderRefused, ValidationError)
+"""Failures that are no fault of a driver; ValidationError: the provider's answer has impossible values."""
+OUTGOING = frozenset({State.DRAINING, State.LOST, State.TERMINATING})
+OF_ONE_FLEET = frozenset({RefusalKind.IMAGE, RefusalKind.INVALID})
+"""Refusals that follow from the document of a fleet; any other refusal hits every fleet."""
+
+
+class MachineKeys(Protocol):
+    """The API keys of machines."""
+
+    def issue(self, machine: Machine, expires_at: int) -> tuple[str, Mapping[str, str]]:
+        """Store a new enrolment key; return its id and the environment of the machine, which contains the key."""
+
+    def revoke(self, key_id: str) -> None:
+        """Revoke a key; idempotent."""
+
+
+@dataclass
+class TickReport:
+    """Counters of one tick, for metrics and the summary event."""
+
+    skipped: bool = False
+    """True if another controller held the fence."""
+    finished: bool = False
+    """True if the tick looked after every fleet; False also if there is no fleet."""
+    fleets: int = 0
+    machines: dict[str, int] = field(default_factory=dict)
+    created: int = 0
+    destroyed: int = 0
+    orphans: int = 0
+    usd_per_hour: float = 0.0
+    failures: list[str] = field(default_factory=list)
+
+
+class Tick:
+    """One tick under one fence.
+
+    time_left_s: time until the function is ended. pause: sleeps for a number of seconds. budget: of all fleets of the
+    deployment together.
+    """
+
+    def __init__(
+        self,
+        store: FleetStore,
+        drivers: Mapping[str, Driver],
+        fence: int,
+        report: TickReport,
+        *,
+        keys: MachineKeys,
+        now: Callable[[], int],
+        time_left_s: Callable[[], float],
+        pause: Callable[[float], object],
+        budget: Budget | None = None,
+    ) -> None:
+        self.store = store
+        self.drivers = drivers
+        self.fence = fence
+        self.report = report
+        self.keys = keys
+        self.now = now
+        self._time_left_s = time_left_s
+        self._pause = pause
+        self.machines: dict[tuple[str, str], list[Machine]] = {}
+        """Watched machines of all fleets, by tenant and fleet."""
+        self.unread_usd = 0.0
+        """Reservations of fleets whose records cannot be read, as of the last tick that could read them."""
+        self._budget = budget
+        self._spending: DeploymentLedger | None = None
+        self._ledgers: dict[tuple[str, str], Ledger] = {}
+        self._refused: dict[tuple[str, tuple[str, str] | None], str] = {}
+
+    @property
+    def in_time(self) -> bool:
+        """True if time is left for a call of a provider."""
+        return self._time_left_s() >= LEAST_TIME_S
+
+    @property
+    def reading_s(self) -> float:
+        """Return the time in seconds for the lists of all providers, after which the machines need their time."""
+        return max(READING_AT_LEAST_S, self._time_left_s() - LEAST_TIME_S - MACHINES_S)
+
+    def may_call(self, driver: Driver, call: str) -> bool:
+        """Return True if time is left for a call and the provider's minimum interval has passed.
+
+        A short interval passes here, because machines that wait for their destroy call cost money for each tick.
+        """
+        interval_s = driver.min_interval_s.get(call, 0.0)
+        if not self.in_time:
+            return False
+        if interval_s == 0.0 or self.store.allow(driver.name, call, self.now(), interval_s):
+            return True
+        pause_s = math.ceil(interval_s)
+        if pause_s > LONGEST_PAUSE_S or self._time_left_s() < LEAST_TIME_S + pause_s:
+            return False
+        self._pause(pause_s)
+        return self.store.allow(driver.name, call, self.now(), interval_s)
+
+    def refuse(self, provider: str, kind: RefusalKind, reason: str, fleet: StoredFleet | None = None) -> str:
+        """Ask a provider for no more machines in this tick, after a refusal of the account; return the reason.
+
+        fleet: the fleet whose request was refused; None for a call that concerns no fleet.
+        """
+        told = reason if reason.startswith(kind) else f"{kind}: {reason}"
+        place = _place(fleet) if fleet is not None and kind in OF_ONE_FLEET else None
+        self._refused[provider, place] = told
+        return told
+
+    def refusal(self, provider: str, fleet: StoredFleet) -> str:
+        """Return why the provider is asked no more in this tick for machines of the fleet; empty if it may be asked."""
+        return self._refused.get((provider, None)) or self._refused.get((provider, _place(fleet)), "")
+
+    def ledger(self, fleet: StoredFleet) -> Ledger:
+        """Return the ledger, which only the holder of the fence writes."""
+        place = _place(fleet)
+        if place not in self._ledgers:
+            self._ledgers[place] = self.store.ledger(*place)
+        return self._ledgers[place]
+
+    @property
+    def spending(self) -> DeploymentLedger:
+        """Money of all fleets, which only the holder of the fence writes."""
+        if self._spending is None:
+            self._spending = self.store.spending()
+        return self._spending
+
+    def tightest(self, fleet: StoredFleet, spent: Ledger, group: Sequence[Machine]) -> tuple[Bound, float]:
+        """Return the bound with the least room, of the fleet or of the deployment, and its room in USD.
+
+        spent, group: ledger and machines of the fleet, which the tick may not have stored yet.
+        """
+        now = self.now()
+        own = tightest(fleet.spec.budget, spent, group, now)
+        if self._budget is None:
+            return own
+        others = [one for place, found in self.machines.items() if place != _place(fleet) for one in found]
+        spending = self.spending.follow(self.ledger(fleet), spent, now)
+        bound, room_usd = tightest(self._budget, spending, [*group, *others], now)
+        return min(own, (bound, room_usd - self.unread_usd), key=lambda found: found[1])
+
+    def settle(self) -> None:
+        """Store the reservations of all machines, for people who look at the budget of the deployment."""
+        reserved = self.unread_usd + sum(reserved_usd(group) for group in self.machines.values())
+        if self._budget is None or abs(reserved - self.spending.reserved_usd) < SMALLEST_USD:
+            return
+        updates = {"reserved_usd": reserved, "version": self.spending.version + 1}
+        # After a conflict on the fence the next tick stores the sum.
+        with suppress(WriteConflict):
+            self.store.write(self.fence, "", "", spending=self.spending.model_copy(update=updates))
+
+    def retire(self, fleet: StoredFleet, spending: DeploymentLedger) -> None:
+        """Store a fleet that retires. Raises WriteConflict."""
+        self._spending = None
+        self.store.retire(self.fence, fleet, spending)
+        self._spending = spending
+
+    def write(
+        self,
+        fleet: StoredFleet,
+        *,
+        machine: Machine | None = None,
+        ledger: Ledger | None = None,
+        events: Sequence[FleetEvent] = (),
+    ) -> None:
+        """Store all values or none. Raises WriteConflict."""
+        place = _place(fleet)
+        spending, warnings = self._spend(fleet, ledger)
+        events = [*(tell_bound(one, "budget.warning", self.now()) for one in warnings), *events]
+        try:
+            self.store.write(self.fence, *place, machine=machine, ledger=ledger, spending=spending, events=events)
+        except WriteConflict:
+            self._ledgers.pop(place, None)
+            self._spending = None
+            raise
+        if ledger is not None:
+            self._ledgers[place] = ledger
+        if spending is not None:
+            self._spending = spending
+
+    def _spend(self, fleet: StoredFleet, ledger: Ledger | None) -> tuple[DeploymentLedger | None, list[Bound]]:
+        """Return the spending of all fleets after that of one fleet, None for no change, and new warnings."""
+        if ledger is None or ledger.spent_usd == self.ledger(fleet).spent_usd:
+            return None, []
+        now = self.now()
+        after, warnings = self.spending.follow(self.ledger(fleet), ledger, now), list[Bound]()
+        if self._budget is not None:
+            after, warnings = new_warnings(self._budget, after, now)
+        return after.model_copy(update={"version": self.spending.version + 1}), warnings
+
+    def save(self, fleet: StoredFleet, before: Machine, after: Machine, spent: Ledger) -> Machine:
+        """Store a machine with its money and its event; return the stored machine, or `before` after a conflict."""
+        now, ledger = self.now(), self.ledger(fleet)
+        spent, warnings = new_warnings(fleet.spec.budget, spent, now)
+        events = [tell_bound(one, "budget.warning", now) for one in warnings]
+        if after.state is not before.state:
+            if after.reason == BUDGET_SPENT and before.state not in OUTGOING:
+                bound, _ = self.tightest(fleet, spent, self.machines[_place(fleet)])
+                events.append(tell_bound(bound, "budget.drained", now, machine=after.id))
+            events.append(after.event)
+        stored = after.model_copy(update={"version": before.version + 1})
+        if after.state.ended and not before.state.ended:
+            # Before the write, because no later tick looks after an ended machine.
+            self._revoke_keys(after)
+        try:
+            self.write(
+                fleet,
+                machine=stored,
+                ledger=None if spent == ledger else spent.model_copy(update={"version": ledger.version + 1}),
+                events=events,
+            )
+        except WriteConflict:
+            # The machine's worker has written in between.
+            return before
+        self._quarantine(before, stored)
+        if stored.state is State.GONE and before.state is not State.GONE:
+            known = self.store.reputations().get(kind_of(stored.offer))
+            self.store.put_reputation(self.fence, after_end(known, stored))
+        return stored
+
+    def _revoke_keys(self, machine: Machine) -> None:
+        for key in (machine.worker_key, machine.enrolment_key):
+            if key:
+                self.keys.revoke(key)
+
+    def _quarantine(self, before: Machine, after: Machine) -> None:
+        """Avoid a host that did not boot, or that vanished with a job."""
+        if after.offer.machine_ref is None or before.state is after.state:
+            return
+        starting = before.state in (State.BOOTING, State.REGISTERED)
+        # A machine that starts can also end with its fleet, its budget or its price.
+        late = starting and after.reason == DEADLINES[before.state].reason
+        if not late and after.state is not State.LOST:
+            return
+        kind = "boot" if starting else "loss"
+        host, now = f"{after.provider}:{after.offer.machine_ref}", self.now()
+        earlier = self.store.quarantined(0).get(host)
+        failures = earlier.failures + 1 if earlier else 1
+        until = now + min(QUARANTINE_S[kind] * 2 ** (failures - 1), LONGEST_QUARANTINE_S)
+        self.store.put_quarantine(Quarantine(host=host, until=until, failures=failures, reason=after.reason))
+
+    def fail(self, message: str) -> None:
+        """Report a failure in one line, which does not end the tick; log the traceback if a driver is at fault."""
+        message = " ".join(message.split())
+        cause = sys.exception()
+        logger.warning("%s", message, exc_info=None if isinstance(cause, FORESEEN) else cause)
+        self.report.failures.append(message)
+
+
+def tell(error: Exception) -> str:
+    """Return the failure of a driver's call in one line: stable code, cause, remedy."""
+    cause = " ".join(str(error).split())
+    if isinstance(error, ProviderRefused):
+        return cause
+    return f"{ErrorCode.PROVIDER_UNAVAILABLE}: {cause}; the next tick asks again"
+
+
+def tell_bound(bound: Bound, type_: str, now: int, machine: str | None = None) -> FleetEvent:
+    """Return the event of a bound that the spending comes near to or has reached."""
+    reason = f"{bound.label} {bound.cap_usd:g} {bound.period}".strip()
+    return FleetEvent(at=now, type=type_, machine=machine, reason=reason, usd=bound.spent_usd)
+
+
+def _place(fleet: StoredFleet) -> tuple[str, str]:
+    return fleet.tenant, fleet.spec.name
