@@ -113,7 +113,7 @@ def test_an_account_that_does_not_work_is_not_stored(
     deployment: Deployment, api: Api, salad: FakeSalad, change: dict[str, str], code: ErrorCode, says: str
 ) -> None:
     account = {**reveal(salad_account(salad)), **change}
-    said = api.call("PUT", "/providers/salad", account).refused(code)["message"]
+    said = api.call("PUT", "/providers/salad", account).refused(code, remedy="`baton fleet login")["message"]
     assert says in said and account["api_key"] not in said
     assert api.get("/providers").ok()["providers"] == []
 
