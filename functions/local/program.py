@@ -25,6 +25,7 @@ DEFAULT_STATE_DIR = ".baton/local"
 BUDGET_FILE = "fleet-budget.json"
 NO_BUDGET = "none"
 CLOCK_TOLERANCE_S = 60
+REPEAT_S = 3600
 CLOUD_CHECK_S = 0.5
 
 
@@ -63,6 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
         fast = f"-x{options.fleet_clock_speed}" if options.fleet_clock_speed != 1 else ""
         options.state_dir = Path(f"{DEFAULT_STATE_DIR}{fast}")
     budget = _choose_budget(parser, options)
+    logging.getLogger("baton.fleet").addFilter(RepeatFilter())
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -108,6 +110,22 @@ def _read_budget(parser: argparse.ArgumentParser, text: str | None) -> Budget | 
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
         parser.error(f'--fleet-budget: {problem}. Write JSON such as {{"per_day_usd": 5}}.')
+
+
+class RepeatFilter(logging.Filter):
+    """Drops a message of the fleets that was logged less than an hour ago: each tick repeats what it waits for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._logged_at: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return True for a message to log."""
+        text = record.getMessage()
+        if record.created - self._logged_at.get(text, 0) < REPEAT_S:
+            return False
+        self._logged_at[text] = record.created
+        return True
 
 
 def _choose_budget(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Budget | None:

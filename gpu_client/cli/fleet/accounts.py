@@ -13,7 +13,7 @@ from gpu_client.cli.core.output import FOLDED, TableColumn
 from gpu_client.cli.core.session import AsJson, session_of
 from gpu_client.cli.fleet.account_document import find_provider, read_account
 
-PROVIDERS = ("provider", "account", TableColumn("credit USD", right=True), "checked", TableColumn("problems", FOLDED))
+PROVIDERS = ("provider", "account", TableColumn("credit USD", right=True), "as of", TableColumn("problems", FOLDED))
 OPEN_BITS = 0o077
 ProviderArgument = Annotated[str, typer.Argument(metavar="PROVIDER", help="Name of the provider.", show_default=False)]
 
@@ -71,6 +71,8 @@ def list_providers(context: typer.Context, as_json: AsJson = False) -> None:
         session.output.note("No account is stored. Store one with: baton fleet login PROVIDER")
     else:
         session.output.table(PROVIDERS, map(_row, found))
+        if any(one.balance_usd is not None for one in found):
+            session.output.note("The credit is that of the last login; of this moment: baton fleet doctor")
 
 
 def _row(view: ProviderView) -> list[str]:

@@ -56,7 +56,8 @@ def test_an_account_from_login_to_logout(baton: Baton, accounts: Path, vast: Fak
     assert said.out.startswith("The account ") and "credit 100.00 USD" in said.out and said.err == ""
     (listed,) = baton("fleet", "providers", "--json").ok().json
     assert listed["provider"] == "vast" and listed["balance_usd"] == 100.0
-    assert baton("fleet", "providers").ok().out.splitlines()[1].startswith("vast")
+    shown = baton("fleet", "providers").ok()
+    assert shown.out.splitlines()[1].startswith("vast") and "of the last login" in shown.err
     accounts.chmod(0o644)
     again = baton("fleet", "login", "vast", "--json", "--file", accounts).ok()
     assert again.json["provider"] == "vast" and f"chmod 600 {accounts}" in again.err

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from functions.local.emulator import Emulator, EmulatorError
+from functions.local.emulator import Emulator, EmulatorError, StateInUseError
 from functions.local.lifecycle import HOST
 from tests.kits.clouds.emulator import unique
 from tests.kits.network.ports import free_port
@@ -112,7 +112,7 @@ def test_a_death_of_its_own_is_reported() -> None:
 
 def test_a_directory_serves_one_emulator_at_a_time(tmp_path: Path) -> None:
     with Emulator(state_dir=tmp_path) as first:
-        with pytest.raises(EmulatorError, match="in use by another emulator"):
+        with pytest.raises(StateInUseError, match=f"in use by another emulator, .* process id {os.getpid()}$"):
             Emulator(state_dir=tmp_path).start()
         first.client("s3").list_buckets()
 

@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from functions.local.machines import end_machines
+from baton.contract.fleets.fleet import MachineState
+from functions.fleet.records import StoredFleet
+from functions.local.machines import end_machines, list_machines
 from tests.conformance.drivers.driven_vast import VastDriven
 from tests.conformance.drivers.driver_kit import PREFIX, create
+from tests.twins.fleet import MemoryFleetStore
+from tests.unit.fleet.test_fleet_nights import spec
+from tests.unit.fleet.test_machine_states import NOW, make_machine
 
 FOREIGN = "dep20000-nights-1"
 
@@ -22,6 +27,18 @@ def provider(tmp_path: Path) -> Iterator[VastDriven]:
         create(made, token)
     yield made
     made.close()
+
+
+def test_machines_that_a_provider_may_bill_are_listed_for_all_tenants() -> None:
+    store = MemoryFleetStore()
+    fence = store.acquire("test", NOW, 90)
+    assert fence is not None
+    for tenant, state in (("a", MachineState.BUSY), ("b", MachineState.TERMINATING)):
+        store.put_fleet(StoredFleet(tenant=tenant, spec=spec(), version=1, created_at=NOW, updated_at=NOW))
+        for number, one in enumerate((state, MachineState.PLANNED, MachineState.GONE)):
+            machine = make_machine(one, id=f"{tenant}{number}", tenant=tenant)
+            store.write(fence, tenant, "nights", machine=machine)
+    assert [one.id for one in list_machines(store)] == ["a0", "b0"]
 
 
 def test_own_machines_end_at_the_pace_of_the_provider_and_others_stay(provider: VastDriven) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from functions.fleet.clock import ClockAnchor, FleetClock
 from functions.fleet.records import Machine
 from functions.local import program
 from functions.local.emulator import StateInUseError
-from functions.local.program import main
+from functions.local.program import REPEAT_S, RepeatFilter, main
 from tests.unit.fleet.test_machine_states import make_machine
 
 Run = Callable[..., dict[str, Any]]
@@ -63,6 +64,7 @@ class StackDouble:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Run]:
     """Run the program with a double of the stack; return the stack's arguments."""
+    filters = list(logging.getLogger("baton.fleet").filters)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     monkeypatch.setattr(program, "LocalStack", StackDouble)
     monkeypatch.setattr(program, "CLOUD_CHECK_S", 0.001)
@@ -73,6 +75,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Run]:
         return StackDouble.given
 
     yield run_program
+    logging.getLogger("baton.fleet").filters = filters
     for number, handler in handlers.items():
         signal.signal(number, handler)
 
@@ -126,3 +129,16 @@ def test_a_directory_in_use_has_a_remedy(
     run("--port", "8787", exit_code=1)
     remedy = "End that control plane, or add: --state-dir .baton/local-2 --port 8788"
     assert remedy in capsys.readouterr().err
+
+
+def test_what_each_tick_repeats_is_logged_once_an_hour() -> None:
+    repeats = RepeatFilter()
+
+    def is_logged(text: str, at: float) -> bool:
+        record = logging.LogRecord("baton.fleet", logging.WARNING, "", 1, "%s", (text,), None)
+        record.created = at
+        return repeats.filter(record)
+
+    shown = [is_logged("vast: no account", at) for at in (1e9, 1e9 + 1, 1e9 + REPEAT_S, 1e9 + REPEAT_S + 1)]
+    assert shown == [True, False, True, False]
+    assert is_logged("salad: no account", 1e9)
