@@ -173,7 +173,9 @@ def test_a_rented_machine_outlives_the_stack_and_the_next_stack_gives_it_back(
         ready = [MachineState.READY]
         until(lambda: [one.state for one in user.fleet("nights").machines] == ready, what="a machine", every_s=0.2)
         (machine,) = user.fleet("nights").machines
-    assert first.end(signal.SIGINT)[::2] == (0, "")
+    code, said, faults = first.end(signal.SIGINT)
+    assert (code, faults) == (0, "")
+    assert "1 machine is still rented" in said and machine.id in said
     (description,) = (tmp_path / "state" / "machines").glob("machines/*/machine.json")
     pid = json.loads(description.read_text())["pid"]
     assert alive(pid)
