@@ -144,6 +144,14 @@ def need_usd(usd_per_hour: float, boot_s: float) -> float:
     return usd_per_hour * (boot_s + HORIZON_S) / 3600
 
 
+def tell_shortage(bound: Bound, room_usd: float, need_usd: float) -> str:
+    """Return that the room of a bound does not pay for a machine, with as many digits as show the difference."""
+    left = max(0.0, room_usd)
+    digits = 2 if f"{left:.2f}" != f"{need_usd:.2f}" else 4
+    need = f"boot and one hour of the cheapest offer need {need_usd:.{digits}f} USD"
+    return f"{bound.label} has {left:.{digits}f} USD left, {need}"
+
+
 def extend(machine: Machine, room_usd: float) -> Machine:
     """Return the machine with its reservation filled up to one horizon, or by as much as there is room.
 

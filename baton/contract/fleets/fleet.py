@@ -197,6 +197,8 @@ class FleetView(AnswerModel):
     stopped: bool = False
     job_id: JobId | None = None
     """Job that rents its own machines, with which the fleet ends; None for the fleet of a document."""
+    spent_usd: float = 0
+    """Money that the fleet has spent since its first document: boots, jobs and idle time of all its machines."""
     bounds: list[BoundView] = []
     machines: list[MachineView] = []
     waits: str = ""

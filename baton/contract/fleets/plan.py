@@ -163,6 +163,8 @@ class FleetPlan(AnswerModel):
     """Machines that the next tick would start."""
     why: str
     """Why not more."""
+    waits: str = ""
+    """Why the last tick did not start a machine that the stored fleet of this name lacks; empty if it lacks none."""
     alive: int
     """Machines that the fleet has already."""
     works: list[PlannedWork]

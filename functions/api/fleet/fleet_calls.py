@@ -140,6 +140,7 @@ def view_fleet(context: Context, call: ApiCall, fleet: StoredFleet) -> FleetView
         spec=fleet.spec,
         stopped=fleet.stopped,
         job_id=fleet.job_id,
+        spent_usd=round(ledger.spent_usd, 6),
         bounds=[
             BoundView.model_validate(
                 {**one.model_dump(), "spent_usd": round(one.spent_usd, 6), "reserved_usd": round(reserved, 6)}

@@ -35,6 +35,7 @@ from functions.fleet.offers.offer_ranking import RankedOffer, Workload
 from functions.fleet.offers.start_plan import choose
 from functions.fleet.offers.workload import estimate, hours_of_recipes, typical
 from functions.fleet.records import Machine, Offer, StoredFleet
+from functions.fleet.store import FleetStore
 from functions.fleet.ticks.demand import FleetMachines, completed_jobs, unservable, waiting_jobs
 
 THE_JOB = "the job of the request"
@@ -85,6 +86,7 @@ def plan(context: Context, call: ApiCall) -> FleetPlan:
     return FleetPlan(
         start=len(taken),
         why=why,
+        waits=_waits(store, call.tenant, spec.name),
         alive=sum(not one.state.ended for one in machines),
         works=[
             PlannedWork(job=_id(job), name=job.spec.name, hours=round(work.hours, 3), hours_from=source)
@@ -105,6 +107,12 @@ def plan(context: Context, call: ApiCall) -> FleetPlan:
         silent=_silent(silent),
         at=now,
     )
+
+
+def _waits(store: FleetStore, tenant: str, name: str) -> str:
+    """Return why the stored fleet waits, as a refusal that only a create call meets; empty for no active fleet."""
+    fleet = store.fleet(tenant, name)
+    return "" if fleet is None or fleet.stopped else store.ledger(tenant, name).waits
 
 
 def _waiting(context: Context, call: ApiCall, body: PlanRequest, now: int) -> list[Job]:

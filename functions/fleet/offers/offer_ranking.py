@@ -96,6 +96,9 @@ def rejection(offer: Offer, spec: FleetSpec, excluded: Collection[str], now: int
 
     excluded: `provider:machine_ref` of quarantined hosts. now: time of the decision, for offers that end.
     """
+    if offer.usd_per_hour > spec.max_usd_per_hour == spec.budget.total_usd:
+        total = f"the budget of {spec.max_usd_per_hour:g} USD (total_usd)"
+        return f"{offer.usd_per_hour:g} USD/h: {total} does not pay for boot and one hour"
     if offer.usd_per_hour > spec.max_usd_per_hour:
         return f"{offer.usd_per_hour:g} USD/h exceeds max_usd_per_hour {spec.max_usd_per_hour:g}"
     problem = mismatch(offer, spec)

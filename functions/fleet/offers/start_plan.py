@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from baton.contract.fleets.fleet import FleetSpec
 from functions.domain.records import Job
-from functions.fleet.ledger import Bound, need_usd
+from functions.fleet.ledger import Bound, need_usd, tell_shortage
 from functions.fleet.machine_states import MAYBE_EXISTING
 from functions.fleet.offers.offer_ranking import RankedOffer
 from functions.fleet.records import Machine, Offer
@@ -57,8 +57,7 @@ def choose(
     if not usable:
         return taken, f"only {len(taken)} offers fit"
     need = min(map(_need_usd, usable))
-    left = f"{bound.label} has {max(0.0, room_usd):.2f} USD left"
-    return taken, f"{left}, boot and one hour of the cheapest offer need {need:.2f} USD"
+    return taken, tell_shortage(bound, room_usd, need)
 
 
 def _need_usd(offer: Offer) -> float:

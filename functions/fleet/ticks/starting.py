@@ -22,7 +22,7 @@ from functions.fleet.drivers.protocol import (
     Driver,
     ProviderRefused,
 )
-from functions.fleet.ledger import Bound, need_usd, release
+from functions.fleet.ledger import Bound, need_usd, release, tell_shortage
 from functions.fleet.machine_states import MAYBE_EXISTING
 from functions.fleet.offers.known_offers import rank_known
 from functions.fleet.offers.offer_ranking import RankedOffer
@@ -214,8 +214,7 @@ class MachineStarter:
         need = need_usd(offer.usd_per_hour, offer.boot_s)
         if need <= room:
             return None
-        left = f"{bound.label} has {max(0.0, room):.2f} USD left"
-        return need, f"{left}, boot and one hour of the cheapest offer need {need:.2f} USD", bound
+        return need, tell_shortage(bound, room, need), bound
 
     def _plan(self, fleet: StoredFleet, offer: Offer) -> Machine | None:
         """Reserve the money of a new machine; None if another call changed the ledger at the same moment."""

@@ -14,12 +14,13 @@ from gpu_client.cli.core.errors import CliError
 from gpu_client.cli.core.formats import count, require_finite
 from gpu_client.cli.core.session import AsJson, CliSession, session_of
 from gpu_client.cli.fleet import accounts, doctor, machines, planning
-from gpu_client.cli.fleet.document import read_fleet
+from gpu_client.cli.fleet.document import dump_fleet, read_fleet
 from gpu_client.cli.fleet.view import (
     EVENTS,
     FLEETS,
     RECEIPTS,
     condition,
+    deployment_text,
     event_row,
     fleet_row,
     has_ended,
@@ -27,6 +28,7 @@ from gpu_client.cli.fleet.view import (
     receipt_rows,
     render,
     replacement,
+    standing_text,
     summary,
 )
 from gpu_client.transport.errors import Unreachable
@@ -66,7 +68,7 @@ def apply(
         session.output.line(f"Fleet {spec.name} is active: {summary(spec)}.")
         for change in replacement(stored):
             session.output.line(change)
-        for warning in stored.warnings:
+        for warning in filter(None, [standing_text(spec), *stored.warnings]):
             session.output.note(warning)
 
 
@@ -82,15 +84,26 @@ def list_fleets(context: typer.Context, as_json: AsJson = False) -> None:
         session.output.note("No fleets. Create one with: baton fleet apply FILE")
     else:
         session.output.table(FLEETS, map(fleet_row, found))
+        if whole := deployment_text(found):
+            session.output.line(whole)
 
 
 @fleet.command("show")
-def show(context: typer.Context, name: NameArgument, as_json: AsJson = False) -> None:
+def show(
+    context: typer.Context,
+    name: NameArgument,
+    document: Annotated[
+        bool, typer.Option("--document", help="Print only the fleet's document, YAML for `baton fleet apply`.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Show a fleet: money by bound of the budget, machines, why the fleet waits."""
     session = session_of(context)
     with session.client() as client:
         found = client.fleet(name)
-    if as_json:
+    if document:
+        session.output.raw(dump_fleet(found.spec))
+    elif as_json:
         session.output.json(found)
     else:
         session.output.print(render(found))

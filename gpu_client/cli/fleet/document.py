@@ -1,8 +1,10 @@
-"""Read a fleet document."""
+"""Read and write fleet documents."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+import yaml
 
 from baton.contract.document_models import validate_document
 from baton.contract.fleets.fleet import FleetSpec
@@ -22,3 +24,10 @@ def read_fleet(file: Path) -> FleetSpec:
     if spec is None:
         raise_faults(file, sorted(document.faults, key=lambda fault: (fault.line or 0, fault.column or 0)))
     return spec
+
+
+def dump_fleet(spec: FleetSpec) -> str:
+    """Return the YAML document of a fleet, without the fields that have their defaults."""
+    values = spec.model_dump(mode="json", exclude_defaults=True)
+    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    return text.rstrip()

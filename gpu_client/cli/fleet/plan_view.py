@@ -64,6 +64,8 @@ def offers_page(page: OfferPage) -> RenderableType:
 def _details(spec: FleetSpec, plan: FleetPlan) -> Iterator[tuple[str, str]]:
     machines = count(plan.start, "machine")
     yield "plan", f"{spec.name} would start {machines} now; {plan.why}"
+    if plan.waits:
+        yield "last tick", f"started none: {plan.waits}"
     if plan.works or plan.unservable:
         cannot = f", {len(plan.unservable)} cannot" if plan.unservable else ""
         yield "jobs", f"{count(len(plan.works), 'job')} can run{cannot}"

@@ -132,17 +132,33 @@ def headline(fleet: FleetView) -> str:
 
 
 def fleet_row(fleet: FleetView) -> Row:
-    """Return the row of a fleet under FLEETS; `spent` counts against the bound with the least room."""
-    tightest = min(fleet.bounds, key=_room_usd)
+    """Return the row of a fleet under FLEETS; `budget` is the bound of the fleet's own with the least room."""
+    tightest = min((one for one in fleet.bounds if one.scope == "fleet"), key=_room_usd)
     return [
         fleet.spec.name,
         _format_state(fleet),
         _format_machines(fleet),
         usd(_usd_per_hour(fleet)),
-        usd(tightest.spent_usd),
-        f"{usd(tightest.cap_usd)} USD {_bound_name(tightest)}",
+        usd(fleet.spent_usd),
+        f"{usd(tightest.spent_usd)} of {usd(tightest.cap_usd)} USD {_bound_name(tightest)}",
         fleet.waits,
     ]
+
+
+def deployment_text(fleets: Sequence[FleetView]) -> str:
+    """Return what all fleets together have spent by bound of the deployment's budget; empty without such a budget."""
+    bounds = [one for one in (fleets[0].bounds if fleets else ()) if one.scope == "deployment"]
+    spent = [f"{usd(one.spent_usd)} of {usd(one.cap_usd)} USD {_BUDGET_NAMES[one.name]}" for one in bounds]
+    return f"All fleets of the deployment have spent {', '.join(spent)}." if spent else ""
+
+
+def standing_text(spec: FleetSpec) -> str:
+    """Return what the machines of `min` cost without jobs; empty for a fleet that rents only for jobs."""
+    if not spec.min:
+        return ""
+    machines = count(spec.min, "machine is", "machines are")
+    cost = usd(spec.min * spec.max_usd_per_hour * 24)
+    return f"min is {spec.min}: {machines} rented also without jobs, for up to {cost} USD a day within the budget."
 
 
 def render(fleet: FleetView) -> RenderableType:

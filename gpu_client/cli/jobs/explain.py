@@ -18,6 +18,7 @@ from gpu_client.cli.jobs.goodput import advice_on, percent, share_of
 from gpu_client.cli.jobs.rented import (
     attempt_note,
     cost_text,
+    cost_usd,
     running_sentence,
     waiting_advice,
     waiting_sentences,
@@ -90,7 +91,7 @@ def explain(facts: JobFacts) -> Explanation:
 def _money(facts: JobFacts) -> str:
     """Return the sentence about the cost of the job on rented machines; empty without any."""
     found = facts.machines
-    if found is None or not found.attempts:
+    if found is None or not (found.attempts or cost_usd(found)):
         return ""
     if facts.job.state is JobState.RUNNING:
         return f" {running_sentence(found, facts.job.epoch)}".rstrip()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from baton.contract.fleets.fleet import FleetView, MachineState, MachineView
 from baton.contract.fleets.job_machines import JobMachines, RentedAttempt, ServingFleet
+from baton.contract.fleets.plan import FleetPlan
 from baton.contract.jobs.job import JobState
 from gpu_client.cli.core.formats import count, duration
 from gpu_client.cli.fleet.view import usd
@@ -35,17 +36,19 @@ def waiting_advice(found: JobMachines) -> list[str]:
 
 
 def _advice(fleet: FleetView) -> Iterator[str]:
-    name, change = fleet.spec.name, "change its document, then: baton fleet apply FILE"
-    if fleet.job_id is not None:
-        change = f"change the spec that 'baton fleet show {name} --json' prints, then: baton fleet apply FILE"
+    name = fleet.spec.name
+    document = f"baton fleet show {name} --document > {name}.yaml"
+    change = f"{document}, change the file, then: baton fleet apply {name}.yaml"
     if fleet.stopped and fleet.job_id is not None:
         yield "To let the job rent a machine again: baton stop ID, then baton retry ID"
     elif fleet.stopped:
-        yield f"To let fleet {name} rent again: baton fleet apply FILE"
-    elif "USD left" in fleet.waits:
+        yield f"To let fleet {name} rent again: {document}, then: baton fleet apply {name}.yaml"
+    elif "USD left" in fleet.waits or "the budget of" in fleet.waits:
         yield f"To raise the budget of fleet {name}: {change}"
     elif "no offer fits" in fleet.waits:
-        yield f"To see why each offer does not fit: baton fleet plan FILE. To permit more: {change}"
+        plan = f"{document}, then: baton fleet plan {name}.yaml"
+        yield f"To see why each offer does not fit: {plan}"
+        yield f"To permit more: {change}"
     elif "in a row ended before they began a job" in fleet.waits:
         yield f"To see why its machines ended: baton fleet events {name}"
 
@@ -79,7 +82,7 @@ def running_sentence(found: JobMachines, epoch: int) -> str:
     now = next((one.machine for one in found.attempts if one.epoch == epoch), None)
     if now is None:
         return ""
-    return f"Fleet {now.fleet} rents {machine_text(now)}; {cost_text(found)} so far."
+    return f"Fleet {now.fleet} rents {machine_text(now)}; {cost_text(found, ' so far')}."
 
 
 def watch_text(found: JobMachines, state: JobState, epoch: int) -> str:
@@ -97,9 +100,23 @@ def watch_text(found: JobMachines, state: JobState, epoch: int) -> str:
     return next((one.cannot for one in found.fleets if one.cannot), "")
 
 
-def cost_text(found: JobMachines) -> str:
-    """Return `the job has cost 0.31 USD`."""
-    return f"the job has cost {usd(found.usd)} USD"
+def own_fleet(found: JobMachines) -> FleetView | None:
+    """Return the fleet that a job rents for itself; None for a job that fleets of documents serve."""
+    return next((one.fleet for one in found.fleets if one.fleet.job_id is not None), None)
+
+
+def cost_usd(found: JobMachines) -> float:
+    """Return the cost of a job in USD: all that its own fleet has spent, or its time on machines of other fleets."""
+    own = own_fleet(found)
+    return found.usd if own is None else own.spent_usd
+
+
+def cost_text(found: JobMachines, so_far: str = "") -> str:
+    """Return `the job has cost 0.31 USD`; for a job with a fleet of its own also the part while the job ran."""
+    text = f"the job has cost {usd(cost_usd(found))} USD{so_far}"
+    if own_fleet(found) is None:
+        return text
+    return f"{text}, boot and idle time included ({usd(found.usd)} USD while it ran)"
 
 
 def machine_text(machine: MachineView) -> str:
@@ -115,3 +132,15 @@ def attempt_note(attempt: RentedAttempt | None) -> str:
     machine = attempt.machine
     kind = " ".join(part for part in (machine.provider, machine.gpu_model) if part)
     return f" ({kind}, {usd(machine.usd_per_hour)} USD/h, {usd(attempt.usd)} USD)"
+
+
+def rent_lines(plan: FleetPlan) -> Iterator[str]:
+    """Say what a submitted job rents and for how long the budget pays, or why nothing can be rented now."""
+    taken = next((one for one in plan.offers if one.taken), None)
+    if taken is not None and plan.paid_hours is not None:
+        price = f"{taken.gpu_model or 'no GPU'}, {usd(taken.usd_per_hour)} USD/h"
+        yield f"The job rents a machine of {taken.provider} ({price}); the budget pays for {plan.paid_hours:.1f} h."
+    elif not plan.alive:
+        yield f"No machine can be rented now: {plan.why}. The job waits; its budget must pay for boot and one hour."
+    yield from (f"{one.provider}: {one.reason}" for one in plan.silent)
+    yield "When the budget ends, the work since the last checkpoint is lost; a job without checkpoints begins again."

@@ -29,7 +29,7 @@ from gpu_client.cli.core.session import (
 from gpu_client.cli.fleet.view import usd
 from gpu_client.cli.jobs.explain import requirements_text
 from gpu_client.cli.jobs.goodput import goodput_lines, total_of
-from gpu_client.cli.jobs.rented import running_sentence, waiting_sentences
+from gpu_client.cli.jobs.rented import cost_usd, running_sentence, waiting_sentences
 from gpu_client.cli.jobs.summary import reason_text, step_text, summarize
 from gpu_client.transport.api.calls import pages
 from gpu_client.transport.api.client import BatonClient
@@ -172,6 +172,7 @@ def show(
             "goodput": total_of(attempts),
             "rented": machines.attempts,
             "usd": machines.usd,
+            "cost_usd": cost_usd(machines),
         }
         session.output.json({**as_data(job), **as_data(more)})
         return
@@ -230,7 +231,7 @@ def _rented(job: JobView, found: JobMachines) -> list[tuple[str, str]]:
     waits = waiting_sentences(found) if job.state is JobState.PENDING else []
     running = running_sentence(found, job.epoch) if job.state is JobState.RUNNING else ""
     budget = f" of {usd(job.rent.budget_usd)} USD" if job.rent else ""
-    cost = f"{usd(found.usd)} USD on rented machines{budget}" if found.attempts else ""
+    cost = f"{usd(cost_usd(found))} USD on rented machines{budget}" if found.attempts or cost_usd(found) else ""
     return [("waits", " ".join(waits)), ("rented", running), ("cost", cost)]
 
 

@@ -20,7 +20,9 @@ import typer
 import yaml
 from pydantic import ValidationError
 
+from baton.contract.fleets.plan import PlanRequest
 from baton.contract.jobs.job import JobSubmit
+from baton.contract.jobs.rent import fleet_of
 from baton.contract.rules.document.loader import load
 from baton.contract.worker.control import MAX_RULES_BYTES
 from baton.contract.yaml_documents import load_values
@@ -28,8 +30,10 @@ from gpu_client.cli.core.documents import format_fault, read_text, require_no_fa
 from gpu_client.cli.core.errors import CliError, ExitCode
 from gpu_client.cli.core.formats import parse_duration, require_finite
 from gpu_client.cli.core.profiles import state_directory
-from gpu_client.cli.core.session import AsJson, connect, session_of
-from gpu_client.transport.errors import ApiError
+from gpu_client.cli.core.session import AsJson, CliSession, connect, session_of
+from gpu_client.cli.jobs.rented import rent_lines
+from gpu_client.transport.api.client import BatonClient
+from gpu_client.transport.errors import ApiError, Unreachable
 
 _SHOWN_PROBLEMS = 100
 
@@ -278,7 +282,7 @@ def submit(
         bool, typer.Option("--rent", help="Rent a machine for this job alone; the machine ends with the job.")
     ] = False,
     budget: Annotated[
-        float | None, typer.Option(metavar="USD", help="With --rent: the most that the job may cost.")
+        float | None, typer.Option(metavar="USD", help="With --rent: the most that its machines cost, boot included.")
     ] = None,
     max_usd_per_hour: Annotated[
         float | None, typer.Option(metavar="USD", help="With --rent: price cap of the machine.")
@@ -336,6 +340,21 @@ def submit(
             session.output.json(submitted)
         else:
             session.output.raw(submitted.id)
+            if job.rent is not None:
+                _tell_rent(session, client, job, fleet_of(submitted.id))
+
+
+def _tell_rent(session: CliSession, client: BatonClient, job: JobSubmit, name: str) -> None:
+    """Print on standard error what the job rents and at which price, or why nothing can be rented now."""
+    try:
+        # The job of the request stands for the stored one, which the index of waiting jobs may not list yet.
+        waiting = job.model_copy(update={"rent": None, "queue": name})
+        plan = client.plan_fleet(PlanRequest(fleet=client.fleet(name).spec, job=waiting))
+    except (ApiError, Unreachable) as error:
+        session.output.note(f"The job is submitted; what it rents cannot be shown: {error}")
+        return
+    for line in rent_lines(plan):
+        session.output.note(line)
 
 
 def _read_rules(file: Path) -> str:

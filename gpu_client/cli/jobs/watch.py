@@ -31,7 +31,7 @@ from gpu_client.cli.core.session import (
 )
 from gpu_client.cli.data.fetch import StoredOutputs
 from gpu_client.cli.jobs.goodput import goodput_lines, total_of
-from gpu_client.cli.jobs.rented import watch_text
+from gpu_client.cli.jobs.rented import cost_usd, watch_text
 from gpu_client.cli.jobs.rule_events import is_preset_event, line_of
 from gpu_client.cli.jobs.summary import JobSummary, headline, summarize
 from gpu_client.transport.api.client import BatonClient
@@ -129,7 +129,7 @@ class _JobPoller:
         found = self._machines
         if found is None or not found.fleets:
             return summary
-        cost = round(found.usd, 4) if summary.cost is None and found.attempts else summary.cost
+        cost = round(cost_usd(found), 4) if summary.cost is None and found.attempts else summary.cost
         return replace(summary, cost=cost, rented=watch_text(found, job.state, job.epoch))
 
 

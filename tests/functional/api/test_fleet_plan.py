@@ -18,9 +18,10 @@ from baton.contract.jobs.job import JobState
 from functions.api.fleet import quotes
 from functions.fleet.accounts import AccountsUnreadable
 from functions.fleet.drivers.protocol import ProviderRefused, ProviderUnavailable, RefusalKind
+from functions.fleet.ledger import Ledger
 from functions.fleet.records import Offer
 from tests.conformance.drivers.driven_vast import VastDriven
-from tests.kits.api.fleets import DOCUMENT, make_machine, put_machine
+from tests.kits.api.fleets import DOCUMENT, make_machine, put_machine, write
 from tests.kits.api.harness import Api
 from tests.twins.provider import VirtualProvider
 
@@ -115,6 +116,26 @@ def test_a_plan_says_why_no_more_machines_start(
     for number in range(machines):
         put_machine(api, make_machine(f"m{number}", State.READY))
     assert plan(api, **changes)["why"].startswith(why)
+
+
+def test_a_plan_tells_what_only_a_create_meets(api: Api) -> None:
+    sell(api, Market("loopback", {"ref": "a"}))
+    api.submit()
+    api.call("PUT", "/fleets/nights", DOCUMENT).ok()
+    write(api, ledger=Ledger(version=1, waits="loopback: provider_credit_exhausted: add credit"))
+    found = plan(api)
+    assert (found["start"], found["waits"]) == (1, "loopback: provider_credit_exhausted: add credit")
+    api.post("/fleets/nights/stop").ok()
+    assert plan(api)["waits"] == ""
+
+
+def test_a_budget_that_pays_for_no_machine_is_named_with_enough_digits(api: Api) -> None:
+    sell(api, Market("loopback", {"ref": "a", "boot_s": 10}))
+    api.submit()
+    short = plan(api, budget={"total_usd": 0.2}, max_usd_per_hour=0.2)["why"]
+    assert short == "total_usd has 0.2000 USD left, boot and one hour of the cheapest offer need 0.2006 USD"
+    dear = plan(api, budget={"total_usd": 0.05}, max_usd_per_hour=0.05)["why"]
+    assert dear.endswith("0.2 USD/h: the budget of 0.05 USD (total_usd) does not pay for boot and one hour")
 
 
 def test_a_kind_of_machine_is_taken_for_each_job(api: Api) -> None:

@@ -157,7 +157,7 @@ def test_a_fleet_shows_its_money_its_machines_and_why_it_waits(api: Api) -> None
     assert (machine["id"], machine["state"], machine["provider"]) == ("m1", "busy", "loopback")
     assert (machine["provider_id"], machine["gpu_model"], machine["receipt"]) == ("h-m1", "RTX 4090", None)
     assert machine["job_id"] and machine["usd_per_hour"] == 0.4
-    assert view["waits"] == "no offer fits"
+    assert (view["waits"], view["spent_usd"]) == ("no offer fits", 1.25)
     total, day = view["bounds"]
     assert (total["name"], total["cap_usd"], total["spent_usd"], total["reserved_usd"]) == ("total_usd", 20, 1.25, 0.4)
     assert (day["name"], day["period"], day["spent_usd"]) == ("per_day_usd", "2026-09-21", 1.25)

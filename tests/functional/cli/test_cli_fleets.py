@@ -43,6 +43,7 @@ def test_the_life_of_a_fleet(baton: Baton, document: Path) -> None:
     shown = baton("fleet", "show", "nights").ok().out
     assert "in total" in shown and "20.00" in shown
     assert baton("fleet", "show", "nights", "--json").ok().json["spec"] == listed["spec"]
+    assert baton("fleet", "show", "nights", "--document").ok().out.startswith("name: nights\nproviders:\n- loopback\n")
     assert "No machine of fleet nights has ended" in baton("fleet", "receipts", "nights").ok().err
     assert baton("fleet", "receipts", "nights", "--json").ok().json == []
     assert "Nothing has happened in fleet nights" in baton("fleet", "events", "nights").ok().err

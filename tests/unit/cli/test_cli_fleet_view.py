@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,14 +12,17 @@ from rich.console import Console
 from baton.contract.fleets.fleet import FleetSpec, FleetView, MachineView
 from gpu_client.cli.core.formats import moment
 from gpu_client.cli.core.output import CommandOutput, build_table
+from gpu_client.cli.fleet.document import dump_fleet, read_fleet
 from gpu_client.cli.fleet.view import (
     RECEIPTS,
+    deployment_text,
     fleet_row,
     has_ended,
     headline,
     receipt_rows,
     render,
     replacement,
+    standing_text,
     summary,
     usd,
 )
@@ -100,7 +104,7 @@ def test_a_document_in_place_of_another_names_each_change_and_the_money() -> Non
 
 
 def test_a_fleet_on_one_line() -> None:
-    fleet = a_fleet(a_machine(), a_machine(), a_machine("planned"), waits="no offer fits")
+    fleet = a_fleet(a_machine(), a_machine(), a_machine("planned"), waits="no offer fits", spent_usd=7.5)
     assert headline(fleet) == (
         "active, 3 of 4: 2 busy, 1 planned, 0.80 USD/h, 1.25 of 20.00 USD in total, 1.25 of 5.00 USD a day; "
         "waits: no offer fits"
@@ -110,8 +114,8 @@ def test_a_fleet_on_one_line() -> None:
         "active",
         "3 of 4: 2 busy, 1 planned",
         "0.80",
-        "1.25",
-        "5.00 USD a day",
+        "7.50",
+        "1.25 of 5.00 USD a day",
         "no offer fits",
     ]
 
@@ -120,7 +124,23 @@ def test_a_bound_of_the_whole_deployment_is_named() -> None:
     whole = {**DAY, "cap_usd": 1.5, "scope": "deployment"}
     fleet = a_fleet(bounds=[TOTAL, whole])
     assert headline(fleet).endswith("1.25 of 1.50 USD a day, deployment")
-    assert fleet_row(fleet)[4:6] == ["1.25", "1.50 USD a day, deployment"]
+    assert fleet_row(fleet)[4:6] == ["0.00", "1.25 of 20.00 USD in total"]
+    assert deployment_text([fleet, fleet]) == "All fleets of the deployment have spent 1.25 of 1.50 USD a day."
+    assert deployment_text([a_fleet()]) == deployment_text([]) == ""
+
+
+def test_machines_without_jobs_are_no_surprise() -> None:
+    assert standing_text(FleetSpec.model_validate(SPEC)) == ""
+    text = standing_text(FleetSpec.model_validate({**SPEC, "min": 2}))
+    assert text == "min is 2: 2 machines are rented also without jobs, for up to 24.00 USD a day within the budget."
+
+
+def test_a_printed_document_is_the_stored_one(tmp_path: Path) -> None:
+    spec = FleetSpec.model_validate(SPEC)
+    file = tmp_path / "nights.yaml"
+    file.write_text(dump_fleet(spec))
+    assert read_fleet(file) == spec and file.read_text().splitlines()[:2] == ["name: nights", "providers:"]
+    assert "idle_timeout_s" not in file.read_text(), "it has its default"
 
 
 def test_a_fleet_ends_with_its_last_machine() -> None:

@@ -109,6 +109,7 @@ def test_a_plan_keeps_numbers_and_places_whole_at_80_columns() -> None:
         ({"usd": {"low": 9, "expected": 15, "high": 21}}, "expected 15.00; the budget may end before the jobs"),
         ({"start": 0, "usd": None, "hours": None, "paid_hours": None}, "budget  20.00 USD left today"),
         ({"room_bound": "total_usd of the deployment"}, "20.00 USD left in total of the deployment, 100.0 hours"),
+        ({"waits": "vast: provider_credit_exhausted"}, "last tick  started none: vast: provider_credit_exhausted"),
         ({"unservable": [{"reason": "needs 8 GPUs"}]}, "the new   needs 8 GPUs"),
         ({"offers": [an_offer(str(at)) for at in range(20)]}, "and 8 more: --json lists all"),
     ],

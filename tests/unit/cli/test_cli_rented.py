@@ -10,11 +10,13 @@ from baton.contract.fleets.fleet import FleetView
 from baton.contract.fleets.job_machines import JobMachines
 from baton.contract.jobs.job import AttemptEnd, JobState
 from gpu_client.cli.jobs.explain import Explanation, JobFacts, explain
-from gpu_client.cli.jobs.rented import watch_text
+from gpu_client.cli.jobs.rented import cost_usd, rent_lines, watch_text
 from tests.unit.cli.cli_kit import ID, NOW, a_job, an_attempt
 from tests.unit.cli.test_cli_fleet_view import SPEC, a_fleet, a_machine
+from tests.unit.cli.test_cli_plan_view import a_plan
 
 MACHINE = "the machine a1b2c3d4-nights-9f8e7d6c5b4a of loopback (RTX 4090, 0.40 USD/h)"
+DOCUMENT = "baton fleet show nights --document > nights.yaml"
 POSITION = "The job has been claimable for 10 min, and no worker has claimed it. It is the first job of its queue."
 
 
@@ -46,19 +48,18 @@ def told(machines: JobMachines, state: JobState = JobState.PENDING, **more: Any)
         (
             a_fleet(stopped=True),
             "Fleet nights serves its queue and is stopped.",
-            "To let fleet nights rent again: baton fleet apply FILE",
+            f"To let fleet nights rent again: {DOCUMENT}, then: baton fleet apply nights.yaml",
         ),
         (
             a_fleet(waits="total_usd has 0.02 USD left, boot and one hour of the cheapest offer need 0.42 USD"),
             "Fleet nights rents no machine: total_usd has 0.02 USD left, boot and one hour of the cheapest offer "
             "need 0.42 USD.",
-            "To raise the budget of fleet nights: change its document, then: baton fleet apply FILE",
+            f"To raise the budget of fleet nights: {DOCUMENT}, change the file, then: baton fleet apply nights.yaml",
         ),
         (
             a_fleet(waits="no offer fits, the nearest: 0.6 USD/h exceeds max_usd_per_hour 0.5"),
             "Fleet nights rents no machine: no offer fits, the nearest: 0.6 USD/h exceeds max_usd_per_hour 0.5.",
-            "To see why each offer does not fit: baton fleet plan FILE. To permit more: change its document, then: "
-            "baton fleet apply FILE",
+            f"To see why each offer does not fit: {DOCUMENT}, then: baton fleet plan nights.yaml",
         ),
         (
             a_fleet(waits="3 machines in a row ended before they began a job, the last: lost; next try at 10:00 UTC"),
@@ -79,7 +80,7 @@ def test_a_waiting_job_names_the_machine_that_comes_or_why_none_does(
     explanation = told(found(fleet))
     assert explanation.answer == f"{POSITION} {sentence}"
     # No worker is to be started by hand where a fleet serves the queue.
-    assert explanation.advice == ([] if advice is None else [advice])
+    assert explanation.advice[:1] == ([] if advice is None else [advice])
 
 
 def test_a_fleet_that_cannot_run_the_job_says_what_is_missing() -> None:
@@ -94,7 +95,11 @@ def test_the_fleet_of_a_job_has_its_own_remedies() -> None:
     stopped = told(found(a_fleet(stopped=True, job_id=ID)))
     assert stopped.advice == ["To let the job rent a machine again: baton stop ID, then baton retry ID"]
     spent = told(found(a_fleet(job_id=ID, waits="total_usd has 0.02 USD left, boot needs 0.42 USD")))
-    assert "'baton fleet show nights --json' prints" in spent.advice[0]
+    assert spent.advice[0].startswith(f"To raise the budget of fleet nights: {DOCUMENT}, change the file")
+    dear = told(
+        found(a_fleet(job_id=ID, waits="no offer fits, the nearest: 0.2 USD/h: the budget of 0.05 USD (total_usd)"))
+    )
+    assert dear.advice == spent.advice, "the user set a budget and no price cap"
 
 
 def test_a_job_that_no_fleet_serves_still_needs_a_worker() -> None:
@@ -120,6 +125,30 @@ def test_a_running_job_names_its_machine_and_its_cost() -> None:
 def test_an_ended_job_says_what_it_cost() -> None:
     explanation = told(found(attempts=(1,), usd=0.2), JobState.COMPLETE, job={"completed_at": NOW, "epoch": 1})
     assert explanation.answer.endswith("On rented machines the job has cost 0.20 USD.")
+
+
+def test_a_job_that_rents_for_itself_costs_all_that_its_fleet_spent() -> None:
+    machines = found(a_fleet(job_id=ID, spent_usd=0.0833), attempts=(1,), usd=0.0167)
+    ended = told(machines, JobState.COMPLETE, job={"completed_at": NOW, "epoch": 1})
+    share = "boot and idle time included (0.0167 USD while it ran)."
+    assert ended.answer.endswith(f"On rented machines the job has cost 0.0833 USD, {share}")
+    running = told(machines, JobState.RUNNING, job={"epoch": 1}, attempts=[an_attempt(1)])
+    assert running.answer.endswith(f"the job has cost 0.0833 USD so far, {share}")
+    # A machine that ended before it began the job has cost money, too.
+    assert "has cost 0.0833 USD" in told(found(a_fleet(job_id=ID, spent_usd=0.0833))).answer
+    assert (cost_usd(machines), cost_usd(found(a_fleet(), usd=0.2))) == (0.0833, 0.2)
+
+
+def test_a_submitted_job_says_what_it_rents_or_why_nothing() -> None:
+    rented, lost = rent_lines(a_plan(silent=[]))
+    assert rented == "The job rents a machine of vast (RTX 4090, 0.20 USD/h); the budget pays for 100.0 h."
+    assert lost.startswith("When the budget ends, the work since the last checkpoint is lost")
+    silent = [{"provider": "vast", "reason": "no account is stored; run 'baton fleet login vast'"}]
+    none = a_plan(start=0, why="no provider has an offer", offers=[], paid_hours=None, silent=silent)
+    problem, account, _ = rent_lines(none)
+    assert problem.startswith("No machine can be rented now: no provider has an offer. The job waits; its budget must")
+    assert account == "vast: no account is stored; run 'baton fleet login vast'"
+    assert len(list(rent_lines(none.model_copy(update={"alive": 1})))) == 2, "the controller was faster"
 
 
 @pytest.mark.parametrize(
