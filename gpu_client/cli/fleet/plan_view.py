@@ -57,6 +57,8 @@ def offers_page(page: OfferPage) -> RenderableType:
     free = [one for one in page.offers if not one.rejected]
     parts = _section("offers, with the expected USD", _COSTS, map(_cost_row, free), len(free) + page.omitted)
     parts += _rejected(page.offers)
+    if not free and any("disk_gib is" in one.rejected for one in page.offers):
+        parts += [Text(), Text("For work that needs less disk than 40 GiB, give --disk.")]
     parts += _silent(page.silent)
     return Group(*(parts[1:] or [Text("No offers. Configure a provider with: baton fleet login PROVIDER")]))
 

@@ -128,6 +128,9 @@ def test_offers_are_listed_with_the_parts_of_their_totals() -> None:
     lines = drawn(offers_page(page), 120)
     assert lines[0] == "offers, with the expected USD" and "total  work  traffic  boot  lost" in lines[1]
     assert "and 3 more: --json lists all" in lines
+    small = an_offer("b", rejected="39.6 GiB disk, disk_gib is 40")
+    assert "give --disk" in drawn(offers_page(OfferPage(offers=[small])), 80)[-1]
+    assert not any("--disk" in line for line in drawn(offers_page(OfferPage(offers=[small, an_offer("a")])), 80))
     assert drawn(offers_page(OfferPage(offers=[])), 80) == [
         "No offers. Configure a provider with: baton fleet login PROVIDER"
     ]
