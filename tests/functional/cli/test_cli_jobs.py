@@ -198,6 +198,23 @@ def test_a_complete_job_rents_again_only_on_demand(baton: Baton, labour: Labour,
     baton("retry", job_id).ok()
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--budget", "0.05", "--provider", "loopback"), "the budget of 0.05 USD (total_usd) does not pay for"),
+        (("--budget", "2", "--provider", "ssh"), "ssh: no account is stored; run 'baton fleet login ssh'"),
+    ],
+)
+def test_a_job_that_can_rent_nothing_is_submitted_with_the_reason(
+    baton: Baton, tmp_path: Path, options: tuple[str, ...], why: str
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("command: ['true']\nrequirements: {min_disk_gib: 1}\n")
+    said = baton("submit", file, "--rent", *options).ok()
+    assert said.err.startswith("No machine can be rented now: ") and why in said.err
+    baton("stop", said.out.strip()).ok()
+
+
 def test_retry_forgets_failures_unless_told_to_keep_them(
     baton: Baton, labour: Labour, stack: Stack, tmp_path: Path
 ) -> None:
