@@ -9,7 +9,7 @@ import pytest
 from baton.contract.error_body import ErrorBody
 from baton.contract.errors import ERRORS, ErrorCode
 
-STATUSES = {400, 401, 403, 404, 409, 413, 422, 429, 500, 503}
+STATUSES = {400, 401, 403, 404, 409, 413, 422, 424, 429, 500, 503}
 
 
 def test_every_code_is_in_the_table_and_nothing_else() -> None:

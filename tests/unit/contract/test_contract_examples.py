@@ -21,7 +21,7 @@ MODULES = (
     "checkpoints.calls",
     "checkpoints.manifest",
     "errors",
-    "fleet",
+    "fleets.fleet",
     "jobs.events",
     "jobs.history",
     "jobs.job",
