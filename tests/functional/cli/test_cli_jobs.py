@@ -184,10 +184,10 @@ def test_a_running_job_is_paused_after_its_checkpoint(baton: Baton, labour: Labo
 
 def test_a_complete_job_rents_again_only_on_demand(baton: Baton, labour: Labour, stack: Stack, tmp_path: Path) -> None:
     job = tmp_path / "rent.yaml"
-    job.write_text("command: ['true']\nrent: {budget_usd: 2, providers: [loopback]}\n")
-    said = baton("submit", job).ok()
-    assert said.err.startswith("The job rents a machine of loopback (no GPU, 0.20 USD/h); the budget pays for 10.0 h.")
-    job_id = said.out.strip()
+    job.write_text(
+        "command: ['true']\nrent: {budget_usd: 2, providers: [ssh]}\n"
+    )  # without an account no machine starts
+    job_id = baton("submit", job).ok().out.strip()
     labour.queue = fleet_of(job_id)
     labour.claim()
     labour.complete({})
