@@ -12,7 +12,15 @@ from typing import Any
 from baton.contract.fleets.fleet import FleetSpec
 from baton.contract.fleets.fleet import MachineState as State
 from functions.fleet.breaker import CONTRACT_ENDS
-from functions.fleet.machine_states import CHECKPOINT_MARGIN_S, DEADLINES, EXISTING, ORPHAN_WATCH_S, TRANSITIONS, USABLE
+from functions.fleet.machine_states import (
+    CHECKPOINT_GRACE_S,
+    CHECKPOINT_MARGIN_S,
+    DEADLINES,
+    EXISTING,
+    ORPHAN_WATCH_S,
+    TRANSITIONS,
+    USABLE,
+)
 from functions.fleet.records import Inventory, Machine, Offer, Sighting
 
 LISTED_WITHIN_S = 120
@@ -294,8 +302,11 @@ def acceptable_price(machine: Machine, sightings: Sequence[Sighting]) -> float |
 
 def _limit(machine: Machine, sightings: Sequence[Sighting], idle_timeout_s: int | None, now: int) -> str | None:
     """Return which limit the machine has reached; None for none."""
+    until = machine.budget_until
     if machine.state is State.DRAINING:
-        return None
+        # The money bounds a hanging worker also where the deadline of the state does not.
+        spent = until is not None and now >= max(until - TICK_S, machine.since + CHECKPOINT_GRACE_S)
+        return machine.reason or BUDGET_SPENT if spent else None
     if machine.usd_per_hour > machine.cap_usd_per_hour * PRICE_TOLERANCE:
         return f"the price {machine.usd_per_hour:g} USD/h exceeds the cap {machine.cap_usd_per_hour:g} USD/h"
     announced = _own(machine, sightings).announced_usd_per_hour if sightings else None
@@ -304,7 +315,6 @@ def _limit(machine: Machine, sightings: Sequence[Sighting], idle_timeout_s: int 
     if now >= machine.ends_by:
         ends_at = machine.offer.ends_at
         return CONTRACT_ENDS if ends_at and machine.ends_by == ends_at - CHECKPOINT_MARGIN_S else "max_hours is over"
-    until = machine.budget_until
     if until is not None and now >= until - CHECKPOINT_MARGIN_S:
         return BUDGET_SPENT
     if machine.state is State.READY and idle_timeout_s is not None and now - machine.since >= idle_timeout_s:

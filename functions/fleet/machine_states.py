@@ -26,7 +26,9 @@ ORPHAN_WATCH_S = 24 * 3600
 """Time after an ambiguous create in which a late arrival is still recognized and destroyed."""
 
 
-CHECKPOINT_MARGIN_S = 420
+CHECKPOINT_GRACE_S = 300
+"""Time that a draining machine has for its last checkpoint."""
+CHECKPOINT_MARGIN_S = CHECKPOINT_GRACE_S + 120
 """Time before a machine must be gone at which the machine drains: the grace of its checkpoint and two ticks."""
 
 
@@ -43,7 +45,7 @@ DEADLINES: dict[State, Deadline] = {
     State.PLANNED: Deadline(120, State.FAILED, "the create was not begun in time"),
     State.BOOTING: Deadline(900, State.TERMINATING, "the machine did not start its worker in time"),
     State.REGISTERED: Deadline(180, State.TERMINATING, "the preflight check did not finish in time"),
-    State.DRAINING: Deadline(300, State.TERMINATING, "the grace of the checkpoint is over"),
+    State.DRAINING: Deadline(CHECKPOINT_GRACE_S, State.TERMINATING, "the grace of the checkpoint is over"),
 }
 
 EXISTING = frozenset(
