@@ -7,6 +7,7 @@ what the secret holds.
 import json
 import os
 import sys
+from typing import Any
 
 from functions.local import program
 from functions.local.emulator import Emulator
@@ -17,8 +18,8 @@ from functions.settings import ControlPlaneSettings
 class SecondStoreStack(LocalStack):
     """Its handlers find the settings of a stage with a store of its own."""
 
-    def _export(self, settings: ControlPlaneSettings, emulator: Emulator, queue_url: str, machines_dir: str) -> None:
-        super()._export(settings, emulator, queue_url, machines_dir)
+    def _export(self, settings: ControlPlaneSettings, emulator: Emulator, *more: Any) -> None:
+        super()._export(settings, emulator, *more)
         found = json.loads(os.environ["E2E_STORE_SETTINGS"])
         emulator.client("secretsmanager").create_secret(
             Name=found["BATON_S3_SECRET"], SecretString=os.environ.pop("E2E_STORE_SECRET")
