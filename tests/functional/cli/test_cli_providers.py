@@ -87,11 +87,6 @@ def test_a_provider_out_of_reach_is_named_and_tried_once(baton: Baton, accounts:
     assert "127.0.0.1:8787" not in refused.err and "baton doctor" not in refused.err
 
 
-def test_a_doctor_of_healthy_fleets_finds_nothing(baton: Baton) -> None:
-    said = baton("fleet", "doctor").ok().out
-    assert said == "Nothing was found; examined: loopback.\n"
-
-
 def examined(patch: pytest.MonkeyPatch, *findings: DoctorFinding) -> list[list[str]]:
     """Let the doctor find something; return the ids of each call of a fix, of which the first comes too early."""
     report = DoctorReport(providers=["vast"], findings=list(findings), at=1)
@@ -105,6 +100,15 @@ def examined(patch: pytest.MonkeyPatch, *findings: DoctorFinding) -> list[list[s
     patch.setattr(BatonClient, "examine_fleets", lambda _client: report)
     patch.setattr(BatonClient, "fix_findings", fix)
     return calls
+
+
+def test_a_doctor_of_healthy_fleets_finds_nothing(baton: Baton, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests leave fleets in the same control plane; none of them concerns this provider."""
+    said = baton("fleet", "doctor", "--json").json
+    assert "loopback" in said["providers"]
+    assert [one for one in said["findings"] if one["provider"] == "loopback"] == []
+    examined(monkeypatch)
+    assert baton("fleet", "doctor").ok().out == "Nothing was found; examined: vast.\n"
 
 
 def test_a_finding_is_shown_with_what_a_fix_does(baton: Baton, monkeypatch: pytest.MonkeyPatch) -> None:
