@@ -81,7 +81,7 @@ _KINDS = {
     "float_type": "a number",
     "bool_type": "true or false",
 }
-"""What a value must be, by pydantic's type of the error."""
+"""Requirement for a value, by pydantic's type of the error."""
 
 
 def _show_kind(code: str, given: Any, location: Location, model: type[BaseModel]) -> str:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Problem(BaseModel):
-    """One of several things that are wrong.
+    """One fault among several.
 
     Example: `{"field": "parameters.steps", "reason": "must be at least 1", "remedy": "Give a larger number."}`
     """
@@ -27,7 +27,7 @@ class Problem(BaseModel):
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong with one request.
+    """Error of one request.
 
     Example: `{"code": "missing_field", "message": "...", "field": "parameters.steps", "request_id": "r-1"}`
     """

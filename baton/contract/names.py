@@ -62,7 +62,7 @@ def ring_token(job_id: str, lease_token: str) -> str:
 
 
 class Scope(StrEnum):
-    """What a key may do."""
+    """Permission of a key."""
 
     SUBMIT = "submit"
     WORKER = "worker"

@@ -1,4 +1,4 @@
-"""One tick with many machines and waiting jobs over DynamoDB: requests, CPU time, memory, and whether Lambda has room.
+"""Measure one tick with many machines and waiting jobs over DynamoDB: requests, CPU time, memory, room in Lambda.
 
 The emulated cloud predicts no times of AWS. Therefore the time in Lambda is computed: each request by DynamoDB's usual
 answer time, and the CPU time by the share of a processor that a function of 512 MiB has.

@@ -90,7 +90,7 @@ class Alarms(Construct):
             description="nobody returns the jobs of lost machines: the schedule is off",
         )
         # `FleetErrors` reports ticks that raised or timed out, `FleetTicksUnfinished` ticks that ended early.
-        # That metric exists only meanwhile, therefore an idle deployment pays for the alarm alone.
+        # The metric exists only during an outage, therefore an idle deployment pays for the alarm alone.
         self._alarm(
             "FleetSilent",
             functions["fleet"].metric_invocations(period=PERIOD, statistic="Sum"),

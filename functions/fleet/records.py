@@ -88,7 +88,7 @@ class Inventory(Record):
 
 
 class Terms(Record):
-    """What a machine was rented with, by the document of its fleet at that time."""
+    """Conditions of a machine's rent, by the document of its fleet at that time."""
 
     image: str | None = None
     disk_gib: float

@@ -113,7 +113,7 @@ def build_fleet_store(environment: Mapping[str, str] = os.environ) -> FleetStore
 
 @dataclass(frozen=True, kw_only=True)
 class FleetParts:
-    """What only the functions `fleet` and `machines` load: store, clock, accounts and drivers of fleets."""
+    """Parts that only the functions `fleet` and `machines` load: store, clock, accounts and drivers of fleets."""
 
     store: FleetStore
     clock: FleetClock

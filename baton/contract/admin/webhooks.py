@@ -70,7 +70,7 @@ class WebhookList(AnswerModel):
 
 
 class DeliveryState(StrEnum):
-    """How a delivery stands."""
+    """State of a delivery."""
 
     WAITING = "waiting"
     """The last attempt failed; another attempt follows."""
@@ -80,7 +80,7 @@ class DeliveryState(StrEnum):
 
 
 class DeliveryView(AnswerModel):
-    """One event for one webhook.
+    """Event for one webhook.
 
     Example: `{"event_id": "146683a1-cb76-4702-9fef-fcccd32594f1#3", "type": "job.completed", "state": "waiting",
     "attempts": 2, "last_at": 1790000100, "status": 503, "problem": "answered 503"}`
@@ -117,7 +117,7 @@ class ReplayRequest(WireModel):
 
 
 class ReplayAnswer(AnswerModel):
-    """How many events were put in line. Example: `{"queued": 7, "next_seq": null}`"""
+    """Number of events that were queued. Example: `{"queued": 7, "next_seq": null}`"""
 
     queued: int
     next_seq: int | None = Field(

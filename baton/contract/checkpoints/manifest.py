@@ -35,7 +35,7 @@ with the bytes of the chunk `base`, which has the same size, then as `planes`.
 
 
 class Pack(WireModel):
-    """One stored object that holds chunks.
+    """Stored object that holds chunks.
 
     Example: `{"blake3": "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262", "size_bytes": 1024,
     "crc64nvme": "UvieJR3alJI="}`
@@ -88,7 +88,7 @@ class Chunk(WireModel):
 
 
 class ChunkedFile(WireModel):
-    """One file of a checkpoint: its chunks one behind the other. An empty file has none.
+    """File of a checkpoint: its chunks in order. An empty file has none.
 
     Example: `{"path": "model.safetensors", "size_bytes": 1024, "chunks": [0]}`
     """
@@ -102,7 +102,7 @@ class ChunkedFile(WireModel):
 
 
 class Manifest(WireModel):
-    """What a checkpoint consists of; never changes.
+    """Content of a checkpoint; never changes.
 
     Example: `{"version": 2, "job_id": "146683a1-cb76-4702-9fef-fcccd32594f1", "step": 100, "epoch": 2,
     "packs": [{"blake3": "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262", "size_bytes": 1024,

@@ -48,9 +48,9 @@ class DoctorFinding(AnswerModel):
     code: FindingCode
     provider: str = ""
     detail: str
-    """What was found, and what a person can do."""
+    """Description of the finding and its remedy."""
     fix: str = ""
-    """What a fix does; empty if the doctor can do nothing."""
+    """Effect of a fix; empty if the doctor can do nothing."""
 
 
 class DoctorReport(AnswerModel):

@@ -11,7 +11,7 @@ from baton.contract.base import AnswerModel, EpochSeconds
 
 
 class FleetEventType(StrEnum):
-    """What happened. `machine.*`: the state that a machine entered."""
+    """Kind of the event. `machine.*`: the state that a machine entered."""
 
     MACHINE_PLANNED = "machine.planned"
     MACHINE_REQUESTED = "machine.requested"

@@ -154,7 +154,7 @@ class UnservableJob(AnswerModel):
 
 
 class FleetPlan(AnswerModel):
-    """What a fleet would rent now. Nothing is stored and nothing is rented.
+    """Machines that a fleet would rent now. The call stores nothing and rents nothing.
 
     Example: `{"start": 2, "why": "max is 2", "alive": 0, "works": [], "offers": [], "at": 1700000000, ...}`
     """

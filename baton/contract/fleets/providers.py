@@ -95,7 +95,7 @@ class SshHost(WireModel):
     disk_gib: Annotated[float, Field(ge=1, le=100_000)] = 40
     region: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{2,32}$")] | None = None
     usd_per_hour: Annotated[float, Field(ge=0, le=1_000_000)] = 0
-    """What the host costs while a fleet uses the host; 0 for a host that is paid anyway."""
+    """Cost of the host while a fleet uses the host; 0 for a host that is paid anyway."""
 
 
 class SshAccount(WireModel):

@@ -40,7 +40,7 @@ class EventType(StrEnum):
 
 
 class EventView(AnswerModel):
-    """One line of history. Example: `{"seq": 3, "type": "job.started", "at": 1790000000, "epoch": 1, ...}`
+    """Line of a job's history. Example: `{"seq": 3, "type": "job.started", "at": 1790000000, "epoch": 1, ...}`
 
     `event_type` and `timestamp` repeat type and time under the original orchestrator's names.
     """
@@ -62,7 +62,7 @@ class EventPage(AnswerModel):
 
 
 class AttemptView(AnswerModel):
-    """One worker holding the job, from claim to end.
+    """Attempt: a worker holds the job, from claim to end.
 
     Example: `{"epoch": 1, "started_at": 1790000000, "ended_at": 1790000300, "end": "interrupted", ...}`
     """

@@ -54,7 +54,7 @@ class JobState(StrEnum):
 
 
 class AttemptEnd(StrEnum):
-    """How an attempt ended."""
+    """End of an attempt."""
 
     COMPLETE = "complete"
     FAILED = "failed"
@@ -246,7 +246,7 @@ class Artifact(AnswerModel):
 
 
 class JobCounters(AnswerModel):
-    """What happened to the job so far, each counted apart.
+    """Counters of the job's attempts by their end.
 
     Example: `{"attempts": 3, "failures": 1, "interruptions": 1, "node_faults": 0, "releases": 0, "runtime_s": 812}`
     """
@@ -315,7 +315,7 @@ class JobView(AnswerModel):
 
 
 class JobPage(AnswerModel):
-    """One page of jobs. Example: `{"jobs": [], "next_cursor": null}`"""
+    """Page of jobs. Example: `{"jobs": [], "next_cursor": null}`"""
 
     jobs: list[JobView]
     next_cursor: str | None = None

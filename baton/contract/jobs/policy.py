@@ -11,7 +11,7 @@ from baton.contract.worker.lease_grace import LEASE_INTERVALS, SWEEP_INTERVAL_S,
 
 
 class Requirements(WireModel):
-    """What a worker must declare to be given the job. Unset means no requirement.
+    """Resources that a worker must declare to receive the job. Unset means no requirement.
 
     Example: `{"min_vram_gib": 24, "gpu_models": ["RTX 4090", "A100"]}`
     """

@@ -7,7 +7,7 @@ from baton.contract.worker.control import Revision, RulesInForce, RuleStatus, Ru
 
 
 class RulesRevision(RulesInForce):
-    """One revision of a job's rules.
+    """Revision of a job's rules.
 
     Example: `{"revision": 2, "text": "rules: []", "created_at": 1790000000, "created_by": "k1"}`
     """
@@ -29,7 +29,7 @@ class RulesRequest(WireModel):
 
 
 class DocumentFault(AnswerModel):
-    """What is wrong, or doubtful, in a rule document.
+    """Fault or warning in a rule document.
 
     Example: `{"field": "rules.0.when", "reason": "there is no function 'mena'", "remedy": "Did you mean mean?",
     "line": 3, "column": 11, "code": "unknown_function"}`
@@ -51,7 +51,7 @@ class RulesChecked(AnswerModel):
 
 
 class Acknowledged(AnswerModel):
-    """What the worker said last of the rules that it has.
+    """Last report of the worker about the rules in force.
 
     Example: `{"revision": 2, "epoch": 1, "step": 120, "at": 1790000000, "statuses": []}`
     """
@@ -69,7 +69,7 @@ class Acknowledged(AnswerModel):
 
 
 class ControlPlaneRules(AnswerModel):
-    """How the rules stand that the control plane evaluates: those that read what it alone knows.
+    """State of the rules that the control plane evaluates, because they read values that only the control plane has.
 
     Example: `{"revision": 2, "at": 1790000000, "next_check_at": 1790000050, "statuses": []}`
     """

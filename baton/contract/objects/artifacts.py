@@ -41,7 +41,7 @@ class StoredArtifact(AnswerModel):
 
 
 class StoredArtifactsPage(AnswerModel):
-    """One page of what a job has stored.
+    """Page of the artifacts of a job.
 
     `final`: the job is complete, and these are its outputs. Otherwise they are what its attempts have stored so far:
     none of it is an output before the job is complete.

@@ -31,7 +31,7 @@ _LARGE_PART_BYTES = 512 * _MIB
 
 
 class Parts(WireModel):
-    """How a large file is cut: all parts have `part_bytes`, the last one what is left. Their checksums, in order.
+    """Division of a large file: all parts have `part_bytes`, the last part has the rest. Their checksums, in order.
 
     Example: `{"part_bytes": 16777216, "crc64nvme": ["UvieJR3alJI=", "AAAAAAAAAAA="]}`
     """

@@ -186,7 +186,7 @@ class RingsPage(AnswerModel):
 
 
 class RemovalAnswer(AnswerModel):
-    """What one call has removed. Until it is `done`, ask again. Example: `{"removed": 1200, "done": false}`"""
+    """Samples that one call removed; repeat the call until `done`. Example: `{"removed": 1200, "done": false}`"""
 
     removed: int
     done: bool

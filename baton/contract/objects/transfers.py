@@ -45,7 +45,7 @@ class PresignedUrl(AnswerModel):
 
 
 class UploadedPart(WireModel):
-    """One part of a multipart upload, as `PUT /upload/...` answers.
+    """Part of a multipart upload, as `PUT /upload/...` answers.
 
     Example: `{"etag": "9b2c...", "partNumber": 1}`
     """
@@ -73,7 +73,7 @@ class MultipartCreated(AnswerModel):
 
 
 class UploadFile(WireModel):
-    """One file of a batch. Example: `{"key": "digits/3/0001.png", "size_bytes": 301, "crc64nvme": "UvieJR3alJI="}`"""
+    """File of a batch. Example: `{"key": "digits/3/0001.png", "size_bytes": 301, "crc64nvme": "UvieJR3alJI="}`"""
 
     key: ObjectKey
     size_bytes: LargeSizeBytes
@@ -135,7 +135,7 @@ class ObjectQuery(WireModel):
 
 
 class ObjectView(AnswerModel):
-    """One stored object. Example: `{"key": "digits/3/0001.png", "size_bytes": 301, "etag": "9b2c...", ...}`"""
+    """Stored object. Example: `{"key": "digits/3/0001.png", "size_bytes": 301, "etag": "9b2c...", ...}`"""
 
     key: str
     size_bytes: int

@@ -8,7 +8,7 @@ from baton.contract.base import AnswerModel
 
 
 class OutputCheck(AnswerModel):
-    """What must be in the output directory. Example: `{"path": "model.safetensors", "min_bytes": 1024}`"""
+    """File that must be in the output directory. Example: `{"path": "model.safetensors", "min_bytes": 1024}`"""
 
     path: str
     min_bytes: int = 0
@@ -25,7 +25,7 @@ class SharedFile(AnswerModel):
 
 
 class CommandOrder(AnswerModel):
-    """One program to run. `$BATON_...` and `${BATON_...}` are replaced in the arguments and in the environment.
+    """Program to run. `$BATON_...` and `${BATON_...}` are replaced in the arguments and in the environment.
 
     Example: `{"command": ["nvidia-smi"], "timeout_s": 20}`
     """
@@ -36,7 +36,7 @@ class CommandOrder(AnswerModel):
 
 
 class StepOrder(CommandOrder):
-    """One step. Example: `{"name": "train", "command": ["python", "train.py"], "retries": 1}`"""
+    """Step of a recipe. Example: `{"name": "train", "command": ["python", "train.py"], "retries": 1}`"""
 
     name: str
     retries: int = 0

@@ -32,7 +32,7 @@ from baton.contract.worker.control import Command, Control, ControlReport, Ended
 
 
 class Directive(StrEnum):
-    """What the control plane tells a worker in the reply to a heartbeat."""
+    """Directive of the control plane in the answer to a heartbeat."""
 
     CONTINUE = "continue"
     CANCEL = "cancel"
@@ -313,7 +313,7 @@ class ReleaseRequest(SaladIdentity):
 
 
 class StatusAnswer(AnswerModel):
-    """What the original's calls answer with. Example: `{"status": "ok"}`"""
+    """Answer of the original's calls. Example: `{"status": "ok"}`"""
 
     status: Literal["ok"] = "ok"
 
@@ -327,7 +327,7 @@ class TransitionAnswer(AnswerModel):
 
 
 class InputObject(AnswerModel):
-    """One input file and where to GET it until `expires_at` of the page.
+    """Input file with its URL, which is valid until `expires_at` of the page.
 
     Example: `{"key": "digits/3/1.png", "path": "digits/3/1.png", "size_bytes": 301, "etag": "9b2c...", ...}`
     """
@@ -345,7 +345,7 @@ class InputObject(AnswerModel):
 
 
 class PushManifest(AnswerModel):
-    """What says which bytes were pushed to a folder, and where to GET it until `expires_at` of the page.
+    """Manifest of a pushed folder with its URL, which is valid until `expires_at` of the page.
 
     Example: `{"key": "digits/.baton/dataset.json", "url": "https://..."}`
     """
@@ -355,7 +355,7 @@ class PushManifest(AnswerModel):
 
 
 class InputPage(AnswerModel):
-    """One page of a job's inputs. Example: `{"inputs": [], "next_cursor": null, "expires_at": 1790000900}`"""
+    """Page of a job's inputs. Example: `{"inputs": [], "next_cursor": null, "expires_at": 1790000900}`"""
 
     inputs: list[InputObject]
     manifests: list[PushManifest] = []

@@ -70,7 +70,7 @@ class RulesInForce(AnswerModel):
 
 
 class RuleStatus(WireModel):
-    """How a rule stands, in words and as a state.
+    """State of a rule, also in words.
 
     Example: `{"rule": "spike", "state": "pending", "said": "3 of 5, last value 2.31, next check step 1200",
     "fires": 0}`
@@ -83,7 +83,7 @@ class RuleStatus(WireModel):
 
 
 class CommandKind(StrEnum):
-    """What can be asked of a running training."""
+    """Command to a running training."""
 
     STOP = "stop"
     SAVE = "save"
@@ -135,7 +135,7 @@ class CommandRequest(WireModel):
 
 
 class CommandResult(WireModel):
-    """What became of a command. Example: `{"seq": 3, "status": "applied", "step": 120, "message": ""}`"""
+    """Outcome of a command. Example: `{"seq": 3, "status": "applied", "step": 120, "message": ""}`"""
 
     seq: Annotated[int, Field(ge=1, le=10**6)]
     status: Literal["applied", "rejected", "expired"]
@@ -144,7 +144,7 @@ class CommandResult(WireModel):
 
 
 class Command(AnswerModel):
-    """One that was given to a job.
+    """Command that was given to a job.
 
     Example: `{"seq": 3, "kind": "set", "arguments": {"knob": "lr", "factor": 0.5}, "issued_at": 1790000000,
     "expires_at": 1790003600, "status": "waiting"}`
@@ -180,7 +180,7 @@ def _fitting(operands: dict[str, bool | float | str | None]) -> dict[str, bool |
 
 
 class Decision(WireModel):
-    """What a rule, or a command, decided or did; or an object of a ring that the job's processes found damaged, and do
+    """Decision or action of a rule or a command; or an object of a ring that the job's processes found damaged, and do
     without. It becomes an event of the job.
 
     Example: `{"number": 1, "type": "rule.fired", "rule": "spike", "revision": 2, "step": 120, "at": 1790000000,
@@ -232,7 +232,7 @@ class Decision(WireModel):
 
 
 class ControlReport(WireModel):
-    """What a worker says of rules and commands, in a heartbeat.
+    """Report of a worker about rules and commands, in a heartbeat.
 
     Example: `{"rules_revision": 2, "commands_seq": 3, "results": [{"seq": 3, "status": "applied", "step": 120}]}`
     """
@@ -290,7 +290,7 @@ class Rollback(WireModel):
 
 
 class RolledBack(AnswerModel):
-    """One that was done; whoever resumes applies those that its checkpoint does not know of yet.
+    """Command that was applied; a resuming worker applies the commands that its checkpoint does not contain yet.
 
     Example: `{"number": 1, "rule": "spike", "step": 120, "to_step": 100, "skip": 10, "lr_factor": 0.5}`
     """
@@ -308,7 +308,7 @@ class RolledBack(AnswerModel):
 
 
 class Control(AnswerModel):
-    """What a worker needs of all this at the beginning of an attempt.
+    """Rules and commands that a worker needs at the beginning of an attempt.
 
     Example: `{"rules": {"revision": 1, "text": "rules: []"}, "commands": [], "rollbacks": [], "ends": 0, "ran_s": 0}`
     """

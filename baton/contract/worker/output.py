@@ -17,7 +17,7 @@ PointAt = Annotated[float, Field(ge=0, le=10**11, allow_inf_nan=False, descripti
 
 
 class ReportedPoint(WireModel):
-    """What the training reported at a step.
+    """Metrics that the training reported at a step.
 
     Example: `{"step": 120, "at": 1790000000.25, "metrics": {"loss": 0.31, "grad_norm": "nan"}}`
     """
@@ -72,7 +72,7 @@ def log_wait_s(age_s: float) -> float:
 
 
 class LogLine(AnswerModel):
-    """One line of output. Example: `{"epoch": 1, "line": 0, "text": "step 1 loss 2.3", "at": 1790000000}`"""
+    """Line of output. Example: `{"epoch": 1, "line": 0, "text": "step 1 loss 2.3", "at": 1790000000}`"""
 
     epoch: Epoch
     line: int
@@ -81,7 +81,7 @@ class LogLine(AnswerModel):
 
 
 class LogPage(AnswerModel):
-    """One page of a job's output, oldest first. Poll with `next_cursor` to follow.
+    """Page of a job's output, oldest first. Poll with `next_cursor` to follow.
 
     Example: `{"lines": [], "next_cursor": null}`
     """
@@ -91,7 +91,7 @@ class LogPage(AnswerModel):
 
 
 class MetricPoint(AnswerModel):
-    """What one attempt's training reported at a step; several points of a step have different metrics.
+    """Metrics that one attempt reported at a step; several points of a step have different metrics.
 
     Example: `{"epoch": 1, "step": 120, "at": 1790000000.25, "metrics": {"loss": 0.31, "grad_norm": "nan"}}`
     """
@@ -107,7 +107,7 @@ class MetricPoint(AnswerModel):
 
 
 class MetricPage(AnswerModel):
-    """One page of what a job's training reported, oldest first, attempt after attempt.
+    """Page of the metrics that a job reported, oldest first, attempt after attempt.
 
     Steps that an attempt repeats are there twice. Poll with `next_cursor` to follow.
 

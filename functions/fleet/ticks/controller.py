@@ -128,7 +128,7 @@ class FleetController:
 
 
 class Reconciliation:
-    """One tick over all fleets."""
+    """Steps of one tick over all fleets."""
 
     def __init__(self, tick: Tick, starter: MachineStarter, read_jobs: ReadJobs) -> None:
         self._tick = tick

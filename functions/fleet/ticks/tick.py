@@ -76,7 +76,7 @@ class TickReport:
 
 
 class Tick:
-    """One tick under one fence.
+    """State of one tick under one fence.
 
     time_left_s: time until the function is ended. pause: sleeps for a number of seconds. budget: of all fleets of the
     deployment together.

@@ -43,7 +43,7 @@ class JobSummary:
     fired: str = ""
     """Last firing in short; "" if not polled."""
     rented: str = ""
-    """What a fleet does for the job: the machine that comes or runs the job, or why none comes; "" if not polled."""
+    """State of the job's fleet: the machine that comes or runs the job, or why none comes; "" if not polled."""
 
     @property
     def share(self) -> float | None:

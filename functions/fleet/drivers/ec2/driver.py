@@ -67,7 +67,7 @@ NO_MACHINE = frozenset({"InvalidInstanceID.NotFound", "InvalidInstanceID.Malform
 
 @dataclass(frozen=True)
 class Ec2Market:
-    """What the account can rent: machine image, hardware by instance type, subnet by availability zone."""
+    """Offers within reach of the account: machine image, hardware by instance type, subnet by availability zone."""
 
     image: MachineImage
     types: Mapping[str, Mapping[str, Any]]
