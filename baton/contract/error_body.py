@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Problem(BaseModel):
-    """One fault among several.
+    """Fault of a request that has several faults.
 
     Example: `{"field": "parameters.steps", "reason": "must be at least 1", "remedy": "Give a larger number."}`
     """

@@ -282,7 +282,7 @@ class FakeRunpod(FakeProvider):
         records: list[dict[str, Any]] = []
         for pod in self.pods:
             if call.query.get("podId") in (None, pod.id) and self.meter.usd(pod.id):
-                # One record with the whole bill, in the bucket of today.
+                # RunPod bills by day; a single record of today with the whole bill suffices for the tests.
                 day = {"startTime": stamp(now - now % DAY_S), "endTime": stamp(now - now % DAY_S + DAY_S)}
                 records.append({**day, "podId": pod.id, **self._amounts(pod.id)})
         totals = {name: sum(float(one[name]) for one in records) for name in self._amounts("")}

@@ -157,7 +157,7 @@ def search(asks: list[FakeAsk], body: Any, now: float) -> list[dict[str, Any]]:
 
 def _fits(row: Mapping[str, Any], name: str, wanted: Mapping[str, Any]) -> bool:
     value = row["verification"] == "verified" if name == "verified" else row[name]
-    # As in SQL, a comparison with null is never true.
+    # A comparison with null is never true, as in SQL.
     return value is not None and all(OPERATORS[key](value, _typed(value, bound)) for key, bound in wanted.items())
 
 

@@ -87,7 +87,7 @@ class FakeVast(FakeProvider):
         self._ids = count(7_000_001)
         self._refusals = count()
 
-    # What hosts, other renters and containers do.
+    # Events that hosts, other renters and containers cause.
 
     def instance(self, handle: str) -> FakeInstance:
         """Return an instance that exists."""

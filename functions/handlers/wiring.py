@@ -133,7 +133,7 @@ def build_fleet() -> FleetParts:
     accounts = build_accounts(settings)
 
     def now() -> int:
-        # Whole seconds of the server, in which also the calls of machines count.
+        # The calls of machines count in whole seconds of the server, therefore the tick does, too.
         return clock.at(ServerClock().now())
 
     drivers = ConfiguredDrivers(accounts, loopback_directory=settings.loopback_directory, now=now)

@@ -43,7 +43,7 @@ class TalkativeVast(FakeVast):
 
 
 class ProviderRun:
-    """What was said and kept while a machine was rented and its provider's key was revoked."""
+    """Outputs and stored data of a run in which a machine was rented and its provider's key was revoked."""
 
     def __init__(self, folder: Path) -> None:
         self.key = f"canary{secrets.token_hex(24)}"

@@ -57,7 +57,7 @@ class ProcessList:
 
 
 class Run:
-    """What was said and kept while a job lost its machine, another one failed, and calls were refused."""
+    """Outputs and stored data of a run in which a job lost its machine, another job failed, and calls were refused."""
 
     def __init__(self, folder: Path) -> None:
         self.secrets: dict[str, str] = {}

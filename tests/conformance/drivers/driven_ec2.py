@@ -26,7 +26,7 @@ from functions.fleet.drivers.ec2.driver import Ec2Driver
 
 REGION = "us-east-1"
 ACCOUNT = "123456789012"
-"""Of moto."""
+"""Account of moto."""
 LOADER = botocore.loaders.create_loader()
 XML = {"Content-Type": "text/xml;charset=UTF-8"}
 LIST_USD = {"g6.xlarge": 0.8048, "g4dn.xlarge": 0.526}

@@ -1,4 +1,4 @@
-"""What hosts behind a real sshd promise beyond other providers: `test_drivers.py` holds for them, too."""
+"""Test the promises of hosts behind a real sshd that go beyond those of `test_drivers.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rents machines for a job, and what the machines cost."""
+"""Test the list of fleets that rent machines for a job, and the cost of the machines."""
 
 from __future__ import annotations
 

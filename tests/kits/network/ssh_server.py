@@ -20,7 +20,7 @@ MISSING = "OpenSSH is not installed: apt-get install openssh-server openssh-clie
 _PRIVILEGE_SEPARATION = Path("/run/sshd")
 """Directory that an sshd of root requires; the packages of Debian create it at the boot only."""
 
-# What a host runs as `python`: the interpreter of the tests, after the fault in the file `fault-<operation>`.
+# Program that a host runs as `python`: the fault in the file `fault-<operation>`, then the interpreter of the tests.
 _PYTHON = """#!/bin/sh
 if [ "$1" = -m ]; then {agent}; fi
 if [ "$3" = create ]; then cat /proc/[0-9]*/cmdline > "$HOME/commands" 2> /dev/null; fi

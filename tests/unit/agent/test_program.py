@@ -182,7 +182,7 @@ def test_a_rented_machine_is_given_back_at_every_end_and_an_own_machine_never(
 def test_a_spot_notice_stops_a_rented_machine_as_a_signal_does(
     fleet: type[Fleet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What follows a stop request, a last checkpoint above all, is proved in e2e/test_e2e_preemption.py."""
+    """The checkpoint that follows a stop request is proved in e2e/test_e2e_preemption.py."""
     fleet.drains = False
     requests: list[tuple[str, float]] = []
     announce = ShutdownRequest.announce

@@ -65,7 +65,7 @@ class Night:
     skew_s: int = 0
     """Difference of the providers' clocks from that of the control plane."""
     budget: Budget | None = None
-    """Of all fleets together."""
+    """Budget of all fleets together."""
     canceled: set[str] = field(default_factory=set)
     """Ids of jobs that a user canceled."""
     _tokens: int = 0

@@ -77,7 +77,7 @@ class Rented:
 
 
 class RentedNight:
-    """One fleet at one provider."""
+    """Night of one fleet at one provider."""
 
     def __init__(self, driven: Any, **changes: Any) -> None:
         self.driven, self.fake, self.name = driven, driven.fake, driven.driver.name

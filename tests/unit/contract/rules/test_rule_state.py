@@ -342,7 +342,7 @@ def refusals(rules: list[dict[str, Any]], value: Any, *, own: bool) -> int:
 
 @pytest.mark.parametrize("value", [None, -1, 10**30, "x", [], {}, [None], True], ids=repr)
 def test_a_damaged_state_is_refused_or_harmless(value: Any) -> None:
-    """What rules have in common is damaged for all rules; what a rule has alone, for a few rules at a time."""
+    """Damage common fields once for all rules, and fields of a single rule for a few rules at a time."""
     rules = [{"when": when, "for": "2 of 3", "warmup": "1 check"} for when in CONDITIONS]
     rules.append({"when": "x > 0", "every": "3 steps"})
     refused = refusals(rules, value, own=False)
