@@ -108,7 +108,8 @@ def own_fleet(found: JobMachines) -> FleetView | None:
 def cost_usd(found: JobMachines) -> float:
     """Return the cost of a job in USD: all that its own fleet has spent, or its time on machines of other fleets."""
     own = own_fleet(found)
-    return found.usd if own is None else own.spent_usd
+    # The stored spending of a fleet lags by up to five minutes, therefore a part can seem larger than the whole.
+    return found.usd if own is None else max(own.spent_usd, found.usd)
 
 
 def cost_text(found: JobMachines, so_far: str = "") -> str:
