@@ -63,6 +63,7 @@ GPU: dict[str, Check] = {
     "allowedCudaVersions": lambda value: isinstance(value, list) and all(map(_version, value)),
     "minCudaVersion": _version,
 }
+REGISTRY: dict[str, Check] = dict.fromkeys(("name", "username", "password"), lambda value: _text(value) and bool(value))
 PERSISTENT: dict[str, Check] = {"size": _number(10), "path": _text}
 MOST_VARIABLES = 50
 
@@ -74,8 +75,17 @@ def check_query(call: FakeCall, names: Set[str]) -> None:
         raise BadFields(422, "Request validation failed.", [f"query: unknown parameter {one!r}" for one in unknown])
 
 
-def check_pod(call: FakeCall) -> dict[str, Any]:
-    """Return the body of a create. Raises BadFields for every field that the document does not permit."""
+def check_registry(call: FakeCall) -> dict[str, Any]:
+    """Return the body of a login at a registry. Raises BadFields."""
+    body = _object(call)
+    errors = _faults("$", body, REGISTRY, tuple(REGISTRY))
+    if errors:
+        raise BadFields(422, "Request validation failed.", errors)
+    return body
+
+
+def _object(call: FakeCall) -> dict[str, Any]:
+    """Return the JSON object of a body. Raises BadFields."""
     if call.headers.get("content-type") != "application/json":
         raise BadFields(422, "Request validation failed.", ["content type: must be application/json"])
     try:
@@ -84,6 +94,12 @@ def check_pod(call: FakeCall) -> dict[str, Any]:
         body = None
     if not isinstance(body, dict):
         raise BadFields(400, "request could not be processed", [])
+    return body
+
+
+def check_pod(call: FakeCall) -> dict[str, Any]:
+    """Return the body of a create. Raises BadFields for every field that the document does not permit."""
+    body = _object(call)
     mounts = body.get("mounts", {})
     errors = [
         *_faults("$", body, POD, ("name", "image", "gpu")),
@@ -94,8 +110,7 @@ def check_pod(call: FakeCall) -> dict[str, Any]:
         errors.append(f"$.env: more than {MOST_VARIABLES} variables")
     if errors:
         raise BadFields(422, "Request validation failed.", errors)
-    found: dict[str, Any] = body
-    return found
+    return body
 
 
 def _faults(place: str, value: Any, fields: dict[str, Check], required: tuple[str, ...]) -> list[str]:

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 from urllib.parse import unquote
 
-from fakes.runpod.fields import BadFields, check_pod, check_query
+from fakes.runpod.fields import BadFields, check_pod, check_query, check_registry
 from fakes.server import FakeAnswer, FakeCall, FakeProvider
 
 DISK_USD_PER_GB_HOUR = 0.10 / 730
@@ -106,12 +106,18 @@ class FakeRunpod(FakeProvider):
         self.scopes = {"pods", "billing"}
         self.gpus = gpus()
         self.pods: list[FakePod] = []
+        self.registries: dict[str, dict[str, str]] = {}
+        """Logins at registries by their ids."""
         self.unplaceable = 0
         """Creates whose GPU another customer takes first."""
         self.unreadable_entries = 0
         """Lists in which an entry lacks its name."""
         self.hides_places = False
         """True: the catalog names no data center, as for machines of the community."""
+        self.closed_gpus: set[str] = set()
+        """GPUs of pools that the account may not use."""
+        self.fails_to_start = False
+        """True: the container of a new pod ends at its start."""
         self.ignored_deletes = 0
         """Deletes that are accepted and not carried out."""
         self.log_open_s = 0.05
@@ -124,6 +130,9 @@ class FakeRunpod(FakeProvider):
         if key != self.key and owner is None:
             return self.refused()
         self._end_without_credit()
+        for one in self.exists() if self.fails_to_start else ():
+            if not one.ended and self.status(one) == "RUNNING":
+                self.end(one, "ERROR")
         parts = [unquote(one) for one in call.path.strip("/").split("/")]
         if owner is not None and parts[:3] != ["v2", "pods", owner.id]:
             return problem(403, "access denied")
@@ -157,6 +166,8 @@ class FakeRunpod(FakeProvider):
         return pod.ended or ("RUNNING" if age_s >= RUNS_AFTER_S else started)
 
     def _route(self, call: FakeCall, parts: list[str]) -> FakeAnswer:
+        if [call.method, *parts[:2]] == ["DELETE", "v2", "pods"] and "pods" not in self.scopes:
+            return problem(403, "access denied")
         match [call.method, *parts]:
             case ["GET", "v2", "catalog", "gpus"]:
                 return self._catalog(call)
@@ -165,6 +176,8 @@ class FakeRunpod(FakeProvider):
                 return FakeAnswer(200, {"pods": self._listed()})
             case ["POST", "v2", "pods"]:
                 return self._create(call)
+            case [_, "v2", "registries", *rest]:
+                return self._registry(call, rest)
             case ["GET", "v2", "billing", "pods"]:
                 return self._bill(call)
             case [_, "v2", "pods", handle, *rest]:
@@ -185,6 +198,24 @@ class FakeRunpod(FakeProvider):
             case ["POST", "action"]:
                 return self._act(call, pod)
         return problem(405, "method not allowed")
+
+    def _registry(self, call: FakeCall, rest: list[str]) -> FakeAnswer:
+        if "pods" not in self.scopes:
+            return problem(403, "access denied")
+        match [call.method, *rest]:
+            case ["GET"]:
+                shown = [{"id": key, "name": one["name"]} for key, one in self.registries.items()]
+                return FakeAnswer(200, {"registries": shown})
+            case ["POST"]:
+                key = f"reg{next(self._ids):07d}"
+                self.registries[key] = check_registry(call)
+                return FakeAnswer(201, {"id": key, "name": self.registries[key]["name"]})
+            case ["DELETE", key] if key in self.registries:
+                if any(one.request.get("registry") == key for one in self.exists()):
+                    return problem(400, "registry is in use by a pod")
+                del self.registries[key]
+                return FakeAnswer(204)
+        return problem(404, "registry not found")
 
     def _catalog(self, call: FakeCall) -> FakeAnswer:
         check_query(call, {"include", "product", "count", "cloud", "countryCodes", "cudaVersions", "minCudaVersion"})
@@ -217,9 +248,13 @@ class FakeRunpod(FakeProvider):
         if "pods" not in self.scopes:
             return problem(403, "access denied")
         body = check_pod(call)
+        if body["gpu"]["id"] in self.closed_gpus:
+            return problem(403, "this GPU pool is not available to your account")
         gpu = next((one for one in self.gpus if one.id == body["gpu"]["id"]), None)
         if gpu is None:
             return problem(404, "gpu type not found")
+        if body.get("registry") is not None and body["registry"] not in self.registries:
+            return problem(404, "registry not found")
         price = gpu.secure if body.get("cloud", "SECURE") == "SECURE" else gpu.community
         places = [one for one in body.get("dataCenterIds") or gpu.stock if gpu.stock.get(one, "NONE") != "NONE"]
         taken, self.unplaceable = self.unplaceable > 0, max(0, self.unplaceable - 1)
@@ -236,8 +271,6 @@ class FakeRunpod(FakeProvider):
         return FakeAnswer(201, self._view(pod))
 
     def _delete(self, pod: FakePod) -> FakeAnswer:
-        if "pods" not in self.scopes:
-            return problem(403, "access denied")
         if self.ignored_deletes:
             self.ignored_deletes -= 1
             return FakeAnswer(204)

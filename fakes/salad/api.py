@@ -23,6 +23,7 @@ PUBLIC = "/api/public"
 JWKS = "/.well-known/workload-jwks.json"
 MERGE_PATCH = "application/merge-patch+json"
 MOST_GROUPS = 100
+MOST_EVENTS = 50
 RTX_4090 = "ed563892-aacd-40f5-80b7-90c9be6c759b"
 RTX_3090 = "a5db5c50-cbcb-4596-ae80-6a0c8090d80f"
 GTX_1060 = "951131f6-5acf-489c-b303-0906be8b26ef"
@@ -142,6 +143,7 @@ class FakeSalad(FakeProvider):
             ("PATCH", one, self._patch),
             ("DELETE", one, self._delete),
             ("POST", f"{one}/(start|stop)", self._start_or_stop),
+            ("GET", f"{one}/system-logs", self._system_logs),
             ("GET", instances, self._instances),
             ("GET", f"{instances}/([^/]+)", self._instance),
             ("PATCH", f"{instances}/([^/]+)", self._patch_instance),
@@ -201,6 +203,9 @@ class FakeSalad(FakeProvider):
         ]
         page = {"page_min_time": body["start_time"], "page_max_time": body["end_time"]}
         return FakeAnswer(200, {"items": items, "organization_name": self.organization, **page})
+
+    def _system_logs(self, call: FakeCall, name: str) -> FakeAnswer:
+        return FakeAnswer(200, {"items": self._group(name).events[::-1][:MOST_EVENTS]})
 
     def _list(self, call: FakeCall) -> FakeAnswer:
         items: list[Any] = [self._read(one) for one in self.cloud.groups.values()][:MOST_GROUPS]
@@ -264,6 +269,8 @@ class FakeSalad(FakeProvider):
         return FakeAnswer(200, instance.read(self.now()), {"Content-Type": MERGE_PATCH})
 
     def _move(self, call: FakeCall, name: str, instance_id: str, verb: str) -> FakeAnswer:
+        if call.raw:
+            raise Refused(400, f"A {verb} has no body.", "validation_error")
         self.move(self._group(name), self._one(name, instance_id), verb)
         return FakeAnswer(202)
 
@@ -274,7 +281,7 @@ class FakeSalad(FakeProvider):
             raise Refused(429, f"The quota of {self.cloud.reallocations_per_minute} a minute is reached.")
         self.cloud.reallocated_at = [*recent, self.now()]
         if verb == "reallocate":
-            self.cloud.lose_node(group, instance)
+            self.cloud.lose_node(group, instance, "Instance Reallocated (by User)")
         else:
             self.cloud.restart(group, instance)
 
@@ -301,7 +308,9 @@ class FakeSalad(FakeProvider):
         for instance in group.instances:
             if f"{instance.state}_count" in counts:
                 counts[f"{instance.state}_count"] += 1
-        container = {key: value for key, value in group.container.items() if key != "priority"}
+        # The login at the registry is write-only.
+        hidden = ("priority", "registry_authentication")
+        container = {key: value for key, value in group.container.items() if key not in hidden}
         resources = {"gpu_classes": [], "shm_size": 64, "storage_amount": 2**30, **container["resources"]}
         return {
             "id": group.id,

@@ -98,6 +98,8 @@ class Group:
     """Nodes on which a container of the group has failed."""
     logs: list[tuple[float, str, str]] = field(default_factory=list)
     """Time, machine and line."""
+    events: list[dict[str, Any]] = field(default_factory=list)
+    """System events as the API returns them, the oldest first."""
 
     @property
     def name(self) -> str:
@@ -207,9 +209,10 @@ class Cloud:
         self._fill(group)
         self.settle()
 
-    def lose_node(self, group: Group, instance: Instance) -> None:
-        """Take an instance's node away; the instance starts on another one."""
+    def lose_node(self, group: Group, instance: Instance, event: str = "Instance Interrupted (Node Offline)") -> None:
+        """Take an instance's node away; the instance starts on another one. `event`: name of the system event."""
         self.meter.rate(group.name, instance.id, 0)
+        self._note(group, instance, event)
         instance.id = self.new_id()
         instance.machine_id = self.new_id()
         self._enter(instance, "allocating", self.allocate_s)
@@ -223,7 +226,7 @@ class Cloud:
             self.restart(group, instance)
         else:
             group.blocked.add(instance.machine_id)
-            self.lose_node(group, instance)
+            self.lose_node(group, instance, f"Instance Exited: {code}")
 
     def restart(self, group: Group, instance: Instance) -> None:
         """Start a clean container on the same node."""
@@ -275,11 +278,15 @@ class Cloud:
             if classes and not any(self.free_nodes(one) > 0 for one in classes):
                 instance.next_at = self._now() + 1
             else:
+                self._note(group, instance, "Instance Allocated")
                 self._enter(instance, "downloading", self.download_s)
+                self._note(group, instance, "Instance Downloading")
         elif instance.state == "downloading":
             self._enter(instance, "creating", self.create_s)
+            self._note(group, instance, "Instance Creating")
         elif instance.state == "creating":
             self._enter(instance, "running", math.inf)
+            self._note(group, instance, "Instance Running")
             self.meter.rate(group.name, instance.id, self.price(group))
             if group.container["image"] in self.crashing_images:
                 self.exit(group, instance, 1)
@@ -290,6 +297,23 @@ class Cloud:
         self.meter.rate(group.name, instance.id, 0)
         if instance.state != "stopping":
             self._enter(instance, "stopping", self.stopping_s)
+
+    def _note(self, group: Group, instance: Instance, name: str) -> None:
+        resources = group.container["resources"]
+        classes = [self.classes[one].name for one in resources.get("gpu_classes", [])]
+        group.events.append(
+            {
+                "event_name": name,
+                "event_time": moment(self.time),
+                "instance_id": instance.id,
+                "machine_id": instance.machine_id,
+                "resource_cpu": resources["cpu"],
+                "resource_gpu_class": ", ".join(classes),
+                "resource_memory": resources["memory"],
+                "resource_storage_amount": resources.get("storage_amount", 2**30),
+                "version": str(instance.version),
+            }
+        )
 
     def _enter(self, instance: Instance, state: str, for_s: float) -> None:
         instance.state, instance.since, instance.next_at = state, self.time, self.time + for_s

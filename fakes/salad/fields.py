@@ -119,12 +119,34 @@ _PROBE = fields(
         },
     }
 )
+_CREDENTIAL = text(1, 10_000)
+_REGISTRIES = {
+    "basic": fields({"username": _CREDENTIAL, "password": _CREDENTIAL}, ("username", "password")),
+    "docker_hub": fields(
+        {"username": _CREDENTIAL, "personal_access_token": _CREDENTIAL}, ("username", "personal_access_token")
+    ),
+    "aws_ecr": fields(
+        {"access_key_id": _CREDENTIAL, "secret_access_key": _CREDENTIAL}, ("access_key_id", "secret_access_key")
+    ),
+    "gcp_gar": fields({"service_key": text(1, 10_000, r"^[\s\S]*$")}, ("service_key",)),
+    "gcp_gcr": fields({"service_key": text(1, 10_000, r"^[\s\S]*$")}, ("service_key",)),
+}
+
+
+def registry_authentication(value: Any, place: str) -> Iterable[str]:
+    """Check the login at a registry: exactly one form."""
+    yield from fields(_REGISTRIES)(value, place)
+    if isinstance(value, dict) and len(value) != 1:
+        yield f"{place} must have one of {', '.join(_REGISTRIES)}"
+
+
 _CONTAINER: dict[str, Check] = {
     "image": text(1, 2048),
     "command": nullable(listed(text(1, 1000), 0, 100)),
     "environment_variables": mapped(text(1, 1000)),
     "priority": one_of(*PRIORITIES),
     "image_caching": boolean,
+    "registry_authentication": registry_authentication,
 }
 CREATE = fields(
     {

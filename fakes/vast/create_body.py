@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fakes.vast.market import BadRequest
@@ -35,7 +36,8 @@ RUNTYPE_WORDS = frozenset(
 )
 BIDS = (0.001, 128)
 LEAST_DISK_GB = 8
-LONGEST = {"image": 1024, "label": 1024, "env": 32_768, "args": 4096}
+LOGIN = re.compile(r"-u \S+ -p \S+ [a-z0-9.-]+(:\d+)?")
+LONGEST = {"image": 1024, "image_login": 8192, "label": 1024, "env": 32_768, "args": 4096}
 
 
 def checked_body(body: Any) -> dict[str, Any]:
@@ -48,6 +50,11 @@ def checked_body(body: Any) -> dict[str, Any]:
         raise BadRequest("client_id is not 'me'")
     if not _is_text(body.get("image"), LONGEST["image"]) or not body["image"]:
         raise BadRequest("image is missing")
+    # The vendor's client sends an empty text for an image without a login.
+    if body.get("image_login") and not (
+        _is_text(body["image_login"], LONGEST["image_login"]) and LOGIN.fullmatch(body["image_login"])
+    ):
+        raise BadRequest("image_login is not '-u user -p password registry'")
     if body.get("label") is not None and not _is_text(body["label"], LONGEST["label"]):
         raise BadRequest("label is too long", "label_too_long")
     _check_numbers(body)

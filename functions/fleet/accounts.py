@@ -1,26 +1,32 @@
-"""Define the accounts at providers that a deployment holds, and the port of the stores that hold them."""
+"""Define the accounts at providers and the logins at registries of a deployment, and the port of their stores."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from threading import RLock
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from pydantic import ValidationError
 
 from baton.contract.fleets.providers import ACCOUNTS, Account, ProviderView, reveal
+from baton.contract.fleets.registries import RegistryLogin, registry_of
 from baton.contract.names import ProviderName
 from functions.domain.errors import StorageUnavailable
 
 logger = logging.getLogger("baton.fleet")
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 RELOAD_S = 300
 """Time after which another process has noticed a login or a logout."""
 RETRY_S = 60
 """Time between two reads of a store that is unavailable."""
+LOGINS = "registries"
+"""Key of the logins in the document of a store, beside the names of providers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +37,29 @@ class StoredAccount:
     view: ProviderView
 
 
+@dataclass(frozen=True, kw_only=True)
+class StoredLogin:
+    """Login at a registry, and the time at which it was stored."""
+
+    login: RegistryLogin
+    stored_at: int
+
+
 StoredAccounts = Mapping[ProviderName, StoredAccount]
+StoredLogins = Mapping[str, Mapping[str, StoredLogin]]
+"""Logins by tenant and registry. Of its own tenant alone, because a login opens the tenant's private images."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredSecrets:
+    """Contents of a store."""
+
+    accounts: StoredAccounts = field(default_factory=dict)
+    logins: StoredLogins = field(default_factory=dict)
+
+
+class SecretsFull(Exception):  # noqa: N818 - names the store's state, not a fault of the caller
+    """The document of all secrets is larger than its store permits; nothing was stored."""
 
 
 class AccountsUnreadable(Exception):  # noqa: N818 - names the store's state, not a fault of the caller
@@ -39,45 +67,65 @@ class AccountsUnreadable(Exception):  # noqa: N818 - names the store's state, no
 
 
 class ProviderAccounts(Protocol):
-    """Store of all accounts. A write replaces the whole document, so that of two concurrent writes the later counts."""
+    """Store of all secrets. A write replaces the whole document, so that of two concurrent writes the later counts."""
 
-    def read(self) -> StoredAccounts:
-        """Return all accounts. Raises AccountsUnreadable, StorageUnavailable."""
+    def read(self) -> StoredSecrets:
+        """Return all secrets. Raises AccountsUnreadable, StorageUnavailable."""
 
-    def write(self, accounts: StoredAccounts) -> None:
-        """Store all accounts in place of those before. Raises StorageUnavailable."""
+    def write(self, secrets: StoredSecrets) -> None:
+        """Store all secrets in place of those before. Raises SecretsFull, StorageUnavailable."""
 
 
 class CachedAccounts:
-    """ProviderAccounts that reads its store at most every RELOAD_S. Thread-safe. now: clock in seconds."""
+    """Secrets of a store, which is read at most every RELOAD_S. Thread-safe. now: clock in seconds."""
 
     def __init__(self, store: ProviderAccounts, now: Callable[[], float]) -> None:
         self._store = store
         self._now = now
-        self._found: StoredAccounts = {}
+        self._found = StoredSecrets()
         self._read_at: float | None = None
         self._lock = RLock()
 
     def read(self) -> StoredAccounts:
+        """Return all accounts. Raises AccountsUnreadable, StorageUnavailable."""
+        return self._current().accounts
+
+    def put(self, provider: ProviderName, stored: StoredAccount) -> None:
+        """Store one account in place of an earlier one."""
+        self._change(lambda found: replace(found, accounts={**found.accounts, provider: stored}))
+
+    def remove(self, provider: ProviderName) -> None:
+        """Remove one account; idempotent."""
+        self._change(lambda found: replace(found, accounts=_without(found.accounts, provider)))
+
+    def logins(self, tenant: str) -> Mapping[str, StoredLogin]:
+        """Return the logins of a tenant by registry. Raises AccountsUnreadable, StorageUnavailable."""
+        return self._current().logins.get(tenant, {})
+
+    def find_login(self, tenant: str, image: str | None) -> RegistryLogin | None:
+        """Return the login by which a tenant's machines pull an image; None without one."""
+        found = self.logins(tenant).get(registry_of(image)) if image else None
+        return found.login if found else None
+
+    def put_login(self, tenant: str, registry: str, stored: StoredLogin) -> None:
+        """Store one login in place of an earlier one."""
+        self._change(lambda found: _with_logins(found, tenant, {**found.logins.get(tenant, {}), registry: stored}))
+
+    def remove_login(self, tenant: str, registry: str) -> None:
+        """Remove one login; idempotent."""
+        self._change(lambda found: _with_logins(found, tenant, _without(found.logins.get(tenant, {}), registry)))
+
+    def _current(self) -> StoredSecrets:
         with self._lock:
             if self._read_at is None or self._now() >= self._read_at + RELOAD_S:
                 self._reload()
             return self._found
 
-    def write(self, accounts: StoredAccounts) -> None:
+    def _change(self, change: Callable[[StoredSecrets], StoredSecrets]) -> None:
         with self._lock:
-            self._store.write(accounts)
-            self._found, self._read_at = accounts, self._now()
-
-    def put(self, provider: ProviderName, stored: StoredAccount) -> None:
-        """Store one account in place of an earlier one."""
-        with self._lock:
-            self.write({**self._store.read(), provider: stored})
-
-    def remove(self, provider: ProviderName) -> None:
-        """Remove one account; idempotent."""
-        with self._lock:
-            self.write({name: stored for name, stored in self._store.read().items() if name != provider})
+            changed = change(self._store.read())
+            self._store.write(changed)
+            self._found, self._read_at = changed, self._now()
 
     def _reload(self) -> None:
         try:
@@ -91,6 +139,14 @@ class CachedAccounts:
             self._read_at = self._now() - RELOAD_S + RETRY_S
 
 
+def _without(found: Mapping[K, V], key: K) -> dict[K, V]:
+    return {name: value for name, value in found.items() if name != key}
+
+
+def _with_logins(found: StoredSecrets, tenant: str, logins: Mapping[str, StoredLogin]) -> StoredSecrets:
+    return replace(found, logins={**found.logins, tenant: logins} if logins else _without(found.logins, tenant))
+
+
 def no_account(provider: str) -> str:
     """Return why a provider cannot be used, and the remedy."""
     if provider not in ACCOUNTS:
@@ -98,18 +154,22 @@ def no_account(provider: str) -> str:
     return f"{provider}: no account is stored; run 'baton fleet login {provider}'"
 
 
-def dump_accounts(accounts: StoredAccounts) -> str:
+def dump_secrets(secrets: StoredSecrets) -> str:
     """Return the document of a store, which contains the secrets."""
-    return json.dumps(
-        {
-            name: {"account": reveal(stored.account), "view": stored.view.model_dump(mode="json")}
-            for name, stored in sorted(accounts.items())
+    document: dict[str, object] = {
+        name: {"account": reveal(stored.account), "view": stored.view.model_dump(mode="json")}
+        for name, stored in sorted(secrets.accounts.items())
+    }
+    if secrets.logins:
+        document[LOGINS] = {
+            tenant: {name: {**reveal(one.login), "stored_at": one.stored_at} for name, one in sorted(logins.items())}
+            for tenant, logins in sorted(secrets.logins.items())
         }
-    )
+    return json.dumps(document)
 
 
-def load_accounts(text: str, store: str) -> StoredAccounts:
-    """Return the accounts of a store's document; leave out and log accounts that are not valid any more.
+def load_secrets(text: str, store: str) -> StoredSecrets:
+    """Return the secrets of a store's document; leave out and log accounts and logins that are not valid any more.
 
     Without a valid account its provider waits for a new login, while the other providers' machines are looked after.
     store: name of the store, for messages. Raises AccountsUnreadable.
@@ -134,4 +194,20 @@ def load_accounts(text: str, store: str) -> StoredAccounts:
             places = error.errors(include_input=False) if isinstance(error, ValidationError) else []
             fields = ", ".join(".".join(map(str, one["loc"])) for one in places)
             logger.error("%s: the account of %s is invalid (%s); log in again", store, name, fields or "no object")
+    return StoredSecrets(accounts=found, logins=_load_logins(document.get(LOGINS), store))
+
+
+def _load_logins(document: object, store: str) -> StoredLogins:
+    found: dict[str, dict[str, StoredLogin]] = {}
+    tenants = document if isinstance(document, dict) else {}
+    for tenant, logins in tenants.items():
+        for registry, entry in logins.items() if isinstance(logins, dict) else ():
+            try:
+                login = RegistryLogin.model_validate({name: entry[name] for name in RegistryLogin.model_fields})
+                stored = StoredLogin(login=login, stored_at=int(entry["stored_at"]))
+            except (ValueError, TypeError, KeyError):
+                # The text of the error quotes the login.
+                logger.error("%s: the login of %s at %s is invalid; log in again", store, tenant, registry)
+            else:
+                found.setdefault(tenant, {})[registry] = stored
     return found

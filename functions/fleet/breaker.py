@@ -1,12 +1,12 @@
-"""Pause the creates of a fleet whose machines end one after another before they begin a job. Pure.
+"""Pause the creates of a fleet at a provider whose machines end one after another before they begin a job. Pure.
 
-An image that crashes, or a network that blocks the API, ends every machine of the fleet. Quarantines of hosts end
-such a loop only at providers that name their hosts.
+An image that crashes, or a network that blocks the API, ends every machine. Quarantines of hosts end such a loop only
+at providers that name their hosts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from baton.contract.fleets.fleet import MachineState as State
@@ -14,6 +14,8 @@ from functions.domain.record_base import Record
 from functions.fleet.machine_states import STARTING
 from functions.fleet.records import Machine, StoredFleet
 
+CODE = "machines_do_not_start"
+"""Stable code of the pause, in the reason for which a fleet waits."""
 FAILURES = 3
 """Machines that end without a job before the fleet pauses."""
 FIRST_PAUSE_S = 900
@@ -21,17 +23,21 @@ LONGEST_PAUSE_S = 4 * 3600
 CONTRACT_ENDS = "the provider ends the machine soon"
 LACKS_JOBS = frozenset({"no job for idle_timeout_s", "max_hours is over", CONTRACT_ENDS, "the budget is spent"})
 """Reasons for the end of a machine that worked well and found no job."""
+UNEXPLAINED = "no record explained the machine"
+"""Reason of a machine that was found at its provider: the fleet did not rent the machine now."""
 BY_DOCUMENT = "the document"
 """Beginning of the reasons for the end of a machine that the document of its fleet no longer permits."""
 
 
 class Breaker(Record):
-    """Machines of a fleet that ended in a row before they began a job, and the pause that follows."""
+    """Machines of a fleet at one provider that ended in a row before they began a job, and the pause that follows."""
 
     failures: int = 0
     failed_at: int = 0
     reason: str = ""
     """Why the last of the machines ended."""
+    machine: str = ""
+    """Id of that machine."""
     pause_s: int = 0
     paused_until: int = 0
 
@@ -48,7 +54,7 @@ class Breaker(Record):
         failures = before.failures + len(failed)
         if last.since < before.failed_at:
             return before.model_copy(update={"failures": failures})
-        updates = {"failures": failures, "failed_at": last.since, "reason": last.reason}
+        updates = {"failures": failures, "failed_at": last.since, "reason": last.reason, "machine": last.id}
         # A failure during a pause is of a machine that was rented before the pause.
         if failures >= FAILURES and last.since >= before.paused_until:
             pause_s = min(2 * before.pause_s or FIRST_PAUSE_S, LONGEST_PAUSE_S)
@@ -59,14 +65,35 @@ class Breaker(Record):
         """Return why no machine may start now; empty if one may."""
         if self.failures < FAILURES:
             return ""
-        told = f"{self.failures} machines in a row ended before they began a job, the last: {self.reason}"
+        told = f"{CODE}: {self.failures} machines in a row ended before they began a job, the last: {self.reason}"
+        told = f"{told}; its output: baton fleet logs {self.machine}"
         if now < self.paused_until:
             return f"{told}; next try at {datetime.fromtimestamp(self.paused_until, UTC):%H:%M} UTC"
         tries = any(one.state in STARTING or one.state is State.READY for one in machines)
         return f"{told}; one machine tries again" if tries else ""
 
 
-def last_begin(fleet: StoredFleet, machines: Iterable[Machine]) -> int:
+def count_failure(
+    before: Mapping[str, Breaker], fleet: StoredFleet, machine: Machine, group: Sequence[Machine]
+) -> dict[str, Breaker]:
+    """Return the breakers by provider after a machine that is gone. group: machines of the fleet."""
+    breaker = before.get(machine.provider, Breaker())
+    return {**before, machine.provider: breaker.after([machine], _last_begin(fleet, _at(machine.provider, group)))}
+
+
+def find_pause(
+    before: Mapping[str, Breaker], fleet: StoredFleet, provider: str, group: Sequence[Machine], now: int
+) -> str:
+    """Return why no machine of the provider may start now; empty if one may. group: machines of the fleet."""
+    machines = _at(provider, group)
+    return before.get(provider, Breaker()).after(machines, _last_begin(fleet, machines)).waits(machines, now)
+
+
+def _at(provider: str, group: Sequence[Machine]) -> list[Machine]:
+    return [one for one in group if one.provider == provider]
+
+
+def _last_begin(fleet: StoredFleet, machines: Iterable[Machine]) -> int:
     """Return the last time at which one of the machines began a job, or the fleet's document changed."""
     return max([fleet.updated_at, *(one.claimed_at or 0 for one in machines)])
 
@@ -75,6 +102,6 @@ def _failed(machine: Machine) -> bool:
     """Return True for a machine on its way out that was rented in vain, whatever the demand."""
     if machine.state not in (State.LOST, State.TERMINATING) or machine.claimed_at is not None:
         return False
-    if machine.reason.startswith(BY_DOCUMENT):
+    if machine.reason == UNEXPLAINED or machine.reason.startswith(BY_DOCUMENT):
         return False
     return machine.enrolled_at is None or machine.reason not in LACKS_JOBS

@@ -10,16 +10,19 @@ import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 
 from pydantic import ValidationError
 
 from baton.contract.fleets.doctor import DoctorFinding, FindingCode, FixOutcome
 from baton.contract.fleets.fleet import MachineState as State
+from functions.domain.errors import WriteConflict
 from functions.fleet.accounts import no_account
 from functions.fleet.drivers.protocol import AccountReport, Driver, Leftover, ProviderRefused, ProviderUnavailable
-from functions.fleet.records import Inventory, Machine, Sighting, StoredFleet, token_prefix
+from functions.fleet.records import Inventory, Machine, OrphanMachine, Sighting, StoredFleet, token_prefix
 from functions.fleet.store import DamagedRecord, FleetStore
 from functions.fleet.ticks.balances import describe_low_balance, sum_spending
+from functions.fleet.ticks.strays import adopt
 
 ANSWER_WITHIN_S = 10.0
 """Time that all providers have together, below the time-outs of the function and of API Gateway."""
@@ -101,7 +104,7 @@ def examine(store: FleetStore, drivers: Mapping[str, Driver], now: int) -> Exami
         found.add(FindingCode.DAMAGED_RECORD, detail, subject=f"{error.tenant}.{error.fleet}")
     for one in examined:
         driver = drivers[one.provider]
-        _find_strays(found, driver, one, live)
+        _find_strays(found, one, live, partial(_fix_stray, store, driver, now))
         _find_leftovers(found, driver, one, live)
         _find_in_account(found, one, sum_spending(machines).get(one.provider, 0.0))
     _find_lingering(found, drivers, machines, now)
@@ -157,6 +160,8 @@ def _fix(store: FleetStore, found: Fix | None, id_: str, now: int, *, in_time: b
         return FixOutcome(id=id_, fixed=False, later=True, detail=detail)
     try:
         accepted = found.call()
+    except WriteConflict:
+        return FixOutcome(id=id_, fixed=False, later=True, detail="the controller stored a record at the same moment")
     except (*_NO_ANSWER, ProviderRefused) as error:
         return FixOutcome(id=id_, fixed=False, detail=str(error))
     if accepted is False:
@@ -189,7 +194,9 @@ def _ask(name: str, driver: Driver, prefix: str, now: int) -> ProviderExaminatio
     return ProviderExamination(name, inventory, report, refused, silent)
 
 
-def _find_strays(found: _Findings, driver: Driver, one: ProviderExamination, live: Container[str]) -> None:
+def _find_strays(
+    found: _Findings, one: ProviderExamination, live: Container[str], fix_of: Callable[[Sighting], Fix]
+) -> None:
     for seen in one.inventory.sightings if one.inventory else ():
         if seen.token in live:
             continue
@@ -201,8 +208,22 @@ def _find_strays(found: _Findings, driver: Driver, one: ProviderExamination, liv
             provider=one.provider,
             subject=seen.handle,
             remedy=f"destroys the machine {seen.handle}",
-            fix=_destroy(driver, seen.handle),
+            fix=fix_of(seen),
         )
+
+
+def _fix_stray(store: FleetStore, driver: Driver, now: int, seen: Sighting) -> Fix:
+    """Return the call that ends a stray, after a record by which the tick counts the cost until its absence."""
+
+    def end() -> bool:
+        orphan = store.orphans().get(seen.handle) or OrphanMachine(
+            provider=driver.name, handle=seen.handle, token=seen.token, first_seen_at=now, last_seen_at=now
+        )
+        _, machine = adopt(store, store.fleets(), orphan, seen, now)
+        store.update_machine(machine, [machine.event])
+        return driver.destroy(seen.handle)
+
+    return Fix(driver, "destroy", end, f"{driver.name} ends the machine")
 
 
 def _find_leftovers(found: _Findings, driver: Driver, one: ProviderExamination, live: Container[str]) -> None:

@@ -24,6 +24,10 @@ CLOCK_SKEW_S = 3600
 """Time by which a clock may be behind the one that began the ledger's day: the day goes on, and its sum stays."""
 EXTENDED = STARTING | USABLE | {State.DRAINING}
 """States whose reservation grows with time; a machine in another state is on its way out."""
+CHARGE_TOLERANCE = 0.05
+"""Fraction of the observed cost by which a provider's charge may differ."""
+CHARGE_TOLERANCE_S = 120
+"""Rent by which a provider's charge may differ, because a tick sees a begin and an end a minute late each."""
 WARN_AT = 0.8
 """Fraction of a bound at which the fleet warns."""
 
@@ -43,8 +47,8 @@ class Ledger(Record):
     """Why the last tick did not start a machine that the fleet lacks; empty if the fleet lacks none."""
     exhausted: str = ""
     """Bound without the money for the machine that the fleet lacks; empty while the money suffices."""
-    breaker: Breaker = Breaker()
-    """Machines that are gone without having held a job; those on their way out are counted beside."""
+    breakers: dict[str, Breaker] = {}
+    """By provider: machines that are gone without having held a job; those on their way out are counted beside."""
 
     def at(self, now: int) -> Self:
         """Return the ledger with the counters of a day or month that has ended set to zero."""
@@ -150,6 +154,21 @@ def tell_shortage(bound: Bound, room_usd: float, need_usd: float) -> str:
     digits = 2 if f"{left:.2f}" != f"{need_usd:.2f}" else 4
     need = f"boot and one hour of the cheapest offer need {need_usd:.{digits}f} USD"
     return f"{bound.label} has {left:.{digits}f} USD left, {need}"
+
+
+def describe_charge(machine: Machine) -> str:
+    """Return how the provider's charge differs from the observed cost; empty for no large difference or no charge."""
+    if machine.charged_usd is None:
+        return ""
+    difference = machine.charged_usd - machine.spent_usd
+    tolerated = max(CHARGE_TOLERANCE * machine.spent_usd, machine.usd_per_hour * CHARGE_TOLERANCE_S / 3600)
+    if abs(difference) <= tolerated:
+        return ""
+    share = f"{100 * abs(difference) / machine.spent_usd:.0f} % " if machine.spent_usd else ""
+    return (
+        f"{machine.provider} charges {machine.charged_usd:.4f} USD, {share}{'more' if difference > 0 else 'less'} than "
+        f"the observed {machine.spent_usd:.4f} USD; compare the receipt with the provider's bill"
+    )
 
 
 def extend(machine: Machine, room_usd: float) -> Machine:

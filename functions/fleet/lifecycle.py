@@ -18,6 +18,8 @@ from functions.fleet.machine_states import (
     DEADLINES,
     EXISTING,
     ORPHAN_WATCH_S,
+    OVERDUE,
+    OVERDUE_S,
     TRANSITIONS,
     USABLE,
 )
@@ -91,9 +93,18 @@ def request(machine: Machine, now: int) -> Machine:
 
 
 def created(machine: Machine, handle: str, now: int, *, usd_per_hour: float | None = None) -> Machine:
-    """Return the machine after its provider confirmed the create."""
+    """Return the machine after its provider confirmed the create; on its way out if its price exceeds the cap."""
     price = machine.usd_per_hour if usd_per_hour is None else usd_per_hour
-    return move(machine, State.BOOTING, now, handle=handle, created_at=now, usd_per_hour=price, absences=[])
+    made = machine.model_copy(update={"handle": handle, "created_at": now, "usd_per_hour": price, "absences": []})
+    dear = excess(made)
+    return move(made, State.TERMINATING if dear else State.BOOTING, now, dear)
+
+
+def excess(machine: Machine) -> str:
+    """Return how the price of the machine exceeds the cap; empty for a price within the cap."""
+    if machine.usd_per_hour <= machine.cap_usd_per_hour * PRICE_TOLERANCE:
+        return ""
+    return f"the price {machine.usd_per_hour:g} USD/h exceeds the cap {machine.cap_usd_per_hour:g} USD/h"
 
 
 def refused(machine: Machine, reason: str, now: int) -> Machine:
@@ -135,6 +146,13 @@ def released(machine: Machine, now: int) -> Machine:
     """Return the machine that holds its job no longer: free for the next job, or at its end if the machine drains."""
     to = State.TERMINATING if machine.state is State.DRAINING else State.READY
     return move(machine, to, now, machine.reason, job_id=None, seen_at=now)
+
+
+def reallocated(machine: Machine, now: int) -> Machine:
+    """Return the machine that its provider is asked to move away from its present host; a boot begins anew."""
+    since = {"since": now} if machine.state is State.BOOTING else {}
+    hosts = [*machine.reallocated, machine.offer.machine_ref]
+    return machine.model_copy(update={"reallocated": hosts, "seen_at": now, **since})
 
 
 def advance(machine: Machine, inventory: Inventory, *, idle_timeout_s: int | None) -> Machine:
@@ -307,8 +325,8 @@ def _limit(machine: Machine, sightings: Sequence[Sighting], idle_timeout_s: int 
         # The money bounds a hanging worker also where the deadline of the state does not.
         spent = until is not None and now >= max(until - TICK_S, machine.since + CHECKPOINT_GRACE_S)
         return machine.reason or BUDGET_SPENT if spent else None
-    if machine.usd_per_hour > machine.cap_usd_per_hour * PRICE_TOLERANCE:
-        return f"the price {machine.usd_per_hour:g} USD/h exceeds the cap {machine.cap_usd_per_hour:g} USD/h"
+    if dear := excess(machine):
+        return dear
     announced = _own(machine, sightings).announced_usd_per_hour if sightings else None
     if announced is not None and announced > machine.cap_usd_per_hour:
         return f"the provider raises the price to {announced:g} USD/h, above the cap {machine.cap_usd_per_hour:g} USD/h"
@@ -320,6 +338,13 @@ def _limit(machine: Machine, sightings: Sequence[Sighting], idle_timeout_s: int 
     if machine.state is State.READY and idle_timeout_s is not None and now - machine.since >= idle_timeout_s:
         return "no job for idle_timeout_s"
     return None
+
+
+def mark_overdue(machine: Machine, now: int) -> Machine:
+    """Return the machine with the note that its stay in its state was told as too long; unchanged for no such stay."""
+    if machine.state not in OVERDUE or now < machine.since + OVERDUE_S or machine.told_since == machine.since:
+        return machine
+    return machine.model_copy(update={"told_since": machine.since})
 
 
 def stop(machine: Machine, reason: str, now: int) -> Machine:

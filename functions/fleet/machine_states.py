@@ -8,8 +8,9 @@ from baton.contract.fleets.fleet import MachineState as State
 
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.PLANNED: frozenset({State.REQUESTED, State.FAILED}),
-    State.REQUESTED: frozenset({State.BOOTING, State.AMBIGUOUS, State.FAILED}),
-    State.AMBIGUOUS: frozenset({State.BOOTING, State.FAILED}),
+    # A machine that turns out dearer than the cap ends before it boots.
+    State.REQUESTED: frozenset({State.BOOTING, State.AMBIGUOUS, State.FAILED, State.TERMINATING}),
+    State.AMBIGUOUS: frozenset({State.BOOTING, State.FAILED, State.TERMINATING}),
     State.BOOTING: frozenset({State.REGISTERED, State.LOST, State.TERMINATING}),
     State.REGISTERED: frozenset({State.READY, State.LOST, State.TERMINATING}),
     State.READY: frozenset({State.BUSY, State.DRAINING, State.LOST, State.TERMINATING}),
@@ -32,6 +33,10 @@ CHECKPOINT_MARGIN_S = CHECKPOINT_GRACE_S + 120
 """Time before a machine must be gone at which the machine drains: the grace of its checkpoint and two ticks."""
 
 
+ENROLS_WITHIN_S = 1800
+"""Time after the intent of a create, or after a move to another host, within which the enrolment key is valid."""
+
+
 @dataclass(frozen=True)
 class Deadline:
     """Longest stay in a state, and the state that follows."""
@@ -46,6 +51,18 @@ DEADLINES: dict[State, Deadline] = {
     State.BOOTING: Deadline(900, State.TERMINATING, "the machine did not start its worker in time"),
     State.REGISTERED: Deadline(180, State.TERMINATING, "the preflight check did not finish in time"),
     State.DRAINING: Deadline(CHECKPOINT_GRACE_S, State.TERMINATING, "the grace of the checkpoint is over"),
+}
+
+OVERDUE_S = 600
+"""Time in a state without a deadline after which a person should look."""
+OVERDUE: dict[State, str] = {
+    State.AMBIGUOUS: (
+        "no complete list of the provider has shown for 10 minutes whether the machine exists; its cost is reserved"
+    ),
+    State.TERMINATING: (
+        "the provider was asked for the end of the machine 10 minutes ago, and no two complete lists lack the machine; "
+        "its cost is counted: end the machine at the provider, or ask for the cause there"
+    ),
 }
 
 EXISTING = frozenset(

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from baton.contract.fleets.fleet import MAX_FLEET_IN_TOKEN, FleetSpec, MachineState, Receipt
+from baton.contract.fleets.events import FleetEventType, PublishedFleetEvent
+from baton.contract.fleets.fleet import MAX_FLEET_IN_TOKEN, FleetSpec, MachineMeasurements, MachineState, Receipt
 from functions.domain.record_base import Record
 from functions.fleet.machine_states import MAYBE_EXISTING
 
@@ -35,6 +36,10 @@ class Offer(Record):
     gpus: int = 1
     vram_gib: float = 0
     disk_gib: float = 0
+    driver: str | None = None
+    """Version of the NVIDIA driver; None where the provider does not name the version."""
+    download_mbit_s: float | None = None
+    """Speed of the host's downloads; None where the provider does not name the speed."""
     spot: bool = False
     regions: list[str] = []
     """Names by which the document of a fleet may select the place of the machine: country, region."""
@@ -94,6 +99,10 @@ class Terms(Record):
     disk_gib: float
     queues: list[str]
     """Queues from which the machine's key claims, as of the enrolment."""
+    tags: dict[str, str] = {}
+    """Tags of the only jobs that the machine's key claims, as of the enrolment."""
+    port: int | None = None
+    """Port that other machines must reach; None for a machine that was rented for jobs without nodes."""
 
 
 class Machine(Record):
@@ -118,6 +127,10 @@ class Machine(Record):
     requested_at: int | None = None
     created_at: int | None = None
     enrolled_at: int | None = None
+    measured: MachineMeasurements | None = None
+    """Driver and speeds of the machine at its present host; None before the enrolment."""
+    reallocated: list[str] = []
+    """Quarantined hosts from which the provider was asked to move the machine away, the oldest first."""
     worker_key: str | None = None
     """Id of the machine's API key: the enrolment key, then the key of the worker. Revoked at the machine's end."""
     enrolment_key: str | None = None
@@ -144,10 +157,14 @@ class Machine(Record):
     """Times of complete inventories without the machine since the last sighting: the first one and the last one."""
     charged_usd: float | None = None
     """Charge by the provider's own record at the machine's end; None if the provider has no record."""
+    charged_before_usd: float = 0
+    """Part of that record which the receipt of an earlier record of the same machine names already."""
     watch_over: bool = False
     """True for a failed machine once a late arrival is no longer expected."""
     destroy_at: int | None = None
     """Time of the last destroy call."""
+    told_since: int | None = None
+    """Begin of the stay in a state that was told as overdue; None before any was."""
 
     @property
     def provider(self) -> str:
@@ -219,6 +236,16 @@ class FleetEvent(Record):
     usd: float = 0
     """Money spent on the machine, or by the fleet, so far."""
 
+    def published(self, tenant: str, fleet: str, number: int) -> PublishedFleetEvent:
+        """Return the event for the bus and for webhooks. Raises ValueError for an unknown type."""
+        return PublishedFleetEvent(
+            id=f"fleet/{fleet}#{number}",
+            type=FleetEventType(self.type),
+            tenant=tenant,
+            fleet=fleet,
+            **self.model_dump(exclude={"type"}),
+        )
+
 
 class Quarantine(Record):
     """A host that is not rented until `until`."""
@@ -246,15 +273,17 @@ class Reputation(Record):
 
 
 class OrphanMachine(Record):
-    """A machine with a token of this deployment that no live record explains."""
+    """A machine with a token of this deployment that no live record explains, until the tick adopts the machine."""
 
     provider: str
     handle: str
     token: str
     first_seen_at: int
     last_seen_at: int
-    destroyed_at: int | None = None
-    usd_per_hour: float = 0
+
+
+STRAYS_TENANT, STRAYS_NAME = "", "strays"
+"""Fleet of the deployment that pays for orphan machines whose fleet is unknown; stored while there are any."""
 
 
 class StoredFleet(Record):

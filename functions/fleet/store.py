@@ -11,7 +11,7 @@ from functions.fleet.records import FleetEvent, Machine, OrphanMachine, Quaranti
 
 
 class FleetStore(Protocol):
-    """Fleets, machines and money. Reads are strongly consistent. Every call may raise StorageUnavailable.
+    """Fleets, machines and money. Any call may raise StorageUnavailable. Reads but `any_fleet` are strongly consistent.
 
     Writes of the controller carry its fencing token and raise FenceLost once another controller has acquired the fence.
     """
@@ -36,6 +36,9 @@ class FleetStore(Protocol):
 
     def last_tick(self) -> int | None:
         """Return the last `finished_at`; None if no tick has finished yet."""
+
+    def any_fleet(self) -> bool:
+        """Return True if a tenant has a fleet that `fleets` lists, as the store was moments ago."""
 
     def fleets(self, tenant: str | None = None, *, damaged: list[DamagedRecord] | None = None) -> Sequence[StoredFleet]:
         """Return the fleets of a tenant by name; None: the fleets of all tenants.
@@ -64,6 +67,9 @@ class FleetStore(Protocol):
         Raises DamagedRecord.
         """
 
+    def holdings(self, tenant: str, fleet: str) -> tuple[Ledger, Sequence[Machine]]:
+        """Return `ledger` and `machines` of a fleet, by one request. Raises DamagedRecord."""
+
     def machine(self, tenant: str, fleet: str, token: str) -> Machine | None:
         """Return a machine that the tick still watches; None for any other."""
 
@@ -91,6 +97,9 @@ class FleetStore(Protocol):
 
     def events(self, tenant: str, fleet: str, *, limit: int) -> Sequence[FleetEvent]:
         """Return the newest events of a fleet, the newest first."""
+
+    def history(self, tenant: str, fleet: str, *, since: int, limit: int) -> Sequence[tuple[int, FleetEvent]]:
+        """Return the events of a fleet from a time on, the oldest first, with their numbers (`table_keys`)."""
 
     def allow(self, provider: str, call: str, now: int, interval_s: float) -> bool:
         """Claim the right to one call; False within `interval_s` of the last claim, by any controller."""

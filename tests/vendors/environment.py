@@ -24,7 +24,7 @@ def run_client(
     a failing exit code.
     """
     packages = ROOT / ".vendors" / vendor
-    assert (packages / ".ready").exists(), f"{packages} is missing: run `make setup`"
+    assert (packages / ".ready").exists(), f"{packages} is missing: run `make setup-tests`"
     done = subprocess.run(
         [sys.executable, *arguments],
         env={

@@ -65,6 +65,7 @@ query = LogEntryQuery(
     query='resource.labels.container_group_name = "other"',
 )
 said["logs"] = [one.text_log for one in sdk.logs.query_log_entries(request_body=query, organization_name="acme").items]
+said["events"] = [one.event_name for one in sdk.system_logs.get_system_logs(**mine).items]
 groups.stop_container_group(**mine)
 said["stopped"] = groups.get_container_group(**mine).current_state.status
 groups.delete_container_group(**mine)
@@ -112,6 +113,7 @@ def test_salads_client_rents_reads_and_deletes_a_group(tmp_path: Path) -> None:
             "one": machine,
             "replicas": 2,
             "logs": ["step 1"],
+            "events": [f"Instance {state}" for state in ("Running", "Creating", "Downloading", "Allocated")] * 2,
             "stopped": "stopped",
             "gone": 404,
         }

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from baton.contract.base import AnswerModel, EpochSeconds, WireModel
+from baton.contract.fleets.fleet import MachineView
 
 
 class FindingCode(StrEnum):
@@ -56,12 +57,14 @@ class DoctorFinding(AnswerModel):
 class DoctorReport(AnswerModel):
     """Findings about all fleets and providers of the deployment, the urgent ones first.
 
-    Example: `{"providers": ["vast"], "findings": [], "at": 1700000000}`
+    Example: `{"providers": ["vast"], "findings": [], "strays": [], "at": 1700000000}`
     """
 
     providers: list[str]
     """Providers that were examined."""
     findings: list[DoctorFinding]
+    strays: list[MachineView] = []
+    """Ended machines that no record explained and whose fleet is unknown, with receipts, the newest first."""
     at: EpochSeconds
     """Time of the examination by the fleets' clock."""
 

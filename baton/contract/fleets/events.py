@@ -11,7 +11,9 @@ from baton.contract.base import AnswerModel, EpochSeconds
 
 
 class FleetEventType(StrEnum):
-    """Kind of the event. `machine.*`: the state that a machine entered."""
+    """Kind of the event. `machine.*`: the state that a machine entered, its move (`machine.reallocated`), or its long
+    stay in a state (`machine.overdue`).
+    """
 
     MACHINE_PLANNED = "machine.planned"
     MACHINE_REQUESTED = "machine.requested"
@@ -25,10 +27,13 @@ class FleetEventType(StrEnum):
     MACHINE_TERMINATING = "machine.terminating"
     MACHINE_GONE = "machine.gone"
     MACHINE_FAILED = "machine.failed"
+    MACHINE_REALLOCATED = "machine.reallocated"
+    MACHINE_OVERDUE = "machine.overdue"
     BUDGET_WARNING = "budget.warning"
     BUDGET_DRAINED = "budget.drained"
     BUDGET_EXHAUSTED = "budget.exhausted"
     BALANCE_LOW = "balance.low"
+    CHARGE_DIFFERS = "charge.differs"
 
 
 class PublishedFleetEvent(AnswerModel):

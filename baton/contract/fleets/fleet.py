@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from baton.contract.base import AnswerModel, EpochSeconds, JobId, PageLimit, QueueName, WireModel
+from baton.contract.base import AnswerModel, EpochSeconds, JobId, PageLimit, QueueName, TagName, TagValue, WireModel
 from baton.contract.fleets.money import Budget, Usd
 from baton.contract.names import FLEET_NAME_PATTERN, ProviderName
 
@@ -60,6 +60,11 @@ class FleetSpec(WireModel):
     gpu_models: Annotated[list[Annotated[str, Field(min_length=1, max_length=64)]], Field(max_length=32)] = []
     min_vram_gib: Annotated[float, Field(ge=0, le=4096)] = 0
     disk_gib: Annotated[float, Field(ge=1, le=100_000)] = 40
+    min_driver: Annotated[int, Field(ge=300, le=9999)] | None = None
+    """Oldest branch of the NVIDIA driver, the number before the first point; None: what the image's CUDA needs."""
+    min_disk_write_mb_s: Annotated[float, Field(ge=0, le=100_000)] = 20
+    min_download_mbit_s: Annotated[float, Field(ge=0, le=1_000_000)] = 20
+    """Least speeds, as each machine measures its disk and its download before it enrols."""
     market: Literal["spot", "on-demand", "either"] = "either"
     regions: Annotated[list[Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{2,32}$")]], Field(max_length=64)] = []
     """Countries (two letters) or regions of the provider (`us-east-1`) in which machines may stand; empty: any."""
@@ -69,6 +74,8 @@ class FleetSpec(WireModel):
     ] = None
     """Container image of the machines."""
     queues: Annotated[list[QueueName], Field(min_length=1, max_length=10)] = ["default"]
+    tags: Annotated[dict[TagName, TagValue], Field(max_length=8)] = {}
+    """Tags that a job of these queues must have, with these values; empty: the machines take any job of the queues."""
     min: Annotated[int, Field(ge=0, le=MAX_FLEET_MACHINES)] = 0
     max: Annotated[int, Field(ge=1, le=MAX_FLEET_MACHINES)] = 1
     idle_timeout_s: Annotated[int, Field(ge=0, le=86_400)] = 300
@@ -151,6 +158,20 @@ class Receipt(AnswerModel):
     """Times of the two complete inventories without the machine; empty if the machine never existed."""
 
 
+class MachineMeasurements(WireModel):
+    """Driver and speeds of a machine, as its worker finds them before the machine enrols.
+
+    Example: `{"driver": "580.65.06", "cuda": "13.0.1", "disk_write_mb_s": 850.2, "download_mbit_s": 412}`
+    """
+
+    driver: Annotated[str, Field(pattern=r"^\d{1,5}(\.\d{1,5}){0,3}$")] | None = None
+    """Version of the NVIDIA driver; None for a machine without one."""
+    cuda: Annotated[str, Field(pattern=r"^\d{1,5}(\.\d{1,5}){0,3}$")] | None = None
+    """Version of CUDA in the container image; None for an image that names none."""
+    disk_write_mb_s: Annotated[float, Field(ge=0, le=1_000_000)]
+    download_mbit_s: Annotated[float, Field(ge=0, le=1_000_000)]
+
+
 class MachineView(AnswerModel):
     """Rented machine.
 
@@ -169,6 +190,8 @@ class MachineView(AnswerModel):
     since: EpochSeconds
     """Time of the last transition."""
     reason: str = ""
+    measured: MachineMeasurements | None = None
+    """Set once the machine has enrolled."""
     receipt: Receipt | None = None
     """Set once the machine is `gone` or `failed`."""
 
@@ -276,8 +299,17 @@ class FleetEventPage(AnswerModel):
     events: list[FleetEventView]
 
 
+class PreflightDownload(AnswerModel):
+    """Object of 16 MiB whose download a machine times before it enrols.
+
+    Example: `{"url": "https://..."}`
+    """
+
+    url: str
+
+
 class EnrollRequest(WireModel):
-    """First call of a rented machine's worker, with the enrolment token as API key: the hardware that the machine has.
+    """Enrolment of a rented machine's worker, with the enrolment token as API key: the hardware that the machine has.
 
     Example: `{"gpu_model": "NVIDIA GeForce RTX 4090", "gpus": 1, "vram_gib": 24, "disk_gib": 80}`
     """
@@ -286,6 +318,10 @@ class EnrollRequest(WireModel):
     gpus: Annotated[int, Field(ge=0, le=64)] = 0
     vram_gib: Annotated[float, Field(ge=0, le=4096)] = 0
     disk_gib: Annotated[float, Field(ge=0, le=10**6)] = 0
+    measured: MachineMeasurements | None = None
+    """None from an agent of a version that measures nothing."""
+    instance: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    """Id of the container at its provider, where the container knows the id (Vast.ai, RunPod)."""
     identity: Annotated[str, Field(max_length=2048, pattern=r"^[\w-]+\.[\w-]+\.[\w-]+$")] | None = None
     """Token that the provider signs for the machine's container (JWT), where a provider does so."""
     nonce: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None

@@ -5,6 +5,11 @@ from __future__ import annotations
 from baton.contract.base import AnswerModel, Epoch, EpochSeconds
 from baton.contract.fleets.fleet import FleetView, MachineView
 
+FAILED_WAITING_JOBS = "it failed the jobs that wait"
+"""Reason for the end of a free machine that every waiting job avoids."""
+REPLACED_NODE = "a slow node is replaced"
+"""Beginning of the reason for the end of a machine in whose place another one trains."""
+
 
 class ServingFleet(AnswerModel):
     """Fleet whose queues contain the queue of the job.
@@ -24,6 +29,8 @@ class RentedAttempt(AnswerModel):
     """
 
     epoch: Epoch
+    seat: int | None = None
+    """Node of an elastic job, whose attempts are numbered seat by seat; None for another job."""
     machine: MachineView
     held_s: int
     """Time for which the machine held the job, by the fleets' clock."""
@@ -39,7 +46,7 @@ class JobMachines(AnswerModel):
 
     fleets: list[ServingFleet]
     attempts: list[RentedAttempt]
-    """Oldest first; attempts on other machines are left out."""
+    """Oldest first, those of an elastic job seat by seat; attempts on other machines are left out."""
     usd: float
     at: EpochSeconds
     """Time of this answer by the fleets' clock."""

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from baton.contract.base import AnswerModel, EpochSeconds, WireModel
+from baton.contract.elastic.nodes import NodeCount
 from baton.contract.fleets.fleet import FleetSpec
 from baton.contract.fleets.money import Usd
 from baton.contract.jobs.job import JobSubmit
@@ -35,6 +36,8 @@ class OffersRequest(WireModel):
     max_usd_per_hour: Usd = 1_000_000
     hours: Hours = 1
     """Length of the work for the expected total."""
+    nodes: NodeCount | None = None
+    """Nodes of an elastic job: the answer tells by `taken` which offers would serve them; None for no choice."""
     limit: Annotated[int, Field(ge=1, le=MAX_OFFERS)] = 50
 
 
@@ -91,7 +94,7 @@ class OfferView(AnswerModel):
     boot_s: float = 0
     expected: ExpectedUsd
     taken: int = 0
-    """Machines that the plan starts on this offer."""
+    """Machines that the plan starts on this offer, or nodes of the request."""
     rejected: str = ""
     """Why the fleet does not take the offer; empty if the fleet may."""
 
@@ -138,7 +141,10 @@ class PlannedWork(AnswerModel):
     job: str | None = None
     """Id of the waiting job; None for the job of the request."""
     name: str | None = None
+    nodes: int | None = None
+    """Waiting nodes of an elastic job; None for another job."""
     hours: float
+    """Length of the job; of an elastic job, that of each node."""
     hours_from: Literal["given", "progress", "history", "assumed"]
 
 

@@ -120,8 +120,8 @@ ACCOUNTS: dict[ProviderName, type[Account]] = {
 """Accounts by provider. The provider `loopback` has no account."""
 
 
-def reveal(account: Account) -> dict[str, Any]:
-    """Return the fields of an account as JSON values, secrets included."""
+def reveal(account: WireModel) -> dict[str, Any]:
+    """Return the fields of an account or a login as JSON values, secrets included."""
     values = account.model_dump(mode="json")
     return {name: value.get_secret_value() if isinstance(value, SecretStr) else values[name] for name, value in account}
 

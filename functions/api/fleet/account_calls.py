@@ -13,7 +13,7 @@ from baton.contract.names import ProviderName
 from functions.api.fleet.store import fleet_time, require_store
 from functions.api.http.context import ApiCall, Context, NoContent
 from functions.domain.errors import Refusal
-from functions.fleet.accounts import AccountsUnreadable, CachedAccounts, StoredAccount, StoredAccounts
+from functions.fleet.accounts import AccountsUnreadable, CachedAccounts, SecretsFull, StoredAccount, StoredAccounts
 from functions.fleet.drivers.configured import build_driver
 from functions.fleet.drivers.protocol import Driver, ProviderRefused, ProviderUnavailable
 from functions.fleet.store import DamagedRecord
@@ -49,7 +49,7 @@ def put_ssh(context: Context, call: ApiCall) -> ProviderView:
 
 def list_providers(context: Context, call: ApiCall) -> ProviderPage:
     """List the stored accounts as of their last check."""
-    stored = _read(_require_accounts(context))
+    stored = _read(require_accounts(context))
     return ProviderPage(providers=[stored[name].view for name in sorted(stored)])
 
 
@@ -58,7 +58,7 @@ def remove(context: Context, call: ApiCall) -> NoContent:
 
     An account that its provider refuses by now is removed in any case, because no machine can be ended with it.
     """
-    provider, accounts = call.path["provider"], _require_accounts(context)
+    provider, accounts = call.path["provider"], require_accounts(context)
     stored = next((name for name in _read(accounts) if name == provider), None)
     if stored is None:
         raise Refusal(ErrorCode.PROVIDER_NOT_FOUND, f"No account at {provider[:40]} is stored.", field="provider")
@@ -74,7 +74,7 @@ def remove(context: Context, call: ApiCall) -> NoContent:
 
 
 def _put(context: Context, call: ApiCall, provider: ProviderName) -> ProviderView:
-    accounts, now = _require_accounts(context), fleet_time(context, call)
+    accounts, now = require_accounts(context), fleet_time(context, call)
     account: Account = call.body
     driver = build_driver(provider, account, now=lambda: float(now))
     with refusals_translated(provider):
@@ -91,7 +91,8 @@ def _put(context: Context, call: ApiCall, provider: ProviderName) -> ProviderVie
         problems=list(report.problems),
         checked_at=now,
     )
-    accounts.put(provider, StoredAccount(account=account, view=view))
+    with changes_refused():
+        accounts.put(provider, StoredAccount(account=account, view=view))
     return view
 
 
@@ -185,13 +186,30 @@ def refusals_translated(provider: str) -> Iterator[None]:
 
 def _read(accounts: CachedAccounts) -> StoredAccounts:
     """Return all accounts; refuse the call if the store's document is damaged."""
-    try:
+    with secrets_readable():
         return accounts.read()
+
+
+@contextmanager
+def secrets_readable() -> Iterator[None]:
+    """Raise Refusal if the store's document is damaged."""
+    try:
+        yield
     except AccountsUnreadable as error:
         raise Refusal(ErrorCode.CONFLICT, f"{error}; delete it, then store all accounts again.") from error
 
 
-def _require_accounts(context: Context) -> CachedAccounts:
+@contextmanager
+def changes_refused() -> Iterator[None]:
+    """Raise Refusal if the store has no room for a change."""
+    try:
+        yield
+    except SecretsFull as error:
+        raise Refusal(ErrorCode.CONFLICT, f"{error}; remove an unused account or login.") from error
+
+
+def require_accounts(context: Context) -> CachedAccounts:
+    """Return the accounts; refuse the call in a deployment without a place for them."""
     if context.accounts is None:
         detail = "This deployment has no place for accounts; deploy the newest version of Baton."
         raise Refusal(ErrorCode.CONFLICT, detail)

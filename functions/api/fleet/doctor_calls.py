@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from baton.contract.errors import ErrorCode
 from baton.contract.fleets.doctor import DoctorReport, FixAnswer, FixRequest
+from functions.api.fleet.fleet_calls import view_machine
 from functions.api.fleet.store import fleet_time, require_store
 from functions.api.http.context import ApiCall, Context
 from functions.domain.errors import Refusal
 from functions.fleet import doctor
 from functions.fleet.accounts import AccountsUnreadable
+from functions.fleet.records import STRAYS_NAME, STRAYS_TENANT
+
+SHOWN_STRAYS = 100
 
 
 def examine_fleets(context: Context, call: ApiCall) -> DoctorReport:
@@ -18,7 +22,13 @@ def examine_fleets(context: Context, call: ApiCall) -> DoctorReport:
         found = doctor.examine(require_store(context), context.drivers, now)
     except AccountsUnreadable as error:
         raise _unreadable(error) from error
-    return DoctorReport(providers=list(found.providers), findings=list(found.findings), at=now)
+    strays = require_store(context).ended(STRAYS_TENANT, STRAYS_NAME, limit=SHOWN_STRAYS)
+    return DoctorReport(
+        providers=list(found.providers),
+        findings=list(found.findings),
+        strays=[view_machine(one) for one in strays],
+        at=now,
+    )
 
 
 def fix_findings(context: Context, call: ApiCall) -> FixAnswer:

@@ -17,6 +17,7 @@ from baton.contract.fleets.fleet import (
     MachineView,
     ReplacedDocument,
 )
+from baton.contract.fleets.registries import registry_of
 from baton.contract.names import RENT_FLEET_PATTERN
 from functions.api.fleet.store import fleet_time, require_store
 from functions.api.http.context import ApiCall, Context
@@ -28,6 +29,8 @@ from functions.fleet.ticks.document_changes import given_back
 
 MAX_FLEETS = 100
 """Fleets of a tenant, stopped ones included. Each tick reads all fleets of all tenants in less than a minute."""
+
+NO_LOGIN = "ec2: machines do not log in at {}: name a machine image whose Docker can pull the image"
 
 
 def put(context: Context, call: ApiCall) -> FleetView:
@@ -57,6 +60,9 @@ def put(context: Context, call: ApiCall) -> FleetView:
         updated_at=now,
     )
     unusable = [no_account(provider) for provider in spec.providers if provider not in context.drivers]
+    logs_in = spec.image and context.accounts and context.accounts.find_login(call.tenant, spec.image)
+    if "ec2" in spec.providers and spec.image and logs_in:
+        unusable.append(NO_LOGIN.format(registry_of(spec.image)))
     replaced = None if before is None else _describe_replaced(context, before, spec)
     return _store(context, call, fleet).model_copy(update={"warnings": unusable, "replaced": replaced})
 
@@ -129,8 +135,8 @@ def require_fleet(context: Context, call: ApiCall) -> StoredFleet:
 def view_fleet(context: Context, call: ApiCall, fleet: StoredFleet) -> FleetView:
     """Return a fleet with its money and its machines that have not ended."""
     store, name, now = require_store(context), fleet.spec.name, fleet_time(context, call)
-    alive = [one for one in store.machines(fleet.tenant, name) if not one.state.ended]
-    ledger = store.ledger(fleet.tenant, name)
+    ledger, machines = store.holdings(fleet.tenant, name)
+    alive = [one for one in machines if not one.state.ended]
     found = [(one, reserved_usd(alive)) for one in bounds(fleet.spec.budget, ledger, now)]
     whole = context.settings.fleet_budget
     if whole is not None:
@@ -169,5 +175,6 @@ def view_machine(machine: Machine) -> MachineView:
         job_id=machine.job_id,
         since=machine.since,
         reason=machine.reason,
+        measured=machine.measured,
         receipt=machine.receipt,
     )

@@ -9,13 +9,15 @@ from baton.contract.jobs.rent import fleet_of
 from functions.api.fleet.fleet_calls import view_fleet, view_machine
 from functions.api.fleet.store import fleet_clock, require_store
 from functions.api.http.context import ApiCall, Context, require_job
-from functions.domain.records import Attempt
+from functions.domain.records import Attempt, Job
+from functions.domain.worlds.seat_ids import seat_id
 from functions.fleet.clock import FleetClock
 from functions.fleet.records import Machine, StoredFleet
 from functions.fleet.store import FleetStore
 from functions.fleet.ticks.demand import unservable
 
 MAX_ATTEMPTS = 1000
+"""Attempts at a job, or at one seat of an elastic job."""
 MAX_ENDED = 1000
 """Ended machines of a fleet that are searched for those of the job, the newest first."""
 
@@ -27,7 +29,7 @@ def job_machines(context: Context, call: ApiCall) -> JobMachines:
     own = store.fleet(call.tenant, fleet_of(job.id)) if job.spec.rent is not None else None
     if own is not None and own.retired:
         fleets.append(own)
-    attempts = context.jobs.history(Attempt, job.id, limit=MAX_ATTEMPTS).items if fleets else []
+    attempts = _read_attempts(context, job) if fleets else []
     rented = _rented(store, fleets, attempts, clock, call.now)
     return JobMachines(
         fleets=[
@@ -41,20 +43,38 @@ def job_machines(context: Context, call: ApiCall) -> JobMachines:
     )
 
 
+def _read_attempts(context: Context, job: Job) -> list[tuple[int | None, Attempt]]:
+    """Read attempts at the job, or at all claimed seats of an elastic job, with their seats."""
+    owners: list[tuple[int | None, str]] = [(None, job.id)]
+    if job.spec.nodes is not None:
+        owners = [(place, seat_id(job.id, place)) for place, mark in enumerate(job.seats) if mark.epoch]
+    return [
+        (place, attempt)
+        for place, owner in owners
+        for attempt in context.jobs.history(Attempt, owner, limit=MAX_ATTEMPTS).items
+    ]
+
+
 def _rented(
-    store: FleetStore, fleets: Sequence[StoredFleet], attempts: Sequence[Attempt], clock: FleetClock, now: int
+    store: FleetStore,
+    fleets: Sequence[StoredFleet],
+    attempts: Sequence[tuple[int | None, Attempt]],
+    clock: FleetClock,
+    now: int,
 ) -> list[RentedAttempt]:
-    wanted = {one.machine_id for one in attempts if one.machine_id}
+    wanted = {one.machine_id for _, one in attempts if one.machine_id}
     machines = {one.id: one for fleet in fleets for one in _machines(store, fleet, wanted)}
     found = []
-    for attempt in attempts:
+    for seat, attempt in attempts:
         machine = machines.get(attempt.machine_id or "")
         if machine is None:
             continue
         ended_at = now if attempt.ended_at is None else attempt.ended_at
         held_s = clock.at(ended_at) - clock.at(attempt.started_at)
         usd = round(held_s / 3600 * machine.usd_per_hour, 6)
-        found.append(RentedAttempt(epoch=attempt.epoch, machine=view_machine(machine), held_s=held_s, usd=usd))
+        found.append(
+            RentedAttempt(epoch=attempt.epoch, seat=seat, machine=view_machine(machine), held_s=held_s, usd=usd)
+        )
     return found
 
 

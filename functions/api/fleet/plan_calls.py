@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from baton.contract.errors import ErrorCode
 from baton.contract.fleets.fleet import FleetSpec
@@ -27,12 +30,14 @@ from functions.api.fleet.store import fleet_time, require_store
 from functions.api.http.context import ApiCall, Context
 from functions.domain.errors import Refusal
 from functions.domain.records import Job
+from functions.domain.seat_records import Seat
+from functions.domain.worlds.world_record import WorldRecord
 from functions.fleet.accounts import AccountsUnreadable
 from functions.fleet.ledger import Bound, bounds, tightest
 from functions.fleet.offers.forecast import Quantiles, forecast
 from functions.fleet.offers.known_offers import rank_known
 from functions.fleet.offers.offer_ranking import RankedOffer, Workload
-from functions.fleet.offers.start_plan import choose
+from functions.fleet.offers.start_plan import affordable, choose
 from functions.fleet.offers.workload import estimate, hours_of_recipes, typical
 from functions.fleet.records import Machine, Offer, StoredFleet
 from functions.fleet.store import FleetStore
@@ -50,16 +55,19 @@ def offers(context: Context, call: ApiCall) -> OfferPage:
         names = list(dict.fromkeys(body.providers or context.drivers))
     except AccountsUnreadable as error:
         raise Refusal(ErrorCode.CONFLICT, f"{error}; delete it, then store all accounts again.") from error
-    limits = body.model_dump(exclude={"providers", "hours", "limit"})
+    limits = body.model_dump(exclude={"providers", "hours", "limit", "nodes"})
     # A document that permits what the request asks for; neither image nor budget restrict offers.
     spec = FleetSpec(
         name="offers", providers=names or ["loopback"], image="any", budget=Budget(total_usd=1_000_000), **limits
     )
     found, silent = ask(context.drivers, store, names, spec, now)
     ranked = rank_known(store, found, spec, Workload(hours=body.hours), now)
+    budget = Bound(name="total_usd", period="", cap_usd=math.inf, spent_usd=0)
+    taken = affordable(ranked, (), (budget, math.inf), body.nodes or 0).offers
+    limit = max(body.limit, len(taken))
     return OfferPage(
-        offers=[_view(one) for one in ranked[: body.limit]],
-        omitted=max(0, len(ranked) - body.limit),
+        offers=[_view(one, taken) for one in ranked[:limit]],
+        omitted=max(0, len(ranked) - limit),
         silent=_silent(silent),
     )
 
@@ -79,8 +87,9 @@ def plan(context: Context, call: ApiCall) -> FleetPlan:
     ranked = rank_known(store, found, spec, typical([work for work, _ in works]), now)
     machines = store.machines(call.tenant, spec.name)
     bound, room_usd = money = _tightest(context, call, spec, machines, now)
-    taken, why = choose(spec, (machines, _others(context, call, spec)), servable, ranked, money)
-    forecasted = forecast(taken, [work for work, _ in works], idle_timeout_s=spec.idle_timeout_s)
+    there = machines, _others(context, call, spec)
+    taken, why = choose(spec, there, servable, ranked, money, trains=partial(_trains, context))
+    forecasted = forecast(taken, _begin(servable, works, len(taken)), idle_timeout_s=spec.idle_timeout_s)
     usable = [one for one in ranked if not one.rejected]
     price = usable[0].offer.usd_per_hour if usable else 0.0
     return FleetPlan(
@@ -88,13 +97,10 @@ def plan(context: Context, call: ApiCall) -> FleetPlan:
         why=why,
         waits=_waits(store, call.tenant, spec.name),
         alive=sum(not one.state.ended for one in machines),
-        works=[
-            PlannedWork(job=_id(job), name=job.spec.name, hours=round(work.hours, 3), hours_from=source)
-            for job, (work, source) in zip(servable, works, strict=True)
-        ],
+        works=_view_works(servable, works),
         unservable=[
-            UnservableJob(job=_id(job), reason=reason)
-            for job, reason in zip(waiting, reasons, strict=True)
+            UnservableJob(job=job_id, reason=reason)
+            for job_id, reason in {_id(job): reason for job, reason in zip(waiting, reasons, strict=True)}.items()
             if reason is not None
         ],
         room_usd=round(max(0.0, room_usd), 6),
@@ -119,7 +125,13 @@ def _waiting(context: Context, call: ApiCall, body: PlanRequest, now: int) -> li
     """Return the waiting jobs of the fleet's queues, after the job of the request."""
     fleet = StoredFleet(tenant=call.tenant, spec=body.fleet, created_at=now, updated_at=now)
     stored = waiting_jobs(context.jobs, fleet, shards=context.settings.ready_shards)
-    return stored if body.job is None else [_unsubmitted(context, call, body.job), *stored]
+    if body.job is None:
+        return stored
+    own = require_store(context).fleet(call.tenant, body.fleet.name)
+    if own is not None and own.job_id is not None:
+        # A fleet that a job rents for itself serves that job alone, which is the job of the request.
+        stored = []
+    return [*_unsubmitted(context, call, body.job), *stored]
 
 
 def _others(context: Context, call: ApiCall, spec: FleetSpec) -> list[FleetMachines]:
@@ -142,8 +154,8 @@ def _tightest(
     return min([own, *((one, one.room_usd(spending.reserved_usd)) for one in common)], key=lambda found: found[1])
 
 
-def _unsubmitted(context: Context, call: ApiCall, job: JobSubmit) -> Job:
-    """Return the job that the request describes, with the requirements of its recipe."""
+def _unsubmitted(context: Context, call: ApiCall, job: JobSubmit) -> list[Job]:
+    """Return the job that the request describes, with the requirements of its recipe; its seats if it has nodes."""
     # The calls of machines, which this function also serves, need no recipes.
     from functions.api.jobs.recipes import RecipeResolver
 
@@ -157,7 +169,11 @@ def _unsubmitted(context: Context, call: ApiCall, job: JobSubmit) -> Job:
             problems=[fault._replace(field=f"job.{fault.field}") for fault in refusal.problems],
             remedy=refusal.remedy,
         ) from None
-    return Job(id=THE_JOB, tenant=call.tenant, queue=job.queue, spec=spec, created_at=call.now, updated_at=call.now)
+    there = Job(id=THE_JOB, tenant=call.tenant, queue=job.queue, spec=spec, created_at=call.now, updated_at=call.now)
+    if job.nodes is None:
+        return [there]
+    seats = [Seat(job=THE_JOB, seat=at, min=job.nodes.min, max=job.nodes.max) for at in range(job.nodes.max)]
+    return [there.model_copy(update={"spec": spec.model_copy(update={"nodes": None, "seat": seat})}) for seat in seats]
 
 
 def _works(context: Context, call: ApiCall, body: PlanRequest, jobs: Sequence[Job]) -> list[tuple[Workload, str]]:
@@ -172,8 +188,38 @@ def _works(context: Context, call: ApiCall, body: PlanRequest, jobs: Sequence[Jo
     ]
 
 
+def _begin(jobs: Sequence[Job], works: Sequence[tuple[Workload, str]], machines: int) -> list[Workload]:
+    """Return the works that the machines do: a node without a machine does not work after the others."""
+    alone = [work for job, (work, _) in zip(jobs, works, strict=True) if job.spec.seat is None]
+    nodes = [work for job, (work, _) in zip(jobs, works, strict=True) if job.spec.seat is not None]
+    return [*alone, *nodes[: max(0, machines - len(alone))]]
+
+
+def _trains(context: Context, job_id: str) -> bool:
+    world, job = context.jobs.read(WorldRecord, job_id), context.jobs.get(job_id)
+    return world is not None and job is not None and world.trains(job.seats)
+
+
+def _view_works(jobs: Sequence[Job], works: Sequence[tuple[Workload, str]]) -> list[PlannedWork]:
+    """Return one line for each job, with the number of its nodes that wait."""
+    nodes = Counter(_id(job) for job in jobs if job.spec.seat is not None)
+    found = {_id(job): (job, work) for job, work in zip(jobs, works, strict=True)}
+    return [
+        PlannedWork(
+            job=job_id,
+            name=job.spec.name,
+            nodes=nodes.get(job_id),
+            hours=round(work.hours, 3),
+            hours_from=source,
+        )
+        for job_id, (job, (work, source)) in found.items()
+    ]
+
+
 def _id(job: Job) -> str | None:
-    return None if job.id == THE_JOB else job.id
+    """Return the id of a job, of a seat that of its elastic job; None for the job of the request."""
+    job_id = job.id if job.spec.seat is None else job.spec.seat.job
+    return None if job_id == THE_JOB else job_id
 
 
 def _silent(reasons: Mapping[str, str]) -> list[SilentProvider]:

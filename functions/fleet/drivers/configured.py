@@ -8,7 +8,7 @@ from pathlib import Path
 
 from baton.contract.fleets.providers import Account
 from baton.contract.names import ProviderName
-from functions.fleet.accounts import ProviderAccounts
+from functions.fleet.accounts import CachedAccounts
 from functions.fleet.drivers.protocol import Driver
 
 DRIVERS: dict[ProviderName, tuple[str, str]] = {
@@ -36,7 +36,7 @@ class ConfiguredDrivers(Mapping[str, Driver]):
     """
 
     def __init__(
-        self, accounts: ProviderAccounts | None, *, loopback_directory: str | None, now: Callable[[], float]
+        self, accounts: CachedAccounts | None, *, loopback_directory: str | None, now: Callable[[], float]
     ) -> None:
         self._accounts = accounts
         self._now = now

@@ -46,6 +46,8 @@ AGENT = (sys.executable, "-m", "gpu_client.agent")
 MARKET = "market.json"
 LOG_TAIL_BYTES = 16 * 1024
 HOSTS = 8
+DRIVER = "580.65.06"
+"""Driver of each invented GPU."""
 """Offers without a market file: each is one host, which has this computer's disk and no GPU."""
 
 _ROOT = Path(__file__).resolve().parents[3]
@@ -341,7 +343,7 @@ def install_gpus(home: Path, offer: Offer) -> Path:
     programs = home / "bin"
     programs.mkdir()
     if offer.gpu_model and offer.gpus:
-        line = f"{offer.gpu_model}, {round(offer.vram_gib * 1024)}"
+        line = f"{offer.gpu_model}, {round(offer.vram_gib * 1024)}, {DRIVER}"
         program = programs / "nvidia-smi"
         program.write_text(f"#!/bin/sh\nprintf '%s\\n' {' '.join([shlex.quote(line)] * offer.gpus)}\n")
         program.chmod(0o700)

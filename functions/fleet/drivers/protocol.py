@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from baton.contract.fleets.fleet import FleetSpec
+from baton.contract.fleets.registries import RegistryLogin
 from functions.fleet.records import Inventory, Offer, Sighting
 
 
@@ -28,6 +29,10 @@ class RefusalKind(StrEnum):
 
 class ProviderUnavailable(Exception):  # noqa: N818 - a transient condition, not a fault of the product
     """The provider did not answer a read, or throttled. Nothing follows about any machine."""
+
+
+class ProviderThrottled(ProviderUnavailable):
+    """The provider answered a read with 429: the call came too early."""
 
 
 class ProviderRefused(Exception):  # noqa: N818 - a normal outcome: key, credit or quota of the account
@@ -49,6 +54,10 @@ class CreateIntent:
     disk_gib: float
     environment: Mapping[str, str]
     max_usd_per_hour: float
+    login: RegistryLogin | None = None
+    """Login at the registry of the image; None for an image that everybody may pull."""
+    port: int | None = None
+    """TCP port of the machine that other machines must reach, where the provider can open one; None for no port."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +129,7 @@ class Driver(Protocol):
 
     name: str
     min_interval_s: Mapping[str, float]
-    """Shortest time between two calls, by `create`, `destroy`, `inventory`, `quote`."""
+    """Shortest time between two calls, by `create`, `destroy`, `quote`, `accept`; a list has none."""
 
     def quote(self, spec: FleetSpec) -> Sequence[Offer]:
         """Return the offers of the moment. Raises ProviderUnavailable or ProviderRefused."""
@@ -159,4 +168,15 @@ class Driver(Protocol):
         """Return what the provider's own record charges for a machine; None if the provider has no record.
 
         Raises ProviderUnavailable or ProviderRefused.
+        """
+
+
+@runtime_checkable
+class HostMover(Protocol):
+    """Driver of a provider that chooses the hosts by itself, and moves a machine to another one on demand."""
+
+    def reallocate(self, handle: str, machine_ref: str) -> None:
+        """Ask once for another host in place of `machine_ref`; do nothing if the machine has left the host.
+
+        Raises ProviderUnavailable or ProviderRefused; the call may have taken effect.
         """

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 import urllib3
 
-from functions.fleet.drivers.protocol import ProviderRefused, ProviderUnavailable, RefusalKind
+from functions.fleet.drivers.protocol import ProviderRefused, ProviderThrottled, ProviderUnavailable, RefusalKind
 
 TIMEOUT_S = 15.0
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
@@ -73,7 +73,7 @@ class ProviderHttp:
                 problem = str(error)
                 continue
             if answer.status == 429:
-                raise ProviderUnavailable(f"{method} {path}: the provider throttles its calls (429)")
+                raise ProviderThrottled(f"{method} {path}: the provider throttles its calls (429)")
             if answer.status in (401, 403):
                 kind = RefusalKind.KEY if answer.status == 401 else RefusalKind.PERMISSION
                 raise ProviderRefused(
@@ -125,15 +125,26 @@ class ProviderHttp:
         query: Mapping[str, Any] | None = None,
         body: Any = None,
         headers: Mapping[str, str] | None = None,
+        secret: str = "",
     ) -> ProviderAnswer:
-        """Send a mutating call exactly once; return any readable answer below 500. Raises AnswerLost, CallNotSent."""
-        answer = self._call(method, path, query, body, headers or {})
+        """Send a mutating call exactly once; return any readable answer below 500. Raises AnswerLost, CallNotSent.
+
+        secret: part of the body that the answer must not repeat.
+        """
+        answer = self._call(method, path, query, body, headers or {}, secret=secret)
         if answer.status >= 500:
             raise AnswerLost(f"{method} {path} was answered {answer.status}")
         return answer
 
     def _call(
-        self, method: str, path: str, query: Mapping[str, Any] | None, body: Any, headers: Mapping[str, str]
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, Any] | None,
+        body: Any,
+        headers: Mapping[str, str],
+        *,
+        secret: str = "",
     ) -> ProviderAnswer:
         self._require_sendable_key()
         url = f"{self._address}{path}" + (f"?{urlencode(query)}" if query else "")
@@ -159,7 +170,7 @@ class ProviderHttp:
             raise AnswerLost(f"{place}: no usable answer ({type(error).__name__})") from error
         if len(raw) > MAX_ANSWER_BYTES:
             raise AnswerLost(f"{place}: the answer is longer than {MAX_ANSWER_BYTES} bytes")
-        text = self._readable(raw)
+        text = self._readable(raw, secret)
         # Providers send errors as plain text or HTML as well; the status of such an error is clear without its body.
         parsed = None
         if text.strip():
@@ -175,9 +186,15 @@ class ProviderHttp:
         if not all(value.isascii() and value.isprintable() for value in self._headers.values()):
             raise ProviderRefused(RefusalKind.KEY, "the key has a line break or a character that no key has")
 
-    def _readable(self, raw: bytes) -> str:
-        """Return an answer as text without the account's key, which some providers repeat in their errors."""
+    def _readable(self, raw: bytes, secret: str = "") -> str:
+        """Return an answer as text without the account's key and `secret`, which some providers repeat in errors."""
         text = raw.decode("utf-8", errors="replace")
-        for secret in self._secrets:
-            text = text.replace(secret, "[key]")
+        for one in self._secrets:
+            text = text.replace(one, "[key]")
+        # As text, in JSON, and in a body that a JSON answer quotes.
+        forms = [secret]
+        for _ in range(2):
+            forms.append(json.dumps(forms[-1])[1:-1])
+        for form in reversed(forms) if secret else ():
+            text = text.replace(form, "[password]")
         return text

@@ -6,9 +6,11 @@ interruptible pods, names no host, and lists all pods in one page.
 
 from __future__ import annotations
 
+import hmac
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote as quoted
 
@@ -16,6 +18,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from baton.contract.fleets.fleet import FleetSpec
 from baton.contract.fleets.providers import RunpodAccount
+from baton.contract.fleets.registries import RegistryLogin, registry_of
 from functions.fleet.drivers.protocol import (
     AccountReport,
     Ambiguous,
@@ -44,12 +47,13 @@ BILLED_DAYS = 400
 BOOT_S = 300
 """Time until the agent runs, which is above all the download of an image of some GB."""
 LOG_LINES = 500
+NO_POD = "batonprobe0000"
+"""Id of no pod: a key without write access is refused before that is noticed."""
 REFUSALS: dict[int, tuple[RefusalKind | None, str]] = {
     400: (None, "no capacity, or a rule of the provider"),
     401: (RefusalKind.KEY, "store a valid key with `baton fleet login`"),
     402: (RefusalKind.CREDIT, "add credit at RunPod: a pod needs the price of an hour"),
-    # The provider documents 403 also for a pool of machines that the account may not use.
-    403: (None, "the key must have read/write access to the REST API, the account access to this GPU"),
+    403: (RefusalKind.PERMISSION, "store a key with read/write access to the REST API with `baton fleet login runpod`"),
     404: (None, "the provider knows no such GPU any more"),
     409: (None, "a conflict with another pod"),
     422: (RefusalKind.INVALID, "the provider no longer accepts this form of request: update Baton"),
@@ -160,6 +164,13 @@ class Pod(RunpodAnswer):
         )
 
 
+class StoredRegistry(RunpodAnswer):
+    """Login at a container registry that the account keeps."""
+
+    id: str
+    name: str
+
+
 class PodCharge(RunpodAnswer):
     """Record of the provider's bill for one pod and one day."""
 
@@ -177,16 +188,18 @@ class RunpodDriver:
         self._cloud = account.cloud
         self._address = account.address
         key = account.api_key.get_secret_value()
+        self._key = key.encode()
         self._http = ProviderHttp(account.address, {"Authorization": f"Bearer {key}"}, timeout_s=timeout_s)
 
     def quote(self, spec: FleetSpec) -> Sequence[Offer]:
         """Return one offer for each GPU and data center with stock, at the price of GPU and disk."""
-        query = {"include": "AVAILABILITY", "product": "POD", "cloud": self._cloud}
-        found = [GpuType.model_validate(one) for one in self._list("/catalog/gpus", "gpus", query)]
-        return [offer for gpu in found for offer in gpu.offers(self._cloud, spec.disk_gib)]
+        return self._offers(spec.disk_gib)
 
     def create(self, intent: CreateIntent) -> CreateResult:
-        """Create a pod with the token as its name."""
+        """Create a pod with the token as its name, unless its price of the moment exceeds the cap.
+
+        RunPod takes no cap with a create. Its answer names the price, by which the controller ends a dearer pod.
+        """
         gpu_id, _, place = intent.offer.ref.partition("@")
         body = {
             "name": intent.token,
@@ -196,13 +209,27 @@ class RunpodDriver:
             "disk": _disk_gb(intent.disk_gib),
             "env": dict(intent.environment),
             "dataCenterIds": [place] if place else [],
+            **({"ports": [f"{intent.port}/tcp"]} if intent.port else {}),
         }
+        try:
+            if intent.login is not None:
+                body["registry"] = self._registry(intent, intent.login)
+        except (ProviderRefused, ProviderUnavailable, ValidationError) as error:
+            kind = error.kind if isinstance(error, ProviderRefused) else None
+            return NotCreated(reason=f"RunPod cannot keep the login at the image's registry: {error}", kind=kind)
+        # As late as possible, because the price can rise until the create.
+        if (refused := self._refuse_price(intent)) is not None:
+            return refused
         try:
             answer = self._http.send("POST", "/pods", body=body)
         except CallNotSent as error:
             return NotCreated(reason=str(error))
         except AnswerLost as error:
             return Ambiguous(reason=str(error))
+        if answer.status == 403 and self._may_write():
+            # The provider documents 403 also for a pool of machines that the account may not use.
+            cause = "the account has no access to this GPU: name others in gpu_models, or ask RunPod"
+            return NotCreated(reason=f"{RefusalKind.PERMISSION}: RunPod answers {_problem(answer)}: {cause}")
         if answer.status in REFUSALS:
             kind, cause = REFUSALS[answer.status]
             return NotCreated(reason=f"RunPod answers {_problem(answer)}: {cause}", kind=kind)
@@ -222,16 +249,8 @@ class RunpodDriver:
 
     def destroy(self, handle: str) -> bool:
         """Delete a pod with its disks."""
-        try:
-            answer = self._http.send("DELETE", f"/pods/{quoted(handle, safe='')}")
-        except (AnswerLost, CallNotSent) as error:
-            raise ProviderUnavailable(str(error)) from error
-        if answer.ok or answer.status == 404:
-            return True
-        kind, cause = REFUSALS.get(answer.status, (None, ""))
-        if kind is RefusalKind.KEY or answer.status == 403:
-            raise ProviderRefused(kind or RefusalKind.PERMISSION, f"DELETE /pods: {_problem(answer)}: {cause}")
-        raise ProviderUnavailable(f"DELETE /pods: {_problem(answer)}")
+        self._change("DELETE", f"/pods/{quoted(handle, safe='')}")
+        return True
 
     def accept_price(self, handle: str, usd_per_hour: float) -> None:
         """Do nothing, because RunPod announces no prices."""
@@ -252,9 +271,11 @@ class RunpodDriver:
         return None
 
     def examine(self, prefix: str) -> AccountReport:
-        """Report pods of others, stopped pods of this deployment, and a key that cannot read the bill."""
+        """Report pods of others, stopped pods of this deployment, and what the key may not do."""
         pods, complete = self._pods()
         problems = [] if complete else ["the list of pods has an unreadable entry: update Baton"]
+        if not self._may_write():
+            problems.append(f"no pod can be rented or given back: {REFUSALS[403][1]}")
         try:
             self._charges({"lastN": 1})
         except ProviderRefused as error:
@@ -280,8 +301,73 @@ class RunpodDriver:
         ours = [one.usd for one in charges if one.pod == handle]
         return sum(ours) if ours else None
 
+    def _registry(self, intent: CreateIntent, login: RegistryLogin) -> str:
+        """Return the id of the login at RunPod, stored there in place of an earlier one of this registry.
+
+        RunPod shows neither user nor password again; therefore a keyed digest in the name tells a changed login. Raises
+        ProviderUnavailable, ProviderRefused.
+        """
+        password = login.password.get_secret_value()
+        ours = f"{intent.token.partition('-')[0]}-{registry_of(intent.image or '')}-"
+        digest = hmac.digest(self._key, f"{login.username}\n{password}".encode(), "sha256").hex()[:16]
+        stored = [StoredRegistry.model_validate(one) for one in self._list("/registries", "registries", None)]
+        found = next((one.id for one in stored if one.name == ours + digest), None)
+        if found is not None:
+            return found
+        answer = self._change(
+            "POST", "/registries", {"name": ours + digest, "username": login.username, "password": password}, password
+        )
+        made = StoredRegistry.model_validate(answer.body)
+        for one in stored:
+            if one.name.startswith(ours):
+                # RunPod keeps a login that a pod uses; the next change of the login deletes it.
+                with suppress(ProviderUnavailable):
+                    self._change("DELETE", f"/registries/{quoted(one.id, safe='')}")
+        return made.id
+
+    def _change(self, method: str, path: str, body: Any = None, secret: str = "") -> ProviderAnswer:
+        """Send a mutating call once. Raises ProviderUnavailable, ProviderRefused."""
+        try:
+            answer = self._http.send(method, path, body=body, secret=secret)
+        except (AnswerLost, CallNotSent) as error:
+            raise ProviderUnavailable(str(error)) from error
+        kind, cause = REFUSALS.get(answer.status, (None, ""))
+        if kind is RefusalKind.KEY or answer.status == 403:
+            raise ProviderRefused(kind or RefusalKind.PERMISSION, f"{method} {path}: {_problem(answer)}: {cause}")
+        if not answer.ok and answer.status != 404:
+            raise ProviderUnavailable(f"{method} {path}: {_problem(answer)}")
+        return answer
+
     def _charges(self, query: Mapping[str, Any]) -> list[PodCharge]:
         return [PodCharge.model_validate(one) for one in self._list("/billing/pods", "records", query)]
+
+    def _may_write(self) -> bool:
+        """Return False if the key may not create and delete pods."""
+        try:
+            return self._http.send("DELETE", f"/pods/{NO_POD}").status != 403
+        except (AnswerLost, CallNotSent):
+            return True
+
+    def _offers(self, disk_gib: float) -> list[Offer]:
+        query = {"include": "AVAILABILITY", "product": "POD", "cloud": self._cloud}
+        found = [GpuType.model_validate(one) for one in self._list("/catalog/gpus", "gpus", query)]
+        return [offer for gpu in found for offer in gpu.offers(self._cloud, disk_gib)]
+
+    def _refuse_price(self, intent: CreateIntent) -> NotCreated | None:
+        """Return why the present price forbids the create; None for a price within the cap."""
+        try:
+            offers = self._offers(intent.disk_gib)
+        except ProviderRefused as error:
+            return NotCreated(reason=str(error), kind=error.kind)
+        except (ProviderUnavailable, ValidationError) as error:
+            return NotCreated(reason=f"the price cannot be read again before the create: {error}")
+        price = next((one.usd_per_hour for one in offers if one.ref == intent.offer.ref), None)
+        if price is None:
+            return NotCreated(reason=f"RunPod no longer has the GPU: {intent.offer.ref}")
+        if price <= intent.max_usd_per_hour:
+            return None
+        cap = f"more than the cap of {intent.max_usd_per_hour:g} USD/h"
+        return NotCreated(reason=f"{intent.offer.ref} costs {price:.4g} USD/h now, {cap}")
 
     def _pods(self) -> tuple[list[Pod], bool]:
         """Return the existing pods, and False if an entry of the list is not readable."""

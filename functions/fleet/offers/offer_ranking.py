@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from baton.contract.fleets.fleet import FleetSpec
 from functions.domain.jobs.job_selection import names_model
 from functions.fleet.machine_states import CHECKPOINT_MARGIN_S
+from functions.fleet.offers.measurements import driver_branch
 from functions.fleet.records import Offer
 
 LEAST_WORK_S = 3600
@@ -118,6 +119,10 @@ def mismatch(offer: Offer, spec: FleetSpec) -> str:
         return f"{offer.vram_gib:g} GiB VRAM, min_vram_gib is {spec.min_vram_gib:g}"
     if offer.disk_gib < spec.disk_gib:
         return f"{offer.disk_gib:g} GiB disk, disk_gib is {spec.disk_gib:g}"
+    if spec.min_driver and offer.driver and driver_branch(offer.driver) < spec.min_driver:
+        return f"driver {offer.driver}, min_driver is {spec.min_driver}"
+    if offer.download_mbit_s is not None and offer.download_mbit_s < spec.min_download_mbit_s:
+        return f"{offer.download_mbit_s:g} Mbit/s download, min_download_mbit_s is {spec.min_download_mbit_s:g}"
     if spec.gpu_models and not any(names_model(wanted, offer.gpu_model or "") for wanted in spec.gpu_models):
         return f"{offer.gpu_model or 'no GPU'} is not among gpu_models"
     if spec.market != "either" and offer.spot != (spec.market == "spot"):

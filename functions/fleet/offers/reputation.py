@@ -6,6 +6,7 @@ Little history changes little: the offer's own numbers count like PRIOR_HOURS of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from functions.fleet.records import Machine, Offer, Quarantine, Reputation
 
@@ -13,6 +14,39 @@ PRIOR_HOURS = 48.0
 PRIOR_STARTS = 3
 HOST_FAILURES_COUNT_PER_HOUR = 1 / 24
 """Interruptions per hour that each recent failure of a host adds: one more loss a day."""
+HostFailure = Literal["boot", "loss", "shortfall", "slow", "hardware"]
+QUARANTINE_S: dict[HostFailure, int] = {
+    "boot": 6 * 3600,
+    "loss": 24 * 3600,
+    "shortfall": 6 * 3600,
+    "slow": 6 * 3600,
+    "hardware": 30 * 24 * 3600,
+}
+"""First time in which a host is not rented: it did not boot, vanished with a job, measured less than its fleet asks
+for, trained far less than the other nodes of a training, or has other hardware than offered. Each further failure
+doubles the time."""
+LONGEST_DOUBLED_S = 7 * 24 * 3600
+
+
+def quarantine(
+    machine: Machine, failure: HostFailure, earlier: Mapping[str, Quarantine], now: int
+) -> Quarantine | None:
+    """Return the quarantine of the machine's host after a failure; None where the provider hides its hosts.
+
+    earlier: all quarantines by host, ended ones included.
+    """
+    if machine.offer.machine_ref is None:
+        return None
+    host = host_of(machine.offer)
+    failures = earlier[host].failures + 1 if host in earlier else 1
+    first_s = QUARANTINE_S[failure]
+    lasts_s = max(first_s, min(first_s * 2 ** (failures - 1), LONGEST_DOUBLED_S))
+    return Quarantine(host=host, until=now + lasts_s, failures=failures, reason=machine.reason)
+
+
+def host_of(offer: Offer) -> str:
+    """Return the key under which the failures of an offer's host are stored."""
+    return f"{offer.provider}:{offer.machine_ref}"
 
 
 def kind_of(offer: Offer) -> str:
@@ -44,9 +78,7 @@ def weigh(
 
     history: by `kind_of`. failed_hosts: recent quarantines by `provider:machine_ref`, ended ones included.
     """
-    return [
-        _weigh(one, history.get(kind_of(one)), failed_hosts.get(f"{one.provider}:{one.machine_ref}")) for one in offers
-    ]
+    return [_weigh(one, history.get(kind_of(one)), failed_hosts.get(host_of(one))) for one in offers]
 
 
 def _weigh(offer: Offer, known: Reputation | None, failed: Quarantine | None) -> Offer:

@@ -6,6 +6,7 @@ The tick of the controller decides the same one machine at a time, with a stored
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from baton.contract.fleets.fleet import FleetSpec
 from functions.domain.records import Job
@@ -14,6 +15,19 @@ from functions.fleet.machine_states import MAYBE_EXISTING
 from functions.fleet.offers.offer_ranking import RankedOffer
 from functions.fleet.records import Machine, Offer
 from functions.fleet.ticks.demand import FleetMachines, missing_machines
+from functions.fleet.ticks.gangs import Trains, select
+
+
+@dataclass(frozen=True)
+class Affordable:
+    """Offers that a fleet can take now, and why not more.
+
+    shortage: set if the room of the budget is too small for a further offer.
+    """
+
+    offers: list[Offer]
+    why: str
+    shortage: bool = False
 
 
 def choose(
@@ -22,13 +36,15 @@ def choose(
     waiting: Sequence[Job],
     ranked: Sequence[RankedOffer],
     money: tuple[Bound, float],
+    *,
+    trains: Trains = lambda _: False,
 ) -> tuple[list[Offer], str]:
     """Return the offers that would be taken, and why not more.
 
     there: machines of the fleet that the tick watches, and the other fleets of the tenant with theirs. waiting: jobs
-    that the fleet can run. money: of `ledger.tightest`.
+    that the fleet can run. money: of `ledger.tightest`. trains: of `gangs.select`.
     """
-    (machines, others), (bound, room_usd) = there, money
+    machines, others = there
     alive = sum(not one.state.ended for one in machines)
     if alive >= spec.max:
         return [], f"max is {spec.max}, and the fleet has {alive} machines"
@@ -36,28 +52,55 @@ def choose(
     if missing == 0:
         served = f"machines that are there take the {len(waiting)} waiting jobs"
         return [], served if waiting else "no job waits that the fleet can run"
+    found = affordable(ranked, machines, money, missing)
+    wanted = select(waiting, spec, machines, others, startable=len(found.offers), trains=trains)
+    taken = found.offers[: missing_machines(spec, machines, wanted.jobs, others)]
+    if wanted.held:
+        return taken, "; ".join([wanted.held, *([found.why] if found.why else [])])
+    if len(taken) == missing:
+        return taken, _limit(spec, alive + missing, len(waiting))
+    return taken, found.why
+
+
+def affordable(
+    ranked: Sequence[RankedOffer], machines: Sequence[Machine], money: tuple[Bound, float], most: int
+) -> Affordable:
+    """Return the offers for up to `most` machines, in the order in which the fleet takes them.
+
+    machines: of the fleet; the host of one is not rented a second time. money: of `ledger.tightest`.
+    """
+    bound, room_usd = money
     rented = {_ref(one.offer) for one in machines if one.state in MAYBE_EXISTING}
     usable = [one.offer for one in ranked if not one.rejected]
     usable = [offer for offer in usable if offer.repeatable or _ref(offer) not in rented]
     if not usable:
-        return [], f"no offer fits, the nearest: {ranked[0].rejected}" if ranked else "no provider has an offer"
+        return Affordable(
+            [], f"no offer fits, the nearest: {ranked[0].rejected}" if ranked else "no provider has an offer"
+        )
     taken: list[Offer] = []
-    for _ in range(missing):
+    for _ in range(most):
         # An offer that the budget does not pay for never hides a cheaper one behind it.
-        affordable = (offer for offer in usable if _need_usd(offer) <= room_usd)
-        offer = next(affordable, None)
+        offer = next((one for one in usable if _need_usd(one) <= room_usd), None)
         if offer is None:
             break
         taken.append(offer)
         room_usd -= _need_usd(offer)
         if not offer.repeatable:
             usable.remove(offer)
-    if len(taken) == missing:
-        return taken, _limit(spec, alive + missing, len(waiting))
+            # A host sells the same GPU on demand and to bids.
+            twin = next((one for one in usable if _is_twin(one, offer)), None)
+            if twin is not None:
+                usable.remove(twin)
+    if len(taken) == most:
+        return Affordable(taken, "")
     if not usable:
-        return taken, f"only {len(taken)} offers fit"
-    need = min(map(_need_usd, usable))
-    return taken, tell_shortage(bound, room_usd, need)
+        return Affordable(taken, f"only {len(taken)} offers fit" if len(taken) > 1 else "only one offer fits")
+    return Affordable(taken, tell_shortage(bound, room_usd, min(map(_need_usd, usable))), shortage=True)
+
+
+def _is_twin(one: Offer, other: Offer) -> bool:
+    same = (one.provider, one.machine_ref) == (other.provider, other.machine_ref)
+    return same and one.machine_ref is not None and one.spot != other.spot
 
 
 def _need_usd(offer: Offer) -> float:

@@ -20,10 +20,13 @@ LEAST_PROGRESS = 0.02
 
 
 def hours_of_recipes(ended: Sequence[Job]) -> Mapping[str, Workload]:
-    """Return the work of each recipe from its completed jobs: mean, 10 % and 90 % quantile of their running times."""
+    """Return the work of each recipe from its completed jobs: mean, 10 % and 90 % quantile of their running times.
+
+    The running time of an elastic job is the sum over its nodes, therefore such jobs do not count.
+    """
     found: dict[str, list[float]] = {}
     for job in ended:
-        if job.spec.recipe and job.counters.runtime_s > 0:
+        if job.spec.recipe and job.spec.nodes is None and job.counters.runtime_s > 0:
             found.setdefault(job.spec.recipe, []).append(job.counters.runtime_s / 3600)
     works: dict[str, Workload] = {}
     for recipe, hours in found.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 
@@ -19,17 +19,19 @@ from functions.domain.errors import WriteConflict
 from functions.domain.records import Job
 from functions.fleet import lifecycle
 from functions.fleet.accounts import no_account
-from functions.fleet.breaker import last_begin
+from functions.fleet.breaker import count_failure
 from functions.fleet.drivers.protocol import Driver, ProviderRefused
 from functions.fleet.ledger import Ledger, extend, release, reserved_usd
 from functions.fleet.machine_states import ORPHAN_WATCH_S
-from functions.fleet.records import Inventory, Machine, OrphanMachine, StoredFleet, token_prefix
+from functions.fleet.records import Inventory, Machine, OrphanMachine, Sighting, StoredFleet, token_prefix
 from functions.fleet.store import DamagedRecord, FenceLost, FleetStore
 from functions.fleet.ticks.balances import watch_balances
 from functions.fleet.ticks.document_changes import EXCEEDS_MAX, outdated, surplus
-from functions.fleet.ticks.rented import ReadJobs, retire, stop_with_jobs
-from functions.fleet.ticks.starting import MachineStarter
-from functions.fleet.ticks.tick import NO_ANSWER, MachineKeys, Tick, TickReport
+from functions.fleet.ticks.rented import retire, stop_with_jobs
+from functions.fleet.ticks.starting import FindLogin, MachineStarter
+from functions.fleet.ticks.strays import adopt
+from functions.fleet.ticks.tick import NO_ANSWER, MachineKeys, ReadJobs, Tick, TickReport
+from functions.fleet.ticks.trainings import ReadWorld, supervise_training
 
 logger = logging.getLogger("baton.fleet")
 
@@ -37,9 +39,8 @@ LEASE_S = 90
 """Lease of one tick. A function that is paused longer than its lease cannot write any more, because of the fence."""
 NUDGE_PATIENCE_S = 20
 """Longest wait of a nudged tick for the fence. The scheduled tick replaces a nudge that waited in vain."""
-DESTROY_EVERY_S = 30
 ORPHAN_GRACE_S = 60
-"""Time between the first and the last sighting after which an orphan is destroyed."""
+"""Time between the first and the last sighting after which the tick adopts an orphan."""
 DECISIONS = 5
 """Decisions about one machine in one tick whose writes may conflict with calls of the machine's worker."""
 
@@ -50,7 +51,8 @@ class FleetController:
     waiting: returns the claimable jobs of a fleet's queues. random_token: 256 random bits, URL-safe. time_left_s: time
     until the function is ended. pause: sleeps for a number of seconds. read_jobs: returns the jobs with these ids.
     completed: returns a tenant's newest completed jobs, for the running times of recipes. budget: of all fleets of the
-    deployment together.
+    deployment together. find_login: returns the login at the registry of an image. read_world: returns the world of an
+    elastic job.
     """
 
     def __init__(
@@ -67,6 +69,8 @@ class FleetController:
         read_jobs: ReadJobs = lambda _: (),
         completed: Callable[[str], Sequence[Job]] = lambda _: (),
         budget: Budget | None = None,
+        find_login: FindLogin = lambda tenant, image: None,
+        read_world: ReadWorld = lambda job_id: None,
     ) -> None:
         self._store = store
         self._drivers = drivers
@@ -79,6 +83,8 @@ class FleetController:
         self._pause = pause
         self._read_jobs = read_jobs
         self._budget = budget
+        self._find_login = find_login
+        self._read_world = read_world
 
     def nudge(self) -> TickReport:
         """Run one tick that begins after this call.
@@ -96,9 +102,7 @@ class FleetController:
     def tick(self) -> TickReport:
         """Run one tick. Returns at once without fleets, and with `skipped` while another controller holds the fence."""
         report = TickReport()
-        damaged: list[DamagedRecord] = []
-        report.fleets = len(self._store.fleets(damaged=damaged)) + len(damaged)
-        if not report.fleets and self._now() >= self._store.spending().watch_until:
+        if not self._store.any_fleet() and self._now() >= self._store.spending().watch_until:
             return report
         fence = self._store.acquire(self._random_token(), self._now(), LEASE_S)
         if fence is None:
@@ -113,27 +117,37 @@ class FleetController:
             now=self._now,
             time_left_s=self._time_left_s,
             pause=self._pause,
+            read_jobs=self._read_jobs,
             budget=self._budget,
         )
         starter = MachineStarter(
-            tick, waiting=self._waiting, completed=self._completed, random_token=self._random_token
+            tick,
+            waiting=self._waiting,
+            completed=self._completed,
+            random_token=self._random_token,
+            find_login=self._find_login,
+            trains=self._trains,
         )
         try:
-            report.finished = Reconciliation(tick, starter, self._read_jobs).run()
+            report.finished = Reconciliation(tick, starter, self._read_world).run()
         except FenceLost:
             logger.warning("another controller has taken over; this tick ends")
             return report
         self._store.release(fence, finished_at=self._now() if report.finished else None)
         return report
 
+    def _trains(self, job_id: str) -> bool:
+        world = self._read_world(job_id)
+        return world is not None and any(world.trains(job.seats) for job in self._read_jobs([job_id]))
+
 
 class Reconciliation:
     """Steps of one tick over all fleets."""
 
-    def __init__(self, tick: Tick, starter: MachineStarter, read_jobs: ReadJobs) -> None:
+    def __init__(self, tick: Tick, starter: MachineStarter, read_world: ReadWorld) -> None:
         self._tick = tick
-        self._read_jobs = read_jobs
         self._starter = starter
+        self._read_world = read_world
         self._store = tick.store
         self._now = tick.now
 
@@ -145,9 +159,10 @@ class Reconciliation:
         """
         damaged: list[DamagedRecord] = []
         listed = self._store.fleets(damaged=damaged)
+        self._tick.report.fleets = len(listed) + len(damaged)
         machines = self._tick.machines = self._read_machines(listed, damaged)
         readable = [one for one in listed if (one.tenant, one.spec.name) in machines]
-        fleets = stop_with_jobs(self._tick, readable, self._read_jobs)
+        fleets = stop_with_jobs(self._tick, readable)
         providers = self._watched_providers(fleets, [machine for group in machines.values() for machine in group])
         inventories = self._inventories(providers)
         places = [(fleet, at) for fleet in fleets for at in range(len(machines[fleet.tenant, fleet.spec.name]))]
@@ -163,16 +178,15 @@ class Reconciliation:
             self._reconcile(fleet, group, at, inventory)
             if inventory is not None:
                 self._accept_price(group[at], inventory)
-            group[at] = self._destroy(group[at])
+            group[at] = self._tick.destroy(group[at])
         explained = {(machine.provider, machine.id) for group in machines.values() for machine in group}
-        self._handle_orphans(inventories.values(), explained, damaged)
+        self._handle_orphans(fleets, inventories.values(), explained, damaged)
         for fleet in fleets if finished else ():
-            others = [
-                (one.spec, machines[one.tenant, one.spec.name])
-                for one in fleets
-                if one is not fleet and one.tenant == fleet.tenant
-            ]
-            self._starter.start_missing(fleet, machines[fleet.tenant, fleet.spec.name], others)
+            supervise_training(self._tick, fleet, self._read_world, lambda *asked: self._starter.quote(*asked)[0])
+        # Nodes beyond `min` of elastic jobs come after the first machine of every other job.
+        more = [fleet for fleet in fleets if finished and self._start(fleet, fleets)]
+        for fleet in more:
+            self._start(fleet, fleets, later=True)
         watch_balances(self._tick, fleets)
         retire(self._tick, fleets, machines)
         self._tick.settle()
@@ -183,16 +197,24 @@ class Reconciliation:
                 report.usd_per_hour += machine.usd_per_hour if machine.billed else 0.0
         return finished and not damaged
 
+    def _start(self, fleet: StoredFleet, fleets: Sequence[StoredFleet], *, later: bool = False) -> bool:
+        """Start the missing machines of one fleet: `MachineStarter.start_missing`."""
+        others = [
+            (one.spec, self._tick.machines[one.tenant, one.spec.name])
+            for one in fleets
+            if one is not fleet and one.tenant == fleet.tenant
+        ]
+        group = self._tick.machines[fleet.tenant, fleet.spec.name]
+        return self._starter.start_missing(fleet, group, others, later=later)
+
     def _read_machines(
         self, fleets: Sequence[StoredFleet], damaged: list[DamagedRecord]
     ) -> dict[tuple[str, str], list[Machine]]:
         """Return the machines of each fleet whose records can be read; append the others to `damaged`."""
         found: dict[tuple[str, str], list[Machine]] = {}
         for fleet in fleets:
-            place = fleet.tenant, fleet.spec.name
             try:
-                self._tick.ledger(fleet)
-                found[place] = list(self._store.machines(*place))
+                found[fleet.tenant, fleet.spec.name] = self._tick.read_machines(fleet)
             except DamagedRecord as error:
                 damaged.append(error)
         if damaged:
@@ -224,7 +246,7 @@ class Reconciliation:
             driver = self._tick.drivers.get(provider)
             if driver is None:
                 self._tick.fail(no_account(provider))
-            elif self._tick.may_call(driver, "inventory"):
+            elif self._tick.in_time:
                 asked[provider] = driver
         if not asked:
             return {}
@@ -276,14 +298,14 @@ class Reconciliation:
         unwanted = _find_unwanted(fleet, after, group)
         if unwanted:
             after = lifecycle.stop(after, unwanted, now)
+        after = lifecycle.mark_overdue(after, now)
         if after.state is State.GONE:
             after = after.model_copy(update={"charged_usd": self._charge(after)})
         others = [one for one in group if one.id != machine.id]
         usd = after.spent_usd - machine.spent_usd
         spent = self._tick.ledger(fleet).spend(usd, now, since=machine.requested_at)
         if after.state is State.GONE:
-            breaker = spent.breaker.after([machine], last_begin(fleet, group))
-            spent = spent.model_copy(update={"breaker": breaker})
+            spent = spent.model_copy(update={"breakers": count_failure(spent.breakers, fleet, machine, group)})
         _, room = self._tick.tightest(fleet, spent, [*others, after])
         return release(extend(after, room)), spent
 
@@ -304,72 +326,61 @@ class Reconciliation:
         if driver is None or machine.handle is None:
             return None
         try:
-            return driver.charged_usd(machine.handle)
+            charged_usd = driver.charged_usd(machine.handle)
+            return None if charged_usd is None else charged_usd - machine.charged_before_usd
         except NO_ANSWER as error:
             self._tick.fail(f"{machine.provider}: the charge of machine {machine.id} cannot be read: {error}")
             return None
 
-    def _destroy(self, machine: Machine) -> Machine:
-        """Ask the provider for the end of a machine and of its duplicates, again and again until absence is proved."""
-        handles = list(machine.duplicates)
-        if machine.state is State.TERMINATING and machine.handle:
-            handles.append(machine.handle)
-        if machine.destroy_at is not None and self._now() < machine.destroy_at + DESTROY_EVERY_S:
-            return machine
-        asked = [handle for handle in handles if self._ask_destroy(machine.provider, handle)]
-        if not asked:
-            return machine
-        stored = machine.model_copy(update={"destroy_at": self._now(), "version": machine.version + 1})
-        try:
-            self._store.write(self._tick.fence, machine.tenant, machine.fleet, machine=stored)
-        except WriteConflict:
-            return machine
-        return stored
-
-    def _ask_destroy(self, provider: str, handle: str) -> bool:
-        driver = self._tick.drivers.get(provider)
-        if driver is None or not self._tick.may_call(driver, "destroy"):
-            return False
-        try:
-            accepted = driver.destroy(handle)
-        except NO_ANSWER as error:
-            self._tick.fail(f"{provider}: machine {handle} cannot be destroyed yet: {error}")
-            return False
-        self._tick.report.destroyed += accepted
-        return accepted
-
     def _handle_orphans(
-        self, inventories: Iterable[Inventory], explained: Collection[tuple[str, str]], damaged: Sequence[DamagedRecord]
+        self,
+        fleets: list[StoredFleet],
+        inventories: Iterable[Inventory],
+        explained: set[tuple[str, str]],
+        damaged: Sequence[DamagedRecord],
     ) -> None:
-        """Destroy machines that carry a token of this deployment and that no live record explains.
+        """Adopt machines that carry a token of this deployment and that no live record explains.
 
         explained: providers and ids of the machines with a record. damaged: fleets whose machines may have an
         unreadable record.
         """
         unsure = tuple(token_prefix(self._store.deployment(), one.fleet) for one in damaged)
-        known = self._store.orphans()
-        for inventory in inventories:
-            for seen in inventory.sightings:
-                if (inventory.provider, seen.token) in explained or seen.token.startswith(unsure):
-                    continue
-                before = known.get(seen.handle)
-                orphan = OrphanMachine(
-                    provider=inventory.provider,
-                    handle=seen.handle,
-                    token=seen.token,
-                    first_seen_at=before.first_seen_at if before else inventory.at,
-                    last_seen_at=inventory.at,
-                    destroyed_at=before.destroyed_at if before else None,
-                    usd_per_hour=seen.usd_per_hour or 0.0,
-                )
-                self._tick.report.orphans += 1
-                if inventory.at - orphan.first_seen_at >= ORPHAN_GRACE_S and self._ask_destroy(
-                    inventory.provider, seen.handle
-                ):
-                    orphan = orphan.model_copy(update={"destroyed_at": inventory.at})
-                # After a conflict on the fence the next tick stores the orphan.
-                with suppress(WriteConflict):
-                    self._store.put_orphan(self._tick.fence, orphan)
+        found = [
+            (inventory, seen)
+            for inventory in inventories
+            for seen in inventory.sightings
+            if (inventory.provider, seen.token) not in explained and not seen.token.startswith(unsure)
+        ]
+        known = self._store.orphans() if found else {}
+        for inventory, seen in found:
+            if (inventory.provider, seen.token) in explained:
+                continue  # The record of the first of two machines of one token has the second one as its duplicate.
+            before = known.get(seen.handle)
+            orphan = OrphanMachine(
+                provider=inventory.provider,
+                handle=seen.handle,
+                token=seen.token,
+                first_seen_at=before.first_seen_at if before else inventory.at,
+                last_seen_at=inventory.at,
+            )
+            self._tick.report.orphans += 1
+            # After a conflict, on the fence or with the doctor, the next tick stores the orphan.
+            with suppress(WriteConflict):
+                self._store.put_orphan(self._tick.fence, orphan)
+                if inventory.at - orphan.first_seen_at >= ORPHAN_GRACE_S:
+                    self._adopt(fleets, inventory, orphan, seen)
+                    explained.add((inventory.provider, seen.token))
+
+    def _adopt(self, fleets: list[StoredFleet], inventory: Inventory, orphan: OrphanMachine, seen: Sighting) -> None:
+        """Store a machine that no record explained, count its cost, and ask for its end."""
+        fleet, machine = adopt(self._store, fleets, orphan, seen, self._now())
+        self._tick.write(fleet, machine=machine, events=[machine.event])
+        if fleet not in fleets:
+            fleets.append(fleet)
+        group = self._tick.machines.setdefault((fleet.tenant, fleet.spec.name), [])
+        group.append(machine)
+        self._reconcile(fleet, group, len(group) - 1, inventory)
+        group[-1] = self._tick.destroy(group[-1])
 
 
 def _list_machines(driver: Driver, prefix: str, now: int) -> Inventory:

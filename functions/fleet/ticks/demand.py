@@ -46,6 +46,9 @@ def unservable(job: Job, spec: FleetSpec) -> str | None:
     needs = job.spec.requirements
     if job.queue not in spec.queues:
         return f"the job's queue {job.queue} is not among the queues of fleet {spec.name}"
+    lacking = spec.tags.items() - job.spec.tags.items()
+    if lacking:
+        return f"lacks the tag {'='.join(min(lacking))}, fleet {spec.name} serves only jobs with the tag (tags)"
     if needs.min_vram_gib and needs.min_vram_gib > spec.min_vram_gib:
         return (
             f"needs {needs.min_vram_gib:g} GiB VRAM, fleet {spec.name} guarantees {spec.min_vram_gib:g} (min_vram_gib)"
@@ -91,10 +94,16 @@ def missing_machines(
     """
     alive = [machine for machine in machines if not machine.state.ended]
     busy = sum(machine.state is State.BUSY for machine in alive)
-    jobs = [job for job in waiting if unservable(job, spec) is None]
-    unserved = len(jobs) - _served(jobs, [(spec, alive), *others])
     below_min = spec.min - busy - _free(alive)
-    return max(0, min(max(unserved, below_min), spec.max - len(alive)))
+    return max(0, min(max(unserved(waiting, spec, alive, others), below_min), spec.max - len(alive)))
+
+
+def unserved(
+    waiting: Sequence[Job], spec: FleetSpec, machines: Sequence[Machine], others: Sequence[FleetMachines] = ()
+) -> int:
+    """Count the jobs that machines of the fleet can run and no free machine takes."""
+    jobs = [job for job in waiting if unservable(job, spec) is None]
+    return len(jobs) - _served(jobs, [(spec, machines), *others])
 
 
 def _free(machines: Sequence[Machine]) -> int:

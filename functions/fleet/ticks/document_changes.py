@@ -11,6 +11,7 @@ from baton.contract.fleets.fleet import FleetSpec
 from baton.contract.fleets.fleet import MachineState as State
 from functions.fleet.breaker import BY_DOCUMENT
 from functions.fleet.machine_states import STARTING, USABLE
+from functions.fleet.offers.measurements import find_shortfall
 from functions.fleet.offers.offer_ranking import mismatch
 from functions.fleet.records import Machine
 
@@ -22,7 +23,7 @@ def outdated(machine: Machine, spec: FleetSpec) -> str:
     """
     if machine.provider not in spec.providers:
         return f"{BY_DOCUMENT} no longer names the provider {machine.provider}"
-    problem = mismatch(machine.offer, spec) or _differs(machine, spec)
+    problem = mismatch(machine.offer, spec) or find_shortfall(machine.measured, spec) or _differs(machine, spec)
     return f"{BY_DOCUMENT} has changed: the machine {problem}" if problem else ""
 
 
@@ -35,15 +36,21 @@ def _differs(machine: Machine, spec: FleetSpec) -> str:
     if terms.disk_gib < spec.disk_gib:
         return f"has {terms.disk_gib:g} GiB disk, disk_gib is {spec.disk_gib:g}"
     if machine.enrolled_at is None:
-        # The key of the worker will name the queues of the document at that time.
+        # The key of the worker will name the queues and tags of the document at that time.
         return ""
     removed = [queue for queue in terms.queues if queue not in spec.queues]
     if removed:
         return f"serves the queue {removed[0]}, which the document no longer names"
+    narrower = spec.tags.items() - terms.tags.items()
+    if narrower:
+        return f"serves jobs without the tag {'='.join(min(narrower))}"
+    wider = terms.tags.items() - spec.tags.items()
     added = [queue for queue in spec.queues if queue not in terms.queues]
     # A machine with a job finishes the job first, because the job is of a queue that the document names.
     if added and machine.state is not State.BUSY:
         return f"does not serve the queue {added[0]}"
+    if wider and machine.state is not State.BUSY:
+        return f"serves only jobs with the tag {'='.join(min(wider))}"
     return ""
 
 

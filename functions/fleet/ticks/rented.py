@@ -6,22 +6,20 @@ that has read the job before the retry fails, and the fleet stays open.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from functions.domain.errors import WriteConflict
-from functions.domain.records import Job
 from functions.fleet.machine_states import ORPHAN_WATCH_S
-from functions.fleet.records import Machine, StoredFleet
+from functions.fleet.records import STRAYS_TENANT, Machine, StoredFleet
 from functions.fleet.ticks.tick import Tick
 
-ReadJobs = Callable[[Sequence[str]], Sequence[Job]]
 
-
-def stop_with_jobs(tick: Tick, fleets: Sequence[StoredFleet], read_jobs: ReadJobs) -> list[StoredFleet]:
+def stop_with_jobs(tick: Tick, fleets: Sequence[StoredFleet]) -> list[StoredFleet]:
     """Stop the fleets whose jobs have ended; return all fleets."""
     renting = [fleet.job_id for fleet in fleets if fleet.job_id is not None and not fleet.stopped]
-    ended = {job.id for job in read_jobs(renting) if job.state.terminal} if renting else set()
+    tick.jobs = {job.id: job for job in tick.read_jobs(renting)} if renting else {}
+    ended = {job.id for job in tick.jobs.values() if job.state.terminal}
     return [_stop(tick, fleet) if fleet.job_id in ended and not fleet.stopped else fleet for fleet in fleets]
 
 
@@ -36,10 +34,11 @@ def _stop(tick: Tick, fleet: StoredFleet) -> StoredFleet:
 
 
 def retire(tick: Tick, fleets: Sequence[StoredFleet], machines: Mapping[tuple[str, str], Sequence[Machine]]) -> None:
-    """Take the stopped fleets of jobs without a watched machine out of the list that each tick reads."""
+    """Take the stopped fleets of jobs and of strays without a watched machine out of the list that each tick reads."""
     for fleet in fleets:
         watched = any(one.watched for one in machines[fleet.tenant, fleet.spec.name])
-        if fleet.job_id is None or not fleet.stopped or watched:
+        lasts = fleet.job_id is None and fleet.tenant != STRAYS_TENANT
+        if lasts or not fleet.stopped or watched:
             continue
         retired = fleet.model_copy(update={"retired": True, "version": fleet.version + 1})
         spending = tick.spending

@@ -7,13 +7,17 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
+from baton.contract.elastic.nodes import ELASTIC_PORT
 from baton.contract.fleets.fleet import MachineState as State
+from baton.contract.fleets.job_machines import FAILED_WAITING_JOBS
+from baton.contract.fleets.registries import RegistryLogin
 from functions.domain.errors import WriteConflict
 from functions.domain.records import Job
 from functions.fleet import lifecycle
 from functions.fleet.accounts import no_account
-from functions.fleet.breaker import FAILURES, last_begin
+from functions.fleet.breaker import find_pause
 from functions.fleet.drivers.protocol import (
     Ambiguous,
     Created,
@@ -23,20 +27,22 @@ from functions.fleet.drivers.protocol import (
     ProviderRefused,
 )
 from functions.fleet.ledger import Bound, need_usd, release, tell_shortage
-from functions.fleet.machine_states import MAYBE_EXISTING
+from functions.fleet.machine_states import ENROLS_WITHIN_S, MAYBE_EXISTING
 from functions.fleet.offers.known_offers import rank_known
 from functions.fleet.offers.offer_ranking import RankedOffer
+from functions.fleet.offers.start_plan import affordable
 from functions.fleet.offers.workload import estimate, hours_of_recipes, typical
 from functions.fleet.records import Machine, Offer, StoredFleet, Terms, token_prefix
 from functions.fleet.ticks.demand import FleetMachines, missing_machines, unservable, without_fleet
+from functions.fleet.ticks.gangs import Demand, Trains, select
 from functions.fleet.ticks.tick import NO_ANSWER, Tick, tell, tell_bound
 
 logger = logging.getLogger("baton.fleet")
 
-ENROLS_WITHIN_S = 1800
-"""Time after the intent of a create within which the machine's enrolment key is valid."""
 LONGEST_WAITS = 2000
 """Characters of the reason for a fleet's waiting, which quotes providers; a longer one would not fit the ledger."""
+SEARCHED_ENDED = 100
+"""Newest ended machines among which the hosts of avoided machines are found."""
 OFFERS_PER_TICK = 8
 """Offers of one provider and market that are tried for one machine in one tick."""
 NOTHING_SOLD = (
@@ -45,11 +51,14 @@ NOTHING_SOLD = (
 NO_OFFER = "no offer is left"
 LATER = "the provider may be asked again only in a later tick"
 
+FindLogin = Callable[[str, str | None], RegistryLogin | None]
+"""Returns the login by which the machines of a tenant pull an image; None without one."""
+
 
 class MachineStarter:
     """The last part of a tick.
 
-    waiting, completed, random_token: of FleetController.
+    waiting, completed, random_token, find_login, trains: of FleetController.
     """
 
     def __init__(
@@ -59,18 +68,27 @@ class MachineStarter:
         waiting: Callable[[StoredFleet], Sequence[Job]],
         completed: Callable[[str], Sequence[Job]],
         random_token: Callable[[], str],
+        find_login: FindLogin,
+        trains: Trains,
     ) -> None:
         self._tick = tick
+        self._trains = trains
+        self._find_login = find_login
         self._waiting = waiting
         self._completed = completed
         self._random_token = random_token
         self._exhausted: list[Bound] = []
         """Bound that does not pay for the machine that the present fleet lacks; empty while the money suffices."""
+        self._port: int | None = None
+        """Port of the machines that the present fleet starts, if nodes of elastic jobs are among its waiting jobs."""
 
-    def start_missing(self, fleet: StoredFleet, group: list[Machine], others: Sequence[FleetMachines]) -> None:
+    def start_missing(
+        self, fleet: StoredFleet, group: list[Machine], others: Sequence[FleetMachines], *, later: bool
+    ) -> bool:
         """Start as many machines as the demand asks for and the budget permits; store why a machine is not started.
 
-        others: the other fleets of the tenant with their machines.
+        others: the other fleets of the tenant with their machines. later: False for jobs that have no machine, True for
+        the nodes beyond `min` of elastic jobs. Returns True if the fleet lacks machines for such nodes only.
         """
         self._exhausted = []
         planned = [machine for machine in group if machine.state is State.PLANNED]
@@ -78,13 +96,16 @@ class MachineStarter:
             driver = self._tick.drivers.get(machine.provider)
             if driver is not None and self._tick.may_call(driver, "create"):
                 group[group.index(machine)] = self._create(fleet, machine, driver)
-        waits = "" if fleet.stopped else self._start(fleet, group, others)[:LONGEST_WAITS]
+        found = "" if fleet.stopped else self._start(fleet, group, others, later)
+        if found is None:
+            return True
+        waits = found[:LONGEST_WAITS]
         if waits:
             self._tick.report.failures.append(f"fleet {fleet.spec.name}: {waits}")
         ledger = self._tick.ledger(fleet)
         label = "".join(bound.label for bound in self._exhausted)
         if (waits, label) == (ledger.waits, ledger.exhausted):
-            return
+            return False
         logger.info("fleet %s waits: %s", fleet.spec.name, waits or "no longer")
         told = ledger.model_copy(update={"waits": waits, "exhausted": label, "version": ledger.version + 1})
         new = self._exhausted if label != ledger.exhausted else []
@@ -92,49 +113,89 @@ class MachineStarter:
         # Only the controller writes the ledger; after a conflict on the fence the next tick stores the text.
         with suppress(WriteConflict):
             self._tick.write(fleet, ledger=told, events=events)
+        return False
 
-    def _start(self, fleet: StoredFleet, group: list[Machine], others: Sequence[FleetMachines]) -> str:
-        """Start the machines that the fleet lacks; return why one is not started, empty if the fleet lacks none."""
+    def _start(
+        self, fleet: StoredFleet, group: list[Machine], others: Sequence[FleetMachines], later: bool
+    ) -> str | None:
+        """Start the machines that the fleet lacks; return why one is not started, empty if the fleet lacks none.
+
+        Returns None, and starts nothing, if `later` is False and only nodes beyond `min` lack machines.
+        """
         if sum(not machine.state.ended for machine in group) >= fleet.spec.max:
             self._give_back_avoided(fleet, group)
             return ""
         waiting = self._waiting(fleet)
-        missing = missing_machines(fleet.spec, group, waiting, others)
+        self._port = ELASTIC_PORT if any(job.spec.seat is not None for job in waiting) else None
+        wanted = select(waiting, fleet.spec, group, others, trains=self._trains)
+        lacks = partial(missing_machines, fleet.spec, group, others=others)
+        urgent = lacks(wanted.first)
+        missing = urgent or lacks(wanted.jobs)
         if missing == 0:
-            return without_fleet(waiting, [fleet.spec, *(spec for spec, _ in others)])
-        breaker = self._tick.ledger(fleet).breaker.after(group, last_begin(fleet, group))
-        waits = breaker.waits(group, self._tick.now())
-        if waits:
-            return waits
-        if breaker.failures >= FAILURES:
-            missing = 1
-        ranked, problems = self._quotes(fleet, waiting)
+            return wanted.held or without_fleet(waiting, [fleet.spec, *(spec for spec, _ in others)])
+        if not urgent and not later:
+            return None
+        ranked, problems = self.quote(fleet, waiting, group)
+        if held := self._hold(fleet, group, others, waiting, ranked):
+            wanted, why = held
+            problems = [f"{wanted.held}: {why}" if why else wanted.held, *problems]
+            missing = lacks(wanted.first) or lacks(wanted.jobs)
         taken = {_ref(one.offer) for one in group if one.state in MAYBE_EXISTING and not one.offer.repeatable}
         for _ in range(missing):
             problem = self._start_one(fleet, group, ranked, taken)
             if problem:
                 told = [] if problem == NO_OFFER and problems else [problem]
                 return "; ".join(dict.fromkeys([*problems, *told]))
-        return ""
+        return "; ".join(problems) if held else ""
+
+    def _hold(
+        self,
+        fleet: StoredFleet,
+        group: Sequence[Machine],
+        others: Sequence[FleetMachines],
+        waiting: Sequence[Job],
+        ranked: Sequence[RankedOffer],
+    ) -> tuple[Demand, str] | None:
+        """Return the demand without elastic jobs for whose first nodes offers or money do not suffice, and which of
+        both; None if all jobs can begin.
+        """
+        if all(job.spec.seat is None for job in waiting):
+            return None
+        able = [
+            one
+            for one in ranked
+            if not self._tick.refusal(one.offer.provider, fleet) and not self._pause(fleet, group, one.offer.provider)
+        ]
+        money = self._tick.tightest(fleet, self._tick.ledger(fleet), group)
+        found = affordable(able, group, money, fleet.spec.max)
+        wanted = select(waiting, fleet.spec, group, others, startable=len(found.offers), trains=self._trains)
+        if not wanted.held:
+            return None
+        self._exhausted = [money[0]] if found.shortage else []
+        return wanted, found.why
 
     def _give_back_avoided(self, fleet: StoredFleet, group: list[Machine]) -> None:
-        """Give back a free machine that every waiting job avoids: it takes the place of one that could run them."""
+        """Give back a free machine that every waiting job avoids: it takes the place of one that could run them.
+
+        The time until which a job avoids a machine is of the server's clock, and does not count here.
+        """
         ready = [at for at, machine in enumerate(group) if machine.state is State.READY]
-        now = self._tick.now()
         jobs = [job for job in (self._waiting(fleet) if ready else ()) if unservable(job, fleet.spec) is None]
         for at in ready:
-            if jobs and all(job.avoid.get(group[at].id, 0) > now for job in jobs):
-                after = lifecycle.stop(group[at], "it failed the jobs that wait", now)
+            if jobs and all(group[at].id in job.avoid for job in jobs):
+                after = lifecycle.stop(group[at], FAILED_WAITING_JOBS, self._tick.now())
                 group[at] = self._tick.save(fleet, group[at], after, self._tick.ledger(fleet))
                 return
 
-    def _quotes(self, fleet: StoredFleet, waiting: Sequence[Job]) -> tuple[list[RankedOffer], list[str]]:
+    def quote(
+        self, fleet: StoredFleet, waiting: Sequence[Job], group: Sequence[Machine]
+    ) -> tuple[list[RankedOffer], list[str]]:
         """Return the ranked offers of all providers of a fleet, and why a provider was not heard."""
         offers: list[Offer] = []
         problems: list[str] = []
         for name in fleet.spec.providers:
             driver = self._tick.drivers.get(name)
-            refusal = self._tick.refusal(name, fleet)
+            refusal = self._tick.refusal(name, fleet) or self._pause(fleet, group, name)
             if driver is None:
                 problems.append(no_account(name))
             elif refusal:
@@ -156,7 +217,21 @@ class MachineStarter:
         by_recipe = offers and any(job.spec.recipe for job in jobs)
         history = hours_of_recipes(self._completed(fleet.tenant)) if by_recipe else {}
         work = typical([estimate(job, history)[0] for job in jobs])
-        return rank_known(self._tick.store, offers, fleet.spec, work, self._tick.now()), problems
+        ranked = rank_known(self._tick.store, offers, fleet.spec, work, self._tick.now())
+        hosts = self._avoided_hosts(fleet, jobs)
+        # Another container at the same host would fail the job again; the only host is better than none.
+        return sorted(ranked, key=lambda one: (one.offer.provider, one.offer.machine_ref) in hosts), problems
+
+    def _avoided_hosts(self, fleet: StoredFleet, jobs: Sequence[Job]) -> set[tuple[str, str | None]]:
+        """Return provider and host of the ended machines that a waiting job avoids; an unknown host is none."""
+        avoided = {token for job in jobs for token in job.avoid}
+        if not avoided:
+            return set()
+        ended = self._tick.store.ended(fleet.tenant, fleet.spec.name, limit=SEARCHED_ENDED)
+        return {(one.provider, one.offer.machine_ref) for one in ended if one.id in avoided and one.offer.machine_ref}
+
+    def _pause(self, fleet: StoredFleet, group: Sequence[Machine], provider: str) -> str:
+        return find_pause(self._tick.ledger(fleet).breakers, fleet, provider, group, self._tick.now())
 
     def _start_one(
         self, fleet: StoredFleet, group: list[Machine], ranked: Sequence[RankedOffer], taken: set[tuple[str, str]]
@@ -171,7 +246,7 @@ class MachineStarter:
         tried = Counter[tuple[str, bool]]()
         for offer in [one.offer for one in left if not one.rejected]:
             driver, market = self._tick.drivers[offer.provider], (offer.provider, offer.spot)
-            refusal = self._tick.refusal(offer.provider, fleet)
+            refusal = self._tick.refusal(offer.provider, fleet) or self._pause(fleet, group, offer.provider)
             if refusal:
                 problems = [*problems, f"{offer.provider}: {refusal}"]
                 continue
@@ -227,7 +302,13 @@ class MachineStarter:
             version=1,
             since=now,
             offer=offer,
-            terms=Terms(image=spec.image, disk_gib=min(offer.disk_gib, spec.disk_gib), queues=spec.queues),
+            terms=Terms(
+                image=spec.image,
+                disk_gib=min(offer.disk_gib, spec.disk_gib),
+                queues=spec.queues,
+                tags=spec.tags,
+                port=self._port,
+            ),
             cap_usd_per_hour=spec.max_usd_per_hour,
             ends_by=lifecycle.end_of(offer, spec, now),
             usd_per_hour=offer.usd_per_hour,
@@ -245,6 +326,10 @@ class MachineStarter:
     def _create(self, fleet: StoredFleet, machine: Machine, driver: Driver) -> Machine:
         """Store the intent, call the provider once, store the outcome."""
         now = self._tick.now()
+        if dear := lifecycle.excess(machine):
+            # The document has lowered its cap since the plan.
+            failed = lifecycle.move(machine, State.FAILED, now, dear)
+            return self._tick.save(fleet, machine, release(failed), self._tick.ledger(fleet))
         key_id, environment = self._tick.keys.issue(machine, now + ENROLS_WITHIN_S)
         intended = lifecycle.request(machine, now).model_copy(update={"worker_key": key_id})
         stored = self._tick.save(fleet, machine, intended, self._tick.ledger(fleet))
@@ -257,9 +342,12 @@ class MachineStarter:
             disk_gib=fleet.spec.disk_gib,
             environment=environment,
             max_usd_per_hour=machine.cap_usd_per_hour,
+            login=self._find_login(fleet.tenant, fleet.spec.image),
+            port=machine.terms.port if machine.terms is not None else None,
         )
         after = self._record(fleet, stored, _call_create(driver, intent))
-        return self._tick.save(fleet, stored, release(after), self._tick.ledger(fleet))
+        # A machine that must not stay, such as one above the cap, costs money until its destroy call.
+        return self._tick.destroy(self._tick.save(fleet, stored, release(after), self._tick.ledger(fleet)))
 
     def _record(self, fleet: StoredFleet, machine: Machine, result: CreateResult) -> Machine:
         """Return the machine after the outcome of its create."""
@@ -274,8 +362,8 @@ class MachineStarter:
             reason = self._tick.refuse(machine.provider, result.kind, result.reason, fleet)
         if result.handle:
             # A create that failed can leave a stopped machine, which is billed until it is destroyed.
-            made = lifecycle.created(machine, result.handle, now)
-            return lifecycle.move(made, State.TERMINATING, now, reason)
+            handle = {"handle": result.handle, "created_at": now}
+            return lifecycle.move(machine, State.TERMINATING, now, reason, **handle)
         return lifecycle.refused(machine, reason, now)
 
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Protocol
 
 from pydantic import ValidationError
@@ -19,12 +20,22 @@ from baton.contract.errors import ErrorCode
 from baton.contract.fleets.fleet import MachineState as State
 from baton.contract.fleets.money import Budget
 from functions.domain.errors import WriteConflict
+from functions.domain.records import Job
+from functions.fleet.breaker import UNEXPLAINED
 from functions.fleet.drivers.protocol import Driver, ProviderRefused, ProviderUnavailable, RefusalKind
-from functions.fleet.ledger import Bound, DeploymentLedger, Ledger, new_warnings, reserved_usd, tightest
+from functions.fleet.ledger import (
+    Bound,
+    DeploymentLedger,
+    Ledger,
+    describe_charge,
+    new_warnings,
+    reserved_usd,
+    tightest,
+)
 from functions.fleet.lifecycle import BUDGET_SPENT, SMALLEST_USD
-from functions.fleet.machine_states import DEADLINES
-from functions.fleet.offers.reputation import after_end, kind_of
-from functions.fleet.records import FleetEvent, Machine, Quarantine, StoredFleet
+from functions.fleet.machine_states import DEADLINES, OVERDUE
+from functions.fleet.offers.reputation import after_end, kind_of, quarantine
+from functions.fleet.records import FleetEvent, Machine, StoredFleet
 from functions.fleet.store import FleetStore
 
 logger = logging.getLogger("baton.fleet")
@@ -36,8 +47,9 @@ MACHINES_S = 10
 READING_AT_LEAST_S = 5.0
 LONGEST_PAUSE_S = 15
 """Longest interval between two calls that a tick waits for instead of leaving the call to the next tick."""
-QUARANTINE_S = {"boot": 6 * 3600, "loss": 24 * 3600}
-LONGEST_QUARANTINE_S = 7 * 24 * 3600
+DESTROY_EVERY_S = 30
+SHOWN_ID, SHOWN_JOBS = 8, 8
+"""Characters of a job's id, and jobs, in an event."""
 NO_ANSWER = Exception
 """Failures of a driver's call: any exception, because a driver that meets a value which it does not foresee must not
 end the tick, which also looks after the machines of all other providers."""
@@ -46,6 +58,9 @@ FORESEEN = (ProviderUnavailable, ProviderRefused, ValidationError)
 OUTGOING = frozenset({State.DRAINING, State.LOST, State.TERMINATING})
 OF_ONE_FLEET = frozenset({RefusalKind.IMAGE, RefusalKind.INVALID})
 """Refusals that follow from the document of a fleet; any other refusal hits every fleet."""
+
+
+ReadJobs = Callable[[Sequence[str]], Sequence[Job]]
 
 
 class MachineKeys(Protocol):
@@ -78,8 +93,8 @@ class TickReport:
 class Tick:
     """State of one tick under one fence.
 
-    time_left_s: time until the function is ended. pause: sleeps for a number of seconds. budget: of all fleets of the
-    deployment together.
+    time_left_s: time until the function is ended. pause: sleeps for a number of seconds. read_jobs: returns the jobs
+    with these ids. budget: of all fleets of the deployment together.
     """
 
     def __init__(
@@ -93,6 +108,7 @@ class Tick:
         now: Callable[[], int],
         time_left_s: Callable[[], float],
         pause: Callable[[float], object],
+        read_jobs: ReadJobs,
         budget: Budget | None = None,
     ) -> None:
         self.store = store
@@ -103,8 +119,11 @@ class Tick:
         self.now = now
         self._time_left_s = time_left_s
         self._pause = pause
+        self.read_jobs = read_jobs
         self.machines: dict[tuple[str, str], list[Machine]] = {}
         """Watched machines of all fleets, by tenant and fleet."""
+        self.jobs: dict[str, Job] = {}
+        """Jobs that rent their own machines, by id."""
         self.unread_usd = 0.0
         """Reservations of fleets whose records cannot be read, as of the last tick that could read them."""
         self._budget = budget
@@ -138,6 +157,35 @@ class Tick:
         self._pause(pause_s)
         return self.store.allow(driver.name, call, self.now(), interval_s)
 
+    def destroy(self, machine: Machine) -> Machine:
+        """Ask the provider for the end of a machine and of its duplicates, again and again until absence is proved."""
+        handles = list(machine.duplicates)
+        if machine.state is State.TERMINATING and machine.handle:
+            handles.append(machine.handle)
+        if machine.destroy_at is not None and self.now() < machine.destroy_at + DESTROY_EVERY_S:
+            return machine
+        asked = [handle for handle in handles if self._ask_destroy(machine.provider, handle)]
+        if not asked:
+            return machine
+        stored = machine.model_copy(update={"destroy_at": self.now(), "version": machine.version + 1})
+        try:
+            self.store.write(self.fence, machine.tenant, machine.fleet, machine=stored)
+        except WriteConflict:
+            return machine
+        return stored
+
+    def _ask_destroy(self, provider: str, handle: str) -> bool:
+        driver = self.drivers.get(provider)
+        if driver is None or not self.may_call(driver, "destroy"):
+            return False
+        try:
+            accepted = driver.destroy(handle)
+        except NO_ANSWER as error:
+            self.fail(f"{provider}: machine {handle} cannot be destroyed yet: {error}")
+            return False
+        self.report.destroyed += accepted
+        return accepted
+
     def refuse(self, provider: str, kind: RefusalKind, reason: str, fleet: StoredFleet | None = None) -> str:
         """Ask a provider for no more machines in this tick, after a refusal of the account; return the reason.
 
@@ -158,6 +206,14 @@ class Tick:
         if place not in self._ledgers:
             self._ledgers[place] = self.store.ledger(*place)
         return self._ledgers[place]
+
+    def read_machines(self, fleet: StoredFleet) -> list[Machine]:
+        """Return the watched machines of a fleet, and keep the ledger that the same request reads.
+
+        Raises DamagedRecord.
+        """
+        self._ledgers[_place(fleet)], machines = self.store.holdings(*_place(fleet))
+        return list(machines)
 
     @property
     def spending(self) -> DeploymentLedger:
@@ -207,7 +263,7 @@ class Tick:
         """Store all values or none. Raises WriteConflict."""
         place = _place(fleet)
         spending, warnings = self._spend(fleet, ledger)
-        events = [*(tell_bound(one, "budget.warning", self.now()) for one in warnings), *events]
+        events = [*self._warn(fleet, warnings), *events]
         try:
             self.store.write(self.fence, *place, machine=machine, ledger=ledger, spending=spending, events=events)
         except WriteConflict:
@@ -233,12 +289,21 @@ class Tick:
         """Store a machine with its money and its event; return the stored machine, or `before` after a conflict."""
         now, ledger = self.now(), self.ledger(fleet)
         spent, warnings = new_warnings(fleet.spec.budget, spent, now)
-        events = [tell_bound(one, "budget.warning", now) for one in warnings]
+        events = self._warn(fleet, warnings)
         if after.state is not before.state:
             if after.reason == BUDGET_SPENT and before.state not in OUTGOING:
                 bound, _ = self.tightest(fleet, spent, self.machines[_place(fleet)])
                 events.append(tell_bound(bound, "budget.drained", now, machine=after.id))
             events.append(after.event)
+            if after.state is State.GONE and (told := describe_charge(after)):
+                events.append(
+                    FleetEvent(at=now, type="charge.differs", machine=after.id, reason=told, usd=after.spent_usd)
+                )
+        if after.told_since != before.told_since:
+            reason = OVERDUE[after.state]
+            events.append(
+                FleetEvent(at=now, type="machine.overdue", machine=after.id, reason=reason, usd=after.spent_usd)
+            )
         stored = after.model_copy(update={"version": before.version + 1})
         if after.state.ended and not before.state.ended:
             # Before the write, because no later tick looks after an ended machine.
@@ -254,10 +319,26 @@ class Tick:
             # The machine's worker has written in between.
             return before
         self._quarantine(before, stored)
-        if stored.state is State.GONE and before.state is not State.GONE:
+        if stored.state is State.GONE and before.state is not State.GONE and stored.reason != UNEXPLAINED:
             known = self.store.reputations().get(kind_of(stored.offer))
             self.store.put_reputation(self.fence, after_end(known, stored))
         return stored
+
+    def _warn(self, fleet: StoredFleet, passed: Sequence[Bound]) -> list[FleetEvent]:
+        """Return the warnings of bounds, with the jobs of the fleet that would lose their work."""
+        if not passed:
+            return []
+        since = {one.job_id: one.claimed_at for one in self.machines.get(_place(fleet), ()) if one.state is State.BUSY}
+        jobs = self.read_jobs([job_id for job_id in since if job_id is not None])
+        # The checkpoints of a seat are those of its elastic job.
+        elastic = self.read_jobs([job.spec.seat.job for job in jobs if job.spec.seat is not None])
+        saved = {job.id for job in elastic if job.checkpoint_step is not None}
+        unsaved = [
+            (job.id, since[job.id] or 0)
+            for job in jobs
+            if job.attempt_step is None and not (job.spec.seat is not None and job.spec.seat.job in saved)
+        ]
+        return [tell_bound(one, "budget.warning", self.now(), unsaved=unsaved) for one in passed]
 
     def _revoke_keys(self, machine: Machine) -> None:
         for key in (machine.worker_key, machine.enrolment_key):
@@ -266,19 +347,16 @@ class Tick:
 
     def _quarantine(self, before: Machine, after: Machine) -> None:
         """Avoid a host that did not boot, or that vanished with a job."""
-        if after.offer.machine_ref is None or before.state is after.state:
+        if before.state is after.state:
             return
         starting = before.state in (State.BOOTING, State.REGISTERED)
         # A machine that starts can also end with its fleet, its budget or its price.
         late = starting and after.reason == DEADLINES[before.state].reason
         if not late and after.state is not State.LOST:
             return
-        kind = "boot" if starting else "loss"
-        host, now = f"{after.provider}:{after.offer.machine_ref}", self.now()
-        earlier = self.store.quarantined(0).get(host)
-        failures = earlier.failures + 1 if earlier else 1
-        until = now + min(QUARANTINE_S[kind] * 2 ** (failures - 1), LONGEST_QUARANTINE_S)
-        self.store.put_quarantine(Quarantine(host=host, until=until, failures=failures, reason=after.reason))
+        found = quarantine(after, "boot" if starting else "loss", self.store.quarantined(0), self.now())
+        if found is not None:
+            self.store.put_quarantine(found)
 
     def fail(self, message: str) -> None:
         """Report a failure in one line, which does not end the tick; log the traceback if a driver is at fault."""
@@ -296,9 +374,19 @@ def tell(error: Exception) -> str:
     return f"{ErrorCode.PROVIDER_UNAVAILABLE}: {cause}; the next tick asks again"
 
 
-def tell_bound(bound: Bound, type_: str, now: int, machine: str | None = None) -> FleetEvent:
-    """Return the event of a bound that the spending comes near to or has reached."""
+def tell_bound(
+    bound: Bound, type_: str, now: int, machine: str | None = None, unsaved: Sequence[tuple[str, int]] = ()
+) -> FleetEvent:
+    """Return the event of a bound that the spending comes near to or has reached.
+
+    unsaved: jobs without a checkpoint since their start on a machine, and the time of that start.
+    """
     reason = f"{bound.label} {bound.cap_usd:g} {bound.period}".strip()
+    if unsaved:
+        named = [f"{job_id[:SHOWN_ID]} since {datetime.fromtimestamp(at, UTC):%H:%M} UTC" for job_id, at in unsaved]
+        more = f" and {len(named) - SHOWN_JOBS} more" if len(named) > SHOWN_JOBS else ""
+        lost = f"jobs without a checkpoint lose their work: {', '.join(named[:SHOWN_JOBS])}{more}"
+        reason = f"{reason}; when it is spent, machines save a checkpoint and go; {lost}"
     return FleetEvent(at=now, type=type_, machine=machine, reason=reason, usd=bound.spent_usd)
 
 

@@ -1,10 +1,11 @@
-"""Read the account at a provider: from a document, from a key on standard input, from answers at a terminal.
+"""Read an account or a login: from a document, from a key on standard input, from answers at a terminal.
 
-An account is never an argument, because every user of the machine sees the arguments of a program.
+No secret is ever an argument, because every user of the machine sees the arguments of a program.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any, get_origin
@@ -23,8 +24,9 @@ from baton.contract.fleets.providers import (
     SshAccount,
     VastAccount,
 )
-from baton.contract.names import ProviderName
-from baton.contract.yaml_documents import MAX_DOCUMENT_BYTES, read_document
+from baton.contract.fleets.registries import RegistryLogin, RegistryName
+from baton.contract.names import REGISTRY_PATTERN, ProviderName
+from baton.contract.yaml_documents import MAX_DOCUMENT_BYTES, Document, read_document
 from gpu_client.cli.core.documents import raise_faults, read_text
 from gpu_client.cli.core.errors import CliError
 
@@ -33,33 +35,40 @@ STDIN = Path("standard input")
 
 
 class AccountDocument(WireModel):
-    """Document with accounts by provider. Example: `{"vast": {"api_key": "..."}}`"""
+    """Document with accounts by provider, and logins by registry.
+
+    Example: `{"vast": {"api_key": "..."}, "registries": {"ghcr.io": {"username": "acme", "password": "..."}}}`
+    """
 
     vast: VastAccount | None = None
     salad: SaladAccount | None = None
     runpod: RunpodAccount | None = None
     ec2: Ec2Account | None = None
     ssh: SshAccount | None = None
+    registries: dict[RegistryName, RegistryLogin] = {}
+
+
+def is_registry(name: str) -> bool:
+    """Return True for the host of a container registry, which no provider's name resembles."""
+    return re.fullmatch(REGISTRY_PATTERN, name) is not None and (bool({".", ":"} & set(name)) or name == "localhost")
 
 
 def find_provider(name: str) -> ProviderName:
     """Return the provider of a name. Raises CliError."""
     found = next((provider for provider in ACCOUNTS if provider == name), None)
     if found is None:
-        remedy = f"Providers with an account: {', '.join(ACCOUNTS)}."
+        remedy = f"Providers with an account: {', '.join(ACCOUNTS)}. A registry is named by its host, like ghcr.io."
         raise CliError(f"{name[:40]!r} is not a provider with an account", remedy)
     return found
 
 
 def read_account(provider: ProviderName, file: Path | None) -> Account:
     """Read an account from a file, standard input or a terminal. Raises CliError."""
-    if file is not None:
-        return _parse(provider, file, read_text(file, "a document with accounts", MAX_DOCUMENT_BYTES))
-    if sys.stdin is None:
-        raise CliError("there is no standard input", "Give a document with --file.")
-    if sys.stdin.isatty():
+    text = _read_text(file)
+    if text is None:
         return _ask(provider)
-    text = read_text(STDIN, "an account", MAX_DOCUMENT_BYTES, sys.stdin.buffer)
+    if file is not None:
+        return _parse(provider, file, text)
     key = text.strip()
     if not key:
         raise CliError(f"no account at {provider} was given", f"Redirect a file: baton fleet login {provider} < FILE")
@@ -69,17 +78,48 @@ def read_account(provider: ProviderName, file: Path | None) -> Account:
     return _parse(provider, STDIN, text)
 
 
+def read_login(registry: str, file: Path | None) -> RegistryLogin:
+    """Read a login at a registry from a file, standard input or a terminal. Raises CliError."""
+    text = _read_text(file)
+    if text is None:
+        username = str(typer.prompt(f"{registry} username", err=True)).strip()
+        password = str(typer.prompt(f"{registry} password or token", hide_input=True, err=True)).strip()
+        login: RegistryLogin = _check(RegistryLogin, registry, {"username": username, "password": password})
+        return login
+    document = read_document(text)
+    found = document.value.get("registries") if isinstance(document.value, dict) else None
+    if not document.faults and not (isinstance(found, dict) and found.get(registry)):
+        detail = f"the document has no login at {registry}"
+        document.fault((), detail, f"Write 'registries: {{{registry}: {{username: ..., password: ...}}}}'.")
+    return _validate_document(document, file or STDIN).registries[registry]
+
+
+def _read_text(file: Path | None) -> str | None:
+    """Return the text of a file or of standard input; None for a terminal, which is asked. Raises CliError."""
+    if file is not None:
+        return read_text(file, "a document with accounts", MAX_DOCUMENT_BYTES)
+    if sys.stdin is None:
+        raise CliError("there is no standard input", "Give a document with --file.")
+    if sys.stdin.isatty():
+        return None
+    return read_text(STDIN, "an account", MAX_DOCUMENT_BYTES, sys.stdin.buffer)
+
+
 def _parse(provider: ProviderName, file: Path, text: str) -> Account:
     document = read_document(text)
     if not document.faults and not (isinstance(document.value, dict) and document.value.get(provider)):
         required = [name for name, field in ACCOUNTS[provider].model_fields.items() if field.is_required()]
         fields = ", ".join(f"{name}: ..." for name in required)
         document.fault((), f"the document has no account at {provider}", f"Write '{provider}: {{{fields}}}'.")
-    found = None if document.faults else validate_document(document, AccountDocument, kind="accounts", names=_NAMES)
-    account: Account | None = getattr(found, provider, None)
-    if account is None:
-        raise_faults(file, sorted(document.faults, key=lambda fault: (fault.line or 0, fault.column or 0)))
+    account: Account = getattr(_validate_document(document, file), provider)
     return account
+
+
+def _validate_document(document: Document, file: Path) -> AccountDocument:
+    found = None if document.faults else validate_document(document, AccountDocument, kind="accounts", names=_NAMES)
+    if found is None:
+        raise_faults(file, sorted(document.faults, key=lambda fault: (fault.line or 0, fault.column or 0)))
+    return found
 
 
 def _ask(provider: ProviderName) -> Account:
@@ -98,13 +138,16 @@ def _ask(provider: ProviderName) -> Account:
 
 
 def _validate(provider: ProviderName, values: dict[str, Any]) -> Account:
-    model: type[BaseModel] = ACCOUNTS[provider]
+    account: Account = _check(ACCOUNTS[provider], provider, values)
+    return account
+
+
+def _check(model: type[BaseModel], name: str, values: dict[str, Any]) -> Any:
+    """Return the values as a model. Raises CliError, which names `name` and no value."""
     try:
-        account: Any = model.model_validate(values)
+        return model.model_validate(values)
     except ValidationError as error:
         # The error has no cause, because pydantic's text quotes the values.
         first = error.errors(include_input=False, include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
-        raise CliError(f"{provider}: {place}: {first['msg']}", "Correct the value, then repeat the command.") from None
-    found: Account = account
-    return found
+        raise CliError(f"{name}: {place}: {first['msg']}", "Correct the value, then repeat the command.") from None

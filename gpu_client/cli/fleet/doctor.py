@@ -12,6 +12,7 @@ from gpu_client.cli.core.errors import CliError, ExitCode
 from gpu_client.cli.core.formats import count
 from gpu_client.cli.core.output import FOLDED, TableColumn
 from gpu_client.cli.core.session import AsJson, CliSession, session_of
+from gpu_client.cli.fleet.view import RECEIPTS, receipt_rows
 from gpu_client.transport.api.client import BatonClient
 
 FINDINGS = ("finding", TableColumn("detail", FOLDED), TableColumn("--fix", FOLDED))
@@ -58,9 +59,12 @@ def _show(session: CliSession, report: DoctorReport) -> None:
     examined = ", ".join(report.providers) or "no provider"
     if not report.findings:
         session.output.line(f"Nothing was found; examined: {examined}.")
-        return
-    session.output.table(FINDINGS, ([one.code.value, one.detail, one.fix] for one in report.findings))
-    session.output.note(f"Examined: {examined}.")
+    else:
+        session.output.table(FINDINGS, ([one.code.value, one.detail, one.fix] for one in report.findings))
+        session.output.note(f"Examined: {examined}.")
+    if report.strays:
+        session.output.line("\nstrays that the deployment paid, because no fleet is known for them")
+        session.output.table(RECEIPTS, receipt_rows(report.strays))
 
 
 def _require_consent(fixable: Sequence[DoctorFinding], *, yes: bool, as_json: bool) -> None:

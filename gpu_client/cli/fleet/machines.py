@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-import subprocess
 from typing import Annotated
 
 import typer
@@ -54,7 +54,8 @@ def ssh(context: typer.Context, machine: MachineArgument, as_json: AsJson = Fals
     command = ["ssh", "-p", str(found.port), "-l", found.user, "--", found.host]
     if shutil.which("ssh") is None:
         raise CliError("This computer has no OpenSSH client", f"Install one, then run: {' '.join(command)}")
-    raise typer.Exit(subprocess.run(command, check=False).returncode)
+    # In place of this process: signals, the terminal and the exit code are those of OpenSSH alone.
+    os.execvp(command[0], command)  # noqa: S606 - no shell, and the API checks the address
 
 
 def _fleet_of(client: BatonClient, machine: str) -> str:

@@ -52,15 +52,28 @@ def plan_page(spec: FleetSpec, plan: FleetPlan) -> RenderableType:
     return Group(*parts)
 
 
-def offers_page(page: OfferPage) -> RenderableType:
-    """Render offers with the parts of their expected totals, then the rejected ones with the reasons."""
+def offers_page(page: OfferPage, nodes: int | None = None) -> RenderableType:
+    """Render offers with the parts of their expected totals, then the rejected ones with the reasons.
+
+    nodes: of the request, whose cost a line sums up.
+    """
     free = [one for one in page.offers if not one.rejected]
     parts = _section("offers, with the expected USD", _COSTS, map(_cost_row, free), len(free) + page.omitted)
     parts += _rejected(page.offers)
     if not free and any("disk_gib is" in one.rejected for one in page.offers):
         parts += [Text(), Text("For work that needs less disk than 40 GiB, give --disk.")]
+    parts += [Text(), Text(_nodes_line(page, nodes))] if nodes else []
     parts += _silent(page.silent)
     return Group(*(parts[1:] or [Text("No offers. Configure a provider with: baton fleet login PROVIDER")]))
+
+
+def _nodes_line(page: OfferPage, nodes: int) -> str:
+    taken = sum(one.taken for one in page.offers)
+    if taken < nodes:
+        return f"{taken} of {count(nodes, 'node')} can be rented."
+    price = sum(one.taken * one.usd_per_hour for one in page.offers)
+    total = sum(one.taken * one.expected.total for one in page.offers)
+    return f"{count(nodes, 'node')} on the first offers: {usd(price)} USD/h, {usd(total)} USD expected in total."
 
 
 def _details(spec: FleetSpec, plan: FleetPlan) -> Iterator[tuple[str, str]]:
@@ -70,7 +83,9 @@ def _details(spec: FleetSpec, plan: FleetPlan) -> Iterator[tuple[str, str]]:
         yield "last tick", f"started none: {plan.waits}"
     if plan.works or plan.unservable:
         cannot = f", {len(plan.unservable)} cannot" if plan.unservable else ""
-        yield "jobs", f"{count(len(plan.works), 'job')} can run{cannot}"
+        nodes = sum(one.nodes or 0 for one in plan.works)
+        waiting = f" with {count(nodes, 'waiting node')}" if nodes else ""
+        yield "jobs", f"{count(len(plan.works), 'job')}{waiting} can run{cannot}"
     paid = "" if plan.paid_hours is None else f", {plan.paid_hours:.1f} hours of the first machine below"
     bound, _, scope = plan.room_bound.partition(" ")
     yield "budget", " ".join([f"{usd(plan.room_usd)} USD left", _BOUNDS[bound], *([scope] if scope else [])]) + paid

@@ -75,6 +75,9 @@ def offers(
         float | None, typer.Option("--max-usd-per-hour", help="Price cap in USD an hour.")
     ] = None,
     hours: Annotated[float, typer.Option("--hours", help="Hours of work for the expected total.")] = 1,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", help="Nodes of an elastic job, whose cost is summed up.")
+    ] = None,
     limit: Annotated[int, typer.Option(help="Number of offers to list, at most 200.")] = 50,
     as_json: AsJson = False,
 ) -> None:
@@ -89,6 +92,7 @@ def offers(
         "market": market,
         "hours": hours,
         "limit": limit,
+        "nodes": nodes,
     }
     if max_usd_per_hour is not None:
         wanted["max_usd_per_hour"] = max_usd_per_hour
@@ -103,7 +107,7 @@ def offers(
     if as_json:
         session.output.json(found)
     else:
-        session.output.print(offers_page(found))
+        session.output.print(offers_page(found, nodes))
 
 
 _OPTIONS = {

@@ -40,11 +40,16 @@ _BOUNDS = (
     TableColumn("reserved", right=True),
     TableColumn("left", right=True),
 )
+_WIDE = 140
+"""Least width of a terminal for what machines have measured."""
 _MACHINES = (
     TableColumn("machine", FOLDED),
     "state",
     "for",
     TableColumn("GPU", CUT),
+    TableColumn("driver", from_width=_WIDE),
+    TableColumn("write MB/s", right=True, from_width=_WIDE),
+    TableColumn("down Mbit/s", right=True, from_width=_WIDE),
     TableColumn("USD/h", right=True),
     TableColumn("spent", right=True),
     "job",
@@ -217,6 +222,7 @@ def _details(fleet: FleetView) -> Iterator[tuple[str, str]]:
     market = "" if spec.market == "either" else f", {spec.market}"
     yield "machines", f"{gpu}{vram}, {spec.disk_gib:g} GiB disk{market}"
     yield "queues", ", ".join(spec.queues)
+    yield "tags", ", ".join(f"{name}={value}" for name, value in sorted(spec.tags.items()))
     yield "job", fleet.job_id or ""
     yield "ends", f"after {spec.idle_timeout_s} s without a job, at the latest after {spec.max_hours:g} h"
     yield "changed", moment(fleet.updated_at)
@@ -234,11 +240,15 @@ def _bound_name(bound: BoundView) -> str:
 
 
 def _machine_row(machine: MachineView, now: int) -> Row:
+    measured = machine.measured
     return [
         machine.id,
         machine.state.value,
         age(now - machine.since),
         machine.gpu_model or "",
+        (measured and measured.driver) or "",
+        f"{measured.disk_write_mb_s:.0f}" if measured else "",
+        f"{measured.download_mbit_s:.0f}" if measured else "",
         usd(machine.usd_per_hour),
         usd(machine.spent_usd),
         (machine.job_id or "")[:SHOWN_ID_CHARACTERS],

@@ -56,6 +56,7 @@ class RunpodDriven:
         self.fake.end(self.pod(token))
 
     def close(self) -> None:
+        self.fake.scopes = {"pods", "billing"}
         for one in self.fake.exists():
             self.driver.destroy(one.id)
         assert self.fake.meter.billing() == []

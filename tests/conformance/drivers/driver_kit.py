@@ -9,8 +9,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
+from pydantic import SecretStr
+
 from baton.contract.fleets.fleet import FleetSpec
 from baton.contract.fleets.money import Budget
+from baton.contract.fleets.registries import RegistryLogin
 from functions.fleet.drivers.loopback import LoopbackDriver, LoopbackFaults, LoopbackMarket
 from functions.fleet.drivers.protocol import CreateIntent, CreateResult, Driver
 from functions.fleet.records import Inventory
@@ -28,6 +31,8 @@ SPEC = FleetSpec(
 )
 IMAGE = "registry.example/baton-agent:0.1.0"
 SECRET = "baton_enrolment_verysecret"
+PASSWORD = "ghp_registry5e1f0c2d9b7a4e3f"
+LOGIN = RegistryLogin(username="acme", password=SecretStr(PASSWORD))
 ENVIRONMENT = MappingProxyType({"BATON_API_URL": "http://control.plane", "BATON_ENROLMENT_TOKEN": SECRET})
 
 
@@ -133,7 +138,10 @@ PROVIDERS: dict[str, Callable[[Path], DrivenProvider]] = {
 
 
 def create(
-    provider: DrivenProvider, token: str = f"{PREFIX}nights-1", environment: Mapping[str, str] = ENVIRONMENT
+    provider: DrivenProvider,
+    token: str = f"{PREFIX}nights-1",
+    environment: Mapping[str, str] = ENVIRONMENT,
+    login: RegistryLogin | None = None,
 ) -> CreateResult:
     """Create a machine on the cheapest offer."""
     offer = min(provider.driver.quote(SPEC), key=lambda one: one.usd_per_hour)
@@ -144,6 +152,7 @@ def create(
         disk_gib=SPEC.disk_gib,
         environment=environment,
         max_usd_per_hour=SPEC.max_usd_per_hour,
+        login=login,
     )
     return provider.driver.create(intent)
 

@@ -282,8 +282,9 @@ def test_a_process_that_cannot_be_killed_is_told(monkeypatch: pytest.MonkeyPatch
     hung.wait()
 
 
+@pytest.mark.timeout(600)
 def test_an_interpreter_without_the_packages_gets_an_environment_once(provider: SshDriven, tmp_path: Path) -> None:
-    """The only test that downloads: pip and eight packages, about 30 MB."""
+    """The only test that downloads: pip and eight packages, about 30 MB, 50 s of CPU time."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
     (packages,) = (tmp_path / "bare").glob("lib/python*/site-packages")
     (packages / "of_the_host.py").write_text("")
@@ -298,7 +299,7 @@ def test_an_interpreter_without_the_packages_gets_an_environment_once(provider: 
 def _log_of_a_start(provider: SshDriven) -> str:
     """Return the output of a real agent that looks for its control plane."""
     handle = made(provider)
-    until(lambda: "enroll" in (provider.driver.logs(handle) or ""), what="the agent", every_s=0.2)
+    until(lambda: "enroll" in (provider.driver.logs(handle) or ""), 250, what="the agent", every_s=0.2)
     log = provider.driver.logs(handle)
     provider.driver.destroy(handle)
     return log or ""

@@ -11,6 +11,7 @@ from baton.contract.fleets.fleet import MachineState as State
 from baton.contract.fleets.money import Budget
 from baton.contract.jobs.job import JobState
 from functions.domain.records import Job
+from functions.domain.worlds.world_record import WorldRecord
 from functions.fleet import lifecycle
 from functions.fleet.records import Machine, StoredFleet
 from functions.fleet.ticks.controller import FleetController
@@ -25,7 +26,7 @@ TICK_S = 60
 
 
 INTERRUPTED = frozenset(
-    {"ledger", "write", "put_orphan", "put_quarantine", "acquire", "release", "put_fleet", "retire"}
+    {"holdings", "write", "put_orphan", "put_quarantine", "acquire", "release", "put_fleet", "retire"}
 )
 """Calls of the store before which a night may be interrupted."""
 
@@ -111,7 +112,12 @@ class Night:
             pause=self._pause,
             read_jobs=self._read_jobs,
             budget=self.budget,
+            read_world=self.read_world,
         )
+
+    def read_world(self, job_id: str) -> WorldRecord | None:
+        """Return the world of an elastic job; a night without elastic jobs has none."""
+        return None
 
     def _read_jobs(self, job_ids: Sequence[str]) -> list[Job]:
         found = [one for one in self.trainings if one.job.id in job_ids]

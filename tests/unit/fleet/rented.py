@@ -24,6 +24,8 @@ from tests.unit.fleet.night import TENANT, Killed, Night
 
 FOREIGN = "dep20000-nights-1"
 HAPPY = "planned requested booting registered ready busy ready draining terminating gone"
+OVERDUE = HAPPY.replace(" gone", " overdue gone")
+"""Path of a machine whose provider does not end it for more than ten minutes."""
 ABSENT = "planned requested ambiguous failed"
 FOUND = HAPPY.replace("requested", "requested ambiguous")
 CREATES = {
@@ -227,7 +229,7 @@ class RentedNight:
         assert self.driven.existing() == [FOREIGN]
         assert set(self.billing()) <= {self.foreign}
         assert not [one for one in self.fake.calls if one.method == "DELETE" and one.path.endswith(self.foreign)]
-        assert [one.destroyed_at is not None for one in self.night.store.orphans().values()] == [True] * orphans
+        assert len(self.night.store.orphans()) == orphans
         return machines
 
     def _unended(self) -> list[str]:

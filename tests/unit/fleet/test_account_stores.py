@@ -11,8 +11,10 @@ from typing import Any
 import boto3
 import pytest
 from moto import mock_aws
+from pydantic import SecretStr
 
 from baton.contract.fleets.providers import ACCOUNTS, ProviderView, SaladAccount, SshAccount, VastAccount, reveal
+from baton.contract.fleets.registries import RegistryLogin
 from functions.domain.errors import StorageUnavailable
 from functions.fleet.accounts import (
     RELOAD_S,
@@ -20,10 +22,12 @@ from functions.fleet.accounts import (
     AccountsUnreadable,
     CachedAccounts,
     ProviderAccounts,
+    SecretsFull,
     StoredAccount,
-    StoredAccounts,
-    dump_accounts,
-    load_accounts,
+    StoredLogin,
+    StoredSecrets,
+    dump_secrets,
+    load_secrets,
     no_account,
 )
 from functions.fleet.drivers import configured
@@ -35,6 +39,8 @@ from tests.twins.accounts import MemoryAccounts
 from tests.twins.provider import VirtualProvider
 
 KEY = "canary-5e1f0c2d9b7a4e3f"
+
+LOGIN = StoredLogin(login=RegistryLogin(username="acme", password=SecretStr(KEY)), stored_at=5)
 
 
 def stored(provider: str = "vast", **fields: Any) -> StoredAccount:
@@ -70,24 +76,28 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 @pytest.mark.parametrize("store", ["file", "secret"], indirect=True)
 def test_a_store_keeps_accounts_with_their_secrets(store: ProviderAccounts) -> None:
-    assert store.read() == {}
-    first: StoredAccounts = {"vast": stored()}
+    assert store.read() == StoredSecrets()
+    first = StoredSecrets(accounts={"vast": stored()})
     store.write(first)
     assert store.read() == first
-    second: StoredAccounts = {**first, "salad": stored("salad", organization="acme", project="p")}
+    second = StoredSecrets(
+        accounts={**first.accounts, "salad": stored("salad", organization="acme", project="p")},
+        logins={"acme": {"ghcr.io": LOGIN}, "rival": {"docker.io": LOGIN, "r.example:5000": LOGIN}},
+    )
     store.write(second)
     found = store.read()
-    assert found == second and isinstance(found["salad"].account, SaladAccount)
-    assert reveal(found["vast"].account)["api_key"] == KEY
+    assert found == second and isinstance(found.accounts["salad"].account, SaladAccount)
+    assert reveal(found.accounts["vast"].account)["api_key"] == KEY
+    assert reveal(found.logins["acme"]["ghcr.io"].login) == {"username": "acme", "password": KEY}
     assert KEY not in repr(found)
-    store.write({})
-    assert store.read() == {}
+    store.write(StoredSecrets())
+    assert store.read() == StoredSecrets()
 
 
 def test_only_the_owner_can_read_the_file(tmp_path: Path) -> None:
     path = tmp_path / "providers.json"
     path.touch(mode=0o644)
-    FileAccounts(path).write({"vast": stored()})
+    FileAccounts(path).write(StoredSecrets(accounts={"vast": stored()}))
     assert path.stat().st_mode & 0o777 == 0o600
     assert [one.name for one in tmp_path.iterdir()] == ["providers.json"]
 
@@ -96,24 +106,60 @@ def test_an_account_of_ssh_is_stored_whole() -> None:
     host = {"name": "desk", "address": "10.0.0.7", "user": "u", "host_key": "ssh-ed25519 AAAA"}
     account = SshAccount.model_validate({"private_key": "-----BEGIN\nx\n", "hosts": [host]})
     view = ProviderView(provider="ssh", account="1 host", checked_at=1)
-    accounts: StoredAccounts = {"ssh": StoredAccount(account=account, view=view)}
-    assert load_accounts(dump_accounts(accounts), "s") == accounts
+    secrets = StoredSecrets(accounts={"ssh": StoredAccount(account=account, view=view)})
+    assert load_secrets(dump_secrets(secrets), "s") == secrets
 
 
 @pytest.mark.parametrize("text", ["", "[]", f'"{KEY}"', f'{{"vast": "{KEY}'])
 def test_a_damaged_document_is_reported_without_its_contents(text: str) -> None:
     with pytest.raises(AccountsUnreadable, match="the secret x") as raised:
-        load_accounts(text, "the secret x")
+        load_secrets(text, "the secret x")
     assert KEY not in repr(raised.value) and raised.value.__cause__ is None
 
 
 @pytest.mark.parametrize("entry", [None, {}, [1], {"account": {"api_key": KEY, "extra": 1}, "view": {}}])
 def test_an_invalid_account_leaves_the_others_usable(caplog: pytest.LogCaptureFixture, entry: object) -> None:
-    document = dump_accounts({"vast": stored()})[:-1]
+    document = dump_secrets(StoredSecrets(accounts={"vast": stored()}))[:-1]
     with caplog.at_level(logging.ERROR, "baton.fleet"):
-        found = load_accounts(f'{document}, "runpod": {json.dumps(entry)}}}', "s")
-    assert set(found) == {"vast"}
+        found = load_secrets(f'{document}, "runpod": {json.dumps(entry)}}}', "s")
+    assert set(found.accounts) == {"vast"}
     assert "the account of runpod is invalid" in caplog.text and KEY not in caplog.text
+
+
+@pytest.mark.parametrize("entry", [None, {}, {"username": "acme", "password": [KEY], "stored_at": 1}])
+def test_an_invalid_login_leaves_the_others_usable(caplog: pytest.LogCaptureFixture, entry: object) -> None:
+    document = json.loads(dump_secrets(StoredSecrets(logins={"acme": {"ghcr.io": LOGIN}})))
+    document["registries"]["acme"]["docker.io"] = entry
+    document["registries"]["rival"] = entry
+    with caplog.at_level(logging.ERROR, "baton.fleet"):
+        found = load_secrets(json.dumps(document), "s")
+    assert found.logins == {"acme": {"ghcr.io": LOGIN}}
+    assert "the login of acme at docker.io is invalid" in caplog.text and KEY not in caplog.text
+
+
+def test_secrets_that_a_secret_cannot_hold_are_not_stored() -> None:
+    with mock_aws():
+        store = SecretsManagerAccounts(lambda: boto3.client("secretsmanager", region_name="us-east-1"), "s")
+        many = {f"r{number}.example": LOGIN for number in range(1000)}
+        with pytest.raises(SecretsFull, match=r"have \d+ of 65536 bytes"):
+            store.write(StoredSecrets(logins={"acme": many}))
+        assert store.read() == StoredSecrets()
+
+
+def test_a_login_is_found_by_the_image_of_its_own_tenant_alone() -> None:
+    store = MemoryAccounts()
+    cached = CachedAccounts(store, Clock())
+    cached.put("vast", stored())
+    cached.put_login("acme", "ghcr.io", LOGIN)
+    cached.put_login("acme", "docker.io", StoredLogin(login=LOGIN.login, stored_at=6))
+    assert (
+        cached.find_login("acme", "ghcr.io/acme/trainer:1") == LOGIN.login == cached.find_login("acme", "acme/trainer")
+    )
+    for tenant, image in (("rival", "ghcr.io/acme/trainer:1"), ("acme", "quay.io/acme/trainer"), ("acme", None)):
+        assert cached.find_login(tenant, image) is None
+    for registry in ("ghcr.io", "ghcr.io", "docker.io"):
+        cached.remove_login("acme", registry)
+    assert (store.logins, set(cached.read())) == ({}, {"vast"})
 
 
 def test_the_cache_reads_its_store_every_five_minutes_and_after_a_change_at_once() -> None:
@@ -161,7 +207,7 @@ def test_a_login_during_a_read_is_in_force_at_once() -> None:
     class SlowStore:
         write = store.write
 
-        def read(self) -> StoredAccounts:
+        def read(self) -> StoredSecrets:
             found = store.read()
             reading.set()
             assert go_on.wait(5)

@@ -41,7 +41,7 @@ def test_a_deployment_whose_only_fleet_is_damaged_reports_each_tick() -> None:
 
 @pytest.mark.parametrize("part", ["fleet", "machine"])
 def test_the_budget_of_the_deployment_keeps_the_money_of_a_damaged_fleet(part: str) -> None:
-    """Its machine runs on, therefore another fleet must not spend what that machine has reserved."""
+    """A damaged fleet's machine runs on, therefore another fleet must not spend the machine's reservation."""
     vast = VirtualProvider(name="vast", price=1.0)
     night = Night(
         spec(providers=["vast"], image="me/trainer:1", min=1, max_usd_per_hour=2),

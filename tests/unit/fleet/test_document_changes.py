@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from baton.contract.fleets.fleet import MachineMeasurements
 from baton.contract.fleets.fleet import MachineState as State
 from functions.fleet.records import Machine, Terms
 from functions.fleet.ticks.document_changes import given_back, outdated, surplus
@@ -14,7 +15,8 @@ from tests.unit.fleet.night import TENANT, Night
 from tests.unit.fleet.test_fleet_nights import make_night, require_clean_end, spec
 from tests.unit.fleet.test_machine_states import NOW, make_machine
 
-TERMS = Terms(image="me/trainer:1", disk_gib=40, queues=["default", "slow"])
+MEASURED = MachineMeasurements(driver="570.86.15", disk_write_mb_s=900, download_mbit_s=400)
+TERMS = Terms(image="me/trainer:1", disk_gib=40, queues=["default", "slow"], tags={"team": "vision"})
 
 
 def change(night: Night, **changes: Any) -> None:
@@ -44,30 +46,44 @@ def states(night: Night) -> list[str]:
         ({"min_vram_gib": 48}, "the document has changed: the machine 24 GiB VRAM, min_vram_gib is 48"),
         ({"disk_gib": 80}, "the document has changed: the machine has 40 GiB disk, disk_gib is 80"),
         ({"disk_gib": 20}, ""),
+        (
+            {"min_driver": 575},
+            "the document has changed: the machine has the NVIDIA driver 570.86.15, min",
+        ),
+        ({"min_download_mbit_s": 500}, "the document has changed: the machine downloads 400 Mbit/s"),
         ({"regions": ["DE"]}, "the document has changed: the machine stands in an unknown place"),
         ({"market": "spot"}, "the document has changed: the machine is on-demand, market is spot"),
         ({"image": "me/trainer:2"}, "the document has changed: the machine runs the image me/trainer:1"),
         ({"queues": ["default"]}, "the document has changed: the machine serves the queue slow"),
         ({"queues": ["slow", "default"]}, ""),
         ({"queues": ["default", "slow", "new"]}, "the document has changed: the machine does not serve the queue new"),
+        ({"tags": {}}, "the document has changed: the machine serves only jobs with the tag team=vision"),
+        (
+            {"tags": {"team": "audio"}},
+            "the document has changed: the machine serves jobs without the tag team=audio",
+        ),
     ],
 )
 def test_a_machine_that_no_longer_matches_is_named_with_the_difference(changes: dict[str, Any], reason: str) -> None:
-    document = spec(**{"image": "me/trainer:1", "queues": ["default", "slow"], "disk_gib": 40, **changes})
+    document = spec(**{**TERMS.model_dump(exclude={"port"}), **changes})
     ready = rented(State.READY)
     assert outdated(ready, document).startswith(reason) and bool(outdated(ready, document)) == bool(reason)
 
 
 def rented(state: State, **fields: Any) -> Machine:
     offer = make_machine(state).offer.model_copy(update={"gpu_model": "RTX 4090", "vram_gib": 24, "disk_gib": 200})
-    return make_machine(state, **{"offer": offer, "terms": TERMS, "enrolled_at": NOW, **fields})
+    return make_machine(state, **{"offer": offer, "terms": TERMS, "enrolled_at": NOW, "measured": MEASURED, **fields})
 
 
 def test_queues_count_from_the_enrolment_and_a_job_of_a_named_queue_is_finished() -> None:
-    removed, added = (spec(image="me/trainer:1", queues=queues) for queues in (["slow"], ["default", "slow", "new"]))
+    removed, added, tagged = (
+        spec(image="me/trainer:1", queues=queues, tags=tags)
+        for queues, tags in ((["slow"], {}), (["default", "slow", "new"], {}), (["default", "slow"], {"team": "audio"}))
+    )
     assert outdated(rented(State.BOOTING, enrolled_at=None), removed) == ""
     assert outdated(rented(State.BUSY), added) == ""
     assert "serves the queue default" in outdated(rented(State.BUSY), removed)
+    assert "without the tag team=audio" in outdated(rented(State.BUSY), tagged)
     assert outdated(rented(State.BUSY, terms=None), removed) == "", "rented before terms were stored"
 
 
@@ -87,7 +103,7 @@ def test_machines_that_a_new_document_ends_are_known_before(changes: dict[str, A
         rented(State.READY, id="idle", usd_per_hour=0.2),
         rented(State.TERMINATING, id="leaves", usd_per_hour=0.4),
     ]
-    terms = {"image": "me/trainer:1", "queues": ["default", "slow"], "max": 2, "max_usd_per_hour": 0.5}
+    terms = {**TERMS.model_dump(exclude={"port", "disk_gib"}), "max": 2, "max_usd_per_hour": 0.5}
     assert given_back(machines, spec(**{**terms, **changes})) == ids
 
 
@@ -143,7 +159,7 @@ def test_machines_that_a_document_ends_while_they_boot_do_not_pause_the_fleet() 
     night.step()
     change(night, image="me/trainer:2")
     night.step(4)
-    assert night.store.ledger(TENANT, "nights").breaker.failures == 0
+    assert all(one.failures == 0 for one in night.store.ledger(TENANT, "nights").breakers.values())
     assert states(night).count("gone") == 3 and len(night.billing()) == 3
     night.step(90)
     require_clean_end(night)

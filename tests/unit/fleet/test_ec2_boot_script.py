@@ -18,6 +18,33 @@ echo "docker $*" >> calls
 """
 
 
+CURL = """#!/bin/bash
+case "$*" in
+  *api/token*) echo secret ;;
+  *secret*public-ipv4*) [ -z "$PUBLIC" ] || echo "$PUBLIC"; [ -n "$PUBLIC" ] ;;
+  *secret*local-ipv4*) echo 10.0.0.7 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(("public", "addresses"), [("203.0.113.7", "203.0.113.7,10.0.0.7"), ("", "10.0.0.7")])
+def test_a_node_publishes_its_port_and_learns_its_addresses(tmp_path: Path, public: str, addresses: str) -> None:
+    docker = DOCKER.replace(
+        '"$BATON_API_URL" "$BATON_ENROLMENT_TOKEN"', '"$BATON_ELASTIC_PORT $BATON_ELASTIC_ADDRESSES"'
+    )
+    for name, program in (("docker", docker), ("curl", CURL), ("shutdown", "#!/bin/bash\n")):
+        (tmp_path / name).write_text(program)
+        (tmp_path / name).chmod(0o700)
+    script = boot_script(IMAGE, ENVIRONMENT, gpus=False, port=47100)
+    for place in ("/var/log/baton.log", "/dev/console"):
+        script = script.replace(place, str(tmp_path / "log"))
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "FAILS": "", "PUBLIC": public}
+    subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, check=False)
+    run = (tmp_path / "calls").read_text().splitlines()[-1]
+    assert "--publish 47100:47100 " in run and run.endswith(f"--env BATON_ELASTIC_ADDRESSES {IMAGE}")
+    assert (tmp_path / "environment").read_text() == f"47100 {addresses}\n"
+
+
 @pytest.mark.parametrize("fails", ["", "pull", "run"])
 @pytest.mark.parametrize("gpus", [True, False])
 def test_the_container_gets_exactly_its_environment_and_its_end_ends_the_machine(

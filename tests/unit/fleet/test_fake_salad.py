@@ -159,6 +159,9 @@ def test_reallocations_have_a_quota_and_exits_a_place(salad: Caller, clock: Cloc
     salad.fake.cloud.settle()
     salad.fake.cloud.exit(group, instance, 137)
     assert instance.machine_id != node and group.blocked == {node}
+    path = f"{GROUPS}/mine/instances/{instance.id}/reallocate"
+    assert salad.send("POST", path, {"reason": "slow disk"})[0] == 400, "that is a field of the metadata service"
+    assert salad.send("POST", f"{GROUPS}/mine/instances/none/reallocate")[0] == 404
     for allowed in [202] * 10 + [429]:
         moved = salad.send("POST", f"{GROUPS}/mine/instances/{instance.id}/reallocate")
         assert moved[0] == allowed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -31,7 +32,8 @@ def creates(night: Night) -> int:
 
 
 def waits(night: Night) -> str:
-    return night.store.ledger(TENANT, "nights").waits
+    """Return why the fleet waits, without the random part of machines' names."""
+    return re.sub(r"(dep10000-nights-)\w+", r"\1…", night.store.ledger(TENANT, "nights").waits)
 
 
 def test_machines_that_never_start_their_workers_do_not_spend_the_budget() -> None:
@@ -52,7 +54,10 @@ def test_a_fleet_says_why_it_pauses_and_tries_one_machine_then() -> None:
         night.submit(hours=1)
     night.step(17)
     # 22:13:20 and 15 minutes; the pause begins with the ends of the machines, whose number does not double it.
-    told = "5 machines in a row ended before they began a job, the last: the machine did not start its worker in time"
+    told = (
+        "loopback: machines_do_not_start: 5 machines in a row ended before they began a job, the last: the machine did "
+        "not start its worker in time; its output: baton fleet logs dep10000-nights-…"
+    )
     assert waits(night) == f"{told}; next try at 22:43 UTC"
     assert creates(night) == 5
     night.step(13)
@@ -60,7 +65,7 @@ def test_a_fleet_says_why_it_pauses_and_tries_one_machine_then() -> None:
     night.step(2)
     assert (creates(night), waits(night)) == (6, f"{told}; one machine tries again")
     night.step(20)
-    assert waits(night).startswith("6 machines") and waits(night).endswith("next try at 23:28 UTC")
+    assert "machines_do_not_start: 6 machines" in waits(night) and waits(night).endswith("next try at 23:28 UTC")
     night.silent = set()
     night.step(60)
     assert (creates(night), waits(night)) == (11, "")
@@ -119,4 +124,24 @@ def test_machines_that_end_for_the_lack_of_jobs_pause_nothing(changes: dict[str,
         night.step(60)
     ended = [one for one in night.machines() if one.state is State.GONE]
     assert ended and all(one.claimed_at is None for one in ended)
-    assert night.store.ledger(TENANT, "nights").breaker.failures == 0
+    assert all(one.failures == 0 for one in night.store.ledger(TENANT, "nights").breakers.values())
+
+
+def test_a_pause_of_one_provider_leaves_the_others_to_the_fleet() -> None:
+    """The cheaper provider's machines never start; the other's do. Each provider counts for itself."""
+    bad, good = VirtualProvider(name="ssh", price=0.1, hides_hosts=True), VirtualProvider(name="vast", price=0.3)
+    night = Night(spec(providers=["ssh", "vast"], image="me/trainer:1", max=1), {"ssh": bad, "vast": good})
+    check = night._worker
+    night._worker = lambda machine, *more, **named: (  # type: ignore[method-assign]
+        machine if machine.provider == "ssh" else check(machine, *more, **named)
+    )
+    training = night.submit(hours=1)
+    night.step(3 * 18 + 10)
+    assert (len(bad.creates), len(good.creates), training.on is not None) == (3, 1, True)
+    assert {one.state for one in night.machines() if one.provider == "ssh"} == {State.GONE}
+    night.step(80)
+    assert training.left_s <= 0
+    again = night.submit(hours=0.1)
+    night.step(30)
+    assert again.left_s <= 0 and len(bad.creates) <= 5, "a job at the other provider ends no pause of the first"
+    assert night.store.ledger(TENANT, "nights").breakers["ssh"].failures >= 3

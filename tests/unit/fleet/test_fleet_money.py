@@ -103,11 +103,15 @@ def test_a_cheap_host_that_is_far_slow_or_fragile_costs_more() -> None:
 
 
 def test_each_rejected_offer_has_its_reason_and_the_order_may_be_the_users() -> None:
-    spec = make_spec(gpu_models=["RTX 4090"], min_vram_gib=20, disk_gib=50, max_usd_per_hour=0.5, market="spot")
+    spec = make_spec(
+        gpu_models=["RTX 4090"], min_vram_gib=20, disk_gib=50, min_driver=550, max_usd_per_hour=0.5, market="spot"
+    )
     good: dict[str, Any] = {
         "gpu_model": "NVIDIA GeForce RTX 4090",
         "vram_gib": 24,
         "disk_gib": 60,
+        "driver": "570.86.15",
+        "download_mbit_s": 300,
         "spot": True,
         "usd_per_hour": 0.3,
     }
@@ -118,6 +122,8 @@ def test_each_rejected_offer_has_its_reason_and_the_order_may_be_the_users() -> 
             "dear": {"usd_per_hour": 0.6},
             "small": {"vram_gib": 16},
             "full": {"disk_gib": 10},
+            "old": {"driver": "535.54.03"},
+            "slow": {"download_mbit_s": 12.5},
             "other": {"gpu_model": "RTX 3090"},
             "firm": {"spot": False},
             "bad": {"machine_ref": "h"},
@@ -130,6 +136,8 @@ def test_each_rejected_offer_has_its_reason_and_the_order_may_be_the_users() -> 
         "dear": "0.6 USD/h exceeds max_usd_per_hour 0.5",
         "small": "16 GiB VRAM, min_vram_gib is 20",
         "full": "10 GiB disk, disk_gib is 50",
+        "old": "driver 535.54.03, min_driver is 550",
+        "slow": "12.5 Mbit/s download, min_download_mbit_s is 20",
         "other": "RTX 3090 is not among gpu_models",
         "firm": "is on-demand, market is spot",
         "bad": "the host is quarantined",
@@ -182,6 +190,19 @@ def test_a_fleet_rents_only_for_jobs_that_its_machines_can_run(
 ) -> None:
     job = make_job(spec=Spec(command=["true"], requirements=Requirements(**needs)))
     assert unservable(job, make_spec(**fleet)) == why
+
+
+def test_a_fleet_with_tags_serves_only_jobs_that_have_them() -> None:
+    document = make_spec(tags={"team": "vision", "stage": "final"})
+    for tags, lacking in (
+        ({"team": "vision", "stage": "final", "run": "7"}, None),
+        ({"team": "vision"}, "stage=final"),
+        ({"team": "audio", "stage": "final"}, "team=vision"),
+    ):
+        job = make_job(spec=Spec(command=["true"], tags=tags))
+        why = f"lacks the tag {lacking}, fleet n serves only jobs with the tag (tags)"
+        assert unservable(job, document) == (lacking and why)
+        assert missing_machines(document, [], [job]) == (lacking is None)
 
 
 def test_jobs_that_no_fleet_can_run_are_counted() -> None:

@@ -124,7 +124,7 @@ def test_a_spot_market_without_machines_gives_way_to_on_demand() -> None:
 
 
 def test_a_tick_waits_for_a_short_interval_between_two_calls() -> None:
-    vast = VirtualProvider(name="vast", min_interval_s={"create": 4.5, "destroy": 3.0, "inventory": 1.0})
+    vast = VirtualProvider(name="vast", min_interval_s={"create": 4.5, "destroy": 3.0})
     night = make_night(vast, providers=["vast"], max=3, idle_timeout_s=0)
     for _ in range(3):
         night.submit(hours=0.2)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.contract.elastic.nodes import NodesSpec
 from baton.contract.jobs.job import JobCounters, Progress
 from baton.contract.jobs.policy import Policy
 from functions.domain.records import Job
@@ -106,7 +107,7 @@ def _simulate(rented: Offer, hours: float, chance: random.Random) -> float:
 
 
 def job(**changes: Any) -> Job:
-    spec: dict[str, Any] = {name: changes.pop(name) for name in ("recipe", "policy") if name in changes}
+    spec: dict[str, Any] = {name: changes.pop(name) for name in ("recipe", "policy", "nodes") if name in changes}
     made = make_job(**changes)
     return made.model_copy(update={"spec": made.spec.model_copy(update=spec)})
 
@@ -116,7 +117,9 @@ def ended(recipe: str, hours: float) -> Job:
 
 
 def test_hours_are_given_or_from_progress_or_from_history_or_assumed() -> None:
-    history = hours_of_recipes([*(ended("digits@1", hours) for hours in (1, 2, 3, 4, 5)), ended("other@1", 9)])
+    together = job(recipe="digits@1", nodes=NodesSpec(max=8), counters=JobCounters(runtime_s=10**6))
+    found = [*(ended("digits@1", hours) for hours in (1, 2, 3, 4, 5)), together, ended("other@1", 9)]
+    history = hours_of_recipes(found)
     assert set(history) == {"digits@1"}, "one run says nothing about the spread"
     halfway = job(
         recipe="digits@1",

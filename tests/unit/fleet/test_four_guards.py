@@ -36,7 +36,7 @@ CAP_USD_PER_HOUR, BUDGET_USD, MAX_HOURS = 1.0, 24.0, 2.0
 CHEAP, DEAR = 0.4, 5.0
 """Prices of the market, in USD/h: one host is below the cap, all others are above."""
 STORAGE = 0.01
-"""More than the disk of a machine costs, in USD/h."""
+"""Bound of a disk's price, in USD per hour."""
 NEVER = 2**40
 LONGEST_LEASE_S = 1800
 

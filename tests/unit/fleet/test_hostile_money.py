@@ -21,7 +21,7 @@ HOUR_S = 3600
 
 
 def test_a_machine_that_never_existed_frees_no_money_of_a_later_day() -> None:
-    """What was counted before midnight would otherwise be free to be spent a second time on the new day."""
+    """A refund of money counted before midnight leaves the new day's sum: the day would spend the money again."""
     ledger = Ledger().spend(3, EVENING).spend(1, EVENING + 2 * HOUR_S)
     refunded = ledger.spend(-3, EVENING + 2 * HOUR_S, since=EVENING)
     assert (refunded.spent_usd, refunded.day_usd, refunded.month_usd) == (1, 1, 1)

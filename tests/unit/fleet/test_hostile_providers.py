@@ -110,7 +110,7 @@ def test_a_host_that_asks_for_an_absurd_price_hides_no_machine(per_second: float
 
 
 def test_an_instance_without_a_price_keeps_the_price_before() -> None:
-    """At the price 0 the machine would run without a bound."""
+    """An instance without a price keeps its former price: at the price 0 the machine would run without a bound."""
     assert Instance(id=1, actual_status="loading", dph_total=0).sighting().usd_per_hour is None
 
 

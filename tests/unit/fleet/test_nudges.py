@@ -53,7 +53,7 @@ def test_a_nudge_leaves_a_longer_tick_to_the_schedule() -> None:
 
 
 def test_nudges_every_few_seconds_neither_repeat_a_create_nor_end_a_machine_early() -> None:
-    """Each minute has ticks of its own beside the scheduled one, with lost answers and hidden machines."""
+    """Ticks by nudges, with lost answers and hidden machines, neither repeat a create nor end a machine early."""
     night = make_night(Faults(lost_answers=1, hidden=1))
     training = night.submit(hours=1)
     for _ in range(100):

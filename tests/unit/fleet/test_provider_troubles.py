@@ -14,7 +14,8 @@ import pytest
 
 from baton.contract.fleets.fleet import MachineState as State
 from fakes.vast.provider import KEY, PERMISSIONS
-from tests.unit.fleet.rented import HAPPY, HTTP_PROVIDERS, RentedNight
+from tests.twins.provider import VirtualProvider
+from tests.unit.fleet.rented import FOREIGN, HAPPY, HTTP_PROVIDERS, OVERDUE, RentedNight
 
 Change = Callable[[Any], object]
 
@@ -53,6 +54,10 @@ TROUBLES: list[tuple[str, str, Change, Change, str, str]] = [
     (
         *("vast", "permission", _set("keys", {KEY: PERMISSIONS - {"instance_write"}})),
         *(_set("keys", {KEY: PERMISSIONS}), "provider_permission_missing", "create a key with instance_read"),
+    ),
+    (
+        *("runpod", "permission", _set("scopes", {"billing"})),
+        *(_set("scopes", {"billing", "pods"}), "provider_permission_missing", "read/write access to the REST API"),
     ),
     ("vast", "credit", _set("credit", 0.0), _set("credit", 99.0), "provider_credit_exhausted", "add credit at"),
     ("salad", "credit", _set("has_credit", False), _set("has_credit", True), "provider_credit_exhausted", "Buy credit"),
@@ -102,6 +107,41 @@ def test_a_provider_that_refuses_for_an_hour_is_told_in_one_line_and_leaves_no_m
     night.finish(*failed, HAPPY)
 
 
+@pytest.mark.parametrize("made", ["runpod"], indirect=True)
+def test_a_key_that_loses_its_permission_in_mid_job_leaves_no_machine_once_it_is_mended(made: Any) -> None:
+    """RunPod lists the pods meanwhile, and bills them."""
+    night = RentedNight(made)
+    night.night.submit(hours=0.2)
+    night.step_until(State.BUSY)
+    made.fake.scopes = {"billing"}
+    ending = night.step_until(State.TERMINATING)
+    night.step(10)
+    assert night.machine(ending.id).state is State.TERMINATING
+    failures = night.night.reports[-1].failures
+    assert any("provider_permission_missing" in one and "read/write access" in one for one in failures), failures
+    made.fake.scopes = {"billing", "pods"}
+    night.finish(OVERDUE)
+
+
+@pytest.mark.parametrize("made", ["runpod"], indirect=True)
+@pytest.mark.parametrize("trouble", ["permission", "closed pool", "image"])
+def test_the_next_provider_serves_while_one_refuses(made: Any, trouble: str) -> None:
+    night = RentedNight(made)
+    other = night.night.providers["loopback"] = VirtualProvider(price=0.9, now=night.night.now)
+    night.change(providers=["runpod", "loopback"])
+    if trouble == "permission":
+        made.fake.scopes = {"billing"}
+    elif trouble == "closed pool":
+        made.fake.closed_gpus = {one.id for one in made.fake.gpus}
+    else:
+        made.fake.fails_to_start = True
+    training = night.night.submit(hours=0.2)
+    night.step(30)
+    assert (training.left_s, len(other.machines)) == (0, 1) and made.existing() == [FOREIGN]
+    assert night.creates() == (1 if trouble == "permission" else 3), "a key without the permission is tried once"
+    assert night.usd() < 0.1
+
+
 @pytest.mark.parametrize("answer", ANSWERS)
 @pytest.mark.parametrize("made", HTTP_PROVIDERS, indirect=True)
 def test_an_hour_without_a_usable_answer_ends_no_machine(made: Any, answer: str) -> None:
@@ -117,10 +157,10 @@ def test_an_hour_without_a_usable_answer_ends_no_machine(made: Any, answer: str)
     night.finish(HAPPY)
 
 
-@pytest.mark.parametrize("made", ["vast", "salad"], indirect=True)
+@pytest.mark.parametrize("made", HTTP_PROVIDERS, indirect=True)
 def test_an_image_that_does_not_start_pauses_the_fleet_after_three_machines(made: Any) -> None:
     night = RentedNight(made)
-    if night.name == "vast":
+    if night.name != "salad":
         made.fake.fails_to_start = True
     else:
         made.fake.cloud.crashing_images = {night.night.spec.image}
@@ -132,7 +172,8 @@ def test_an_image_that_does_not_start_pauses_the_fleet_after_three_machines(made
         if night.waits():
             break
     told = night.waits()
-    assert "3 machines in a row ended before they began a job, the last: " in told and "next try at" in told, told
+    assert "machines_do_not_start: 3 machines in a row ended before they began a job, the last: " in told, told
+    assert "; its output: baton fleet logs " in told and "next try at" in told, told
     night.step(3)
     assert len(night.machines()) == 3 and {one.state for one in night.machines()} == {State.GONE}
     assert made.existing() == ["dep20000-nights-1"]

@@ -31,7 +31,7 @@ def ended(night: Night) -> list[Machine]:
 
 
 def require_retired(night: Night) -> None:
-    """Nothing bills, no tick reads the fleet, the receipts and the money are still there."""
+    """Assert that a retired fleet bills nothing, is read by no tick, and keeps its receipts and its money."""
     assert (night.billing(), night.store.fleets()) == ([], [])
     fleet = night.store.fleet(TENANT, "rent-0badcafe")
     assert fleet is not None and fleet.stopped and fleet.retired
@@ -92,7 +92,7 @@ def test_a_late_machine_of_a_retired_fleet_is_destroyed_as_an_orphan() -> None:
     night.step(3)
     assert night.billing() == []
     assert [one.token for one in night.store.orphans().values()] == [late]
-    night.step(24 * 60)
+    night.step(24 * 60 + 3)
     assert night.reports[-1].finished is False, "nothing is watched any more"
 
 

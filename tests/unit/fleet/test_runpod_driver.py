@@ -33,7 +33,6 @@ RTX = "NVIDIA GeForce RTX 4090"
 def runpod(tmp_path: Path) -> Iterator[RunpodDriven]:
     driven = RunpodDriven(tmp_path)
     yield driven
-    driven.fake.scopes = {"pods", "billing"}
     driven.close()
 
 
@@ -83,13 +82,16 @@ def test_a_pod_gets_the_intent_and_nothing_else(runpod: RunpodDriven) -> None:
         "env": dict(ENVIRONMENT),
         "dataCenterIds": ["US-KS-2"],
     }
+    runpod.driver.create(intent(offers(runpod)[f"{RTX}@US-KS-2"], token=f"{TOKEN}2", port=47100))
+    assert runpod.fake.calls[-1].json()["ports"] == ["47100/tcp"]
 
 
 @pytest.mark.parametrize(
     ("cause", "kind"),
     [
         ("snatched", None),
-        ("no access", None),
+        ("read-only key", RefusalKind.PERMISSION),
+        ("pool", None),
         ("no credit", RefusalKind.CREDIT),
         ("401", RefusalKind.KEY),
         ("429", RefusalKind.QUOTA),
@@ -105,8 +107,10 @@ def test_a_certain_refusal_makes_no_pod_and_names_its_kind(
     match cause:
         case "snatched":
             runpod.inject("snatched")
-        case "no access":
-            runpod.fake.scopes = set()
+        case "read-only key":
+            runpod.fake.scopes = {"billing"}
+        case "pool":
+            runpod.fake.closed_gpus = {RTX}
         case "no credit":
             runpod.fake.credit_usd = 0.1
         case "401" | "429":
@@ -117,8 +121,23 @@ def test_a_certain_refusal_makes_no_pod_and_names_its_kind(
             wanted = intent(offer, environment={"PORT": 1})
     result = runpod.driver.create(wanted)
     assert isinstance(result, NotCreated) and (result.kind, result.handle) == (kind, None), result
+    assert ("provider_permission_missing" in result.reason) == (cause == "pool"), "the tick adds the code of a kind"
     assert (runpod.existing(), runpod.fake.meter.usd()) == ([], 0)
     assert runpod.fake.key not in result.reason and "\n" not in result.reason
+
+
+@pytest.mark.parametrize(("fault", "kind"), [("500", None), ("401", RefusalKind.KEY), ("gone", None)])
+def test_nothing_is_created_without_the_price_of_the_moment(
+    runpod: RunpodDriven, fault: str, kind: RefusalKind | None
+) -> None:
+    offer = offers(runpod)[f"{RTX}@US-KS-2"]
+    if fault == "gone":
+        runpod.fake.gpus[0].stock["US-KS-2"] = "NONE"
+    else:
+        runpod.fake.inject(fault, "GET", count=2)  # type: ignore[arg-type] - a row of the table
+    result = runpod.driver.create(intent(offer))
+    assert isinstance(result, NotCreated) and result.kind is kind
+    assert "POST" not in [one.method for one in runpod.fake.calls]
 
 
 @pytest.mark.parametrize("fault", ["lost", "reset", "slow", "500", "html", "truncated"])
@@ -189,8 +208,9 @@ def test_a_key_that_is_refused_or_lacks_a_permission_is_told_with_its_remedy(run
     create(runpod)
     handle = runpod.pod(TOKEN).id
     runpod.fake.scopes = set()
-    (problem,) = runpod.driver.examine(PREFIX).problems
-    assert "charge" in problem and "baton fleet login" in problem
+    write, charge = runpod.driver.examine(PREFIX).problems
+    assert "no pod can be rented or given back" in write and "read/write" in write
+    assert "charge" in charge and "baton fleet login" in charge
     for call, kind in (("403", RefusalKind.PERMISSION), ("401", RefusalKind.KEY)):
         if call == "401":
             runpod.fake.inject("401", "DELETE")

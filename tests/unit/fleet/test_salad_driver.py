@@ -164,6 +164,47 @@ def test_a_lost_node_is_another_host_for_the_same_machine(fake: FakeSalad, drive
     assert fake.environment(TOKEN)["BATON_ENROLMENT_TOKEN"] == ENVIRONMENT["BATON_ENROLMENT_TOKEN"]
 
 
+def test_a_machine_is_moved_away_from_the_named_host_alone(fake: FakeSalad, driver: SaladDriver, clock: Clock) -> None:
+    create(driver)
+    clock.advance(400)
+    host = fake.environment(TOKEN)["SALAD_MACHINE_ID"]
+    driver.reallocate(TOKEN, host)
+    moved = fake.group(TOKEN).instances[0]
+    assert (moved.state, moved.machine_id != host) == ("allocating", True)
+    asked = [one for one in fake.calls if one.path.endswith("/reallocate")]
+    assert [(one.method, one.raw) for one in asked] == [("POST", b"")]
+    # The machine has left the host, and then its group has ended: nothing is asked for.
+    driver.reallocate(TOKEN, host)
+    driver.reallocate("dep10000-nights-gone", host)
+    assert len([one for one in fake.calls if one.path.endswith("/reallocate")]) == 1
+
+
+@pytest.mark.parametrize("fault", ["429", "500", "lost", "reset", "401"])
+def test_a_move_that_salad_did_not_confirm_is_told(
+    fake: FakeSalad, driver: SaladDriver, clock: Clock, fault: FaultKind
+) -> None:
+    create(driver)
+    clock.advance(400)
+    host = fake.environment(TOKEN)["SALAD_MACHINE_ID"]
+    fake.inject(fault, f"POST {GROUPS}/{TOKEN}/instances/")
+    with pytest.raises(ProviderRefused if fault == "401" else ProviderUnavailable):
+        driver.reallocate(TOKEN, host)
+
+
+def test_the_host_of_a_machine_that_moved_soon_is_the_new_one(
+    fake: FakeSalad, driver: SaladDriver, clock: Clock
+) -> None:
+    create(driver)
+    clock.advance(400)
+    before = sighting(driver, clock).machine_ref
+    fake.cloud.allocate_s = fake.cloud.download_s = 60
+    driver.reallocate(TOKEN, str(before))
+    for _ in range(3):
+        clock.advance(60)
+        after = sighting(driver, clock)
+    assert (after.message, after.machine_ref) == ("running", fake.environment(TOKEN)["SALAD_MACHINE_ID"])
+
+
 def test_a_container_that_crashes_at_its_start_costs_nothing(
     fake: FakeSalad, driver: SaladDriver, clock: Clock
 ) -> None:
@@ -353,6 +394,28 @@ def test_a_destroy_without_an_answer_is_tried_again_later(fake: FakeSalad, drive
     assert fake.cloud.groups.get(TOKEN) is None or fake.group(TOKEN).deleted
 
 
+def test_the_output_of_a_machine_has_the_events_of_its_nodes(
+    fake: FakeSalad, driver: SaladDriver, clock: Clock
+) -> None:
+    """A container that never runs prints nothing, and its events name the cause."""
+    create(driver)
+    first = fake.group(TOKEN).instances[0].machine_id
+    clock.advance(fake.cloud.allocate_s + fake.cloud.download_s)
+    assert driver.logs(TOKEN) == "\n".join(
+        f"[salad] Instance {name}, node {first}" for name in ("Allocated", "Downloading", "Creating")
+    )
+    clock.advance(fake.cloud.create_s)
+    fake.write_log(TOKEN, "no CUDA device")
+    clock.advance(1)
+    fake.cloud.exit(fake.group(TOKEN), fake.group(TOKEN).instances[0], 137)
+    found = (driver.logs(TOKEN) or "").splitlines()
+    assert found[3:] == [
+        f"[salad] Instance Running, node {first}",
+        "no CUDA device",
+        f"[salad] Instance Exited: 137, node {first}",
+    ]
+
+
 def test_the_last_lines_of_a_container_come_in_their_order(fake: FakeSalad, driver: SaladDriver, clock: Clock) -> None:
     create(driver)
     create(driver, "dep10000-nights-2")
@@ -361,7 +424,8 @@ def test_the_last_lines_of_a_container_come_in_their_order(fake: FakeSalad, driv
         fake.write_log(TOKEN, f"step {number}")
         clock.advance(1)
     fake.write_log("dep10000-nights-2", "another machine")
-    assert driver.logs(TOKEN) == "\n".join(f"step {number}" for number in range(20, 120))
+    found = [line for line in (driver.logs(TOKEN) or "").splitlines() if not line.startswith("[salad]")]
+    assert found == [f"step {number}" for number in range(20, 120)]
 
 
 @pytest.mark.parametrize("price", ["NaN", "-1", "1e9", ""])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fakes.vast.market import FakeAsk
+from fakes.vast.paging import page
 from fakes.vast.provider import KEY, PERMISSIONS
 from functions.fleet.drivers.protocol import (
     Ambiguous,
@@ -121,6 +122,12 @@ def test_the_body_of_a_create_carries_token_environment_and_no_price_on_demand(m
     }
 
 
+def test_a_port_is_opened_as_an_option_of_docker(market: Market) -> None:
+    assert isinstance(market.create(port=47100), Created)
+    (call,) = [call for call in market.fake.calls if call.method == "PUT"]
+    assert call.json()["env"] == {"A": "b", "-p 47100:47100": "1"}
+
+
 def test_a_bid_is_sent_as_offered_and_billed_as_bid(market: Market) -> None:
     offer = market.driver.quote(spec(market="spot"))[0]
     result = market.create(offer)
@@ -221,6 +228,21 @@ def test_a_list_of_many_pages_is_read_to_its_end_at_the_permitted_pace(market: M
     assert (found.complete, len(found.sightings)) == (False, 25)
 
 
+@pytest.mark.parametrize(("total", "complete"), [(26, False), (25, True), (None, True)])
+def test_a_list_that_names_more_instances_than_it_shows_is_incomplete(
+    market: Market, monkeypatch: pytest.MonkeyPatch, total: int | None, complete: bool
+) -> None:
+    """The token of the next page is missing. An answer without the number is taken as before."""
+    market.fake.asks = [FakeAsk(at, at) for at in range(1, 27)]
+    for at in range(26):
+        market.made(f"{PREFIX}nights-{at}")
+    with monkeypatch.context() as patched:
+        told = {"next_token": None, "total_instances": total}
+        patched.setattr("fakes.vast.provider.page", lambda rows, query: {**page(rows, query), **told})
+        found = market.driver.inventory(PREFIX, market.now())
+    assert (found.complete, len(found.sightings)) == (complete, 25)
+
+
 @pytest.mark.parametrize("body", [{"instances": None}, {"success": False}, [], "text"])
 def test_a_list_without_instances_is_no_list(market: Market, monkeypatch: pytest.MonkeyPatch, body: Any) -> None:
     market.made()
@@ -238,13 +260,23 @@ def test_a_fresh_instance_is_listed_late(market: Market) -> None:
     assert len(market.driver.inventory(PREFIX, market.now()).sightings) == 1
 
 
-def test_calls_that_come_too_early_are_throttled_and_prove_nothing(market: Market) -> None:
-    handle = market.made()
-    market.fake.intervals_s.update(list=1.0, destroy=3.0)
+def test_a_list_waits_once_for_a_list_that_another_process_has_read(market: Market) -> None:
+    handle, began = market.made(), market.now()
+    market.fake.intervals_s["list"] = 1.0
+    hurried = VastDriver(vast_account(market.fake), now=market.clock, pause=market.clock.advance)
     market.driver.inventory(PREFIX, market.now())
-    hurried = VastDriver(vast_account(market.fake), now=market.clock)
+    found = hurried.inventory(PREFIX, market.now())
+    assert (found.complete, [one.handle for one in found.sightings]) == (True, [handle])
+    assert market.now() == began + 1
+    market.fake.intervals_s["list"] = 9.0
     with pytest.raises(ProviderUnavailable, match="429"):
         hurried.inventory(PREFIX, market.now())
+    market.fake.intervals_s.clear()
+
+
+def test_a_destroy_that_comes_too_early_is_throttled_and_ends_nothing(market: Market) -> None:
+    handle = market.made()
+    market.fake.intervals_s.update(destroy=3.0)
     market.driver.destroy("1")
     with pytest.raises(ProviderUnavailable, match="too frequent"):
         market.driver.destroy(handle)

@@ -19,6 +19,7 @@ ROW: dict[str, Any] = {
     "num_gpus": 1,
     "gpu_ram": 24_564,
     "disk_space": 200.0,
+    "driver_version": "570.86.15",
     "dph_total": 0.41,
     "min_bid": 0.2,
     "storage_cost": 0.18,
@@ -97,6 +98,8 @@ def test_an_ask_is_an_offer_with_its_disk_traffic_place_and_end() -> None:
     assert one.interruptions_per_hour == pytest.approx(0.001)
     assert (one.boot_s, offer(inet_down=None).boot_s) == (210, 2490)
     assert one.disk_gib == pytest.approx(186.26, abs=0.01)
+    assert (one.driver, one.download_mbit_s) == ("570.86.15", 400)
+    assert offer(driver_version="n/a").driver is offer(driver_version=None).driver is None
     assert (disk_gb(1), disk_gb(40)) == (8, 43)
 
 

@@ -25,9 +25,19 @@ exec > >(tee -a /var/log/baton.log > /dev/console) 2>&1
 trap 'shutdown --poweroff now' EXIT
 set -eu
 {exports}
-timeout 300 bash -c 'until docker info > /dev/null 2>&1; do sleep 1; done'
+{address}timeout 300 bash -c 'until docker info > /dev/null 2>&1; do sleep 1; done'
 timeout 1500 docker pull --quiet {image}
-docker run --rm --name baton-agent --init {gpus}--shm-size 8g --stop-timeout 120 {names}{image}
+docker run --rm --name baton-agent --init {gpus}{publish}--shm-size 8g --stop-timeout 120 {names}{image}
+"""
+_ADDRESS = """\
+metadata=http://169.254.169.254/latest
+token=$(curl -sf -m 5 -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 60' $metadata/api/token || true)
+addresses=''
+for kind in public-ipv4 local-ipv4; do
+  found=$(curl -sf -m 5 -H "X-aws-ec2-metadata-token: $token" $metadata/meta-data/$kind || true)
+  addresses=$addresses${{addresses:+${{found:+,}}}}$found
+done
+export BATON_ELASTIC_PORT={port} BATON_ELASTIC_ADDRESSES=$addresses
 """
 
 
@@ -45,16 +55,20 @@ def disk_size_gib(disk_gib: float, image: MachineImage) -> int:
     return math.ceil(disk_gib) + image.gib + IMAGE_ROOM_GIB
 
 
-def boot_script(image: str, environment: Mapping[str, str], *, gpus: bool) -> str:
+def boot_script(image: str, environment: Mapping[str, str], *, gpus: bool, port: int | None = None) -> str:
     """Return the user data: pull and run the image with exactly this environment, then power the machine off.
 
-    No value stands on a command line, where every process of the machine could read it.
+    No value stands on a command line, where every process of the machine could read it. With `port`, the container
+    listens there and learns the addresses of the machine, the public one first.
     """
+    names = [*environment, *(("BATON_ELASTIC_PORT", "BATON_ELASTIC_ADDRESSES") if port else ())]
     return _SCRIPT.format(
         exports="\n".join(f"export {name}={shlex.quote(value)}" for name, value in environment.items()),
-        names="".join(f"--env {name} " for name in environment),
+        address=_ADDRESS.format(port=port) if port else "",
+        names="".join(f"--env {name} " for name in names),
         image=shlex.quote(image),
         gpus="--gpus all " if gpus else "",
+        publish=f"--publish {port}:{port} " if port else "",
     )
 
 
@@ -86,7 +100,7 @@ def launch(
             }
         ],
         "TagSpecifications": [{"ResourceType": one, "Tags": tags} for one in tagged],
-        "UserData": boot_script(intent.image or "", intent.environment, gpus=intent.offer.gpus > 0),
+        "UserData": boot_script(intent.image or "", intent.environment, gpus=intent.offer.gpus > 0, port=intent.port),
     }
     if intent.offer.spot:
         parameters["InstanceMarketOptions"] = {

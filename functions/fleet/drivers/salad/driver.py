@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from baton.contract.fleets.fleet import FleetSpec
 from baton.contract.fleets.providers import SaladAccount
+from baton.contract.fleets.registries import DOCKER_HUB, registry_of
 from functions.domain.jobs.job_selection import names_model
 from functions.fleet.drivers.protocol import (
     AccountReport,
@@ -40,6 +41,7 @@ from functions.fleet.drivers.salad.wire import (
     Quotas,
     SaladInstance,
     SaladLogLine,
+    SystemEvent,
     is_name_conflict,
     problem_of,
     refusal,
@@ -120,7 +122,8 @@ class SaladDriver:
             )
         try:
             body = self._body(intent)
-            answer = self._http.send("POST", self._groups, body=body)
+            password = intent.login.password.get_secret_value() if intent.login else ""
+            answer = self._http.send("POST", self._groups, body=body, secret=password)
         except AnswerLost as error:
             return Ambiguous(reason=str(error))
         except (CallNotSent, ProviderUnavailable, ProviderRefused) as error:
@@ -148,22 +151,26 @@ class SaladDriver:
 
     def destroy(self, handle: str) -> bool:
         """Delete a group; Salad ends its instance afterwards."""
-        try:
-            answer = self._http.send("DELETE", self._group(handle))
-        except (AnswerLost, CallNotSent) as error:
-            raise ProviderUnavailable(str(error)) from error
-        if answer.status in (401, 403):
-            refused = refusal(answer)
-            raise ProviderRefused(refused.kind or RefusalKind.PERMISSION, refused.reason)
-        if answer.status == 429:
-            raise ProviderUnavailable(problem_of(answer))
+        answer = self._change("DELETE", self._group(handle))
         return answer.ok or answer.status == 404
+
+    def reallocate(self, handle: str, machine_ref: str) -> None:
+        """Ask for another node in place of the one with this id."""
+        instances = f"{self._group(handle)}/instances"
+        listed = self._http.read("GET", instances)
+        # A group can have ended.
+        items = [] if listed.status == 404 else _items(listed, "instances")
+        for one in (_parse(SaladInstance, item) for item in items):
+            if one is not None and one.machine_id == machine_ref:
+                answer = self._change("POST", f"{instances}/{quoted(one.id, safe='')}/reallocate")
+                if not answer.ok and answer.status != 404:
+                    raise ProviderUnavailable(problem_of(answer))
 
     def accept_price(self, handle: str, usd_per_hour: float) -> None:
         """Do nothing, because a changed price of a class holds at once."""
 
     def logs(self, handle: str) -> str | None:
-        """Return the last lines of a group's container."""
+        """Return the last lines of a group's container among the events of its instances, in their order."""
         now = self._now()
         labels = {"container_group_name": handle, "project_name": self.account.project}
         answer = self._http.read(
@@ -177,9 +184,17 @@ class SaladDriver:
                 "sort_order": "desc",
             },
         )
-        lines = [_parse(SaladLogLine, one) for one in _items(answer, "items")]
-        texts = [one.text_log or str(one.json_log or "") for one in lines if one is not None]
-        return "\n".join(reversed(texts)) if texts else None
+        lines = [_parse(SaladLogLine, one) for one in reversed(_items(answer, "items"))]
+        told = [(one.time, one.text_log or str(one.json_log or "")) for one in lines if one is not None]
+        texts = [text for _, text in sorted([*self._events(handle), *told], key=lambda one: one[0])]
+        return "\n".join(texts) if texts else None
+
+    def _events(self, handle: str) -> list[tuple[datetime, str]]:
+        """Return the time and the text of each event of a group's instances, oldest first; none of a deleted group."""
+        answer = self._http.read("GET", f"{self._group(handle)}/system-logs")
+        items = [] if answer.status == 404 else reversed(_items(answer, "items"))
+        found = [_parse(SystemEvent, one) for one in items]
+        return [(one.event_time, f"[salad] {one.event_name}, node {one.machine_id}") for one in found if one]
 
     def ssh_target(self, handle: str) -> SshTarget | None:
         """Return None, because Salad takes SSH keys on its portal only."""
@@ -287,6 +302,7 @@ class SaladDriver:
                 "priority": self.account.priority,
                 "resources": self._resources(kind, intent.disk_gib),
                 "environment_variables": dict(intent.environment),
+                **_registry_authentication(intent),
             },
         }
 
@@ -299,7 +315,9 @@ class SaladDriver:
         if not answer.ok or not isinstance(answer.body, dict):
             return Ambiguous(reason=f"a group of this name existed. {problem_of(answer)} when it was read")
         wanted = {**body, "priority": body["container"]["priority"]}
-        wanted["container"] = {key: value for key, value in body["container"].items() if key != "priority"}
+        # Salad shows no login, and the priority elsewhere.
+        hidden = ("priority", "registry_authentication")
+        wanted["container"] = {key: value for key, value in body["container"].items() if key not in hidden}
         other = _difference(wanted, answer.body)
         if other:
             return NotCreated(
@@ -339,6 +357,8 @@ class SaladDriver:
             except (ProviderUnavailable, ProviderRefused):
                 break
             found[group.name] = [one for one in (_parse(SaladInstance, item) for item in items) if one is not None]
+            # A machine between two nodes runs on neither.
+            self._hosts.pop(group.name, None)
             for one in found[group.name]:
                 if one.state == "running":
                     self._hosts[group.name] = one, self._now() + HOST_LASTS_S
@@ -368,6 +388,19 @@ class SaladDriver:
         prices = [one.usd_per_hour(priority) if one else None for one in kinds]
         known = [one for one in prices if one is not None]
         return max(known) if known and len(known) == len(prices) else None
+
+    def _change(self, method: str, path: str) -> ProviderAnswer:
+        """Send a mutating call once. Raises ProviderUnavailable, ProviderRefused."""
+        try:
+            answer = self._http.send(method, path)
+        except (AnswerLost, CallNotSent) as error:
+            raise ProviderUnavailable(str(error)) from error
+        if answer.status in (401, 403):
+            refused = refusal(answer)
+            raise ProviderRefused(refused.kind or RefusalKind.PERMISSION, refused.reason)
+        if answer.status == 429:
+            raise ProviderUnavailable(problem_of(answer))
+        return answer
 
     def _group(self, name: str) -> str:
         return f"{self._groups}/{quoted(name, safe='')}"
@@ -416,6 +449,16 @@ def _difference(wanted: Mapping[str, Any], found: Mapping[str, Any], place: str 
         elif value != there:
             return at
     return ""
+
+
+def _registry_authentication(intent: CreateIntent) -> dict[str, Any]:
+    """Return the field of the login at the image's registry; no field without a login."""
+    if intent.login is None:
+        return {}
+    user, password = intent.login.username, intent.login.password.get_secret_value()
+    if registry_of(intent.image or "") == DOCKER_HUB:
+        return {"registry_authentication": {"docker_hub": {"username": user, "personal_access_token": password}}}
+    return {"registry_authentication": {"basic": {"username": user, "password": password}}}
 
 
 def _countries(offer: Offer) -> dict[str, list[str]]:

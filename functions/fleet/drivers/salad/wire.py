@@ -107,6 +107,7 @@ class Group(SaladAnswer):
 class SaladInstance(SaladAnswer):
     """Instance of a group on one node."""
 
+    id: str
     machine_id: str
     state: str
     pulling_progress: float | None = None
@@ -125,6 +126,14 @@ class SaladLogLine(SaladAnswer):
     time: AwareDatetime
     text_log: str | None = None
     json_log: dict[str, Any] | None = None
+
+
+class SystemEvent(SaladAnswer):
+    """Event of an instance: its node, its image, its end."""
+
+    event_name: str
+    event_time: AwareDatetime
+    machine_id: str | None = None
 
 
 class Quotas(SaladAnswer):

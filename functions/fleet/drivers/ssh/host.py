@@ -278,7 +278,8 @@ def _prepare(python: str, requirements: list[list[str]]) -> str:
         (packages,) = place.glob("lib/python*/site-packages")
         (packages / "host.pth").write_text("\n".join([*site.getsitepackages(), site.getusersitepackages()]) + "\n")
         pip = _fetch_pip(place)
-        options = ["--quiet", "--disable-pip-version-check", "--no-cache-dir", "--only-binary", ":all:"]
+        # Python compiles what the agent imports; pip would compile all, for longer than the agent takes to start.
+        options = ["--quiet", "--disable-pip-version-check", "--no-cache-dir", "--no-compile", "--only-binary", ":all:"]
         subprocess.run([str(interpreter), str(pip / "pip"), "install", *options, *wanted], check=True)
         (place / "ready").touch()
         _report("installed")

@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import re
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from pydantic import ValidationError
 
 from baton.contract.fleets.fleet import FleetSpec
 from baton.contract.fleets.providers import VastAccount
+from baton.contract.fleets.registries import registry_of
 from functions.domain.jobs.job_selection import names_model
 from functions.fleet.drivers.protocol import (
     AccountReport,
@@ -29,6 +31,7 @@ from functions.fleet.drivers.protocol import (
     Leftover,
     NotCreated,
     ProviderRefused,
+    ProviderThrottled,
     ProviderUnavailable,
     RefusalKind,
     SshTarget,
@@ -70,6 +73,10 @@ LOG_LINES = "1000"
 LOG_WAIT_S = 120
 """Time after which a log that did not come is requested anew."""
 ENROLMENT_TOKEN = re.compile(r"baton_[\w-]+")
+BAD_LOGIN = (
+    "the login at the image's registry has a character that Vast.ai cannot carry: store a user and a token of letters, "
+    "digits and @%+=:,./-_ with `baton fleet login`"
+)
 
 
 class VastDriver:
@@ -80,7 +87,7 @@ class VastDriver:
     """
 
     name = PROVIDER
-    min_interval_s: Mapping[str, float] = {"create": 4.5, "destroy": 3.0, "inventory": 1.0, "quote": 12.0}
+    min_interval_s: Mapping[str, float] = {"create": 4.5, "destroy": 3.0, "quote": 12.0}
 
     def __init__(
         self,
@@ -117,19 +124,25 @@ class VastDriver:
         ask, _, bid = intent.offer.ref.partition("@")
         if intent.offer.usd_per_hour > intent.max_usd_per_hour:
             return NotCreated(reason=f"the offer costs {intent.offer.usd_per_hour:g} USD/h, more than the cap")
+        login = image_login(intent)
+        if login is None:
+            return NotCreated(reason=BAD_LOGIN, kind=RefusalKind.IMAGE)
         body = {
             "client_id": "me",
             "image": intent.image,
             "disk": disk_gb(intent.disk_gib),
             "label": intent.token,
-            "env": dict(intent.environment),
+            # An option of Docker among the variables: a port of the host's address leads to this one.
+            "env": {**intent.environment, **({f"-p {intent.port}:{intent.port}": "1"} if intent.port else {})},
             "runtype": "args",
             "target_state": "running",
             "cancel_unavail": True,
             **({"price": float(bid)} if bid else {}),
+            **({"image_login": login} if login else {}),
         }
+        password = intent.login.password.get_secret_value() if intent.login else ""
         try:
-            answer = self._http.send("PUT", f"/api/v0/asks/{quoted(ask, safe='')}/", body=body)
+            answer = self._http.send("PUT", f"/api/v0/asks/{quoted(ask, safe='')}/", body=body, secret=password)
         except CallNotSent as error:
             return NotCreated(reason=str(error))
         except AnswerLost as error:
@@ -293,7 +306,7 @@ class VastDriver:
         return found
 
     def _instances(self) -> tuple[list[Instance], bool]:
-        """Return the account's instances, and False if a page or a row could not be read."""
+        """Return the account's instances, and False if a page, a row, or a counted instance is missing."""
         rows: dict[int, Instance] = {}
         complete, token = True, None
         for number in range(LONGEST_LIST):
@@ -302,7 +315,7 @@ class VastDriver:
             self._listed_at = self._now()
             query = {"limit": PAGE, "order_by": json.dumps([{"col": "id", "dir": "asc"}])}
             try:
-                page = self._object("GET", "/api/v1/instances/", query | ({"after_token": token} if token else {}))
+                page = self._page(query | ({"after_token": token} if token else {}))
                 listed = page.get("instances")
                 if not isinstance(listed, list):
                     raise ProviderUnavailable("GET /api/v1/instances/: the answer has no list of instances")
@@ -321,8 +334,24 @@ class VastDriver:
                     rows[one.id] = one
             token = page.get("next_token")
             if not token:
+                total = page.get("total_instances")
+                if isinstance(total, int) and total > len(rows):
+                    logger.warning("vast: the list has %d of %d instances", len(rows), total)
+                    complete = False
                 return list(rows.values()), complete
         return list(rows.values()), False
+
+    def _page(self, query: Mapping[str, Any]) -> dict[str, Any]:
+        """Read a page of the list, a second time if another process has read one a moment ago.
+
+        An interval that the store keeps, as for the other calls, would cost each tick a write.
+        """
+        try:
+            return self._object("GET", "/api/v1/instances/", query)
+        except ProviderThrottled:
+            self._pause(LIST_INTERVAL_S)
+            self._listed_at = self._now()
+            return self._object("GET", "/api/v1/instances/", query)
 
     def _announced(self) -> dict[int, PriceIncrease]:
         """Return the requests for a higher price that soon holds, by instance; none if they cannot be read now."""
@@ -370,3 +399,13 @@ class VastDriver:
         if answer.status == 401:
             raise ProviderRefused(RefusalKind.KEY, f"{method} {path}: {problem_of(answer)}; {NEW_KEY}")
         return answer
+
+
+def image_login(intent: CreateIntent) -> str | None:
+    """Return the options of `docker login` for the image; empty without a login, None for one that needs quotes."""
+    if intent.login is None:
+        return ""
+    options = intent.login.username, intent.login.password.get_secret_value()
+    if any(shlex.quote(one) != one for one in options):
+        return None
+    return "-u {} -p {} {}".format(*options, registry_of(intent.image or ""))

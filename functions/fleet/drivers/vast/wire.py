@@ -40,6 +40,8 @@ RENAMES = (
 )
 """Vast.ai's names of GPUs, turned into words of the name by `nvidia-smi` on the machine."""
 
+DRIVER = re.compile(r"\d+(\.\d+)*")
+
 ENDED = {
     "stopped": "the instance is stopped",
     "exited": "the container has ended",
@@ -80,6 +82,7 @@ class Ask(VastRow):
     gpu_ram: float = Field(ge=0)
     """In MB, of one GPU."""
     disk_space: float = Field(ge=0)
+    driver_version: str | None = None
     dph_total: Price
     min_bid: Price | None = None
     storage_cost: Price = 0
@@ -113,6 +116,8 @@ class Ask(VastRow):
             gpus=self.num_gpus,
             vram_gib=vram_gib,
             disk_gib=self.disk_space * 10**9 / 2**30,
+            driver=self.driver_version if DRIVER.fullmatch(self.driver_version or "") else None,
+            download_mbit_s=self.inet_down,
             spot=bid,
             regions=[one.strip().replace(" ", "-") for one in (country, place) if one.strip()],
             ends_at=None if ends_at is None else int(ends_at),

@@ -1,0 +1,157 @@
+"""The slowest node of a training is replaced if that pays, and machines that wait for others in vain go back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from baton.contract.fleets.fleet import MachineState as State
+from functions.domain.worlds.world_record import WorldNode
+from functions.fleet.offers.offer_ranking import RankedOffer, Workload, expected_cost
+from functions.fleet.offers.replacement import SlowNode, find_better, find_slowest, hours_left
+from functions.fleet.records import Machine, Offer
+from tests.kits.api.fleets import make_machine
+from tests.unit.fleet.elastic_night import ElasticNight, make_elastic_night
+from tests.unit.fleet.night import TENANT
+from tests.unit.fleet.test_gangs import NAME, ended
+
+EVEN = [1000] * 8
+
+
+def machine(name: str, usd_per_hour: float = 0.4) -> Machine:
+    made = make_machine(name, State.BUSY, usd_per_hour=usd_per_hour)
+    return made.model_copy(update={"offer": made.offer.model_copy(update={"machine_ref": name})})
+
+
+def members(*tokens: Sequence[int]) -> list[WorldNode]:
+    return [
+        WorldNode(node=f"{at}.1.{at:08x}", machine_id=f"m{at}", joined_at=1, recent_tokens=[*one])
+        for at, one in enumerate(tokens)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "prices", "slow"),
+    [
+        ((EVEN, EVEN, EVEN), (0.4, 0.4, 0.4), None),
+        ((EVEN, EVEN, [490] * 8), (0.4, 0.4, 0.4), ("m2", 0.49)),
+        ((EVEN, EVEN, [510] * 8), (0.4, 0.4, 0.4), None),
+        # A late delta counts in a later round: the sum of the rounds tells the speed.
+        ((EVEN, EVEN, [0, 1200] * 4), (0.4, 0.4, 0.4), None),
+        ((EVEN, EVEN, [0, 0, 0, 1000] * 2), (0.4, 0.4, 0.4), ("m2", 0.25)),
+        # A slow machine at a low price trains as much for its price.
+        ((EVEN, EVEN, [400] * 8), (0.4, 0.4, 0.2), None),
+        ((EVEN, EVEN, [400] * 8), (0.4, 0.4, 0.4), ("m2", 0.4)),
+        # The others, not the machine, are unusual.
+        (([4000] * 8, EVEN, EVEN), (0.4, 0.4, 0.4), None),
+        # Too little history, too few nodes, a machine that nobody rents.
+        ((EVEN, EVEN, [100] * 7), (0.4, 0.4, 0.4), None),
+        ((EVEN, [100] * 8), (0.4, 0.4), None),
+        ((EVEN, EVEN, [100] * 8), (0.4, 0.4), None),
+        (([0] * 8, [0] * 8, [0] * 8), (0.4, 0.4, 0.4), None),
+    ],
+)
+def test_a_node_is_slow_by_its_rounds_and_its_price(
+    tokens: tuple[list[int], ...], prices: tuple[float, ...], slow: tuple[str, float] | None
+) -> None:
+    machines = {f"m{at}": machine(f"m{at}", usd) for at, usd in enumerate(prices)}
+    found = find_slowest(members(*tokens), machines)
+    assert (None if found is None else (found.machine.id, found.share)) == slow
+
+
+def offer(usd_per_hour: float, host: str | None = "other", **more: object) -> RankedOffer:
+    made = Offer(provider="loopback", ref="r", machine_ref=host, usd_per_hour=usd_per_hour, boot_s=120)
+    return RankedOffer(made.model_copy(update=more), expected_cost(made, Workload()), "")
+
+
+@pytest.mark.parametrize(
+    ("offers", "hours", "share", "price"),
+    [
+        ([offer(0.4)], 2.0, 0.3, 0.4),
+        ([offer(0.41), offer(0.35)], 2.0, 0.3, 0.35),
+        ([offer(0.41)], 2.0, 0.3, None),
+        ([offer(0.4, host="m2")], 2.0, 0.3, None),
+        ([offer(0.4, host=None, repeatable=True)], 2.0, 0.3, 0.4),
+        ([replace(offer(0.4), rejected="quarantined")], 2.0, 0.3, None),
+        # Ten minutes of change cost 0.07 USD; what is left must gain twice as much.
+        ([offer(0.4)], 0.5, 0.3, None),
+        ([offer(0.4)], 0.7, 0.3, 0.4),
+        ([offer(0.4)], 0.7, 0.45, None),
+        ([offer(0.4, usd_per_gb=0.1)], 2.0, 0.3, None),
+        ([], 9.0, 0.3, None),
+    ],
+)
+def test_a_replacement_pays_twice_and_is_not_dearer(
+    offers: list[RankedOffer], hours: float, share: float, price: float | None
+) -> None:
+    found = find_better(SlowNode(machine("m2"), share), offers, hours)
+    assert (None if found is None else found[0].usd_per_hour) == price
+    assert found is None or found[1] == pytest.approx(600 / 3600 * 0.4)
+
+
+def test_the_rest_of_a_training_follows_from_its_progress() -> None:
+    assert (hours_left(0.25, 2.0), hours_left(1.0, 5.0), hours_left(0.0, 9.0)) == (6.0, 0.0, 1.0)
+
+
+def slow_night(**provider: object) -> tuple[ElasticNight, str]:
+    """Return a night of three nodes whose third one is slow; its machine."""
+    night = make_elastic_night(1, 3, hours=6, **provider)
+    night.step(8)
+    third = night.seats[2].on
+    assert third is not None and night.rounds > 0
+    night.tokens[third] = 300
+    return night, third
+
+
+def test_a_slow_node_leaves_and_another_host_takes_its_seat() -> None:
+    night, slow = slow_night()
+    night.step(20)
+    (old,) = ended(night)
+    assert old.id == slow and old.state is State.GONE
+    assert old.reason == (
+        "a slow node is replaced: its node trains 30% of the median, an offer of loopback for 0.2 USD/h takes its "
+        "place, the change costs about 0.03 USD"
+    )
+    held = [one.on for one in night.seats]
+    assert None not in held and slow not in held
+    hosts = {one.id: one.offer.machine_ref for one in night.machines()}
+    assert hosts[str(night.seats[2].on)] != hosts[slow]
+    told = [one for one in night.store.events(TENANT, NAME, limit=99) if one.type == "machine.draining"]
+    assert [(one.machine, one.reason) for one in told] == [(slow, old.reason)]
+
+
+def test_one_node_an_hour_is_replaced() -> None:
+    night, _ = slow_night()
+    night.step(20)
+    night.tokens[str(night.seats[1].on)] = 100
+    night.step(30)
+    assert len(ended(night)) == 1
+    night.step(30)
+    assert len(ended(night)) == 2
+
+
+def test_a_slow_node_stays_without_a_better_offer() -> None:
+    night, slow = slow_night()
+    night.providers["loopback"].price = 0.21
+    night.step(60)
+    assert ended(night) == [] and night.seats[2].on == slow
+
+
+def test_machines_that_wait_for_nodes_in_vain_go_back() -> None:
+    night = make_elastic_night(3, 3, slots=3)
+    night.providers["loopback"].faults.snatched = 1
+    night.step()
+    provider = night.providers["loopback"]
+    assert len(provider.alive()) == 2
+    provider.slots = 0
+    night.step(30)
+    assert len(night.billing()) == 2
+    night.step(12)
+    assert night.billing() == []
+    assert {one.reason for one in ended(night) if one.state is State.GONE} == {
+        "only 2 of 3 nodes could be rented within 30 minutes"
+    }
+    night.step(20)
+    assert (night.billing(), night.formed) == ([], False)
