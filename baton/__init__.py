@@ -18,12 +18,8 @@ if TYPE_CHECKING:
     from gpu_client.ring.reading.reader import RingReader
     from gpu_client.ring.settings import RingSettings
     from gpu_client.ring.tools.recording import Recorded
-    from gpu_client.ring.tools.wirehead import (
-        MongoheadDataset,
-        MongoTupleheadDataset,
-        WireheadGenerator,
-        WireheadManager,
-    )
+    from gpu_client.ring.tools.wirehead import WireheadGenerator, WireheadManager
+    from gpu_client.ring.tools.wirehead_datasets import MongoheadDataset, MongoTupleheadDataset
     from gpu_client.ring.tools.wirehead_log import SwapLog, WireheadLogger, WireheadSnapshot
     from gpu_client.training.errors import (
         CheckpointDamagedError,
@@ -33,6 +29,7 @@ if TYPE_CHECKING:
     )
     from gpu_client.training.integrations.hf_callback import BatonCallback
     from gpu_client.training.integrations.lightning_callback import LightningCallback
+    from gpu_client.training.integrations.trainer_shards import ShardBatches
     from gpu_client.training.resumable_loader import BatchSampler, ResumableLoader
     from gpu_client.training.session.session import Session
 
@@ -43,6 +40,7 @@ _MODULES = {
     "ResumableLoader": "gpu_client.training.resumable_loader",
     "LearningRate": "gpu_client.controller.learning_rate",
     "BatonCallback": "gpu_client.training.integrations.hf_callback",
+    "ShardBatches": "gpu_client.training.integrations.trainer_shards",
     "LightningCallback": "gpu_client.training.integrations.lightning_callback",
     "SessionError": "gpu_client.training.errors",
     "CheckpointDamagedError": "gpu_client.training.errors",
@@ -60,8 +58,8 @@ _MODULES = {
     # Wirehead's names, on a ring.
     "WireheadGenerator": "gpu_client.ring.tools.wirehead",
     "WireheadManager": "gpu_client.ring.tools.wirehead",
-    "MongoheadDataset": "gpu_client.ring.tools.wirehead",
-    "MongoTupleheadDataset": "gpu_client.ring.tools.wirehead",
+    "MongoheadDataset": "gpu_client.ring.tools.wirehead_datasets",
+    "MongoTupleheadDataset": "gpu_client.ring.tools.wirehead_datasets",
     "WireheadLogger": "gpu_client.ring.tools.wirehead_log",
     "SwapLog": "gpu_client.ring.tools.wirehead_log",
     "WireheadSnapshot": "gpu_client.ring.tools.wirehead_log",
@@ -86,6 +84,7 @@ __all__ = [
     "RingWriter",
     "Session",
     "SessionError",
+    "ShardBatches",
     "SwapLog",
     "WireheadGenerator",
     "WireheadLogger",

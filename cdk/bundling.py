@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHON_VERSION = "3.13"
 PLATFORM = "aarch64-manylinux2014"
 PACKAGES = ("baton", "functions")
+CONSOLE = ROOT / "console" / "dist"
 TASK_ROOT = "/var/task"
 """Path of the bundle in Lambda, for tracebacks."""
 _NOISE = shutil.ignore_patterns("__pycache__", "*.pyc", "README.md", "openapi.json", "local")
@@ -72,6 +73,9 @@ def bundle(output: Path, target: Target) -> None:
         record.unlink()
     for package in PACKAGES:
         shutil.copytree(ROOT / package, output / package, ignore=_NOISE)
+    if not (CONSOLE / "manifest.json").exists():
+        raise BundlingError("the console is not built; run make setup")
+    shutil.copytree(CONSOLE, output / CONSOLE.relative_to(ROOT))
     interpreter = interpreter_of(python_version(target))
     if interpreter is None:
         sys.stderr.write(f"baton: no Python {python_version(target)} is found here, so cold starts will take longer.\n")

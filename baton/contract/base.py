@@ -93,6 +93,8 @@ JobId = Annotated[
     ),
 ]
 QueueName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", description="Queue name", examples=["default"])]
+TagName = Annotated[str, Field(min_length=1, max_length=64)]
+TagValue = Annotated[str, Field(max_length=256)]
 Step = Annotated[int, Field(ge=0, le=MAX_STEP, description="Training step, counted from 0")]
 Epoch = Annotated[int, Field(ge=0, le=10**9, description="Number of the attempt; rises with every claim")]
 EpochSeconds = Annotated[int, Field(ge=0, le=10**11, description="Instant in seconds since 1970, server clock")]

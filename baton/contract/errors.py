@@ -55,6 +55,10 @@ class ErrorCode(StrEnum):
     ENROLMENT_EXPIRED = "enrolment_expired"
     IDENTITY_REFUSED = "identity_refused"
     WRONG_SCOPE = "wrong_scope"
+    OPERATOR_ONLY = "operator_only"
+    SESSION_CODE_INVALID = "session_code_invalid"
+    SESSION_OVER = "session_over"
+    ORIGIN_REFUSED = "origin_refused"
     TOKEN_INVALID = "token_invalid"
     TOKEN_WRONG_KEY = "token_wrong_key"
     # The requested thing
@@ -72,7 +76,9 @@ class ErrorCode(StrEnum):
     MACHINE_NOT_FOUND = "machine_not_found"
     MACHINE_HAS_NO_SHELL = "machine_has_no_shell"
     PROVIDER_NOT_FOUND = "provider_not_found"
+    REGISTRY_NOT_FOUND = "registry_not_found"
     UNKNOWN_BUCKET = "unknown_bucket"
+    CONSOLE_NOT_BUILT = "console_not_built"
     # The state of the job
     JOB_NOT_RUNNING = "job_not_running"
     JOB_CANCELED = "job_canceled"
@@ -91,6 +97,15 @@ class ErrorCode(StrEnum):
     ROLLBACK_NOT_KEPT = "rollback_not_kept"
     ENROLMENT_USED = "enrolment_used"
     PREFLIGHT_FAILED = "preflight_failed"
+    HOST_QUARANTINED = "host_quarantined"
+    # The world of an elastic job
+    NOT_ELASTIC = "not_elastic"
+    NOT_FOR_ELASTIC = "not_for_elastic"
+    WORLD_CHANGED = "world_changed"
+    WORLD_MISMATCH = "world_mismatch"
+    DATA_MISMATCH = "data_mismatch"
+    NO_MAJORITY = "no_majority"
+    NOT_A_MEMBER = "not_a_member"
     # The account at a provider of machines
     PROVIDER_KEY_REFUSED = "provider_key_refused"
     PROVIDER_PERMISSION_MISSING = "provider_permission_missing"
@@ -173,6 +188,24 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     ErrorCode.WRONG_SCOPE: ErrorInfo(
         403, "This API key may not make this call.", "Use a key that has the scope named in the message."
     ),
+    ErrorCode.OPERATOR_ONLY: ErrorInfo(
+        403,
+        "The call concerns all tenants of the deployment.",
+        "Use an admin key of the tenant `default`, which operates the deployment.",
+    ),
+    ErrorCode.SESSION_CODE_INVALID: ErrorInfo(
+        401,
+        "The one-time link is unknown, used or expired.",
+        "Run baton console again; a link is valid once and for a minute.",
+    ),
+    ErrorCode.SESSION_OVER: ErrorInfo(
+        401,
+        "The session is unknown, over or revoked, or the key that opened the session is not valid any more.",
+        "Sign in again; baton console prints a link.",
+    ),
+    ErrorCode.ORIGIN_REFUSED: ErrorInfo(
+        403, "The request comes from a page of another origin.", "Open the console at the address of the API."
+    ),
     ErrorCode.TOKEN_INVALID: ErrorInfo(
         401,
         "The transfer token is unknown, used up or expired.",
@@ -220,7 +253,15 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
         "The deployment holds no account at this provider.",
         "List the accounts with GET /providers; baton fleet login stores one.",
     ),
+    ErrorCode.REGISTRY_NOT_FOUND: ErrorInfo(
+        404,
+        "The tenant has no login at this registry.",
+        "List the logins with GET /registries; baton fleet login stores one.",
+    ),
     ErrorCode.UNKNOWN_BUCKET: ErrorInfo(404, "No such bucket.", "Use 'training-data' or 'training-checkpoints'."),
+    ErrorCode.CONSOLE_NOT_BUILT: ErrorInfo(
+        404, "The control plane has no built console.", "Run make setup in the checkout, then load the page again."
+    ),
     ErrorCode.JOB_NOT_RUNNING: ErrorInfo(400, "The job is not running.", "Stop working on it; ask for work again."),
     ErrorCode.JOB_CANCELED: ErrorInfo(409, "The job was canceled.", "Stop working on it; ask for work again."),
     ErrorCode.JOB_FINISHED: ErrorInfo(
@@ -291,8 +332,44 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     ),
     ErrorCode.PREFLIGHT_FAILED: ErrorInfo(
         409,
-        "The machine has other hardware than its provider offered.",
+        "The machine has other hardware than its provider offered, or is slower than its fleet permits.",
         "End the worker; the control plane gives the machine back.",
+    ),
+    ErrorCode.HOST_QUARANTINED: ErrorInfo(
+        409,
+        "The machine is on a host that failed lately and is not rented now.",
+        "End the worker; the provider moves its container to another host, or the fleet gives the machine back.",
+    ),
+    ErrorCode.NOT_ELASTIC: ErrorInfo(
+        409, "The job is trained by one machine and has no world.", "Submit the job with nodes: {min, max}."
+    ),
+    ErrorCode.NOT_FOR_ELASTIC: ErrorInfo(
+        409,
+        "Jobs with nodes do not support this yet.",
+        "Submit the job without nodes, or without the field or call that the message names.",
+    ),
+    ErrorCode.WORLD_CHANGED: ErrorInfo(
+        409,
+        "Another node has changed the world.",
+        "Read the world again, then decide again.",
+    ),
+    ErrorCode.WORLD_MISMATCH: ErrorInfo(
+        409,
+        "The node's program differs from the program of the nodes that train the job.",
+        "Run the same script with the same versions and settings on all machines.",
+    ),
+    ErrorCode.DATA_MISMATCH: ErrorInfo(
+        409,
+        "The node's data differs from the data of the nodes that train the job.",
+        "Give the same files, ratios, seed and passes to session.shards on all machines.",
+    ),
+    ErrorCode.NO_MAJORITY: ErrorInfo(
+        409,
+        "Too few members would go on.",
+        "Wait for the other members or for the end of their leases, then propose again.",
+    ),
+    ErrorCode.NOT_A_MEMBER: ErrorInfo(
+        409, "The node is no member of the epoch.", "Join the world, and wait until a member admits the node."
     ),
     ErrorCode.PROVIDER_KEY_REFUSED: ErrorInfo(
         422, "The provider refuses the key of the account.", "Log in with a valid key from the provider's console."

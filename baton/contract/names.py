@@ -25,6 +25,9 @@ KEY_PREFIX = "baton"
 KEY_ID_PATTERN = r"^[a-z0-9]{8,32}$"
 """An API key is `<prefix>_<id>_<secret>`."""
 
+OPERATOR_TENANT = "default"
+"""Tenant of the first key; its admins manage what all tenants share: accounts at providers, and the fleets' doctor."""
+
 RING_TOKEN_PREFIX = "batonring"
 """A token for rings (`ring_token`) is `<prefix>_<job>_<secret>`."""
 RING_TOKEN_VARIABLE = "BATON_RING_TOKEN"
@@ -34,6 +37,8 @@ FLEET_NAME_PATTERN = r"^[a-z][a-z0-9-]{0,31}$"
 MACHINE_NAME_PATTERN = r"^[a-z0-9-]{1,60}$"
 RENT_FLEET_PATTERN = r"^rent-[0-9a-f]{8}$"
 """Names of the fleets of jobs that rent their own machines; documents have other names."""
+REGISTRY_PATTERN = r"^[a-z0-9]([a-z0-9.-]{0,250}[a-z0-9])?(:[0-9]{1,5})?$"
+"""Host of a container registry, perhaps with a port."""
 ProviderName = Literal["loopback", "vast", "salad", "runpod", "ec2", "ssh"]
 MAX_RINGS = 16
 """Largest number of rings of one job."""
@@ -61,6 +66,19 @@ def ring_token(job_id: str, lease_token: str) -> str:
     return f"{RING_TOKEN_PREFIX}_{job_id}_{ring_secret(lease_token)}"
 
 
+class KeyKind(StrEnum):
+    """Kind of a record beside ordinary keys in the table of API keys."""
+
+    LINK = "link"
+    """One-time link that opens a session."""
+    SESSION = "session"
+    """Session of a web browser; its cookie issues tokens and makes no other call."""
+    TOKEN = "token"
+    """Short-lived key of a session."""
+    SHARE = "share"
+    """Key that shows one job to the bearer of a link."""
+
+
 class Scope(StrEnum):
     """Permission of a key."""
 
@@ -71,3 +89,5 @@ class Scope(StrEnum):
     """Ring calls only."""
     ENROLL = "enroll"
     """The first call of a rented machine only; the key names the machine."""
+    VIEW = "view"
+    """The reads of one job only; the key names the job."""

@@ -23,6 +23,8 @@ class FunctionAccess:
     objects: str = "*"
     """IAM pattern of the object keys that the object actions apply to. Bucket actions apply to the whole bucket: with
     permission to list a part only, S3 answers 403 for a missing object."""
+    written: str | None = None
+    """IAM pattern of the only object keys that the function may put; None: `objects`."""
     streams: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """DynamoDB actions on the stream of a table, by table suffix."""
     bus: tuple[str, ...] = ()
@@ -62,7 +64,9 @@ ACCESS: Mapping[str, FunctionAccess] = {
             # The fleets of jobs that rent their own machines.
             "fleet": ("GetItem", "PutItem", "Query"),
         },
-        buckets={CHECKPOINTS_BUCKET: ("GetObject", "ListBucket")},
+        buckets={CHECKPOINTS_BUCKET: ("GetObject", "ListBucket", "PutObject")},
+        # Summaries of metric points.
+        written="*/jobs/*/curves/*",
     ),
     "worker": FunctionAccess(
         tables={
@@ -71,7 +75,8 @@ ACCESS: Mapping[str, FunctionAccess] = {
             "jobs/timers": ("Query",),
             # The jobs of a group that a rule scales.
             "jobs/by_state": ("Query",),
-            "heartbeats": ("ConditionCheckItem", "GetItem", "PutItem", "UpdateItem"),
+            # BatchGetItem reads the leases of an elastic job's seats.
+            "heartbeats": ("BatchGetItem", "ConditionCheckItem", "GetItem", "PutItem", "UpdateItem"),
         },
         buckets={
             DATA_BUCKET: ("GetObject", "ListBucket"),
@@ -111,7 +116,9 @@ ACCESS: Mapping[str, FunctionAccess] = {
             # The keys of the workers of machines that enrol; a second enrolment revokes the former key.
             "tokens": ("GetItem", "PutItem"),
         },
-        buckets={},
+        # The object whose download a machine times.
+        buckets={CHECKPOINTS_BUCKET: ("GetObject", "ListBucket", "PutObject")},
+        objects="*/preflight/*",
         provider_secret=("CreateSecret", "GetSecretValue", "PutSecretValue"),
     ),
     "admin": FunctionAccess(
@@ -119,11 +126,14 @@ ACCESS: Mapping[str, FunctionAccess] = {
             "tokens": ("GetItem", "PutItem"),
             "tokens/keys_by_tenant": ("Query",),
             "jobs": ("GetItem", "Query"),
+            "fleet": ("GetItem", "Query"),
             "webhooks": ("DeleteItem", "GetItem", "PutItem", "Query"),
         },
         buckets={},
         delivery_queue=("SendMessage",),
     ),
+    # The files lie in the function's bundle.
+    "console": FunctionAccess(tables={}, buckets={}),
     "sweeper": FunctionAccess(
         tables={
             # GetItem and PutItem serve the sweep; the other actions and the bucket serve the retention of jobs that
@@ -142,8 +152,8 @@ ACCESS: Mapping[str, FunctionAccess] = {
         tables={
             "fleet": ("ConditionCheckItem", "DeleteItem", "GetItem", "PutItem", "Query", "UpdateItem"),
             "jobs/ready": ("Query",),
-            # The jobs that rent their own machines, and completed jobs for the running times of recipes.
-            "jobs": ("BatchGetItem",),
+            # The jobs that rent their own machines, their worlds, and completed jobs for the running times of recipes.
+            "jobs": ("BatchGetItem", "GetItem"),
             "jobs/by_state": ("Query",),
             # The enrolment keys of machines, and the revocation of the keys of ended machines.
             "tokens": ("GetItem", "PutItem"),

@@ -15,7 +15,7 @@ from aws_cdk.aws_apigatewayv2_integrations import HttpLambdaIntegration
 from constructs import Construct
 
 from cdk.resources.logs import log_group
-from cdk.resources.nag_suppressions import HEALTH, acknowledge
+from cdk.resources.nag_suppressions import UNGUARDED, acknowledge
 from cdk.stage import StageSettings
 from functions.api.http.route import all_routes
 
@@ -65,7 +65,7 @@ class Api(Construct):
                 authorizer=authorizer if route.scopes else gateway.HttpNoneAuthorizer(),
             )
             if not route.scopes:
-                acknowledge(made[0], "APIG4", HEALTH)
+                acknowledge(made[0], "APIG4", UNGUARDED)
         gateway.HttpStage(
             self,
             "Stage",

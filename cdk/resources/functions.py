@@ -88,13 +88,22 @@ def _grant(role: iam.Role, access: FunctionAccess, tables: Tables, buckets: Buck
             continue
         actions = access.buckets[bucket_name]
         allow(role, "s3", [action for action in actions if action in BUCKET_ACTIONS], bucket.bucket_arn)
-        allow(
-            role,
-            "s3",
-            [action for action in actions if action not in BUCKET_ACTIONS],
-            bucket.arn_for_objects(access.objects),
-        )
-        acknowledge_wildcard(role, bucket, f"/{access.objects}", OBJECTS)
+        for pattern in dict.fromkeys((access.objects, access.written or access.objects)):
+            allow(
+                role,
+                "s3",
+                [
+                    action
+                    for action in actions
+                    if action not in BUCKET_ACTIONS and _key_pattern(access, action) == pattern
+                ],
+                bucket.arn_for_objects(pattern),
+            )
+            acknowledge_wildcard(role, bucket, f"/{pattern}", OBJECTS)
+
+
+def _key_pattern(access: FunctionAccess, action: str) -> str:
+    return access.written or access.objects if action == "PutObject" else access.objects
 
 
 def _own_store(stage: StageSettings) -> dict[str, str]:

@@ -19,6 +19,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 from botocore.exceptions import ConnectionError as NotConnectedError
 
+from baton.contract.names import OPERATOR_TENANT
 from cdk import NODE
 from cdk.stage import READY_SHARDS_TAG, SETTINGS, StageSettings, StageSettingsError
 from cdk.tool.bootstrap_key import NotIssuedError, issue_admin_key
@@ -55,7 +56,9 @@ def main(arguments: list[str] | None = None) -> int:
         help="a setting of the stage, see cdk/README.md",
     )
     parser.add_argument(
-        "--tenant", default="default", help="tenant of the key that admin-key creates (default: default)"
+        "--tenant",
+        default=OPERATOR_TENANT,
+        help=f"tenant of the key that admin-key creates (default: {OPERATOR_TENANT}, which operates the deployment)",
     )
     given, rest = parser.parse_known_args(arguments)
     try:
@@ -94,8 +97,10 @@ def prepare(command: str, stage: StageSettings, tenant: str) -> str:
 def run(command: str, stage: str, context: dict[str, str], more: list[str]) -> int:
     """Run one command of the CDK command line; a deployment writes its outputs to `.cdk/<stage>.json`."""
     # Each stage has its own folder, so that several stages can be deployed at the same time.
-    line = [str(NODE), str(CLI), command, "--app", f'"{sys.executable}" -m cdk.app']
-    line += ["--output", str(TOOLS / "out" / stage)]
+    line = [str(NODE), str(CLI), command, "--output", str(TOOLS / "out" / stage)]
+    if command != "bootstrap" or not any(argument.startswith("aws://") for argument in more):
+        # A bootstrap of named accounts and regions needs no stack, whose synthesis takes ten seconds.
+        line += ["--app", f'"{sys.executable}" -m cdk.app']
     for name, value in context.items():
         line += ["--context", f"{name}={value}"]
     if command == "synth":

@@ -85,14 +85,18 @@ class JobStore(Protocol):
         limit: int,
         cursor: str | None = None,
         newest_first: bool = False,
+        consistent: bool = True,
     ) -> ResultPage[Job]:
-        """Return a tenant's jobs, oldest first by default."""
+        """Return a tenant's jobs, oldest first by default; `consistent` False permits jobs that are moments old."""
 
     def due_timers(self, now: int, *, limit: int) -> list[str]:
         """Return the ids of jobs with a timer at or before `now`."""
 
     def due_retentions(self, now: int, *, limit: int) -> list[str]:
         """Return the ids of ended jobs whose `retention_at` is at or before `now`, the longest due first."""
+
+    def unsettled(self, *, limit: int) -> list[str]:
+        """Return the ids of elastic jobs that have not ended or whose seats have not ended, the oldest first."""
 
     def due_rules(self, now: int, *, limit: int) -> list[str]:
         """Return the ids of jobs whose rules are due, the longest due first."""
@@ -164,8 +168,8 @@ class LeaseStore(Protocol):
 
     def get(self, job_id: str) -> Lease | None: ...
 
-    def get_many(self, job_ids: Sequence[str]) -> dict[str, Lease]:
-        """Return existing leases, eventually consistent: the caller reads a lease again before acting on the lease."""
+    def get_many(self, job_ids: Sequence[str], *, consistent: bool = False) -> dict[str, Lease]:
+        """Return existing leases, by default eventually consistent: the caller reads a lease again before acting."""
 
     def due_pages(self, now: int, *, size: int) -> Iterator[list[str]]:
         """Yield non-empty pages of up to `size` ids of jobs whose open lease may have expired by `now`.
@@ -322,6 +326,9 @@ class ObjectStore(Protocol):
 
     def read(self, tenant: str, bucket: str, key: str) -> bytes | None:
         """Return the bytes of a small object."""
+
+    def read_many(self, tenant: str, bucket: str, keys: Sequence[str]) -> dict[str, bytes]:
+        """Return the bytes of the existing small objects by key, read in parallel."""
 
     def create(self, tenant: str, bucket: str, key: str, data: bytes) -> bool:
         """Store a small object; False, and nothing written, if the key exists."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, ClassVar, Literal
 
+from baton.contract.elastic.nodes import NodesSpec
 from baton.contract.jobs.history import EventType
 from baton.contract.jobs.job import (
     Artifact,
@@ -24,6 +25,7 @@ from baton.contract.worker.calls import Directive
 from baton.contract.worker.control import CommandKind, EndedBy, RolledBack, RuleStatus
 from functions.domain import table_keys
 from functions.domain.record_base import Attribute, Record, TableRecord
+from functions.domain.seat_records import Seat, SeatMark
 
 
 class Spec(Record):
@@ -47,6 +49,10 @@ class Spec(Record):
     """Rings that the job's processes may use."""
     rent: RentSpec | None = None
     """Machine of the job's own; None for a job that waits in the queue of other workers."""
+    nodes: NodesSpec | None = None
+    """Machines of an elastic job, which has seats instead of attempts."""
+    seat: Seat | None = None
+    """Seat of an elastic job; None for a job that a user has submitted."""
     dreambooth: dict[str, Any] | None = None
     """Columns of the original orchestrator; None for a job that was not submitted in the original form."""
 
@@ -78,6 +84,9 @@ class Job(TableRecord):
     event_seq: int = 0
     counters: JobCounters = JobCounters()
     fruitless_interruptions: int = 0
+    fruitless_failures: int = 0
+    fruitless_node_faults: int = 0
+    """Failures of an elastic job's nodes since its newest commit."""
     reason: Reason | None = None
     not_before: int | None = None
     stale: bool = False
@@ -126,6 +135,14 @@ class Job(TableRecord):
     """Attempt that received the stop; a later attempt may not have received the stop."""
     left_by: str | None = None
     """Last order that removed the job; an order removes a job once, even if the job is retried meanwhile."""
+    generation: int = 0
+    """Number of retries of an elastic job; of a seat: the number that the seat has followed."""
+    keeps_counters: bool = False
+    """True if the last retry of an elastic job kept the counters of its seats."""
+    seats: list[SeatMark] = []
+    """Attempts at the seats of an elastic job, by seat, as far as the job's history shows them."""
+    settled: bool = False
+    """True for an ended elastic job all of whose seats have ended."""
     created_at: int
     updated_at: int
     started_at: int | None = None
@@ -136,15 +153,19 @@ class Job(TableRecord):
     """Instant at which the sweeper runs retention for an ended job; None if a call of the worker ran retention."""
 
     def attributes(self) -> Mapping[str, Attribute]:
-        """Return the keys of indexes: `ready` only while claimable, `timers` only while something will be due."""
-        found: dict[str, Attribute] = {
-            "tenant": self.tenant,
-            "state_pk": table_keys.state_pk(self.tenant, self.state),
-            "created_sk": table_keys.created_sk(self.created_at, self.id),
-        }
+        """Return the keys of indexes: `ready` only while claimable, `timers` only while something will be due.
+
+        The lists of jobs do not contain seats.
+        """
+        found: dict[str, Attribute] = {"tenant": self.tenant}
+        if self.spec.seat is None:
+            found["state_pk"] = table_keys.state_pk(self.tenant, self.state)
+            found["created_sk"] = table_keys.created_sk(self.created_at, self.id)
         if self.claimable:
             found |= {"ready_pk": table_keys.ready_pk(self.tenant, self.queue, self.shard), "ready_sk": self.ready_rank}
-        if self.timer_at is not None:
+        if self.spec.nodes is not None and not self.settled:
+            found |= {"timer_pk": table_keys.SEATS, "timer_at": self.created_at}
+        elif self.timer_at is not None:
             found |= {"timer_pk": table_keys.TIMER, "timer_at": self.timer_at}
         elif self.retention_at is not None:
             found |= {"timer_pk": table_keys.RETENTION, "timer_at": self.retention_at}
@@ -152,8 +173,8 @@ class Job(TableRecord):
 
     @property
     def claimable(self) -> bool:
-        """True exactly when the job belongs in the ready index."""
-        return self.state is JobState.PENDING and self.not_before is None
+        """True exactly when the job belongs in the ready index. Workers claim the seats of an elastic job."""
+        return self.state is JobState.PENDING and self.not_before is None and self.spec.nodes is None
 
     @property
     def attempt_step(self) -> int | None:
@@ -257,6 +278,8 @@ class CheckpointRecord(TableRecord):
 
     step: int
     epoch: int
+    manifest_epoch: int | None = None
+    """Epoch that the manifest names; None for `epoch`. A seat's manifest names the number of its attempt."""
     committed_at: int
     num_files: int
     total_bytes: int
@@ -275,6 +298,11 @@ class CheckpointRecord(TableRecord):
     """Instant until which signed URLs may read the checkpoint; retention keeps the checkpoint until then."""
     tag: str = ""
     """Tag with which a rule or command keeps the checkpoint."""
+
+    @property
+    def named_epoch(self) -> int:
+        """Return the epoch that the manifest names."""
+        return self.epoch if self.manifest_epoch is None else self.manifest_epoch
 
     def identity(self) -> Mapping[str, Attribute]:
         """Return the attributes that distinguish this checkpoint from another of the same step."""
@@ -374,12 +402,12 @@ class ScaleOrder(Record):
 
     def copy_ids(self, job_id: str) -> list[str]:
         """Return the ids of the copies. `job_id`: the job of the rule."""
-        return [_uuid(f"{job_id}\n{self.number}\n{index}") for index in range(self.copies)]
+        return [derive_id("copy", f"{job_id}\n{self.number}\n{index}") for index in range(self.copies)]
 
 
-def _uuid(name: str) -> str:
-    """Return a UUID of version 8 (RFC 9562) from a name."""
-    digits = sha256(f"baton copy\n{name}".encode()).hexdigest()
+def derive_id(purpose: str, name: str) -> str:
+    """Return a UUID of version 8 (RFC 9562) from a name that is unique within its purpose."""
+    digits = sha256(f"baton {purpose}\n{name}".encode()).hexdigest()
     return f"{digits[:8]}-{digits[8:12]}-8{digits[13:16]}-8{digits[17:20]}-{digits[20:32]}"
 
 

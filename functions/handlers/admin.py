@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from functions.api.http.dispatch import dispatch
 from functions.api.http.route import routes_of
 from functions.handlers.startup import start_logging
-from functions.handlers.wiring import build_context
+from functions.handlers.wiring import build_context, build_fleet_store
 
 start_logging()
 routes_of("admin")  # loads the routes at the cold start, not with the first event
-context = build_context()
+# A webhook receives events of fleets again.
+context = replace(build_context(), fleet=build_fleet_store())
 
 
 def handler(event: dict[str, Any], lambda_context: object) -> dict[str, Any]:

@@ -8,7 +8,9 @@ from functools import partial
 from typing import Any
 
 from baton.contract.fleets.fleet import MachineState as State
+from baton.contract.fleets.registries import RegistryLogin
 from functions.api.machines.enrolment_keys import EnrolmentKeys
+from functions.domain.worlds.world_record import WorldRecord
 from functions.fleet.machine_states import STARTING
 from functions.fleet.ticks.controller import FleetController
 from functions.fleet.ticks.demand import completed_jobs, waiting_jobs
@@ -19,7 +21,7 @@ from functions.handlers.wiring import build_context, build_fleet, build_metrics
 start_logging()
 context = build_context()
 _fleet = build_fleet()
-store, clock, drivers = _fleet.store, _fleet.clock, _fleet.drivers
+store, clock, accounts, drivers = _fleet.store, _fleet.clock, _fleet.accounts, _fleet.drivers
 metrics = build_metrics()
 ENDING = {State.DRAINING, State.LOST, State.TERMINATING}
 
@@ -27,6 +29,11 @@ ENDING = {State.DRAINING, State.LOST, State.TERMINATING}
 def now() -> int:
     """Return the time of the fleets, in the whole seconds of the server in which also the calls of machines count."""
     return clock.at(context.clock.now())
+
+
+def find_login(tenant: str, image: str | None) -> RegistryLogin | None:
+    """Return the login by which a tenant's machines pull an image."""
+    return accounts.find_login(tenant, image) if accounts else None
 
 
 def handler(event: dict[str, Any], lambda_context: Invocation) -> dict[str, Any]:
@@ -42,6 +49,8 @@ def handler(event: dict[str, Any], lambda_context: Invocation) -> dict[str, Any]
         read_jobs=context.jobs.get_many,
         completed=partial(completed_jobs, context.jobs),
         budget=context.settings.fleet_budget,
+        find_login=find_login,
+        read_world=partial(context.jobs.read, WorldRecord),
     )
     report = controller.nudge() if "Records" in event else controller.tick()
     metrics.put(count_machines(report))

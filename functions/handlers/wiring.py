@@ -104,7 +104,7 @@ def build_rings(environment: Mapping[str, str] = os.environ) -> RingStore:
 
 
 def build_fleet_store(environment: Mapping[str, str] = os.environ) -> FleetStore:
-    """Build the store of fleets, which only the functions `fleet`, `machines` and `submitter` load."""
+    """Build the store of fleets, which only the functions `admin`, `fleet`, `machines` and `submitter` load."""
     from functions.storage.dynamodb.fleet import DynamoFleetStore
 
     settings = ControlPlaneSettings.from_environment(environment)

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import boto3
 from botocore.config import Config
 
 from functions.local.lifecycle import HOST, Lifecycle, bind_socket
+from functions.storage.clients import new_session
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class Emulator(Lifecycle):
             self._scratch = None
 
     def client(self, service: str, *, max_connections: int = 32, **settings: Any) -> Any:
-        """Create a boto3 client of `service` ("dynamodb", "s3"); `settings` go to botocore's Config.
+        """Create a botocore client of `service` ("dynamodb", "s3"); `settings` go to botocore's Config.
 
         Dummy credentials, `max_connections` pooled connections, 5 s to connect, 30 s to read, path-style buckets.
         """
@@ -147,13 +147,14 @@ class Emulator(Lifecycle):
                 **settings,
             }
         )
-        # Each call creates a session: the default session is not thread-safe when it creates clients.
-        session = boto3.session.Session(
+        return new_session().create_client(
+            service,
+            region_name=REGION,
+            endpoint_url=self.endpoint_url,
             aws_access_key_id="test",
             aws_secret_access_key="test",  # noqa: S106 - the emulator accepts any
-            region_name=REGION,
+            config=config,
         )
-        return session.client(service, endpoint_url=self.endpoint_url, config=config)
 
     def log_tail(self) -> str:
         """Return the end of the emulator's log."""

@@ -11,6 +11,8 @@ from typing import Protocol, Self
 HOST = "127.0.0.1"
 """The only address on which the local stack listens."""
 THREAD_STOP_TIMEOUT_S = 30.0
+LONGEST_PAUSE_S = 2.0
+"""Longest pause between two polls of an idle loop."""
 
 
 class Lifecycle(ABC):
@@ -73,7 +75,12 @@ class BackgroundLoop(Lifecycle):
 
 
 class PollingLoop(BackgroundLoop):
-    """Loop that polls every `interval_s` seconds, and without a pause while input is available."""
+    """Loop that polls every `interval_s` seconds, and without a pause after a full batch of `full_batch` inputs.
+
+    Each poll without input doubles the pause, up to `LONGEST_PAUSE_S`, because every poll costs 3 ms of a core.
+    """
+
+    full_batch: int
 
     def __init__(self, name: str, stopper: StopSignal | None, interval_s: float) -> None:
         super().__init__(name, stopper)
@@ -81,13 +88,16 @@ class PollingLoop(BackgroundLoop):
 
     def run(self) -> None:
         """Poll until stopped."""
-        while not self._stopper.wait(self._interval_s):
-            while self.tick() and not self._stopper.wait(0):
-                pass
+        pause_s = self._interval_s
+        while not self._stopper.wait(pause_s):
+            found = size = self.tick()
+            while size >= self.full_batch and not self._stopper.wait(0):
+                size = self.tick()
+            pause_s = self._interval_s if found else min(2 * pause_s, LONGEST_PAUSE_S)
 
     @abstractmethod
-    def tick(self) -> bool:
-        """Process one batch; True if more may be available."""
+    def tick(self) -> int:
+        """Process one batch; return the number of processed inputs."""
 
 
 def bind_socket(port: int) -> socket.socket:

@@ -162,6 +162,7 @@ def _announce(stack: LocalStack, options: argparse.Namespace, budget: Budget | N
     for name, key in stack.keys.items():
         print(f"  {name:7} key  {key}")
     print(
+        f"\nThe console:  {stack.url}/console (sign in with the admin key)"
         f"\nTry:  curl -s {stack.url}/health"
         f"\nA worker:  BATON_API_URL={stack.url} BATON_API_KEY={stack.keys['worker']} {_python()} -m gpu_client.agent"
         f"\nEvents:  the bus baton-local of the emulated EventBridge at {stack.cloud_url} (functions/local/README.md)"

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from baton.contract.fleets.money import Budget
-from baton.contract.names import Scope
+from baton.contract.names import OPERATOR_TENANT, Scope
 from functions.api.admin.keys import generate_key
 from functions.api.http.route import all_routes
 from functions.api.operations.service_probe import PROBED_PATH
@@ -22,7 +22,7 @@ from functions.fleet.records import Machine
 from functions.fleet.store import FleetStore
 from functions.local.emulator import Emulator
 from functions.local.gateway.http_gateway import GatewayRoute, GatewayServer, build_gateway
-from functions.local.lifecycle import Lifecycle
+from functions.local.lifecycle import Lifecycle, bind_socket
 from functions.local.machines import end_machines, list_machines
 from functions.local.triggers.schedule import Schedule
 from functions.local.triggers.sqs_feed import SqsFeed
@@ -32,7 +32,6 @@ from functions.storage.dynamodb.fleet import DynamoFleetStore
 from functions.storage.stream import NUDGES
 from functions.storage.tables import FLEET, JOBS, create_tables
 
-TENANT = "default"
 KEYS_FILE = "keys.json"
 DELIVERY_QUEUE = "baton-webhooks.fifo"
 TICK_S = 60.0
@@ -78,6 +77,9 @@ class LocalStack(Lifecycle):
     def start(self) -> None:
         """Start all parts, the cloud first; a failure stops the parts that have started."""
         with ExitStack() as started:
+            if self._port:
+                # A port in use ends the start before the cloud starts, which takes seconds.
+                bind_socket(self._port).close()
             if self._state_dir is not None:
                 self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             fleet_dir = self._state_dir or Path(started.enter_context(TemporaryDirectory(prefix="baton-fleets-")))
@@ -96,6 +98,7 @@ class LocalStack(Lifecycle):
             from functions.handlers import (
                 admin,
                 authorizer,
+                console,
                 deliverer,
                 machines,
                 publisher,
@@ -107,7 +110,7 @@ class LocalStack(Lifecycle):
 
             handlers = {
                 module.__name__.rpartition(".")[2]: module.handler
-                for module in (submitter, worker, transfer, admin, rings, machines)
+                for module in (submitter, worker, transfer, admin, rings, machines, console)
             }
             routes = [
                 GatewayRoute(
@@ -203,7 +206,12 @@ class LocalStack(Lifecycle):
         issued = {}
         for name, scopes in _KEYS:
             key, whole = generate_key(
-                random, tenant=TENANT, name=f"local {name}", scopes=list(scopes), now=clock.now(), expires_at=None
+                random,
+                tenant=OPERATOR_TENANT,
+                name=f"local {name}",
+                scopes=list(scopes),
+                now=clock.now(),
+                expires_at=None,
             )
             tokens.put_key(key)
             issued[name] = whole

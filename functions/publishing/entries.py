@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from baton.contract.fleets.events import FleetEventType, PublishedFleetEvent
 from baton.contract.jobs.events import EVENT_SOURCE, JobEvent, event_id
 from functions.storage.stream import FleetTransition, Transition
 
@@ -65,14 +64,7 @@ def entry_of(transition: Transition | FleetTransition, place: int) -> Entry:
 
 
 def _entry_of_fleet(transition: FleetTransition, place: int) -> Entry:
-    event = transition.event
-    published = PublishedFleetEvent(
-        id=event_id(f"fleet/{transition.fleet}", transition.number),
-        type=FleetEventType(event.type),
-        tenant=transition.tenant,
-        fleet=transition.fleet,
-        **event.model_dump(exclude={"type"}),
-    )
+    published = transition.event.published(transition.tenant, transition.fleet, transition.number)
     return Entry(
         place=place,
         job_id=f"{transition.tenant}/{published.subject}",

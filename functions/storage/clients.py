@@ -137,6 +137,13 @@ def _config(read_timeout_s: int) -> Config:
     )
 
 
+def new_session() -> botocore.session.Session:
+    """Create the session of one client, because sessions are not thread-safe. botocore loads faster than boto3."""
+    session = botocore.session.get_session()
+    session.register_component("data_loader", _descriptions())
+    return session
+
+
 @cache
 def _descriptions() -> Any:
     """Return botocore's loader of service descriptions; all sessions share the loader, so each file is read once."""
@@ -146,9 +153,7 @@ def _descriptions() -> Any:
 def _client(
     service: str, endpoint_url: str | None, config: Config, credentials: dict[str, str], secret: str | None = None
 ) -> Any:
-    # Each client has its own session, because sessions are not thread-safe. botocore loads faster than boto3.
-    session = botocore.session.get_session()
-    session.register_component("data_loader", _descriptions())
+    session = new_session()
     if secret is not None:
         keep_credentials_in(secret, session)
     return session.create_client(service, endpoint_url=endpoint_url, config=config, **credentials)

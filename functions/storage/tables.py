@@ -126,26 +126,32 @@ def create_tables(client: Any, prefix: str) -> None:
     `client`: a low-level DynamoDB client. Raises StorageUnavailable, or botocore's errors for a wrong set-up.
     """
     with failures_translated():
-        for table in TABLES:
-            try:
-                client.create_table(**table.definition(prefix))
-            except client.exceptions.ResourceInUseException:
-                continue
+        made = [_create(client, table.definition(prefix)) for table in TABLES]
         waiter = client.get_waiter("table_exists")
-        for table in TABLES:
+        for table, status in zip(TABLES, made, strict=True):
             name = table.name(prefix)
-            waiter.wait(TableName=name, WaiterConfig={"Delay": 1, "MaxAttempts": ACTIVE_TIMEOUT_S})
-            if table.ttl_attribute:
-                _enable_ttl(client, name, table.ttl_attribute)
-            if table.stream:
+            if status != "ACTIVE":
+                waiter.wait(TableName=name, WaiterConfig={"Delay": 1, "MaxAttempts": ACTIVE_TIMEOUT_S})
+            existed = status is None
+            if table.ttl_attribute and not (existed and _has_ttl(client, name)):
+                ttl = {"Enabled": True, "AttributeName": table.ttl_attribute}
+                client.update_time_to_live(TableName=name, TimeToLiveSpecification=ttl)
+            if table.stream and existed:
                 _enable_stream(client, name)
 
 
-def _enable_ttl(client: Any, name: str, attribute: str) -> None:
+def _create(client: Any, definition: dict[str, Any]) -> str | None:
+    """Create a table and return its status; None if a table of this name exists."""
+    try:
+        status: str = client.create_table(**definition)["TableDescription"]["TableStatus"]
+    except client.exceptions.ResourceInUseException:
+        return None
+    return status
+
+
+def _has_ttl(client: Any, name: str) -> bool:
     described = client.describe_time_to_live(TableName=name)["TimeToLiveDescription"]
-    if described.get("TimeToLiveStatus") in ("ENABLED", "ENABLING"):
-        return
-    client.update_time_to_live(TableName=name, TimeToLiveSpecification={"Enabled": True, "AttributeName": attribute})
+    return described.get("TimeToLiveStatus") in ("ENABLED", "ENABLING")
 
 
 def _enable_stream(client: Any, name: str) -> None:

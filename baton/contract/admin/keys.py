@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from baton.contract.base import AnswerModel, EpochSeconds, WireModel
-from baton.contract.names import KEY_ID_PATTERN, Scope
+from baton.contract.names import KEY_ID_PATTERN, KeyKind, Scope
 
 
 class KeyCreate(WireModel):
@@ -33,6 +33,12 @@ class KeyView(AnswerModel):
     created_at: EpochSeconds
     expires_at: EpochSeconds | None = None
     revoked_at: EpochSeconds | None = None
+    kind: KeyKind | None = None
+    """None: an ordinary key."""
+    parent: str | None = None
+    """Id of the key with which this key ends."""
+    job: str | None = None
+    """The only job that the key reads."""
 
 
 class KeyCreated(KeyView):

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from baton.contract.base import AnswerModel, Cursor, EpochSeconds, JobId, PageLimit, WireModel
 from baton.contract.fleets.events import FleetEventType
+from baton.contract.fleets.fleet import FleetName
 from baton.contract.jobs.history import EventType
 
 MAX_WEBHOOKS = 20
@@ -116,10 +117,20 @@ class ReplayRequest(WireModel):
     from_seq: Annotated[int, Field(ge=1, le=10**9, description="The first event that comes again")] = 1
 
 
+class FleetReplayRequest(WireModel):
+    """Deliver a fleet's events again. Example: `{"fleet": "nights", "from_at": 1790000000}`"""
+
+    fleet: FleetName
+    from_at: Annotated[EpochSeconds, Field(description="Time of the first event that comes again, by `at`")] = 0
+
+
 class ReplayAnswer(AnswerModel):
-    """Number of events that were queued. Example: `{"queued": 7, "next_seq": null}`"""
+    """Number of events that were queued. Example: `{"queued": 7, "next_seq": null, "next_at": null}`"""
 
     queued: int
     next_seq: int | None = Field(
         default=None, description="The job has more events than one call takes: ask again with this `from_seq`"
+    )
+    next_at: EpochSeconds | None = Field(
+        default=None, description="The fleet has more events than one call takes: ask again with this `from_at`"
     )

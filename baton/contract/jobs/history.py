@@ -37,6 +37,9 @@ class EventType(StrEnum):
     ACTION_FAILED = "action.failed"
     ACTION_REJECTED = "action.rejected"
     RING_QUARANTINED = "ring.quarantined"
+    WORLD_JOINED = "world.joined"
+    WORLD_LOST = "world.lost"
+    WORLD_REPAIRED = "world.repaired"
 
 
 class EventView(AnswerModel):
@@ -68,6 +71,8 @@ class AttemptView(AnswerModel):
     """
 
     epoch: Epoch
+    seat: int | None = None
+    """Node of an elastic job; None for another job. The attempts at each seat are numbered from 1."""
     machine_id: str | None = None
     container_group_id: str | None = None
     provider: str | None = None
@@ -92,7 +97,7 @@ class AttemptView(AnswerModel):
 
 
 class AttemptPage(AnswerModel):
-    """Oldest first. Example: `{"attempts": [], "next_cursor": null}`"""
+    """Oldest first; those of an elastic job seat by seat. Example: `{"attempts": [], "next_cursor": null}`"""
 
     attempts: list[AttemptView]
     next_cursor: str | None = None

@@ -24,10 +24,13 @@ from baton.contract.base import (
     QueueName,
     RelativePath,
     Step,
+    TagName,
+    TagValue,
     WireModel,
     checked_path,
     depth_of,
 )
+from baton.contract.elastic.nodes import NodesSpec
 from baton.contract.jobs.command_variables import command_problem
 from baton.contract.jobs.goodput import Goodput
 from baton.contract.jobs.policy import Policy, Requirements
@@ -104,6 +107,7 @@ class ReasonCode(StrEnum):
     ROLLED_BACK_BY_RULE = "rolled_back_by_rule"
     PAUSED_BY_RULE = "paused_by_rule"
     REQUEUED_BY_RULE = "requeued_by_rule"
+    WORLD_ENDED = "world_ended"
 
 
 class InputRef(WireModel):
@@ -128,10 +132,7 @@ RecipeName = Annotated[
 ]
 Argument = Annotated[str, Field(max_length=4096)]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
-Tags = Annotated[
-    dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=256)]],
-    Field(max_length=50),
-]
+Tags = Annotated[dict[TagName, TagValue], Field(max_length=50)]
 
 
 class JobSubmit(WireModel):
@@ -161,6 +162,8 @@ class JobSubmit(WireModel):
     """First revision of the job's rules (docs/rules.md), which watch and steer the training."""
     rent: RentSpec | None = None
     """Machine of the job's own, which ends with the job; excludes `queue`."""
+    nodes: NodesSpec | None = None
+    """Machines that train the job together; excludes `rent` and `rules`."""
 
     @model_validator(mode="after")
     def _one_way_to_run(self) -> Self:
@@ -290,6 +293,8 @@ class JobView(AnswerModel):
     """Id of the webhook that the job names in `webhook`."""
     rings: list[str] = []
     rent: RentSpec | None = None
+    nodes: NodesSpec | None = None
+    """Machines that train the job together. Counters, cost and running time are the sums of all nodes."""
     copy_of: JobId | None = None
     """Job of which a rule made this copy; the event `job.submitted` names the rule."""
     epoch: Epoch

@@ -15,16 +15,16 @@ SHOWN_JOB_ID = 8
 
 
 class RentSpec(WireModel):
-    """Money and providers for a machine of the job's own; the job's requirements choose the machine.
+    """Money and providers for machines of the job's own: one, or one for each node. The job's requirements choose them.
 
     Example: `{"budget_usd": 5, "providers": ["loopback"], "max_usd_per_hour": 0.5}`
     """
 
     budget_usd: Usd
-    """Upper bound of all machines of the job together; the machine is given back before the money ends."""
+    """Upper bound of all machines of the job together; they are given back before the money ends."""
     providers: Annotated[list[ProviderName], Field(min_length=1, max_length=8)]
     max_usd_per_hour: Usd | None = None
-    """Price cap of the machine; None: the budget is the only bound."""
+    """Price cap of each machine; None: the budget is the only bound."""
 
     @field_validator("providers")
     @classmethod

@@ -32,6 +32,8 @@ class StoredArtifact(AnswerModel):
     path: str
     epoch: Epoch
     """Attempt that stored the file; the last one if several attempts stored the path."""
+    seat: int | None = None
+    """Node of an elastic job whose attempt stored the file, counted at its seat; None for another job."""
     step: int | None = None
     """Step in the file's name, from `step-<number>`."""
     size_bytes: int | None = None

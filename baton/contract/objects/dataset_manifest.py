@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from baton.contract.base import Blake3, RelativePath, SizeBytes, WireModel
 
@@ -50,3 +51,31 @@ class DatasetManifest(WireModel):
 def is_manifest(key: str) -> bool:
     """Return True if the key is that of a dataset manifest below any prefix."""
     return key == DATASET_MANIFEST or key.endswith(f"/{DATASET_MANIFEST}")
+
+
+class PushedFiles:
+    """Files below `prefixes` by key, merged from the manifests of all folders that contain them."""
+
+    def __init__(self, prefixes: Sequence[str]) -> None:
+        self.files: dict[str, DatasetFile] = {}
+        self.folders: dict[str, str] = {}
+        """Folder whose manifest describes the file, by key."""
+        self._prefixes = tuple(prefixes)
+
+    def add(self, manifest_key: str, data: bytes) -> None:
+        """Add the manifest stored at `manifest_key`. Raises ValueError for an invalid or unfinished manifest."""
+        folder = manifest_key.removesuffix(DATASET_MANIFEST)
+        try:
+            manifest = DatasetManifest.model_validate_json(data)
+        except ValidationError as error:
+            raise ValueError(
+                f"{manifest_key} is no manifest of a data set ({error.error_count()} faults): push {folder} again"
+            ) from error
+        if manifest.unfinished:
+            raise ValueError(f"a push to {folder} was not finished: repeat it")
+        for file in manifest.files:
+            key = folder + file.path
+            # The manifest of a separately pushed subfolder is never older than the outer folder's, therefore the
+            # longest folder wins.
+            if key.startswith(self._prefixes) and len(folder) >= len(self.folders.get(key, "")):
+                self.files[key], self.folders[key] = file, folder

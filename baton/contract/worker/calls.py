@@ -24,6 +24,7 @@ from baton.contract.base import (
     WireModel,
 )
 from baton.contract.checkpoints.calls import CheckpointRef
+from baton.contract.elastic.world import WorldSeat
 from baton.contract.jobs.goodput import Goodput
 from baton.contract.jobs.job import FailureClass, InputRef
 from baton.contract.objects.parts import LargeSizeBytes, Parts, require_fitting
@@ -72,6 +73,8 @@ class WorkQuery(SaladIdentity):
     """The container image that the worker runs in."""
     runs_plans: bool | None = None
     """True if the worker runs the steps of a `plan`. Other workers receive only jobs that `command` describes fully."""
+    runs_nodes: bool | None = None
+    """True if the worker runs nodes of elastic jobs. Other workers would train a model of their own."""
 
 
 class WorkItem(AnswerModel):
@@ -119,9 +122,21 @@ class WorkItem(AnswerModel):
     """Rules and commands of the job; None if the job has had neither."""
     rings: list[str] = []
     """Rings of the control plane that the job's processes may use, with the ring token derived from the lease token."""
+    world: WorldSeat | None = None
+    """Seat of an elastic training; None for a job of one machine."""
     quarantines: bool = False
     """True if a report may contain decisions of type `ring.quarantined`; a control plane without this field refuses
     them, and the heartbeat with them."""
+
+    @property
+    def checkpoint_job(self) -> str:
+        """Return the id of the job to which the checkpoints belong: of a seat, the elastic job."""
+        return self.id if self.world is None else self.world.job
+
+    @property
+    def checkpoint_epoch(self) -> int:
+        """Return the epoch that manifests of this attempt name."""
+        return self.epoch if self.world is None else self.world.epoch
 
 
 class HeartbeatRequest(SaladIdentity):

@@ -78,10 +78,14 @@ class LogLine(AnswerModel):
     line: int
     text: str
     at: EpochSeconds
+    seat: int | None = None
+    """Node of an elastic job."""
 
 
 class LogPage(AnswerModel):
     """Page of a job's output, oldest first. Poll with `next_cursor` to follow.
+
+    Without `seat`, the lines of an elastic job come node by node; to follow, name a node.
 
     Example: `{"lines": [], "next_cursor": null}`
     """
@@ -100,6 +104,8 @@ class MetricPoint(AnswerModel):
     step: Step
     at: PointAt
     metrics: Readings
+    seat: int | None = None
+    """Node of an elastic job."""
 
     def numbers(self) -> dict[str, float]:
         """Return the metrics as floats, including NaN and infinity."""
@@ -109,7 +115,8 @@ class MetricPoint(AnswerModel):
 class MetricPage(AnswerModel):
     """Page of the metrics that a job reported, oldest first, attempt after attempt.
 
-    Steps that an attempt repeats are there twice. Poll with `next_cursor` to follow.
+    Steps that an attempt repeats are there twice. Poll with `next_cursor` to follow. Without `seat`, the points of an
+    elastic job come node by node; to follow, name a node.
 
     Example: `{"points": [], "next_cursor": null}`
     """

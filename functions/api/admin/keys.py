@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from baton.contract.admin.keys import HealthAnswer, KeyCreate, KeyCreated, KeyPage, KeyView
@@ -73,6 +73,7 @@ def generate_key(
     expires_at: int | None,
     machine: str | None = None,
     queues: Sequence[str] | None = None,
+    tags: Mapping[str, str] | None = None,
 ) -> tuple[ApiKey, str]:
     """Return a new key: the record to store, and the whole key `<prefix>_<id>_<secret>`."""
     key_id, secret = random.key_id(), random.token()
@@ -86,6 +87,7 @@ def generate_key(
         expires_at=expires_at,
         machine=machine,
         queues=None if queues is None else tuple(dict.fromkeys(queues)),
+        tags=tags or None,
     )
     return key, f"{KEY_PREFIX}_{key_id}_{secret}"
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from baton.contract.admin.webhooks import (
     MAX_WEBHOOKS,
     DeliveryPage,
     DeliveryQuery,
     DeliveryView,
+    FleetReplayRequest,
     ReplayAnswer,
     ReplayRequest,
     WebhookCreate,
@@ -20,6 +24,10 @@ from functions.api.http.context import ApiCall, Context, NoContent, require_job
 from functions.domain.errors import Refusal
 from functions.domain.records import Event, Job
 from functions.domain.webhooks import Delivery, Webhook, parse_target
+
+if TYPE_CHECKING:
+    from functions.fleet.records import FleetEvent
+    from functions.fleet.store import FleetStore
 
 REPLAY_EVENTS = 500
 """Limit of the events that one call reads: each queued event costs a request, and the call has a time limit."""
@@ -69,9 +77,14 @@ def list_deliveries(context: Context, call: ApiCall) -> DeliveryPage:
 
 
 def replay(context: Context, call: ApiCall) -> ReplayAnswer:
-    """Queue a job's events again for one webhook: the events of the webhook's types, also of jobs not subscribed to."""
-    body: ReplayRequest = call.body
+    """Queue the events of a job or a fleet again for one webhook.
+
+    Those of the webhook's types, also of jobs and fleets that the webhook is not subscribed to.
+    """
+    body: ReplayRequest | FleetReplayRequest = call.body
     webhook = _require_webhook(context, call)
+    if isinstance(body, FleetReplayRequest):
+        return _replay_fleet(context, call, webhook, body)
     job = require_job(context, call, body.job_id)
     events, next_seq = _read_events(context, job, body.from_seq)
     wanted = [event for event in events if webhook.wants(event.type, webhook.id)]
@@ -79,6 +92,38 @@ def replay(context: Context, call: ApiCall) -> ReplayAnswer:
     for event in wanted:
         context.delivery_queue.put(webhook, _rebuild_event(job, event), repetition=repetition)
     return ReplayAnswer(queued=len(wanted), next_seq=next_seq)
+
+
+def _replay_fleet(context: Context, call: ApiCall, webhook: Webhook, body: FleetReplayRequest) -> ReplayAnswer:
+    if context.fleet is None:
+        raise RuntimeError("this function has no store of fleets")
+    if context.fleet.fleet(call.tenant, body.fleet) is None:
+        raise Refusal(ErrorCode.FLEET_NOT_FOUND, f"No fleet {body.fleet}.", field="fleet")
+    events, next_at = _read_fleet_events(context.fleet, call.tenant, body)
+    wanted = [(number, event) for number, event in events if event.type in webhook.types]
+    repetition = context.random.key_id()
+    for number, event in wanted:
+        context.delivery_queue.put(webhook, event.published(call.tenant, body.fleet, number), repetition=repetition)
+    return ReplayAnswer(queued=len(wanted), next_at=next_at)
+
+
+def _read_fleet_events(
+    store: FleetStore, tenant: str, body: FleetReplayRequest
+) -> tuple[Sequence[tuple[int, FleetEvent]], int | None]:
+    """Return the fleet's events from a time on, and the time of the first event beyond the limit, if any.
+
+    A call ends between two seconds, because the next call begins with a second.
+    """
+    limit = REPLAY_EVENTS
+    while True:
+        found = store.history(tenant, body.fleet, since=body.from_at, limit=limit + 1)
+        if len(found) <= limit:
+            return found, None
+        next_at = found[-1][1].at
+        earlier = [each for each in found if each[1].at < next_at]
+        if earlier:
+            return earlier, next_at
+        limit *= 2
 
 
 def _read_events(context: Context, job: Job, seq: int) -> tuple[list[Event], int | None]:

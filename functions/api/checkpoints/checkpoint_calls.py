@@ -17,6 +17,7 @@ from baton.contract.checkpoints.calls import (
 )
 from baton.contract.checkpoints.manifest import Manifest, Pack
 from baton.contract.errors import ErrorCode
+from baton.contract.jobs.job import JobState
 from baton.contract.names import CHECKPOINTS_BUCKET
 from baton.contract.worker.calls import ProgressRequest, StatusAnswer
 from functions.api.checkpoints.retention_runner import RetentionRunner, read_checkpoints, read_manifest
@@ -24,16 +25,65 @@ from functions.api.http.context import ApiCall, Context, require_job
 from functions.api.objects.declared_uploads import presign_if_missing
 from functions.api.objects.machine_access import require_own_job
 from functions.api.worker.lease_guard import WRITE_TRIES, apply_as_bearer, require_lease
+from functions.api.worlds.seat_settlement import settle_job
 from functions.domain.checkpoints import commit as rules
 from functions.domain.checkpoints.object_keys import attempt_prefix, manifest_key, pack_key, zip_step
 from functions.domain.checkpoints.packs import PackSnapshot, needs_verification
-from functions.domain.errors import Refusal, StorageUnavailable, WriteConflict
+from functions.domain.errors import FenceBroken, Refusal, StorageUnavailable, WriteConflict
 from functions.domain.jobs.transaction import Transaction
 from functions.domain.jobs.transitions import require_running
 from functions.domain.records import Attempt, CheckpointRecord, Job
+from functions.domain.worlds.seat_ids import seat_id
 
 _CHECKPOINTS_PER_READ = 20
 """Checkpoints of one read in the search for a sound checkpoint."""
+
+
+@dataclass(frozen=True)
+class CheckpointOwner:
+    """Job to which the checkpoints of the calling attempt belong: the elastic job of a seat, any other job itself."""
+
+    job: Job
+    seat: Job | None = None
+    epoch: int | None = None
+    """Number of the seat's attempt, which its manifests name; None without a seat."""
+
+
+def read_owner(context: Context, call: ApiCall, job: Job) -> CheckpointOwner:
+    """Return the owner of the checkpoints of a job. Refuses a seat whose elastic job has not recorded the attempt."""
+    seat = job.spec.seat
+    if seat is None:
+        return CheckpointOwner(job)
+    require_running(job)
+    elastic = context.jobs.get(seat.job)
+    if elastic is None or not _runs(elastic, job, seat.seat):
+        elastic = settle_job(context.jobs, seat.job, call.now)
+    if elastic is None:
+        raise Refusal(ErrorCode.JOB_NOT_FOUND, f"No job {seat.job}.", field="id")
+    require_running(elastic)
+    if not _runs(elastic, job, seat.seat):
+        raise Refusal(ErrorCode.LEASE_LOST, f"Attempt {job.epoch} at seat {seat.seat} of job {seat.job} has ended.")
+    return CheckpointOwner(elastic, job, elastic.seats[seat.seat].world_epoch)
+
+
+def _read_holder(context: Context, call: ApiCall, epoch: int) -> Job:
+    """Return the job whose lease a commit bears: the named job, or the seat whose attempt has the number `epoch`."""
+    job = require_job(context, call, call.path["id"])
+    if job.spec.nodes is None:
+        return job
+    found = [place for place, mark in enumerate(job.seats) if epoch and mark.world_epoch == epoch]
+    seat = context.jobs.get(seat_id(job.id, found[0])) if found else None
+    if seat is None:
+        detail = f"The newest attempts at the seats of job {job.id} do not include attempt {epoch}."
+        raise Refusal(ErrorCode.LEASE_LOST, detail, field="epoch")
+    return seat
+
+
+def _runs(elastic: Job, seat: Job, place: int) -> bool:
+    """Return True if the elastic job runs and has recorded the present attempt at the seat."""
+    mark = elastic.seats[place]
+    current = (mark.epoch, mark.running, elastic.generation) == (seat.epoch, True, seat.generation)
+    return elastic.state is JobState.RUNNING and current
 
 
 def commit(context: Context, call: ApiCall) -> CommitAnswer:
@@ -54,15 +104,17 @@ def _try_commit(context: Context, call: ApiCall, manifest: Manifest, *, alone: b
     """
     data = manifest.canonical_bytes()
     digest = blake3(data).hexdigest()
-    job = require_job(context, call, call.path["id"])
+    holder = _read_holder(context, call, manifest.epoch)
+    owner, fence = read_owner(context, call, holder), call.fence(holder.id)
+    job = owner.job
     # No attempt has a checkpoint beyond the newest checkpoint.
     behind = job.checkpoint_step is not None and manifest.step <= job.checkpoint_step
     existing = context.jobs.read(CheckpointRecord, job.id, manifest.step) if behind else None
-    repeated = rules.is_committed(job, existing, manifest, digest)
-    require_lease(context, call.fence(job.id))
+    repeated = rules.is_committed(job, existing, manifest, digest, epoch=owner.epoch)
+    require_lease(context, fence)
     if repeated:
         return CommitAnswer(committed=True, step=manifest.step, epoch=manifest.epoch)
-    key = manifest_key(job, manifest.step, digest)
+    key = manifest_key(job, manifest.step, manifest.epoch, digest)
     status = read_pack_status(context, call, job, manifest.packs, key)
     if not status.manifest_stored:
         # The manifest is stored before any upload: if the attempt ends, retention finds the packs in the manifest.
@@ -78,7 +130,8 @@ def _try_commit(context: Context, call: ApiCall, manifest: Manifest, *, alone: b
     records = read_checkpoints(context, job)
     record = CheckpointRecord(
         step=manifest.step,
-        epoch=manifest.epoch,
+        epoch=job.epoch,
+        manifest_epoch=None if owner.seat is None else manifest.epoch,
         committed_at=call.now,
         num_files=len(manifest.files),
         total_bytes=manifest.total_bytes,
@@ -90,7 +143,7 @@ def _try_commit(context: Context, call: ApiCall, manifest: Manifest, *, alone: b
         # A client may still read another branch's checkpoint of this step; the protection keeps that manifest.
         protected_until=next((one.protected_until for one in records if one.step == manifest.step), 0),
     )
-    change = rules.commit(job, None, record, now=call.now)
+    change = rules.commit(job, None if owner.seat is None else fence, record, now=call.now)
     retention = RetentionRunner(context, change.job, call.now, {key: manifest.packs})
     # Manifests and zips of former attempts that never became a checkpoint.
     left_behind = job.epoch > 1 and job.attempt_step is None
@@ -107,6 +160,8 @@ def _try_commit(context: Context, call: ApiCall, manifest: Manifest, *, alone: b
         context.jobs.apply(change if plan is None else change.also(*plan.records))
     except WriteConflict:
         return None
+    except FenceBroken as broken:
+        raise fence.refusal(broken.lease) from broken
     if plan is not None:
         retention.execute_plan(plan)
     elif alone or left_behind:
@@ -119,6 +174,7 @@ def blob_urls(context: Context, call: ApiCall) -> BlobUrls:
     body: BlobUrlsRequest = call.body or BlobUrlsRequest()
     job = require_job(context, call, call.path["id"])
     require_own_job(context, call, job, field="id")
+    job = read_owner(context, call, job).job
     step = int(call.path["step"])
     record = context.jobs.protect_checkpoint(job.id, step, call.now + context.settings.read_protection_s)
     if record is None or record.legacy_key is not None:
@@ -141,12 +197,12 @@ def report_damaged(context: Context, call: ApiCall) -> StatusAnswer:
     body: DamagedRequest = call.body
     step = int(call.path["step"])
     fence = call.fence(call.path["id"])
-    job = require_job(context, call, fence.job_id)
+    job = read_owner(context, call, require_job(context, call, fence.job_id)).job
     require_lease(context, fence)
 
     def reported() -> CheckpointRecord:
         record = context.jobs.read(CheckpointRecord, job.id, step)
-        if record is None or record.epoch != body.epoch:
+        if record is None or record.named_epoch != body.epoch:
             raise Refusal(
                 ErrorCode.CHECKPOINT_NOT_FOUND,
                 f"Job {job.id} has no checkpoint at step {step} of attempt {body.epoch}.",
@@ -159,11 +215,13 @@ def report_damaged(context: Context, call: ApiCall) -> StatusAnswer:
         return StatusAnswer()
     _mark_packs_suspect(context, call, job, found)
 
-    def decision(job: Job, attempt: Attempt) -> Transaction:
+    def decision(holder: Job, attempt: Attempt) -> Transaction:
         # Read again after the job: another call may have committed the step again, or reported the fallback.
-        record = reported()
+        owner = read_owner(context, call, holder)
+        job, record = owner.job, reported()
         fallback = next(find_sound_checkpoints(context, job, below=step), None)
-        return rules.mark_damaged(job, attempt, fence, record, fallback, message=body.message, now=call.now)
+        mine = attempt if owner.seat is None else None
+        return rules.mark_damaged(job, mine, fence, record, fallback, message=body.message, now=call.now)
 
     apply_as_bearer(context, call, fence, decision)
     return StatusAnswer()

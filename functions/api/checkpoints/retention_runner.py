@@ -30,6 +30,7 @@ from functions.domain.checkpoints.object_keys import (
     manifests_prefix,
     pack_key,
     parse_manifest_key,
+    relay_prefix,
     zip_step,
 )
 from functions.domain.checkpoints.packs import (
@@ -139,6 +140,7 @@ class RetentionRunner:
         done = False
         with self._log_failures():
             self._run_until_done(left_behind=True)
+            self._delete_relayed()
             again_at, done = self._more_at, True
         with self._log_failures():
             self._schedule_next_run(again_at)
@@ -267,6 +269,16 @@ class RetentionRunner:
     def _delete(self, keys: Iterable[str]) -> None:
         if ordered := sorted(keys):
             self._context.objects.delete_many(self._job.tenant, CHECKPOINTS_BUCKET, ordered)
+
+    def _delete_relayed(self) -> None:
+        """Delete what nodes of an elastic job have sent each other, and no node has read."""
+        while self._job.spec.nodes is not None:
+            page = self._context.objects.list(
+                self._job.tenant, CHECKPOINTS_BUCKET, relay_prefix(self._job.id), limit=1000
+            )
+            self._delete(one.key for one in page.items)
+            if page.cursor is None:
+                return
 
     def _find_orphan_manifests(self, records: Sequence[CheckpointRecord]) -> Iterator[tuple[int, str]]:
         """Yield steps and keys of manifests that are no checkpoint and can no longer become a checkpoint."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 from baton.contract.errors import ErrorCode
-from baton.contract.names import Scope
+from baton.contract.names import KeyKind, Scope
 from functions.domain.access.api_keys import ApiKey, KeyReader, authenticate
 from functions.domain.access.ring_tokens import (
     RingLease,
@@ -42,11 +43,17 @@ def authorize(event: Mapping[str, Any], keys: KeyReader, now: int, leases: RingL
         logger.exception("storage is unavailable", extra={"action": "authorize"})
         found = ErrorCode.UNAVAILABLE
     if isinstance(found, ApiKey):
-        known = {"tenant": found.tenant, "key_id": found.id, "scopes": ",".join(found.scopes)}
+        # The id of the session, which the list of keys has, not of the token.
+        key_id = found.parent if found.kind is KeyKind.TOKEN and found.parent else found.id
+        known = {"tenant": found.tenant, "key_id": key_id, "scopes": ",".join(found.scopes)}
         if found.machine:
             known["machine"] = found.machine
         if found.queues is not None:
             known["queues"] = ",".join(found.queues)
+        if found.job is not None:
+            known["job"] = found.job
+        if found.tags is not None:
+            known["tags"] = json.dumps(dict(found.tags))
         return {"isAuthorized": True, "context": known}
     return {"isAuthorized": True, "context": {"auth_error": found.value}}
 

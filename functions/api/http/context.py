@@ -77,6 +77,8 @@ class Principal:
     """The rented machine to which the caller's key belongs, as `<fleet>/<token>`; None for the keys of users."""
     queues: Sequence[str] | None = None
     """The only queues from which the caller may claim; None: every queue of the tenant."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Tags of the only jobs that the caller may claim."""
 
 
 def is_original(scopes: frozenset[str], headers: Mapping[str, str]) -> bool:
@@ -97,6 +99,7 @@ class ApiCall:
     query: Any
     body: Any
     headers: Mapping[str, str]
+    cookies: Mapping[str, str] = field(default_factory=dict)
     request_id: str
     now: int
     source_address: str
@@ -118,6 +121,17 @@ class ApiCall:
         if value not in (None, "1"):
             raise Refusal(ErrorCode.INVALID_VALUE, "The header x-lease-aware is 1 or absent.", field="x-lease-aware")
         return value is not None
+
+    @property
+    def origin(self) -> str:
+        """Return the origin of the API, as the caller addressed it."""
+        return f"{self.headers.get('x-forwarded-proto', 'https')}://{self.headers.get('host', '')}"
+
+    @property
+    def accepts_gzip(self) -> bool:
+        """Return True if the caller reads answers that are compressed with gzip."""
+        codings = self.headers.get("accept-encoding", "").split(",")
+        return any(coding.partition(";")[0].strip() == "gzip" for coding in codings)
 
     def fence(
         self, job_id: str, machine_id: str | None = None, *, key: str | None = None, heartbeat: bool = False
@@ -145,16 +159,32 @@ class NoContent:
 
 
 @dataclass(frozen=True)
+class NotModified:
+    """Answer without a body (304): the caller has the newest answer, whose `ETag` is `etag`."""
+
+    etag: str
+
+
+@dataclass(frozen=True)
 class WithHeaders:
     """Answer with additional headers."""
 
     value: Any
     headers: Mapping[str, str]
+    cookies: Sequence[str] = ()
+    """Values of `Set-Cookie`."""
 
 
 def require_job(context: Context, call: ApiCall, job_id: str) -> Job:
-    """Return the tenant's job; refuse unknown jobs and other tenants' jobs alike."""
+    """Return the tenant's job; refuse unknown jobs and other tenants' jobs alike.
+
+    Only the bearer of its lease sees a seat; users see the elastic job.
+    """
     job = context.jobs.get(job_id)
     if job is None or job.tenant != call.tenant:
         raise Refusal(ErrorCode.JOB_NOT_FOUND, f"No job {job_id}.", field="id")
+    bears = "x-lease-token" in call.headers and Scope.WORKER in call.principal.scopes
+    if job.spec.seat is not None and not bears:
+        detail = f"{job_id} is node {job.spec.seat.seat} of job {job.spec.seat.job}."
+        raise Refusal(ErrorCode.JOB_NOT_FOUND, detail, field="id", remedy=f"Call with the id {job.spec.seat.job}.")
     return job

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import gzip
+import json
 import logging
 import re
 from collections.abc import Mapping
 from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -15,9 +18,17 @@ from pydantic_core import from_json, to_json
 
 from baton.contract.base import JOB_ID_PATTERN, MAX_STEP, path_problem
 from baton.contract.errors import ErrorCode
-from baton.contract.names import FLEET_NAME_PATTERN, KEY_ID_PATTERN, MACHINE_NAME_PATTERN, RING_NAME_PATTERN, Scope
+from baton.contract.names import (
+    FLEET_NAME_PATTERN,
+    KEY_ID_PATTERN,
+    MACHINE_NAME_PATTERN,
+    OPERATOR_TENANT,
+    REGISTRY_PATTERN,
+    RING_NAME_PATTERN,
+    Scope,
+)
 from baton.contract.recipes.calls import RECIPE_ID_PATTERN
-from functions.api.http.context import ApiCall, Context, NoContent, Principal, WithHeaders, is_original
+from functions.api.http.context import ApiCall, Context, NoContent, NotModified, Principal, WithHeaders, is_original
 from functions.api.http.errors import build_error_response, convert_validation_error
 from functions.api.http.route import Function, Route, routes_of
 from functions.domain.errors import Refusal, StorageUnavailable
@@ -26,6 +37,9 @@ logger = logging.getLogger("baton.api")
 
 MAX_BODY_BYTES = 5 * 1024 * 1024
 """Lambda refuses requests above 6 MB without an explanation; therefore this limit is below."""
+
+MIN_COMPRESSED_BYTES = 1400
+"""Shorter answers fit into one packet."""
 
 RETRY_AFTER_S = 2
 """Value of `Retry-After` while storage is unavailable."""
@@ -45,6 +59,11 @@ _NAMES = {
         re.compile(FLEET_NAME_PATTERN),
         ErrorCode.FLEET_NOT_FOUND,
         "A fleet's name has small letters, digits and '-', at most 32.",
+    ),
+    "registry": (
+        re.compile(REGISTRY_PATTERN),
+        ErrorCode.REGISTRY_NOT_FOUND,
+        "A registry is named by its host, like ghcr.io, perhaps with a port.",
     ),
     "machine": (
         re.compile(MACHINE_NAME_PATTERN),
@@ -71,7 +90,10 @@ def dispatch(event: Event, context: Context, function: Function) -> dict[str, An
         route = routes_of(function).get(route_key)
         if route is None:
             raise Refusal(ErrorCode.NOT_FOUND, f"No route {route_key}.")
-        response = _respond(route, route.call(context, _build_call(event, route, context, request_id)))
+        call = _build_call(event, route, context, request_id)
+        response = _respond(route, route.call(context, call))
+        if route.revalidates:
+            response = _compress(_drop_known_body(response, call), call)
     except Refusal as refusal:
         response = refused(refusal)
     except StorageUnavailable:
@@ -106,6 +128,7 @@ def _build_call(event: Event, route: Route, context: Context, request_id: str) -
         query=_parse_query(event.get("queryStringParameters") or {}, route),
         body=_parse_body(event, route),
         headers=headers,
+        cookies=_read_cookies(event),
         request_id=request_id,
         now=context.clock.now(),
         source_address=str(event.get("requestContext", {}).get("http", {}).get("sourceIp", "")),
@@ -116,13 +139,19 @@ def _read_headers(event: Event) -> dict[str, str]:
     return {str(name).lower(): str(value) for name, value in (event.get("headers") or {}).items()}
 
 
+def _read_cookies(event: Event) -> dict[str, str]:
+    """Return the cookies by name; of a repeated name the first, which has the most specific path."""
+    pairs = [str(cookie).partition("=") for cookie in event.get("cookies") or []]
+    return {name: value for name, _, value in reversed(pairs)}
+
+
 def _read_authorizer_context(event: Event) -> Mapping[str, Any]:
     """Return the authorizer's context of the caller; empty for a route without a key."""
     return event.get("requestContext", {}).get("authorizer", {}).get("lambda") or {}
 
 
 def _require_principal(event: Event, route: Route) -> Principal:
-    """Return the caller that the authorizer identified; refuse a caller without the route's scopes."""
+    """Return the caller that the authorizer identified; refuse a caller without the route's scopes or tenant."""
     if not route.scopes:
         return Principal(tenant="", key_id="", scopes=frozenset())
     found = _read_authorizer_context(event)
@@ -134,9 +163,13 @@ def _require_principal(event: Event, route: Route) -> Principal:
     if not found.get("tenant"):
         raise Refusal(ErrorCode.UNAUTHORIZED, field="x-api-key")
     scopes = frozenset(Scope(scope) for scope in str(found.get("scopes", "")).split(",") if scope)
-    if not scopes & route.scopes:
+    if "job" in found:
+        _confine_to_job(str(found["job"]), event, route)
+    elif not scopes & route.scopes:
         needed = " or ".join(sorted(route.scopes))
         raise Refusal(ErrorCode.WRONG_SCOPE, f"This call needs the scope {needed}.", field="x-api-key")
+    if route.operator and found["tenant"] != OPERATOR_TENANT:
+        raise Refusal(ErrorCode.OPERATOR_ONLY, f"The key's tenant is {found['tenant']}.", field="x-api-key")
     rings = frozenset(str(found["rings"]).split(",")) if "rings" in found else None
     return Principal(
         tenant=str(found["tenant"]),
@@ -145,7 +178,19 @@ def _require_principal(event: Event, route: Route) -> Principal:
         rings=rings,
         machine=found.get("machine"),
         queues=str(found["queues"]).split(",") if "queues" in found else None,
+        tags=json.loads(found["tags"]) if "tags" in found else {},
     )
+
+
+def _confine_to_job(job_id: str, event: Event, route: Route) -> None:
+    """Refuse a share key for every call but the reads of its job; another job is as unknown as another tenant's."""
+    if not route.shared:
+        detail = f"The key shows job {job_id} and permits nothing else."
+        remedy = "Use a key of your own; an admin issues keys."
+        raise Refusal(ErrorCode.WRONG_SCOPE, detail, field="x-api-key", remedy=remedy)
+    asked = (event.get("pathParameters") or {}).get("id", "")
+    if asked != job_id:
+        raise Refusal(ErrorCode.JOB_NOT_FOUND, "The key shows another job.", field="id")
 
 
 def _parse_path(given: Mapping[str, str], route: Route) -> dict[str, str]:
@@ -248,17 +293,43 @@ def _decode_body(event: Event) -> bytes:
         raise Refusal(ErrorCode.MALFORMED_JSON, "The body's base64 is damaged.") from None
 
 
+def _drop_known_body(response: dict[str, Any], call: ApiCall) -> dict[str, Any]:
+    """Return the answer 304 without a body if the caller has the answer of this ETag already."""
+    headers = response["headers"]
+    known = {tag.strip().removeprefix("W/") for tag in call.headers.get("if-none-match", "").split(",")}
+    if headers.get("etag", "").removeprefix("W/") not in known - {""}:
+        return response
+    kept = {name: value for name, value in headers.items() if name not in ("content-type", "content-encoding")}
+    return {"statusCode": 304, "headers": kept, "body": "", "isBase64Encoded": False}
+
+
+def _compress(response: dict[str, Any], call: ApiCall) -> dict[str, Any]:
+    """Compress a large JSON answer for a caller that accepts gzip: egress is the larger part of its price."""
+    if response.get("isBase64Encoded") or len(response["body"]) < MIN_COMPRESSED_BYTES or not call.accepts_gzip:
+        return response
+    body = base64.b64encode(gzip.compress(response["body"].encode(), compresslevel=5, mtime=0)).decode()
+    headers = {**response["headers"], "content-encoding": "gzip", "vary": "accept-encoding"}
+    return {**response, "headers": headers, "body": body, "isBase64Encoded": True}
+
+
 def _respond(route: Route, result: Any) -> dict[str, Any]:
     headers = {"cache-control": "no-store"}
     if isinstance(result, WithHeaders):
-        headers |= result.headers
-        result = result.value
+        answer = _respond(route, result.value)
+        cookies = {"cookies": list(result.cookies)} if result.cookies else {}
+        return {**answer, **cookies, "headers": {**answer["headers"], **result.headers}}
+    if isinstance(result, NotModified):
+        return {"statusCode": 304, "headers": {**headers, "etag": result.etag}, "body": ""}
     if isinstance(result, NoContent):
         return {"statusCode": 204, "headers": headers, "body": ""}
     if isinstance(result, bytes):
         headers["content-type"] = "application/octet-stream"
         body = base64.b64encode(result).decode()
         return {"statusCode": route.status, "headers": headers, "body": body, "isBase64Encoded": True}
-    body = _ANY.dump_json(result).decode()
+    raw = _ANY.dump_json(result)
+    body = raw.decode()
     headers["content-type"] = "application/json"
+    if route.revalidates:
+        # Weak, because a gateway or a proxy may compress the body.
+        headers["etag"] = f'W/"{blake2b(raw, digest_size=12).hexdigest()}"'
     return {"statusCode": route.status, "headers": headers, "body": body, "isBase64Encoded": False}

@@ -18,7 +18,14 @@ from baton.contract.error_body import ErrorBody
 from baton.contract.errors import ErrorCode
 from baton.contract.fleets.money import Budget
 from baton.contract.fleets.providers import ACCOUNTS
-from baton.contract.names import BUCKETS, FLEET_NAME_PATTERN, KEY_ID_PATTERN, MACHINE_NAME_PATTERN, RING_NAME_PATTERN
+from baton.contract.names import (
+    BUCKETS,
+    FLEET_NAME_PATTERN,
+    KEY_ID_PATTERN,
+    MACHINE_NAME_PATTERN,
+    REGISTRY_PATTERN,
+    RING_NAME_PATTERN,
+)
 from baton.contract.recipes.calls import RECIPE_ID_PATTERN
 from functions.api.http.route import Route, all_routes
 from functions.settings import ControlPlaneSettings
@@ -121,6 +128,8 @@ _PATH_SCHEMAS: dict[str, dict[str, Any]] = {
     "fleet": {"type": "string", "pattern": FLEET_NAME_PATTERN},
     "machine": {"type": "string", "pattern": MACHINE_NAME_PATTERN},
     "provider": {"type": "string", "enum": list(ACCOUNTS)},
+    "registry": {"type": "string", "pattern": REGISTRY_PATTERN},
+    "file": {"type": "string", "pattern": r"^[A-Za-z0-9._-]{1,100}$"},
     "key": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_BYTES, "pattern": _KEY_PATTERN},
 }
 _KEY_ID = {"type": "string", "pattern": KEY_ID_PATTERN}
@@ -133,6 +142,8 @@ _PATH_EXAMPLES: dict[str, Any] = {
     "fleet": "nights",
     "machine": "a1b2c3d4-nights-9f8e7d6c5b4a",
     "provider": "vast",
+    "registry": "ghcr.io",
+    "file": "main-5TQ7A2.js",
     "key": "digits/3/0001.png",
 }
 _KEY_ID_EXAMPLE = "k3f9a7c2"
@@ -142,6 +153,7 @@ _GUARDED = (
     ErrorCode.KEY_UNKNOWN,
     ErrorCode.KEY_REVOKED,
     ErrorCode.KEY_EXPIRED,
+    ErrorCode.SESSION_OVER,
     ErrorCode.WRONG_SCOPE,
 )
 
@@ -284,9 +296,13 @@ def _drop_null(definition: dict[str, Any]) -> dict[str, Any]:
 def _describe_headers(route: Route) -> list[dict[str, Any]]:
     visible = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[\\x21-\\x7e]+$"}
     schemas = {"x-lease-aware": {"type": "string", "enum": ["1"]}}
+    revalidation = {"name": "if-none-match", "in": "header", "required": False, "schema": {"type": "string"}}
     return [
-        {"name": name, "in": "header", "required": False, "schema": schemas.get(name, visible)}
-        for name in route.headers
+        *(
+            {"name": name, "in": "header", "required": False, "schema": schemas.get(name, visible)}
+            for name in route.headers
+        ),
+        *([revalidation] if route.revalidates else []),
     ]
 
 
@@ -297,11 +313,17 @@ def _describe_responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
         if route.answers_bytes:
             content[_BYTES] = {"schema": {}}
         responses[str(route.status)] = {"description": "Done", "content": content}
+    elif route.answers_bytes:
+        responses[str(route.status)] = {"description": "Done", "content": {"*/*": {"schema": {}}}}
     else:
         responses[str(route.status)] = {"description": "Done, without a body"}
+    if route.revalidates:
+        responses["304"] = {"description": "The answer is still the one whose ETag is in if-none-match"}
     codes = set(route.refuses) | set(_ALWAYS)
     if route.scopes:
         codes |= set(_GUARDED)
+    if route.operator:
+        codes.add(ErrorCode.OPERATOR_ONLY)
     if route.body or route.query or route.headers or "{step}" in route.path:
         codes.add(ErrorCode.INVALID_VALUE)
     if route.body or route.query:

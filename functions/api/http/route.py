@@ -14,7 +14,7 @@ from baton.contract.errors import ErrorCode as E
 from baton.contract.names import Scope
 from functions.api.http.context import ApiCall, Context
 
-Function = Literal["submitter", "worker", "transfer", "admin", "rings", "machines"]
+Function = Literal["submitter", "worker", "transfer", "admin", "rings", "machines", "console"]
 """Privilege group: a Lambda function with its own role."""
 
 SUBMIT = frozenset({Scope.SUBMIT})
@@ -38,6 +38,8 @@ class Route:
     function: Function
     scopes: frozenset[Scope]
     """The key needs any one of these scopes; empty: the call needs no key."""
+    operator: bool = False
+    """Only keys of the tenant that operates the deployment may make the call, which concerns all tenants."""
     query: type[BaseModel] | None = None
     body: tuple[type[BaseModel], ...] = ()
     body_required: bool = True
@@ -45,7 +47,7 @@ class Route:
     """The body is a part of a file; the call receives bytes."""
     answer: Any = None
     answers_bytes: bool = False
-    """The call may also answer with the bytes of an object."""
+    """The call may also answer with the bytes of an object; without `answer` always, with a content type of its own."""
     status: int = 200
     refuses: tuple[E, ...] = ()
     """Error codes of this call; openapi.py adds the codes that follow from scopes, models and headers."""
@@ -55,6 +57,19 @@ class Route:
     def route_key(self) -> str:
         """Return API Gateway's name of the route."""
         return f"{self.method} {self.path}"
+
+    @property
+    def shared(self) -> bool:
+        """Return True for the reads of one job, which the job's share key may make."""
+        return self.method == "GET" and self.function == "submitter" and self.path.startswith("/job/{id}")
+
+    @property
+    def revalidates(self) -> bool:
+        """Return True for reads that clients poll: the answers have an ETag, and a known ETag is answered with 304.
+
+        The GETs of `worker` and `transfer` claim jobs and issue tokens, so their answers never repeat.
+        """
+        return self.method == "GET" and self.function not in ("worker", "transfer")
 
 
 JOB = (E.JOB_NOT_FOUND,)

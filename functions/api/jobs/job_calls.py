@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 from baton.contract.base import Cursor, PageLimit, QueueName, WireModel
 from baton.contract.checkpoints.calls import CheckpointPage
+from baton.contract.elastic.nodes import MAX_NODES
 from baton.contract.errors import ErrorCode
 from baton.contract.jobs.dreambooth import DreamboothSubmit, OriginalEvent, OriginalJob
-from baton.contract.jobs.history import AttemptPage, EventPage, EventView
+from baton.contract.jobs.history import AttemptPage, AttemptView, EventPage, EventView
 from baton.contract.jobs.job import (
     BatchSubmit,
     JobPage,
@@ -25,7 +26,7 @@ from baton.contract.jobs.job import (
     StopRequest,
 )
 from baton.contract.jobs.rent import fleet_of
-from baton.contract.names import RENT_FLEET_PATTERN
+from baton.contract.names import RENT_FLEET_PATTERN, Scope
 from baton.contract.worker.calls import TransitionAnswer
 from functions.api.http.context import ApiCall, Context, require_job
 from functions.api.http.paging import MAX_ANSWER_BYTES, count_answer_bytes, read_fitting_page
@@ -43,15 +44,22 @@ from functions.api.jobs.views import (
 from functions.api.rules.rule_calls import has_control_plane_rules, require_checkable, require_sound_rules
 from functions.api.rules.rule_evaluation_runs import evaluate_on_transition
 from functions.api.worker.lease_guard import WRITE_TRIES, apply_decision
+from functions.api.worlds.seat_attempts import read_seat_attempts
+from functions.api.worlds.seat_settlement import settle, with_newest_progress
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.jobs import transitions as rules
 from functions.domain.jobs.transaction import Transaction
 from functions.domain.ports import ResultPage
 from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease, RulesRecord, RuleStateRecord, Spec
+from functions.domain.rules.elastic_rules import require_for_nodes
+from functions.domain.worlds.seat_ids import seat_id
+from functions.domain.worlds.seats import with_seats
 
 _IDEMPOTENCY_NAMESPACE = uuid.UUID("6ba7b812-9dad-11d1-80b4-00c04fd430c8")
 _BARE_LIST_LIMIT = 1000
 _PAGE_LIMIT = 100
+_SEATS_PER_BATCH = 4 * MAX_NODES
+"""Limit of the nodes of all jobs of a batch, each of which is stored as a job."""
 _RETENTION_ENDS_WITHIN_S = 60
 """A retention that a commit began ends within this time, because no call lasts longer."""
 
@@ -87,10 +95,15 @@ def submit_batch(context: Context, call: ApiCall) -> list[JobView]:
     specs = []
     require_checkable(job.rules for job in body.jobs)
     resolver = RecipeResolver(context, call)
+    seats = 0
     for index, job in enumerate(body.jobs):
         with _prefix_fields(f"jobs.{index}"):
             specs.append(resolver.build_spec(job))
-            require_sound_rules(job.rules or "", "rules")
+            _require_rules(job)
+        seats += job.nodes.max if job.nodes is not None else 0
+    if seats > _SEATS_PER_BATCH:
+        detail = f"The jobs have {seats} nodes; at most {_SEATS_PER_BATCH} are allowed in one batch."
+        raise Refusal(ErrorCode.INVALID_VALUE, detail, field="jobs", remedy="Submit the jobs in several batches.")
     # Each job carries the digest of the whole batch, so that the first job reveals a changed batch.
     digest = _compute_digest([_request_identity(job, spec) for job, spec in zip(body.jobs, specs, strict=True)])
     repeated = key is not None and context.jobs.get(_choose_job_id(context, call, f"{key}\n0")) is not None
@@ -134,7 +147,13 @@ def list_jobs(context: Context, call: ApiCall) -> JobPage | list[JobView] | list
 
     def page(limit: int) -> ResultPage[Job]:
         return context.jobs.list_jobs(
-            call.tenant, state=query.status, limit=limit, cursor=query.cursor, newest_first=query.order == "desc"
+            call.tenant,
+            state=query.status,
+            limit=limit,
+            cursor=query.cursor,
+            newest_first=query.order == "desc",
+            # The index of the list lags, too, and the list is what consoles poll.
+            consistent=False,
         )
 
     def seen(items: Sequence[Job]) -> list[tuple[Job, Lease | None]]:
@@ -154,8 +173,17 @@ def list_jobs(context: Context, call: ApiCall) -> JobPage | list[JobView] | list
 def get_job(context: Context, call: ApiCall) -> JobView | OriginalJob:
     """Show one job with its newest progress."""
     job = require_job(context, call, call.path["id"])
-    lease = context.leases.get(job.id) if job.state is JobState.RUNNING else None
-    return view_original_job(job, lease) if call.original else view_job(job, lease)
+    if job.spec.nodes is not None:
+        view = view_job(with_newest_progress(context, job))
+    else:
+        lease = context.leases.get(job.id) if job.state is JobState.RUNNING else None
+        if call.original:
+            return view_original_job(job, lease)
+        view = view_job(job, lease)
+    if Scope.VIEW not in call.principal.scopes:
+        return view
+    # Environment variables often hold keys, which the readers of a shared link must not learn.
+    return view.model_copy(update={"environment": dict.fromkeys(view.environment, "")})
 
 
 def list_events(context: Context, call: ApiCall) -> EventPage | list[EventView] | list[OriginalEvent]:
@@ -185,11 +213,25 @@ def list_attempts(context: Context, call: ApiCall) -> AttemptPage:
     """List every attempt at a job, oldest first."""
     query: PageQuery = call.query
     job = require_job(context, call, call.path["id"])
+    if job.spec.nodes is not None:
+        return _list_seat_attempts(context, job, query)
     lease = context.leases.get(job.id) if job.state is JobState.RUNNING else None
     attempts, cursor = read_fitting_page(
         lambda limit: context.jobs.history(Attempt, job.id, limit=limit, cursor=query.cursor),
         lambda items: [view_attempt(job, item, lease) for item in items],
         query.limit or _PAGE_LIMIT,
+    )
+    return AttemptPage(attempts=attempts, next_cursor=cursor)
+
+
+def _list_seat_attempts(context: Context, job: Job, query: PageQuery) -> AttemptPage:
+    def view(items: Sequence[tuple[int, Attempt]]) -> list[AttemptView]:
+        live = {place: seat_id(job.id, place) for place, attempt in items if attempt.ended_at is None}
+        leases = context.leases.get_many(list(live.values()))
+        return [view_attempt(job, attempt, leases.get(live.get(place, "")), seat=place) for place, attempt in items]
+
+    attempts, cursor = read_fitting_page(
+        lambda limit: read_seat_attempts(context, job, limit, query.cursor), view, query.limit or _PAGE_LIMIT
     )
     return AttemptPage(attempts=attempts, next_cursor=cursor)
 
@@ -273,7 +315,8 @@ def _apply_transition(
         job = apply_decision(context, decision)
     except FenceBroken as broken:
         raise Refusal(ErrorCode.CONFLICT, "The attempt ended during this call.") from broken
-    return answer_transition(evaluate_on_transition(context.jobs, context.leases, job, call.now))
+    job = evaluate_on_transition(context.jobs, context.leases, job, call.now)
+    return answer_transition(settle(context.jobs, job, call.now))
 
 
 def _submit_one(context: Context, call: ApiCall, body: JobSubmit | DreamboothSubmit, key: str | None) -> Job:
@@ -283,12 +326,19 @@ def _submit_one(context: Context, call: ApiCall, body: JobSubmit | DreamboothSub
         spec = RecipeResolver(context, call).build_spec(job, flat=True).model_copy(update={"dreambooth": columns})
     else:
         job, spec = body, RecipeResolver(context, call).build_spec(body)
-        require_sound_rules(job.rules or "", "rules")
+        _require_rules(job)
     digest = _compute_digest(_request_identity(job, spec)) if key else None
     _require_webhook(context, call, job.webhook, set())
     if job.rent is not None and not (key and context.jobs.get(job_id)):
         renting.require_rentable(context, call, [job])
     return _store(context, call, _plan_job(context, call, job, spec, job_id=job_id, digest=digest))
+
+
+def _require_rules(body: JobSubmit) -> None:
+    """Refuse faulty rules, and rules that cannot be right for the nodes of an elastic job."""
+    text = require_sound_rules(body.rules or "", "rules")
+    if body.nodes is not None:
+        require_for_nodes(text, "rules")
 
 
 def _choose_job_id(context: Context, call: ApiCall, key: str | None) -> str:
@@ -300,8 +350,8 @@ def _choose_job_id(context: Context, call: ApiCall, key: str | None) -> str:
 
 def _request_identity(body: JobSubmit, spec: Spec) -> list[Any]:
     """Return the values that two submissions must share to be the same submission."""
-    # Stored digests of jobs without rules, rings and rent do not include the three fields.
-    absent = {name for name in ("rings", "rent") if not getattr(spec, name)}
+    # Stored digests of jobs without rules, rings, rent and nodes do not include these fields.
+    absent = {"seat", *(name for name in ("rings", "rent", "nodes") if not getattr(spec, name))}
     stored_spec = spec.model_dump(mode="json", exclude=absent)
     identity = [stored_spec, body.queue, body.priority]
     return [*identity, body.rules] if body.rules else identity
@@ -339,6 +389,8 @@ def _plan_job(
         rules=_build_first_rules(call, body),
         watched=has_control_plane_rules(body.rules or ""),
     )
+    if body.nodes is not None:
+        change = with_seats(change)
     return change if body.rent is None else change.also(renting.plan_fleet(context, call, change.job, body.rent))
 
 

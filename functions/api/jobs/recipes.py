@@ -189,6 +189,7 @@ def _build_spec(
         webhook=body.webhook,
         rings=list(dict.fromkeys(body.rings if rings is None else rings)),
         rent=body.rent,
+        nodes=body.nodes,
     )
 
 

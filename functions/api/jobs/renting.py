@@ -1,4 +1,4 @@
-"""Rent a machine for one job: the fleet of the job, which the transaction of the job stores."""
+"""Rent machines for one job: the fleet of the job, which the transaction of the job stores."""
 
 from __future__ import annotations
 
@@ -91,6 +91,7 @@ def _build_fleet(spec: Spec, rent: RentSpec, name: str) -> FleetSpec:
             disk_gib=max(1, needs.min_disk_gib or DEFAULT_DISK_GIB),
             image=needs.image,
             queues=[name],
+            max=spec.nodes.max if spec.nodes is not None else 1,
             max_usd_per_hour=rent.max_usd_per_hour or rent.budget_usd,
             max_hours=MAX_HOURS,
             budget=Budget(total_usd=rent.budget_usd),

@@ -41,6 +41,7 @@ def view_job(job: Job, lease: Lease | None = None) -> JobView:
         webhook=spec.webhook,
         rings=spec.rings,
         rent=spec.rent,
+        nodes=spec.nodes,
         copy_of=job.copy_of,
         epoch=job.epoch,
         counters=job.counters,
@@ -85,12 +86,12 @@ def view_event(event: Event) -> EventView:
     return EventView(**event.model_dump(), event_type=name_event(event.type), timestamp=event.at)
 
 
-def view_attempt(job: Job, attempt: Attempt, lease: Lease | None = None) -> AttemptView:
-    """Return an attempt at the job; `lease` adds the progress of a live attempt."""
-    values: dict[str, Any] = attempt.model_dump()
+def view_attempt(job: Job, attempt: Attempt, lease: Lease | None = None, *, seat: int | None = None) -> AttemptView:
+    """Return an attempt at the job, or at a seat of an elastic job; `lease` adds the progress of a live attempt."""
+    values: dict[str, Any] = {**attempt.model_dump(), "seat": seat}
     if attempt.ended_at is None and lease and lease.epoch == attempt.epoch and lease.progress:
         values["progress"] = lease.progress
-    if attempt.ended_at is None and attempt.epoch == job.epoch:
+    if attempt.ended_at is None and attempt.epoch == job.epoch and seat is None:
         values["checkpoint_step"] = committed_step(job, attempt)
     return AttemptView.model_validate(values, from_attributes=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from baton.contract.base import path_problem
 from baton.contract.errors import ErrorCode
@@ -27,6 +28,7 @@ from functions.domain.errors import Refusal
 from functions.domain.jobs import transitions as rules
 from functions.domain.ports import Presigned, StoredObject
 from functions.domain.records import Job
+from functions.domain.worlds.seat_ids import seat_id
 
 _PICTURES = {"png": "image/png", "jpg": "image/jpeg", "jpeg": "image/jpeg", "webp": "image/webp", "gif": "image/gif"}
 """Types that a browser displays instead of saving; no type that a browser executes."""
@@ -34,6 +36,14 @@ _PAGE_LIMIT = 100
 _MAX_PAGE = 500
 """Limit of a page: each artifact has a URL of up to 2 KB, and an answer is limited to 6 MB."""
 _CURSOR = re.compile(r"([0-9a-f]{8})\.([A-Za-z0-9_-]{1,1800})")
+
+
+class StoredOutput(NamedTuple):
+    """Output that an attempt has stored. seat: of an elastic job; None for another job, and for the job's outputs."""
+
+    seat: int | None
+    epoch: int
+    artifact: Artifact
 
 
 def list_artifacts(context: Context, call: ApiCall) -> StoredArtifactsPage:
@@ -44,21 +54,22 @@ def list_artifacts(context: Context, call: ApiCall) -> StoredArtifactsPage:
     limit = min(query.limit or _PAGE_LIMIT, _MAX_PAGE)
     final = job.state is JobState.COMPLETE
     if final:
-        # One more artifact than fits shows that another page follows.
-        rest = sorted((one for one in job.artifacts if one.key > after), key=lambda one: one.key)[: limit + 1]
-        found = [(job.epoch, one) for one in rest[:limit]]
+        # One more artifact than fits shows that another page follows. The outputs of an elastic job lie under the
+        # prefix of a seat, therefore the cursor names the path.
+        rest = sorted((one for one in job.artifacts if one.path > after), key=lambda one: one.path)[: limit + 1]
+        found = [StoredOutput(None, job.epoch, one) for one in rest[:limit]]
         more = len(rest) > limit
+    elif job.spec.nodes is None:
+        found, more = _list_attempts(context, call, job.id, after, limit)
     else:
-        prefix = artifacts_prefix(job.id)
-        listed = context.objects.list(call.tenant, CHECKPOINTS_BUCKET, prefix, limit=limit, after=after or None)
-        found = [_parse_attempt_object(prefix, entry) for entry in listed.items]
-        more = listed.cursor is not None
+        found, more = _list_seats(context, call, job, after, limit)
     life_s = context.settings.url_life_s
     return StoredArtifactsPage(
         artifacts=[
             StoredArtifact(
                 path=one.path,
                 epoch=epoch,
+                seat=seat,
                 step=step_of(one.path),
                 size_bytes=one.size_bytes,
                 bucket=one.bucket,
@@ -67,9 +78,9 @@ def list_artifacts(context: Context, call: ApiCall) -> StoredArtifactsPage:
                     call.tenant, one.bucket, one.key, expires_s=life_s, content_type=_find_content_type(one.path)
                 ),
             )
-            for epoch, one in found
+            for seat, epoch, one in found
         ],
-        next_cursor=_encode_cursor(job.id, found[-1][1].key) if more and found else None,
+        next_cursor=_encode_cursor(job.id, found[-1], final=final) if more and found else None,
         expires_at=call.now + life_s,
         expires_in_s=life_s,
         final=final,
@@ -80,19 +91,49 @@ def _find_content_type(path: str) -> str | None:
     return _PICTURES.get(path.rpartition(".")[2].lower())
 
 
-def _parse_attempt_object(prefix: str, entry: StoredObject) -> tuple[int, Artifact]:
-    """Return epoch and artifact. Every name is `<epoch>/<path>`, because only `declare_artifacts` presigns writes."""
+def _list_attempts(
+    context: Context, call: ApiCall, job_id: str, after: str, limit: int
+) -> tuple[list[StoredOutput], bool]:
+    """Return what attempts at a job, or at a seat, have stored after `<epoch>/<path>`, and True if more follows."""
+    prefix = artifacts_prefix(job_id)
+    last = prefix + after if after else None
+    listed = context.objects.list(call.tenant, CHECKPOINTS_BUCKET, prefix, limit=limit, after=last)
+    return [_parse_attempt_object(prefix, entry) for entry in listed.items], listed.cursor is not None
+
+
+def _list_seats(context: Context, call: ApiCall, job: Job, after: str, limit: int) -> tuple[list[StoredOutput], bool]:
+    """Return what attempts at the seats of an elastic job have stored after `<seat>/<epoch>/<path>`, seat by seat."""
+    first, _, rest = after.partition("/")
+    if after and not (first.isdecimal() and int(first) < len(job.seats)):
+        raise Refusal(ErrorCode.INVALID_CURSOR, field="cursor")
+    found: list[StoredOutput] = []
+    claimed = [seat for seat, mark in enumerate(job.seats) if mark.epoch and seat >= int(first or 0)]
+    for seat in claimed:
+        if len(found) >= limit:
+            return found, True
+        begin = rest if first and seat == int(first) else ""
+        stored, more = _list_attempts(context, call, seat_id(job.id, seat), begin, limit - len(found))
+        found += [one._replace(seat=seat) for one in stored]
+        if more:
+            return found, True
+    return found, False
+
+
+def _parse_attempt_object(prefix: str, entry: StoredObject) -> StoredOutput:
+    """Return an output. Every name is `<epoch>/<path>`, because only `declare_artifacts` presigns writes."""
     epoch, _, path = entry.key.removeprefix(prefix).partition("/")
-    return int(epoch), Artifact(path=path, bucket=CHECKPOINTS_BUCKET, key=entry.key, size_bytes=entry.size_bytes)
+    artifact = Artifact(path=path, bucket=CHECKPOINTS_BUCKET, key=entry.key, size_bytes=entry.size_bytes)
+    return StoredOutput(None, int(epoch), artifact)
 
 
-def _encode_cursor(job_id: str, key: str) -> str:
-    path = key.removeprefix(artifacts_prefix(job_id))
+def _encode_cursor(job_id: str, last: StoredOutput, *, final: bool) -> str:
+    place = "" if last.seat is None else f"{last.seat}/"
+    path = last.artifact.path if final else f"{place}{last.epoch}/{last.artifact.path}"
     return f"{job_id[:8]}.{base64.urlsafe_b64encode(path.encode()).decode().rstrip('=')}"
 
 
 def _parse_cursor(job_id: str, cursor: str | None) -> str:
-    """Return the last key of the page before; "" for the first page."""
+    """Return the path of the last output of the page before; "" for the first page."""
     if cursor is None:
         return ""
     found = _CURSOR.fullmatch(cursor)
@@ -104,7 +145,7 @@ def _parse_cursor(job_id: str, cursor: str | None) -> str:
         raise Refusal(ErrorCode.INVALID_CURSOR, field="cursor") from None
     if path_problem(path):
         raise Refusal(ErrorCode.INVALID_CURSOR, field="cursor")
-    return artifacts_prefix(job_id) + path
+    return path
 
 
 def declare_artifacts(context: Context, call: ApiCall) -> ArtifactsAnswer:

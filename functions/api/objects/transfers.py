@@ -42,7 +42,7 @@ from functions.domain.ports import Presigned, StoredObject
 from functions.domain.records import CheckpointRecord, Job, TransferGrant
 
 _JOB_KEY = re.compile(r"^jobs/([0-9a-f-]{36})/([^/]+)")
-_OURS = ("manifests", "artifacts", "logs")
+_OURS = ("manifests", "artifacts", "logs", "curves", "relay")
 MAX_ANSWERED_BYTES = 4_500_000
 """Limit of an object in an answer: Lambda's answers end at 6 MB, and base64 adds a third."""
 

@@ -15,6 +15,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 from baton.contract.jobs.job import JobState, ReasonCode
 from baton.contract.worker.lease_grace import SWEEP_INTERVAL_S
 from functions.api.rules.rule_evaluation_runs import evaluate_due_jobs, evaluate_on_transition
+from functions.api.worlds.seat_settlement import settle, settle_job
 from functions.domain.errors import FenceBroken, Refusal, StorageUnavailable, WriteConflict
 from functions.domain.jobs import transitions as rules
 from functions.domain.jobs.lease_expiry import ReclaimWatermark, is_reclaimable, update_watermark
@@ -42,6 +43,16 @@ TIMERS_PER_CLAIM = 25
 WAITING_JOBS_READ = 200
 """Waiting jobs read once a minute to measure the longest wait, at about 50 read units. If more jobs wait, the read
 covers the first jobs of some queues, and in a queue without workers these jobs are old."""
+
+MAX_ELASTIC_JOBS = 500
+"""Elastic jobs of one sweep, at some ten milliseconds each."""
+
+MAX_LISTED = 10_000
+"""Ids of elastic jobs that one sweep lists, at about 250 read units."""
+
+GOLDEN = 0.618_033_988_749_895
+"""Step from one sweep's first elastic job to the next sweep's, as a part of the list. Of all steps this one leaves the
+smallest gaps: sweeps of k of n jobs reach each job within about 3 n / k sweeps, also if k varies with the time."""
 
 OPEN_LEASE_WITHIN_S = 86_400
 """The index shows every open lease as due within this time, which exceeds the longest lease."""
@@ -125,11 +136,12 @@ def sweep(
 
     lost = _end_leases(leases, now, may_end, end_lease, page=page, time_left_s=time_left_s, report=report)
     timed = _run_timers(jobs, now, page=page, time_left_s=time_left_s)
+    settled = _settle_elastic_jobs(jobs, now, time_left_s=time_left_s)
     return SweepResult(
         reclaimed=lost.done,
         timers=timed.done,
         left=lost.left + timed.left,
-        more=lost.more or timed.more or batch.more,
+        more=lost.more or timed.more or batch.more or settled.more,
         watched=batch.evaluated,
         decided=batch.decided,
         heartbeat_lag_s=lost.lag_s,
@@ -185,6 +197,21 @@ def _run_timers(jobs: JobStore, now: int, *, page: int, time_left_s: Callable[[]
             return _StageResult(done, left, len(due) == page)
 
 
+def _settle_elastic_jobs(jobs: JobStore, now: int, *, time_left_s: Callable[[], float]) -> _StageResult:
+    """Settle elastic jobs that have not ended, because a function may have died after the transition of a seat.
+
+    Of more jobs than one sweep can settle, each sweep begins elsewhere in the list.
+    """
+    listed = jobs.unsettled(limit=MAX_LISTED)
+    first = int(now // SWEEP_INTERVAL_S * GOLDEN % 1 * len(listed)) if len(listed) > MAX_ELASTIC_JOBS else 0
+    found = [*listed[first:], *listed[:first]][:MAX_ELASTIC_JOBS]
+    for at, job_id in enumerate(found):
+        if time_left_s() < RESERVED_S:
+            return _StageResult(at, len(found) - at, True)
+        run_isolated(job_id, lambda one: settle_job(jobs, one, now) is not None, job_id)
+    return _StageResult(len(found))
+
+
 def run_due_timers(jobs: JobStore, *, tenant: str, queue: str, now: int) -> int:
     """Run the timers of one queue among the first TIMERS_PER_CLAIM due timers; return the number of changed jobs."""
     timed = _read_jobs(jobs, jobs.due_timers(now, limit=TIMERS_PER_CLAIM))
@@ -225,6 +252,7 @@ def reclaim(jobs: JobStore, leases: LeaseStore, job_id: str, now: int, may_end: 
     change = _interrupt(jobs, job, attempt, lease, now)
     if change is not None:
         evaluate_on_transition(jobs, leases, change.job, now)
+        settle(jobs, change.job, now)
     return change is not None
 
 
@@ -240,6 +268,7 @@ def run_timer(jobs: JobStore, job_id: str, now: int) -> bool:
         jobs.apply(change)
     except (WriteConflict, FenceBroken):
         return False
+    settle(jobs, change.job, now)
     return True
 
 
@@ -255,7 +284,7 @@ def end_overdue_job(jobs: JobStore, job_id: str, epoch: int, now: int) -> str:
             jobs.apply(change)
         except (WriteConflict, FenceBroken):
             continue
-        job = change.job
+        job = settle(jobs, change.job, now)
         break
     return job.reason.code if job is not None and job.reason is not None else ReasonCode.MAX_RUNTIME
 

@@ -19,6 +19,7 @@ from baton.contract.fleets.fleet import (
     MachineOrders,
     MachinePage,
     MachineShell,
+    PreflightDownload,
 )
 from baton.contract.fleets.job_machines import JobMachines
 from baton.contract.fleets.plan import FleetPlan, OfferPage, OffersRequest, PlanRequest
@@ -31,14 +32,23 @@ from baton.contract.fleets.providers import (
     SshAccount,
     VastAccount,
 )
-from functions.api.fleet import account_calls, doctor_calls, fleet_calls, job_machines, machine_access, plan_calls
+from baton.contract.fleets.registries import RegistryLogin, RegistryPage, RegistryView
+from functions.api.fleet import (
+    account_calls,
+    doctor_calls,
+    fleet_calls,
+    job_machines,
+    machine_access,
+    plan_calls,
+    registry_calls,
+)
 from functions.api.http.route import ADMIN, ENROLL, JOB, SUBMIT, WORKER, Route
 from functions.api.machines import machine_calls
 
 _FLEET = (E.FLEET_NOT_FOUND,)
 _MACHINE = (E.MACHINE_UNKNOWN, E.CONFLICT)
 _fleet = partial(Route, function="machines", scopes=SUBMIT)
-_admin = partial(Route, function="machines", scopes=ADMIN)
+_operator = partial(Route, function="machines", scopes=ADMIN, operator=True)
 _PROVIDER = (
     E.PROVIDER_KEY_REFUSED,
     E.PROVIDER_PERMISSION_MISSING,
@@ -50,7 +60,8 @@ _PROVIDER = (
 )
 """Refusals of a provider that a call asks."""
 _ACCESS = (E.MACHINE_NOT_FOUND, E.PROVIDER_NOT_FOUND, *_PROVIDER)
-_account = partial(_admin, "PUT", answer=ProviderView, refuses=(E.CONFLICT, *_PROVIDER))
+_account = partial(_operator, "PUT", answer=ProviderView, refuses=(E.CONFLICT, *_PROVIDER))
+_login = partial(Route, function="machines", scopes=ADMIN, refuses=(E.REGISTRY_NOT_FOUND, E.CONFLICT))
 
 ROUTES: tuple[Route, ...] = (
     _fleet("GET", "/fleets", fleet_calls.list_fleets, answer=FleetPage),
@@ -98,16 +109,25 @@ ROUTES: tuple[Route, ...] = (
     _account("/providers/runpod", account_calls.put_runpod, body=(RunpodAccount,)),
     _account("/providers/ec2", account_calls.put_ec2, body=(Ec2Account,)),
     _account("/providers/ssh", account_calls.put_ssh, body=(SshAccount,)),
-    _admin("GET", "/providers", account_calls.list_providers, answer=ProviderPage, refuses=(E.CONFLICT,)),
-    _admin(
+    _operator("GET", "/providers", account_calls.list_providers, answer=ProviderPage, refuses=(E.CONFLICT,)),
+    _operator(
         "DELETE",
         "/providers/{provider}",
         account_calls.remove,
         status=204,
         refuses=(E.PROVIDER_NOT_FOUND, E.PROVIDER_UNAVAILABLE, E.CONFLICT),
     ),
-    _admin("GET", "/fleet-doctor", doctor_calls.examine_fleets, answer=DoctorReport, refuses=(E.CONFLICT,)),
-    _admin(
+    _login("GET", "/registries", registry_calls.list_registries, answer=RegistryPage),
+    _login(
+        "PUT",
+        "/registries/{registry}",
+        registry_calls.put_registry,
+        body=(RegistryLogin,),
+        answer=RegistryView,
+    ),
+    _login("DELETE", "/registries/{registry}", registry_calls.remove_registry, status=204),
+    _operator("GET", "/fleet-doctor", doctor_calls.examine_fleets, answer=DoctorReport, refuses=(E.CONFLICT,)),
+    _operator(
         "POST",
         "/fleet-doctor/fix",
         doctor_calls.fix_findings,
@@ -118,13 +138,29 @@ ROUTES: tuple[Route, ...] = (
     _fleet("GET", "/job/{id}/machines", job_machines.job_machines, answer=JobMachines, refuses=JOB),
     Route(
         "POST",
+        "/machines/preflight",
+        machine_calls.preflight,
+        function="machines",
+        scopes=ENROLL,
+        answer=PreflightDownload,
+        refuses=(E.MACHINE_UNKNOWN, E.ENROLMENT_EXPIRED),
+    ),
+    Route(
+        "POST",
         "/machines/enroll",
         machine_calls.enroll,
         function="machines",
         scopes=ENROLL,
         body=(EnrollRequest,),
         answer=EnrollAnswer,
-        refuses=(*_MACHINE, E.ENROLMENT_EXPIRED, E.ENROLMENT_USED, E.IDENTITY_REFUSED, E.PREFLIGHT_FAILED),
+        refuses=(
+            *_MACHINE,
+            E.ENROLMENT_EXPIRED,
+            E.ENROLMENT_USED,
+            E.IDENTITY_REFUSED,
+            E.HOST_QUARANTINED,
+            E.PREFLIGHT_FAILED,
+        ),
     ),
     Route(
         "POST",

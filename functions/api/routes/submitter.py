@@ -6,6 +6,7 @@ from functools import partial
 
 from baton.contract.checkpoints.calls import CheckpointPage
 from baton.contract.errors import ErrorCode as E
+from baton.contract.jobs.curves import CurvesQuery, CurvesView
 from baton.contract.jobs.dreambooth import DreamboothSubmit, OriginalEvent, OriginalJob
 from baton.contract.jobs.history import AttemptPage, EventPage, EventView
 from baton.contract.jobs.job import BatchSubmit, JobPage, JobSubmit, JobView, RetryRequest, StopRequest
@@ -17,16 +18,17 @@ from baton.contract.worker.output import LogPage, MetricPage
 from functions.api.http.route import JOB, PAGE, SUBMIT, Route
 from functions.api.jobs import job_calls, recipes
 from functions.api.rules import rule_calls
-from functions.api.worker import logs
+from functions.api.worker import curves, logs
 
 _WEBHOOK = (E.WEBHOOK_NOT_FOUND,)
-_SUBMIT = (E.UNKNOWN_RECIPE, E.INVALID_RULES, E.IDEMPOTENCY_MISMATCH, *_WEBHOOK)
+_SUBMIT = (E.UNKNOWN_RECIPE, E.INVALID_RULES, E.NOT_FOR_ELASTIC, E.IDEMPOTENCY_MISMATCH, *_WEBHOOK)
 _STEER = (*JOB, E.ILLEGAL_TRANSITION, E.JOB_FINISHED, E.JOB_CANCELED, E.CONFLICT, E.CHECKPOINT_NOT_FOUND)
 _GIVE = (*JOB, E.JOB_FINISHED, E.ILLEGAL_TRANSITION, E.CONFLICT)
 _IDEMPOTENCY = ("idempotency-key",)
 _submitter = partial(Route, function="submitter", scopes=SUBMIT)
 _submit = partial(_submitter, "POST", refuses=_SUBMIT, headers=_IDEMPOTENCY)
 _page = partial(_submitter, "GET", refuses=PAGE)
+_output = partial(_submitter, "GET", refuses=(*PAGE, E.NOT_ELASTIC))
 _steer = partial(_submitter, "POST", body_required=False, answer=TransitionAnswer, refuses=_STEER)
 
 ROUTES: tuple[Route, ...] = (
@@ -49,8 +51,17 @@ ROUTES: tuple[Route, ...] = (
     ),
     _page("/job/{id}/attempts", job_calls.list_attempts, query=job_calls.PageQuery, answer=AttemptPage),
     _page("/job/{id}/checkpoints", job_calls.list_checkpoints, query=job_calls.PageQuery, answer=CheckpointPage),
-    _page("/job/{id}/logs", logs.read, query=logs.LogsQuery, answer=LogPage),
-    _page("/job/{id}/metrics", logs.read_points, query=logs.LogsQuery, answer=MetricPage),
+    _output("/job/{id}/logs", logs.read, query=logs.LogsQuery, answer=LogPage),
+    _output("/job/{id}/metrics", logs.read_points, query=logs.LogsQuery, answer=MetricPage),
+    _submitter(
+        "GET",
+        "/job/{id}/curves",
+        curves.read_curves,
+        query=CurvesQuery,
+        answer=CurvesView,
+        headers=("if-none-match",),
+        refuses=(*JOB, E.NOT_ELASTIC),
+    ),
     _steer("/job/{id}/stop", job_calls.stop, body=(StopRequest,)),
     _steer("/job/{id}/pause", job_calls.pause, body=(StopRequest,)),
     _steer("/job/{id}/resume", job_calls.resume, body=(StopRequest,)),
@@ -61,7 +72,7 @@ ROUTES: tuple[Route, ...] = (
         rule_calls.put_rules,
         body=(RulesRequest,),
         answer=RulesView,
-        refuses=(*_GIVE, E.INVALID_RULES),
+        refuses=(*_GIVE, E.NOT_FOR_ELASTIC, E.INVALID_RULES),
     ),
     _submitter("GET", "/job/{id}/rules", rule_calls.show_rules, answer=RulesView, refuses=JOB),
     _page("/job/{id}/rules/history", rule_calls.list_rules, query=rule_calls.RulesHistoryQuery, answer=RulesHistory),

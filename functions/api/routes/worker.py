@@ -7,6 +7,9 @@ from typing import Any
 
 from baton.contract.checkpoints.calls import BlobUrls, BlobUrlsRequest, CommitAnswer, DamagedRequest
 from baton.contract.checkpoints.manifest import Manifest
+from baton.contract.elastic.data import DataGrant, DataRequest
+from baton.contract.elastic.relay import RelayAnswer, RelayRequest
+from baton.contract.elastic.world import EpochProposal, ExcludeRequest, JoinRequest, WorldReport, WorldView
 from baton.contract.errors import ErrorCode as E
 from baton.contract.worker.calls import (
     ArtifactsAnswer,
@@ -25,11 +28,13 @@ from baton.contract.worker.calls import (
 )
 from baton.contract.worker.output import LogChunk
 from functions.api.checkpoints import checkpoint_calls
-from functions.api.http.route import BOTH, JOB, LEASE, WORKER, Route
+from functions.api.http.route import BOTH, JOB, LEASE, SUBMIT, WORKER, Route
 from functions.api.objects import artifacts, input_files
 from functions.api.worker import logs, worker_calls
+from functions.api.worlds import data_calls, relay_calls, world_calls
 
 _COMPLETE = (*LEASE, E.NOT_STORED_YET, E.DIGEST_MISMATCH, E.UNKNOWN_BUCKET)
+_WORLD = (*LEASE, E.NOT_ELASTIC)
 _LEASE_AWARE = ("x-lease-aware",)
 _worker = partial(Route, function="worker", scopes=WORKER)
 _bearer = partial(_worker, headers=("x-lease-token",))
@@ -65,7 +70,7 @@ ROUTES: tuple[Route, ...] = (
         worker_calls.release,
         body=(ReleaseRequest,),
         answer=TransitionAnswer,
-        refuses=(*LEASE, E.ROLLBACK_BUDGET_SPENT, E.ROLLBACK_NOT_KEPT),
+        refuses=(*LEASE, E.ROLLBACK_BUDGET_SPENT, E.ROLLBACK_NOT_KEPT, E.NOT_FOR_ELASTIC),
     ),
     _bearer(
         "POST",
@@ -110,4 +115,55 @@ ROUTES: tuple[Route, ...] = (
         refuses=(*LEASE, E.INVALID_CURSOR),
     ),
     _bearer("POST", "/job/{id}/logs", logs.append, body=(LogChunk,), answer=StatusAnswer, refuses=LEASE),
+    _bearer("GET", "/job/{id}/world", world_calls.show, scopes=BOTH, answer=WorldView, refuses=_WORLD),
+    _bearer(
+        "POST",
+        "/job/{id}/world/join",
+        world_calls.join,
+        body=(JoinRequest,),
+        answer=WorldView,
+        refuses=(*_WORLD, E.WORLD_MISMATCH),
+    ),
+    _bearer(
+        "POST",
+        "/job/{id}/world/epoch",
+        world_calls.propose,
+        body=(EpochProposal,),
+        answer=WorldView,
+        refuses=(*_WORLD, E.WORLD_CHANGED, E.NO_MAJORITY, E.NOT_A_MEMBER),
+    ),
+    Route(
+        "POST",
+        "/job/{id}/world/exclude",
+        world_calls.exclude,
+        function="worker",
+        scopes=SUBMIT,
+        body=(ExcludeRequest,),
+        answer=WorldView,
+        refuses=(*JOB, E.NOT_ELASTIC, E.NOT_A_MEMBER, E.JOB_FINISHED, E.CONFLICT),
+    ),
+    _bearer(
+        "POST",
+        "/job/{id}/world/report",
+        world_calls.report,
+        body=(WorldReport,),
+        answer=WorldView,
+        refuses=(*_WORLD, E.WORLD_CHANGED, E.NOT_A_MEMBER),
+    ),
+    _bearer(
+        "POST",
+        "/job/{id}/world/relay",
+        relay_calls.relay,
+        body=(RelayRequest,),
+        answer=RelayAnswer,
+        refuses=(*_WORLD, E.NOT_A_MEMBER),
+    ),
+    _bearer(
+        "POST",
+        "/job/{id}/world/data",
+        data_calls.lease,
+        body=(DataRequest,),
+        answer=DataGrant,
+        refuses=(*_WORLD, E.DATA_MISMATCH),
+    ),
 )

@@ -24,10 +24,12 @@ from functions.api.http.context import ApiCall, Context, require_job
 from functions.api.http.paging import read_fitting_page
 from functions.api.rules.rule_evaluation_runs import evaluate_job, read_members, read_rule_state
 from functions.api.worker.lease_guard import WRITE_TRIES
+from functions.api.worlds.seat_settlement import settle_job
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.jobs.transaction import Transaction
 from functions.domain.records import CommandRecord, ControlRecord, Job, RulesRecord, RuleStateRecord
 from functions.domain.rules import steering as rules
+from functions.domain.rules.elastic_rules import require_for_nodes
 
 T = TypeVar("T")
 
@@ -56,6 +58,8 @@ def put_rules(context: Context, call: ApiCall) -> RulesView:
     watched = has_control_plane_rules(text)
 
     def decide(job: Job) -> tuple[Transaction | None, RulesRecord | None]:
+        if job.spec.nodes is not None:
+            require_for_nodes(text, "text")
         newest = _read_newest(context, job)
         change = rules.put_rules(
             job,
@@ -182,7 +186,11 @@ def has_control_plane_rules(text: str) -> bool:
 def _apply(context: Context, call: ApiCall, decide: Callable[[Job], tuple[Transaction | None, T]]) -> T:
     """Decide and write; return the decided value. Decides again after a conflicting write."""
     for _ in range(WRITE_TRIES):
-        change, decided = decide(require_job(context, call, call.path["id"]))
+        job = require_job(context, call, call.path["id"])
+        if job.spec.nodes is not None:
+            # The change notifies the leases of the attempts that the job knows.
+            job = settle_job(context.jobs, job.id, call.now) or job
+        change, decided = decide(job)
         if change is None:
             return decided
         try:

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from baton.contract.jobs.job import JobState
 from functions.api.rules.group_cache import GroupCache, Members
 from functions.api.worker.lease_guard import WRITE_TRIES
+from functions.api.worlds.seat_settlement import settle_job
 from functions.domain.errors import FenceBroken, StorageUnavailable, WriteConflict
 from functions.domain.jobs.transaction import Put
 from functions.domain.ports import JobStore, LeaseStore
 from functions.domain.records import Attempt, Job, Lease, MemberRecord, RulesRecord, RuleStateRecord
+from functions.domain.worlds.seat_ids import seat_id
 
 if TYPE_CHECKING:
     from baton.contract.rules.document.rule import RuleSet
@@ -114,7 +116,7 @@ def evaluate_job(
 def _evaluate_once(
     jobs: JobStore, leases: LeaseStore, job_id: str, occasion: Occasion, now: int, *, lease: Lease | None
 ) -> bool:
-    job = jobs.get(job_id)
+    job = _settled(jobs, jobs.get(job_id), now)
     if job is None:
         return False
     rule_state = jobs.read(RuleStateRecord, job_id)
@@ -130,14 +132,11 @@ def _evaluate_once(
         if rule_state is not None and rule_state.next_at is not None and not rule_state.orders:
             jobs.put(Put(owner=job_id, record=rule_evaluation.without_next_evaluation(rule_state)))
         return executed_orders
-    attempt = None
-    if job.state is JobState.RUNNING:
-        attempt = jobs.read(Attempt, job_id, job.epoch)
-        lease = lease or leases.get(job_id)
-    seen = rule_evaluation.JobSnapshot(job=job, rule_state=rule_state, attempt=attempt, lease=lease)
+    seen = _read_snapshot(jobs, leases, job, rule_state, lease)
     result, members = _decide(jobs, seen, occasion, now)
     if result.change is not None:
         jobs.apply(result.change)
+        _settled(jobs, job, now)
     else:
         jobs.put(Put(owner=job_id, record=result.rule_state))
     member = result.rule_state.member
@@ -149,6 +148,28 @@ def _evaluate_once(
         except WriteConflict:
             logger.info("the next evaluation scales the group", extra={"job_id": job_id})
     return result.change is not None or executed_orders
+
+
+def _settled(jobs: JobStore, job: Job | None, now: int) -> Job | None:
+    """Settle an elastic job with its seats, because a decision notifies the leases of the attempts that it knows."""
+    return job if job is None or job.spec.nodes is None else settle_job(jobs, job.id, now)
+
+
+def _read_snapshot(
+    jobs: JobStore, leases: LeaseStore, job: Job, rule_state: RuleStateRecord | None, lease: Lease | None
+) -> JobSnapshot:
+    """Read the present attempt and its lease, or those of all seats. `lease`: the lease after a heartbeat."""
+    from functions.domain.rules.rule_evaluation import JobSnapshot, merge_leases
+
+    if job.state is not JobState.RUNNING:
+        return JobSnapshot(job=job, rule_state=rule_state)
+    if job.spec.nodes is None:
+        attempt = jobs.read(Attempt, job.id, job.epoch)
+        return JobSnapshot(job=job, rule_state=rule_state, attempt=attempt, lease=lease or leases.get(job.id))
+    running = {seat_id(job.id, place): mark.epoch for place, mark in enumerate(job.seats) if mark.running}
+    found = [jobs.read(Attempt, seat, epoch) for seat, epoch in running.items()]
+    newest = merge_leases(job, list(leases.get_many(list(running)).values()))
+    return JobSnapshot(job=job, rule_state=rule_state, lease=newest, nodes=[one for one in found if one is not None])
 
 
 def _execute_scale_orders(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from baton.contract.worker.calls import WorkQuery
@@ -40,6 +40,7 @@ class _Search:
     tenant: str
     now: int
     original: bool
+    tags: Mapping[str, str]
 
     def find_suitable(self, shard: int, first_page: int) -> list[Job]:
         """Return the suitable jobs of the shard's first page with a suitable job; empty without such a page."""
@@ -47,6 +48,8 @@ class _Search:
         while seen < MAX_CANDIDATES:
             page = self.jobs.ready(self.tenant, self.worker.queue, shard, limit=limit, cursor=cursor)
             found = select_suitable(page.items, self.worker, self.now)
+            if self.tags:
+                found = [job for job in found if self.tags.items() <= job.spec.tags.items()]
             if self.original:
                 # The original's workers run jobs in the original's form only.
                 found = [job for job in found if job.spec.dreambooth is not None]
@@ -65,6 +68,7 @@ def claim_next(
     tenant: str,
     key_id: str | None,
     token_sha256: str | None,
+    tags: Mapping[str, str],
     ring_token_sha256: str | None = None,
     shards: int,
     now: int,
@@ -74,22 +78,22 @@ def claim_next(
 ) -> ClaimedJob | None:
     """Claim the best job for this worker, at random among equals; None without a suitable job.
 
-    `token_sha256`: digest of the lease token; None for a worker of the original orchestrator. `ring_token_sha256`:
-    digest of the token for the job's rings. `claimant`: the identity of a worker without a lease token. Without a ready
-    job the claim runs due timers of the queue, and tries again. Ranks are compared within a shard; the first shard is
-    random.
+    `token_sha256`: digest of the lease token; None for a worker of the original orchestrator. `tags`: of the only jobs
+    to choose from. `ring_token_sha256`: digest of the token for the job's rings. `claimant`: the identity of a worker
+    without a lease token. Without a ready job the claim runs due timers of the queue, and tries again. Ranks are
+    compared within a shard; the first shard is random.
 
     A claim does not revoke expired leases: the index of leases shows nearly all live leases, and a claim has no time to
     read all leases. The sweeper revokes expired leases.
     """
-    search = _Search(jobs=jobs, worker=worker, tenant=tenant, now=now, original=token_sha256 is None)
+    search = _Search(jobs=jobs, worker=worker, tenant=tenant, now=now, original=token_sha256 is None, tags=tags)
 
     def claim_from(shard: int) -> ClaimedJob | None:
         for _ in range(MAX_CONFLICTS):
             candidates = search.find_suitable(shard, window.size)
             if not candidates:
                 return None
-            job = window.choose(candidates, random.below)
+            job = _with_checkpoint(jobs, window.choose(candidates, random.below))
             change = rules.claim(job, worker, token_sha256=token_sha256, key_id=key_id, now=now)
             change = with_claimant(with_rings(change, ring_token_sha256), claimant)
             assert change.attempt is not None and isinstance(change.lease, OpenLease)
@@ -112,9 +116,24 @@ def claim_next(
     return claimed
 
 
-def peek_next(jobs: JobStore, worker: WorkQuery, *, tenant: str, shards: int, now: int, original: bool) -> Job | None:
+def _with_checkpoint(jobs: JobStore, job: Job) -> Job:
+    """Return a seat with the newest checkpoint of its elastic job, which the attempt resumes; others unchanged."""
+    elastic = jobs.get(job.spec.seat.job) if job.spec.seat is not None else None
+    return job if elastic is None else job.model_copy(update={"checkpoint_step": elastic.checkpoint_step})
+
+
+def peek_next(
+    jobs: JobStore,
+    worker: WorkQuery,
+    *,
+    tenant: str,
+    tags: Mapping[str, str],
+    shards: int,
+    now: int,
+    original: bool,
+) -> Job | None:
     """Return a job that a claim might take now, without claiming the job; None without a suitable job."""
-    search = _Search(jobs=jobs, worker=worker, tenant=tenant, now=now, original=original)
+    search = _Search(jobs=jobs, worker=worker, tenant=tenant, now=now, original=original, tags=tags)
     found = [job for shard in range(shards) for job in search.find_suitable(shard, SMALLEST_WINDOW)[:1]]
     return min(found, key=lambda job: job.ready_rank, default=None)
 

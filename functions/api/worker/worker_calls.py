@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 from baton.contract.checkpoints.calls import CheckpointRef
+from baton.contract.elastic.world import WorldSeat
 from baton.contract.errors import ErrorCode
 from baton.contract.jobs.goodput import Goodput
 from baton.contract.jobs.job import FailureClass, JobState, Progress, Reason, ReasonCode
@@ -22,6 +23,7 @@ from baton.contract.worker.calls import (
     TransitionAnswer,
     WorkItem,
 )
+from baton.contract.worker.control import ControlReport
 from functions.api.checkpoints.checkpoint_calls import find_sound_checkpoints
 from functions.api.checkpoints.retention_runner import RetentionRunner
 from functions.api.http.context import ApiCall, Context, require_job
@@ -35,6 +37,7 @@ from functions.api.rules.rule_evaluation_runs import evaluate_on_heartbeat, eval
 from functions.api.worker.control_reports import (
     attribute_end,
     end_as_bearer,
+    keep_last_decisions,
     persist_report,
     read_control,
     read_updates,
@@ -42,6 +45,7 @@ from functions.api.worker.control_reports import (
 )
 from functions.api.worker.job_claim import ClaimedJob, claim_next, peek_next
 from functions.api.worker.lease_guard import apply_as_bearer, renew_lease
+from functions.api.worlds.seat_settlement import settle, settle_claim
 from functions.domain.access.api_keys import token_digest
 from functions.domain.checkpoints.object_keys import job_prefix
 from functions.domain.errors import FenceBroken, Refusal, StorageUnavailable, WriteConflict
@@ -65,6 +69,7 @@ def get_work(context: Context, call: ApiCall) -> list[WorkItem] | list[dict[str,
         tenant=call.tenant,
         key_id=call.principal.key_id,
         token_sha256=token_digest(token) if token else None,
+        tags=call.principal.tags,
         ring_token_sha256=token_digest(ring_secret(token)) if token else None,
         shards=context.settings.ready_shards,
         now=call.now,
@@ -77,9 +82,16 @@ def get_work(context: Context, call: ApiCall) -> list[WorkItem] | list[dict[str,
     try:
         if evaluate_on_transition(context.jobs, context.leases, claimed.job, call.now).state is not JobState.RUNNING:
             return []
+        seat: WorldSeat | None = None
+        owner = claimed.job
+        if claimed.job.spec.seat is not None:
+            settled = settle_claim(context.jobs, claimed.job, claimed.job.spec.seat, call.now)
+            if settled is None:
+                return []
+            seat, owner = settled
         if token is None:
             return [_build_original_work(context, call, claimed.job, claimed.lease)]
-        return [_build_work_item(context, call, claimed, token)]
+        return [_build_work_item(context, call, claimed, token, owner=owner, seat=seat)]
     except InputListTooLarge as reason:
         _fail_undeliverable(context, call, claimed, str(reason))
         return []
@@ -95,6 +107,7 @@ def peek_work(context: Context, call: ApiCall) -> list[dict[str, Any]]:
         context.jobs,
         call.query,
         tenant=call.tenant,
+        tags=call.principal.tags,
         shards=context.settings.ready_shards,
         now=call.now,
         original=not call.lease_aware,
@@ -135,6 +148,7 @@ def heartbeat(context: Context, call: ApiCall) -> HeartbeatAnswer:
         lease = renew_lease(context, fence, progress, body.phase)
         persist_report(context, call, fence, lease, body.control)
     except FenceBroken as broken:
+        keep_last_decisions(context, fence, body.control, call.now)
         return _answer_refused_heartbeat(call, fence, broken.lease)
     if lease.stop_at is not None and call.now >= lease.stop_at:
         reason = end_overdue_job(context.jobs, lease.job_id, lease.epoch, call.now)
@@ -155,11 +169,11 @@ def complete(context: Context, call: ApiCall) -> TransitionAnswer:
     """Complete a job; refused until every declared artifact is verified in storage."""
     body: CompleteRequest = call.body
     fence = call.fence(body.job_id, body.machine_id, key=body.key)
-    job, lease = _read_lease_to_end(context, call, fence, repeated=("complete",))
+    job, lease = _read_lease_to_end(context, call, fence, body.control, repeated=("complete",))
     if lease is None:
         publish(context, call, job)
-        RetentionRunner(context, job, call.now).run_at_job_end()
-        return answer_transition(job)
+        _run_retention_if_ended(context, call, job)
+        return answer_transition(settle(context.jobs, job, call.now))
     if lease.token_sha256 is None:
         artifacts = verify_original_model(context, call, job, body)
     else:
@@ -176,18 +190,18 @@ def complete(context: Context, call: ApiCall) -> TransitionAnswer:
         ),
     )
     publish(context, call, ended)
-    RetentionRunner(context, ended, call.now).run_at_job_end()
-    return answer_transition(ended)
+    _run_retention_if_ended(context, call, ended)
+    return answer_transition(settle(context.jobs, ended, call.now))
 
 
 def fail(context: Context, call: ApiCall) -> TransitionAnswer:
     """End an attempt as failed; the job waits for another attempt, or fails."""
     body: FailRequest = call.body
     fence = call.fence(body.job_id, body.machine_id, key=body.key)
-    job, lease = _read_lease_to_end(context, call, fence, repeated=("failed",))
+    job, lease = _read_lease_to_end(context, call, fence, body.control, repeated=("failed",))
     if lease is None:
         _run_retention_if_ended(context, call, job)
-        return answer_transition(job)
+        return answer_transition(settle(context.jobs, job, call.now))
     progress = _merge_last_progress(job, lease, body.goodput, call.now)
     ended = end_as_bearer(
         context,
@@ -197,16 +211,21 @@ def fail(context: Context, call: ApiCall) -> TransitionAnswer:
         lambda job, attempt: rules.fail(job, attempt, fence, body, progress=progress, now=call.now),
     )
     _run_retention_if_ended(context, call, ended)
-    return _evaluate_and_answer(context, call, ended)
+    return _follow_and_answer(context, call, ended)
 
 
-def _evaluate_and_answer(context: Context, call: ApiCall, job: Job) -> TransitionAnswer:
-    return answer_transition(evaluate_on_transition(context.jobs, context.leases, job, call.now))
+def _follow_and_answer(context: Context, call: ApiCall, job: Job) -> TransitionAnswer:
+    """Evaluate the job's rules after the end of an attempt, settle the elastic job of a seat, and answer."""
+    job = evaluate_on_transition(context.jobs, context.leases, job, call.now)
+    return answer_transition(settle(context.jobs, job, call.now))
 
 
 def _run_retention_if_ended(context: Context, call: ApiCall, job: Job) -> None:
-    """Run retention for an ended job. A waiting job keeps the packs of unfinished uploads for its next commit."""
-    if job.state.terminal:
+    """Run retention for an ended job. A waiting job keeps the packs of unfinished uploads for its next commit.
+
+    A seat has no checkpoints.
+    """
+    if job.state.terminal and job.spec.seat is None:
         RetentionRunner(context, job, call.now).run_at_job_end()
 
 
@@ -216,13 +235,13 @@ def release(context: Context, call: ApiCall) -> TransitionAnswer:
     fence = call.fence(body.job_id, body.machine_id)
     crashed = body.reason == AGENT_CRASHED and body.by_rule is None
     repeated = ("interrupted",) if crashed else ("released", "paused")
-    job, lease = _read_lease_to_end(context, call, fence, repeated=repeated)
+    job, lease = _read_lease_to_end(context, call, fence, body.control, repeated=repeated)
     if lease is None:
-        return answer_transition(job)
+        return answer_transition(settle(context.jobs, job, call.now))
     reason = Reason(code=body.reason, message=body.message)
     progress = _merge_last_progress(job, lease, body.goodput, call.now)
     if body.by_rule is not None:
-        return _evaluate_and_answer(context, call, release_by_rule(context, call, fence, body, progress))
+        return _follow_and_answer(context, call, release_by_rule(context, call, fence, body, progress))
     ended = end_as_bearer(
         context,
         call,
@@ -230,11 +249,11 @@ def release(context: Context, call: ApiCall) -> TransitionAnswer:
         body.control,
         lambda job, attempt: rules.release(job, attempt, fence, reason=reason, progress=progress, now=call.now),
     )
-    return _evaluate_and_answer(context, call, ended)
+    return _follow_and_answer(context, call, ended)
 
 
 def _read_lease_to_end(
-    context: Context, call: ApiCall, fence: Fence, *, repeated: tuple[str, ...]
+    context: Context, call: ApiCall, fence: Fence, control: ControlReport | None, *, repeated: tuple[str, ...]
 ) -> tuple[Job, Lease | None]:
     """Return the job and the live lease; no lease if this bearer has already ended the attempt so (a lost answer)."""
     job = require_job(context, call, fence.job_id)
@@ -243,6 +262,7 @@ def _read_lease_to_end(
         return job, lease
     if lease is not None and lease.closed in repeated and fence.bears(lease):
         return job, None
+    keep_last_decisions(context, fence, control, call.now)
     if job.state is not JobState.RUNNING:
         rules.require_running(job)
     raise fence.refusal(lease)
@@ -335,7 +355,7 @@ def _fail_undeliverable(context: Context, call: ApiCall, claimed: ClaimedJob, me
         context.jobs.apply(change)
     except (WriteConflict, FenceBroken):
         return  # a user's command has already ended the attempt
-    _evaluate_and_answer(context, call, change.job)
+    _follow_and_answer(context, call, change.job)
 
 
 def _identify_claimant(context: Context, call: ApiCall) -> Claimant:
@@ -344,7 +364,10 @@ def _identify_claimant(context: Context, call: ApiCall) -> Claimant:
     return Claimant(key_id=call.principal.key_id, source_address=call.source_address, progress_by=call.now + first_s)
 
 
-def _build_work_item(context: Context, call: ApiCall, claimed: ClaimedJob, token: str) -> WorkItem:
+def _build_work_item(
+    context: Context, call: ApiCall, claimed: ClaimedJob, token: str, *, owner: Job, seat: WorldSeat | None
+) -> WorkItem:
+    """Return the claimed job for the worker. `owner`: the job to which its checkpoints belong."""
     job, lease = claimed.job, claimed.lease
     policy = job.spec.policy
     return WorkItem(
@@ -364,18 +387,19 @@ def _build_work_item(context: Context, call: ApiCall, claimed: ClaimedJob, token
         outputs=job.spec.outputs,
         data_bucket=DATA_BUCKET,
         checkpoint_bucket=CHECKPOINTS_BUCKET,
-        checkpoint_prefix=job_prefix(job.id),
-        resume=_list_resume_choices(context, call, job),
-        last_step=job.progress.step if job.progress else None,
+        checkpoint_prefix=job_prefix(owner.id),
+        resume=_list_resume_choices(context, call, owner),
+        last_step=owner.progress.step if owner.progress else None,
         no_progress_timeout_s=policy.no_progress_timeout_s or None,
         restart_on_stall=policy.no_progress_timeout_s is None and call.principal.machine is not None,
         stop_grace_s=policy.stop_grace_s,
         checkpoint_every=policy.checkpoint_every,
         runtime_s=job.counters.runtime_s,
         interruptions=job.counters.interruptions,
-        control=read_control(context, job, call.now),
+        control=read_control(context, owner, call.now),
         quarantines=True,
         rings=job.spec.rings,
+        world=seat,
     )
 
 
@@ -384,7 +408,7 @@ def _list_resume_choices(context: Context, call: ApiCall, job: Job) -> list[Chec
     return [
         CheckpointRef(
             step=record.step,
-            epoch=record.epoch,
+            epoch=record.named_epoch,
             manifest_url=context.objects.presign_get(
                 call.tenant,
                 CHECKPOINTS_BUCKET,

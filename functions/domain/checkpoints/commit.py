@@ -16,23 +16,33 @@ from functions.domain.records import Attempt, CheckpointRecord, Job
 
 
 def past(job: Job, step: int, epoch: int) -> bool:
-    """Return True if a manifest of this step and attempt that is not committed can never be committed."""
+    """Return True if a manifest of this step and attempt that is not committed can never be committed.
+
+    An elastic job has several attempts at a time.
+    """
     newest = -1 if job.checkpoint_step is None else job.checkpoint_step
-    return job.state.terminal or (epoch, step) <= (job.epoch, newest)
+    older = step <= newest if job.spec.nodes is not None else (epoch, step) <= (job.epoch, newest)
+    return job.state.terminal or older
 
 
-def is_committed(job: Job, existing: CheckpointRecord | None, manifest: Manifest, digest: str) -> bool:
-    """Return True if this manifest is committed, as in a repeated call. Refuses a manifest that cannot be committed."""
+def is_committed(
+    job: Job, existing: CheckpointRecord | None, manifest: Manifest, digest: str, *, epoch: int | None = None
+) -> bool:
+    """Return True if this manifest is committed, as in a repeated call. Refuses a manifest that cannot be committed.
+
+    `epoch`: the number of the calling seat's attempt, if the job is elastic.
+    """
     require_running(job)
+    epoch = job.epoch if epoch is None else epoch
     if manifest.job_id != job.id:
         raise Refusal(ErrorCode.INVALID_VALUE, f"The manifest is for job {manifest.job_id}.", field="job_id")
-    if manifest.epoch != job.epoch:
+    if manifest.epoch != epoch:
         raise Refusal(
             ErrorCode.LEASE_LOST,
-            f"The manifest is of attempt {manifest.epoch}; job {job.id} is held by attempt {job.epoch}.",
+            f"The manifest is of attempt {manifest.epoch}; job {job.id} is held by attempt {epoch}.",
             field="epoch",
         )
-    if existing is not None and existing.epoch == manifest.epoch and not existing.damaged:
+    if existing is not None and existing.named_epoch == manifest.epoch and not existing.damaged:
         if existing.manifest_blake3 == digest:
             return True
         raise Refusal(ErrorCode.CHECKPOINT_CONFLICT, f"Step {manifest.step} is committed already.", field="step")
@@ -77,6 +87,8 @@ def commit(
         checkpoint_epoch=record.epoch,
         first_step=first_step,
         fruitless_interruptions=0,
+        fruitless_failures=0,
+        fruitless_node_faults=0,
         progress=progress,
     )
     change = change.put(record.model_copy(update={"branches": job.branches, "first_step": first_step}))
@@ -117,7 +129,7 @@ def mark_damaged(
     if (job.checkpoint_step, job.checkpoint_epoch) == (record.step, record.epoch):
         updates["checkpoint_step"] = fallback.step if fallback else None
         updates["checkpoint_epoch"] = fallback.epoch if fallback else None
-        if record.epoch == job.epoch:
+        if record.epoch == job.epoch or job.spec.nodes is not None:
             updates["lapsed_step"] = max(record.step, job.lapsed_step or 0)
     change = update_job(job, now, **updates)
     change = change.put(record.model_copy(update={"damaged": True})).also(CheckLease(fence=fence))

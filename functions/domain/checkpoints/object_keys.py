@@ -7,6 +7,7 @@ away from the files of a later attempt.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from functions.domain.records import Job
 
@@ -32,14 +33,14 @@ def manifests_prefix(job_id: str) -> str:
     return f"{job_prefix(job_id)}manifests/"
 
 
-def manifest_key(job: Job, step: int, blake3: str) -> str:
-    """Return the key of a checkpoint's manifest; create-only.
+def manifest_key(job: Job, step: int, epoch: int, blake3: str) -> str:
+    """Return the key of a checkpoint's manifest, which names `epoch`; create-only.
 
     After damage an attempt may write the same manifest again while retention still deletes the first one. Therefore
     the second manifest has another key.
     """
     again = job.lapsed_step is not None and step <= job.lapsed_step
-    return f"{manifests_prefix(job.id)}{step}-{job.epoch}-{f'{job.rev}-' if again else ''}{blake3}.json"
+    return f"{manifests_prefix(job.id)}{step}-{epoch}-{f'{job.rev}-' if again else ''}{blake3}.json"
 
 
 def parse_manifest_key(job_id: str, manifest_key: str) -> tuple[int, int] | None:
@@ -56,6 +57,49 @@ def artifacts_prefix(job_id: str) -> str:
 def artifact_key(job_id: str, epoch: int, path: str) -> str:
     """Return the key of an attempt's output. The epoch keeps a paused machine away from files of a later attempt."""
     return f"{artifacts_prefix(job_id)}{epoch}/{path}"
+
+
+def logs_prefix(job_id: str) -> str:
+    """Return the prefix of the chunks of a job's output: lines and metric points; create-only."""
+    return f"{job_prefix(job_id)}logs/"
+
+
+def curves_prefix(job_id: str) -> str:
+    """Return the prefix of the summaries of a job's metric points; create-only."""
+    return f"{job_prefix(job_id)}curves/"
+
+
+def relay_prefix(job_id: str) -> str:
+    """Return the prefix of all objects that nodes of an elastic job send each other; deleted after the job's end."""
+    return f"{job_prefix(job_id)}relay/"
+
+
+def relay_calls_prefix(job_id: str, receiver: str) -> str:
+    """Return the prefix of the first objects of all streams to a node."""
+    return f"{relay_prefix(job_id)}{receiver}/calls/"
+
+
+def parse_relay_call(prefix: str, key: str) -> tuple[str, str]:
+    """Return sender and channel of a stream from the key of its first object, below `relay_calls_prefix`."""
+    sender, _, channel = key.removeprefix(prefix).rpartition(".")
+    return sender, channel
+
+
+@dataclass(frozen=True)
+class RelayStream:
+    """Stream of objects from a node of an elastic job to another node; create-only."""
+
+    job_id: str
+    sender: str
+    receiver: str
+    channel: str
+
+    def key(self, number: int) -> str:
+        """Return the key of an object. The first objects of all streams to a node have one prefix."""
+        name = f"{self.sender}.{self.channel}"
+        if number == 0:
+            return f"{relay_calls_prefix(self.job_id, self.receiver)}{name}"
+        return f"{relay_prefix(self.job_id)}{self.receiver}/{name}/{number:09d}"
 
 
 def attempts_prefix(job_id: str) -> str:

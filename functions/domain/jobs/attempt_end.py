@@ -23,8 +23,11 @@ MAX_LOG_TAIL_BYTES = 32 * 1024
 
 
 def late_retention_at(job: Job, now: int) -> int | None:
-    """Return the time of the sweeper's retention for a job that ends without its worker's call; None if never run."""
-    return now + LATE_AFTER_S if job.epoch > 0 else None
+    """Return the time of the sweeper's retention for a job that ends without its worker's call; None if never run.
+
+    The checkpoints of a seat belong to its elastic job.
+    """
+    return now + LATE_AFTER_S if job.epoch > 0 and job.spec.seat is None else None
 
 
 def newest_lines(lines: list[str]) -> list[str]:
@@ -39,7 +42,7 @@ def newest_lines(lines: list[str]) -> list[str]:
     return kept[::-1]
 
 
-def _newest(reported: Progress | None, known: Progress | None) -> Progress | None:
+def newest_progress(reported: Progress | None, known: Progress | None) -> Progress | None:
     """Return the later of two reports: a commit may be newer than the last heartbeat with a step."""
     reports = [report for report in (reported, known) if report is not None]
     return max(reports, key=lambda report: (report.reported_at or 0, report.step), default=None)
@@ -78,9 +81,9 @@ def committed_step(job: Job, attempt: Attempt) -> int | None:
 def end_job(
     job: Job, attempt: Attempt | None, end: AttemptEnd, now: int, *, reason: Reason, **updates: Any
 ) -> Transaction:
-    """End the job by `updates`, and its lease, even if the attempt's item is lost."""
+    """End the job by `updates`, and its lease, even if the attempt's item is lost. An elastic job has no lease."""
     updates["retention_at"] = late_retention_at(job, now)
-    if job.state is not JobState.RUNNING:
+    if job.state is not JobState.RUNNING or job.spec.nodes is not None:
         return update_job(job, now, reason=reason, **updates)
     if attempt is None:
         close = CloseLease(job_id=job.id, tenant=job.tenant, epoch=job.epoch, now=now, closed=end.value)
@@ -111,7 +114,7 @@ def end_attempt(
         job,
         now,
         reason=reason,
-        progress=_newest(progress, job.progress),
+        progress=newest_progress(progress, job.progress),
         counters=add_counts(counters, runtime_s=ran_s),
         **_spent(job, attempt, ran_s),
         **updates,
@@ -216,8 +219,12 @@ def requeue_interrupted(
     expired_at: int | None = None,
     seen_until: int | None = None,
 ) -> Transaction:
-    """Count a lost machine or agent; repeated losses without a new checkpoint cause a backoff."""
-    fruitless = 0 if committed_step(job, attempt) is not None else job.fruitless_interruptions + 1
+    """Count a lost machine or agent; repeated losses without a new checkpoint cause a backoff.
+
+    The elastic job counts the fruitless interruptions of its seats, because its checkpoints are not theirs.
+    """
+    without = committed_step(job, attempt) is None and job.spec.seat is None
+    fruitless = job.fruitless_interruptions + 1 if without else 0
     wait_s = 0
     if fruitless > retry_policy.FREE_INTERRUPTIONS:
         wait_s = retry_policy.backoff_s(job.spec.policy, fruitless - retry_policy.FREE_INTERRUPTIONS)

@@ -88,6 +88,8 @@ def mismatch(job: Job, worker: WorkQuery, now: int) -> str | None:
         return f"needs the image {needs.image}, the worker declares {worker.image or 'none'}"
     if job.spec.plan is not None and job.spec.plan.needs_plan and not worker.runs_plans:
         return "needs a worker that runs the steps of a recipe"
+    if job.spec.seat is not None and not worker.runs_nodes:
+        return "needs a worker that runs nodes of elastic jobs"
     return None
 
 

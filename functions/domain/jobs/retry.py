@@ -20,8 +20,13 @@ def backoff_s(policy: Policy, times: int) -> int:
 
 
 def cap_reached(job: Job) -> Reason | None:
-    """Return the reason to fail the job for good; None while no budget is spent."""
+    """Return the reason to fail the job for good; None while no budget is spent.
+
+    An elastic job has the budgets of all its nodes together, a seat none but the running time.
+    """
     policy, counters = job.spec.policy, job.counters
+    if job.spec.nodes is not None:
+        return _cap_of_nodes(job, job.spec.nodes.max)
     budgets = (
         (ReasonCode.FAILURE_CAP, counters.failures, policy.max_failures, "failed"),
         (ReasonCode.NODE_FAULT_CAP, counters.node_faults, policy.max_node_faults, "met a faulty machine"),
@@ -33,7 +38,7 @@ def cap_reached(job: Job) -> Reason | None:
             "lost its machine in a row without committing a checkpoint",
         ),
     )
-    for code, used, allowed, failure in budgets:
+    for code, used, allowed, failure in budgets if job.spec.seat is None else ():
         if used >= allowed:
             times = "1 time" if used == 1 else f"{used} times"
             return Reason(code=code, message=f"{failure} {times}; the policy allows {allowed}")
@@ -41,6 +46,26 @@ def cap_reached(job: Job) -> Reason | None:
         return Reason(
             code=ReasonCode.MAX_RUNTIME, message=f"ran for the {policy.max_runtime_s} s that the policy allows"
         )
+    return None
+
+
+def _cap_of_nodes(job: Job, nodes: int) -> Reason | None:
+    policy, alone = job.spec.policy, "without committing a checkpoint"
+    budgets = (
+        (ReasonCode.FAILURE_CAP, job.fruitless_failures, policy.max_failures, f"failed {alone}"),
+        (ReasonCode.NODE_FAULT_CAP, job.fruitless_node_faults, policy.max_node_faults, f"met faulty machines {alone}"),
+        (ReasonCode.INTERRUPTION_CAP, job.counters.interruptions, policy.max_interruptions, "lost their machines"),
+        (
+            ReasonCode.FRUITLESS_INTERRUPTION_CAP,
+            job.fruitless_interruptions,
+            policy.max_fruitless_interruptions,
+            f"lost their machines {alone}",
+        ),
+    )
+    for code, used, allowed, failure in budgets:
+        if used >= allowed * nodes:
+            message = f"its {nodes} nodes {failure}, {used} times; the policy allows {allowed} for each"
+            return Reason(code=code, message=message)
     return None
 
 

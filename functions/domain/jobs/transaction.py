@@ -338,7 +338,12 @@ class Transaction:
         return Transaction((Put(owner=job.id, record=job), *self.writes[1:]))
 
     def with_event(self, type_: EventType, now: int, **data: Any) -> Transaction:
-        """Return the transaction with one more event, numbered after the job's last event."""
+        """Return the transaction with one more event, numbered after the job's last event.
+
+        A seat has no history: the history of its elastic job shows its attempts (`worlds.seats`).
+        """
+        if self.job.spec.seat is not None:
+            return self
         event = Event(seq=self.job.event_seq + 1, type=type_, at=now, epoch=self.job.epoch, data=data)
         return self.with_job(event_seq=event.seq).put(event)
 

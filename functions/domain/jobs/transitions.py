@@ -265,13 +265,15 @@ def interrupt(job: Job, attempt: Attempt, lease: Lease, *, now: int) -> Transact
     )
 
 
-def cancel(job: Job, attempt: Attempt | None, *, message: str, now: int) -> Transaction:
+def cancel(
+    job: Job, attempt: Attempt | None, *, message: str, now: int, code: ReasonCode = ReasonCode.CANCELED_BY_USER
+) -> Transaction:
     """Cancel a job at once; the next heartbeat of a running worker learns of the cancellation."""
     if job.state is JobState.CANCELED:
         raise Refusal(ErrorCode.JOB_CANCELED, f"Job {job.id} is already canceled.")
     if job.state.terminal:
         raise Refusal(ErrorCode.JOB_FINISHED, f"Job {job.id} is {job.state}.")
-    reason = Reason(code=ReasonCode.CANCELED_BY_USER, message=message)
+    reason = Reason(code=code, message=message)
     updates: dict[str, Any] = {
         "state": JobState.CANCELED,
         "canceled_at": now,
@@ -283,18 +285,25 @@ def cancel(job: Job, attempt: Attempt | None, *, message: str, now: int) -> Tran
 
 
 def pause(job: Job, *, message: str, now: int, code: ReasonCode = ReasonCode.PAUSED_BY_USER) -> Transaction:
-    """Pause a job. A running job first commits a checkpoint and is released."""
+    """Pause a job. A running job first commits a checkpoint and is released; an elastic job waits for its seats."""
     reason = Reason(code=code, message=message)
     if job.state is JobState.PENDING:
         change = update_job(job, now, state=JobState.PAUSED, reason=reason, not_before=None)
         return change.with_event(EventType.PAUSED, now, message=message)
     if job.state is JobState.RUNNING and not job.pause_requested:
         change = update_job(job, now, pause_requested=True, reason=reason)
-        direct = DirectLease(job_id=job.id, epoch=job.epoch, directive=Directive.PAUSE, reason=code)
-        return change.also(direct).with_event(EventType.PAUSE_REQUESTED, now, message=message)
+        change = change.also(*_direct(job, Directive.PAUSE, code))
+        return change.with_event(EventType.PAUSE_REQUESTED, now, message=message)
     if job.state.terminal:
         raise Refusal(ErrorCode.JOB_FINISHED, f"Job {job.id} is {job.state}.")
     raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"Job {job.id} is already paused or pausing.")
+
+
+def _direct(job: Job, directive: Directive, reason: str) -> tuple[DirectLease, ...]:
+    """Return the write of a directive for the present attempt; empty for an elastic job, which has no lease."""
+    if job.spec.nodes is not None:
+        return ()
+    return (DirectLease(job_id=job.id, epoch=job.epoch, directive=directive, reason=reason),)
 
 
 def resume(job: Job, *, now: int) -> Transaction:
@@ -302,8 +311,8 @@ def resume(job: Job, *, now: int) -> Transaction:
     if job.state is JobState.PAUSED:
         change = update_job(job, now, state=JobState.PENDING, reason=None, stale=job.epoch > 0)
     elif job.state is JobState.RUNNING and job.pause_requested:
-        direct = DirectLease(job_id=job.id, epoch=job.epoch, directive=Directive.CONTINUE, reason="")
-        change = update_job(job, now, pause_requested=False, reason=None, ended_by=None).also(direct)
+        change = update_job(job, now, pause_requested=False, reason=None, ended_by=None)
+        change = change.also(*_direct(job, Directive.CONTINUE, ""))
     elif job.state.terminal:
         raise Refusal(ErrorCode.JOB_FINISHED, f"Job {job.id} is {job.state}.")
     else:
@@ -345,6 +354,8 @@ def retry(
         branches=job.branches if resume_place == current else job.branches_from(chosen),
         first_step=job.first_step if resume_place == current or chosen is None else chosen.first_step,
         fruitless_interruptions=0,
+        fruitless_failures=0,
+        fruitless_node_faults=0,
         reason=None,
         not_before=None,
         avoid={} if reset_counters else job.avoid,
@@ -359,6 +370,9 @@ def retry(
         ended_by=None,
         checkpoint_step=resume_place[0],
         checkpoint_epoch=resume_place[1],
+        generation=job.generation + (job.spec.nodes is not None),
+        keeps_counters=not reset_counters,
+        settled=False,
         **spent,
     )
     if job.watched:

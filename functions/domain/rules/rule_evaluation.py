@@ -50,12 +50,16 @@ _LIMITS = LIMITS._replace(duration_points=DURATION_POINTS)
 
 @dataclass(frozen=True, kw_only=True)
 class JobSnapshot:
-    """Job as it was read, with the attempt and the lease of the present attempt, if any."""
+    """Job as it was read, with the attempt and the lease of the present attempt, if any.
+
+    nodes: running attempts at the seats of an elastic job, whose `lease` is the newest of its seats (`merge_leases`).
+    """
 
     job: Job
     rule_state: RuleStateRecord | None = None
     attempt: Attempt | None = None
     lease: Lease | None = None
+    nodes: Sequence[Attempt] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,14 +214,18 @@ def measure_job(seen: JobSnapshot, now: int) -> dict[str, float | None]:
     """Return the control plane's own metrics of a job; None for an unknown value."""
     job, attempt, lease = seen.job, seen.attempt, seen.lease
     running = job.state is JobState.RUNNING
-    ran_s = max(now - attempt.started_at, 0) if running and attempt is not None else 0
+    attempts = [attempt] if attempt is not None else seen.nodes
+    ran = [(one, max(now - one.started_at, 0)) for one in attempts] if running else []
+    wall_s = job.counters.runtime_s + sum(ran_s for _, ran_s in ran)
+    if job.spec.nodes is not None:
+        wall_s = now - (job.started_at or now)
     silent_s = None
     if running and lease is not None and lease.epoch == job.epoch:
         silent_s = float(max(now - (lease.expires_at - lease.duration_s), 0))
     since = job.waiting_since if job.waiting_since is not None else job.created_at
     return {
-        "wall": float(job.counters.runtime_s + ran_s),
-        "cost": _cost(job, attempt if running else None, ran_s),
+        "wall": float(wall_s),
+        "cost": _cost(job, ran),
         "heartbeat.age": silent_s,
         "queue.age": float(max(now - since, 0)) if job.claimable else 0.0,
         "failures": float(job.counters.failures),
@@ -225,14 +233,34 @@ def measure_job(seen: JobSnapshot, now: int) -> dict[str, float | None]:
     }
 
 
-def _cost(job: Job, attempt: Attempt | None, ran_s: int) -> float | None:
-    """Return the cost of all attempts in USD; None if the price of an attempt is unknown."""
-    if job.counters.runtime_s > job.priced_s:
+def _cost(job: Job, running: Sequence[tuple[Attempt, int]]) -> float | None:
+    """Return the cost of all attempts in USD; None if the price of an attempt is unknown.
+
+    `running`: the attempts that have not ended, with their running times in seconds.
+    """
+    if job.counters.runtime_s > job.priced_s or any(one.price_usd_per_hour is None for one, _ in running):
         return None
-    if attempt is None:
-        return job.cost_usd
-    price = attempt.price_usd_per_hour
-    return None if price is None else job.cost_usd + cost_usd(ran_s, price)
+    return job.cost_usd + sum(cost_usd(ran_s, one.price_usd_per_hour or 0.0) for one, ran_s in running)
+
+
+def merge_leases(job: Job, leases: Sequence[Lease]) -> Lease | None:
+    """Return the lease of an elastic job for its rules: the newest heartbeat and the newest progress of its seats.
+
+    The loss is the loss of the world, if the node with the newest progress reports the loss of the world.
+    """
+    if not leases:
+        return None
+    newest = max(leases, key=lambda one: one.expires_at - one.duration_s)
+    progress = max((one.progress for one in leases if one.progress), key=lambda one: one.step, default=None)
+    if progress is not None:
+        metrics, nonfinite = dict(progress.metrics), dict(progress.nonfinite)
+        if "world.loss" in metrics:
+            metrics["loss"] = metrics["world.loss"]
+            nonfinite.pop("loss", None)
+        elif "world.loss" in nonfinite:
+            nonfinite["loss"] = nonfinite["world.loss"]
+        progress = progress.model_copy(update={"metrics": metrics, "nonfinite": nonfinite})
+    return newest.model_copy(update={"job_id": job.id, "epoch": job.epoch, "progress": progress})
 
 
 def _progress(seen: JobSnapshot) -> Progress | None:

@@ -105,12 +105,13 @@ def _copied(group: GroupJobs, action: Scale, order: ScaleOrder) -> ScaleDecision
     room = action.most - group.count
     if room <= 0:
         raise NotDoneError(f"group {group.name!r} has {_jobs(group.count)}, and the rule allows {action.most} at most")
-    # A copy of a job that rents its own machine would wait in a queue whose machine ends with the job.
-    going = [job for job in group.jobs if _goes_on(job) and job.spec.rent is None]
+    # A copy of a job that rents its own machine would wait in a queue whose machine ends with the job. An elastic job
+    # has seats, which a copy would lack.
+    going = [job for job in group.jobs if _goes_on(job) and job.spec.rent is None and job.spec.nodes is None]
     if not going:
         raise NotDoneError(
-            f"all jobs of group {group.name!r} rent machines of their own, which no copy can use; "
-            "submit them to the queue of a fleet instead"
+            f"all jobs of group {group.name!r} rent machines of their own or have nodes, and no rule copies such jobs; "
+            "submit jobs without both to the queue of a fleet instead"
         )
     source = next((job for job in going if job.id not in group.leaving), going[0])
     number = min(action.delta, room)
@@ -175,7 +176,7 @@ def copy_job(
 def remove_job(
     job: Job, commands: Sequence[CommandRecord], order: ScaleOrder, *, by_job: str, now: int
 ) -> Transaction | None:
-    """Cancel a waiting job, or give a running training the command `stop`; None if the job is removed already.
+    """Cancel a waiting or elastic job, or give a running training the command `stop`; None for a removed job.
 
     Refused for a paused job. `commands`: the commands of a running job. Its worker knows commands, because original
     workers receive only jobs in the original's form, which have no tags.
@@ -186,7 +187,7 @@ def remove_job(
         # The job was paused after the decision; the job stays paused.
         raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"Job {job.id} has been paused meanwhile: it is left as it is.")
     message = f"rule {order.rule} of job {by_job} takes it out of group {order.group}"
-    if job.state is not JobState.RUNNING:
+    if job.state is not JobState.RUNNING or job.spec.nodes is not None:
         return _canceled(job, message, order, by_job=by_job, now=now)
     left = {"left_by": _name(order, by_job)}
     asked = CommandRequest(kind=CommandKind.STOP, outcome="complete", save=True)

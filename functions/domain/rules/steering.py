@@ -23,6 +23,7 @@ from functions.domain.errors import Refusal
 from functions.domain.jobs.lease_fence import Fence
 from functions.domain.jobs.transaction import Delete, NoteLease, SteerLease, Transaction, evaluate_soon, update_job
 from functions.domain.records import CommandRecord, ControlRecord, Event, Job, Lease, RulesRecord, RuleStateRecord
+from functions.domain.rules.elastic_rules import notify_seats
 
 _AS_GIVEN = {"status": "waiting", "step": None, "message": ""}
 _OF_RULES = {"rule", "command", "revision", "training_epoch", "dry_run", "operands", "actions"}
@@ -119,8 +120,10 @@ def _superfluous(job: Job, commands: Sequence[CommandRecord], surplus: int, now:
 
 
 def notify_lease(change: Transaction) -> Transaction:
-    """Write the newest revision and command number into the lease of a running attempt."""
+    """Write the newest revision and command number into the lease of a running attempt, or of each running seat."""
     job = change.job
+    if job.spec.nodes is not None:
+        return notify_seats(change)
     if job.state is not JobState.RUNNING:
         return change
     steer = SteerLease(

@@ -16,11 +16,13 @@ POSTPONE_S = 5
 
 
 class SqsFeed(PollingLoop):
-    """Thread that polls the queue `url` through `client` every `interval_s` seconds, one message at a time.
+    """Thread that polls the queue `url` through `client` every `interval_s` seconds or less often, message by message.
 
     As with Lambda, a message that the handler does not report as failed is deleted. A failed message repeats once it is
     visible again; if the handler raises, after POSTPONE_S seconds.
     """
+
+    full_batch = 1
 
     def __init__(
         self,
@@ -36,16 +38,16 @@ class SqsFeed(PollingLoop):
         self._client = client
         self._url = url
 
-    def tick(self) -> bool:
-        """Process one message; True if the queue had a message."""
+    def tick(self) -> int:
+        """Process one message; return 0 if the queue had none."""
         try:
             answer = self._client.receive_message(QueueUrl=self._url, AttributeNames=["All"], MaxNumberOfMessages=1)
             for message in answer.get("Messages", []):
                 self._invoke(message)
         except (BotoCoreError, ClientError) as error:
             logger.warning("the queue of webhook deliveries cannot be read: %s", error)
-            return False
-        return bool(answer.get("Messages"))
+            return 0
+        return len(answer.get("Messages", []))
 
     def _invoke(self, message: dict[str, Any]) -> None:
         receipt = message["ReceiptHandle"]

@@ -19,12 +19,14 @@ BATCH_RECORDS = 100
 
 
 class StreamFeed(PollingLoop):
-    """Thread that polls the stream `stream_arn` through `client` (`dynamodbstreams`) every `interval_s` seconds.
+    """Thread that polls the stream `stream_arn` through `client` (`dynamodbstreams`).
 
     The emulated stream has one shard and starts empty with each run. The handler receives the records that match one of
     `filters`. As with Lambda, the records repeat from the record that the handler reports as failed, or from the start
     of the batch if the handler raises; with `repeats` False failed records are left out.
     """
+
+    full_batch = BATCH_RECORDS
 
     def __init__(
         self,
@@ -51,8 +53,8 @@ class StreamFeed(PollingLoop):
         self._done = ""
         """Sequence number of the last processed record; empty before the first."""
 
-    def tick(self) -> bool:
-        """Process one batch; True if more may be available."""
+    def tick(self) -> int:
+        """Process one batch; return the number of processed records."""
         try:
             if self._iterator is None:
                 self._iterator = self._position()
@@ -63,18 +65,18 @@ class StreamFeed(PollingLoop):
             if isinstance(error, ClientError) and error.response["Error"]["Code"] == "TrimmedDataAccessException":
                 # The last processed record is older than a day and deleted, so every remaining record is new.
                 self._done = ""
-            return False
+            return 0
         records = page["Records"]
         failed = self._invoke([_as_lambda_record(record, self._stream_arn) for record in records])
         if failed is None:
             self._iterator = page.get("NextShardIterator")
             self._done = _sequence_number(records[-1]) if records else self._done
-            return len(records) == BATCH_RECORDS
+            return len(records)
         numbers = [_sequence_number(record) for record in records]
         done = numbers[: numbers.index(failed)]
         self._done = done[-1] if done else self._done
         self._iterator = None
-        return False
+        return len(done)
 
     def _position(self) -> str:
         (shard,) = self._client.describe_stream(StreamArn=self._stream_arn)["StreamDescription"]["Shards"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from baton.contract.names import Scope
+from baton.contract.names import KeyKind, Scope
 from functions.domain import table_keys
 from functions.domain.access.api_keys import ApiKey
 from functions.storage.dynamodb.items.attribute_values import Item
@@ -68,4 +68,6 @@ def from_item(item: Item) -> ApiKey:
     """Decode the key in an item. Raises ValueError, KeyError or TypeError for a damaged item."""
     found = json.loads(item["doc"]["S"])
     queues = tuple(found["queues"]) if "queues" in found else None
-    return ApiKey(**{**found, "scopes": tuple(Scope(scope) for scope in found["scopes"]), "queues": queues})
+    kind = KeyKind(found["kind"]) if "kind" in found else None
+    scopes = tuple(Scope(scope) for scope in found["scopes"])
+    return ApiKey(**{**found, "scopes": scopes, "queues": queues, "kind": kind})

@@ -85,6 +85,10 @@ class DynamoFleetStore:
         item = get_item(self._client, self._table, key_item(fleet_items.FENCE))
         return int(item["finished_at"]["N"]) if item and "finished_at" in item else None
 
+    def any_fleet(self) -> bool:
+        # An unfenced hint: a fleet that the answer misses begins with the next tick.
+        return bool(self._items(table_keys.FLEETS, "", 1, ConsistentRead=False))
+
     def fleets(self, tenant: str | None = None, *, damaged: list[DamagedRecord] | None = None) -> Sequence[StoredFleet]:
         prefix = "" if tenant is None else table_keys.fleet_sk(tenant, "")
         found: list[StoredFleet] = []
@@ -120,6 +124,13 @@ class DynamoFleetStore:
         with _naming_damage(tenant, fleet):
             items = self._items(table_keys.fleet_pk(tenant, fleet), table_keys.LIVE_MACHINE, None)
             return [_load(Machine, item) for item in items]
+
+    def holdings(self, tenant: str, fleet: str) -> tuple[Ledger, Sequence[Machine]]:
+        with _naming_damage(tenant, fleet):
+            items = self._items(table_keys.fleet_pk(tenant, fleet), table_keys.FLEET_HOLDINGS, None)
+            stored = [item for item in items if item["sk"]["S"] == table_keys.FLEET_LEDGER]
+            ledger = _load(Ledger, stored[0]) if stored else Ledger()
+            return ledger, [_load(Machine, item) for item in items[len(stored) :]]
 
     def machine(self, tenant: str, fleet: str, token: str) -> Machine | None:
         return self._read(Machine, fleet_items.live_key(tenant, fleet, token))
@@ -158,6 +169,21 @@ class DynamoFleetStore:
 
     def events(self, tenant: str, fleet: str, *, limit: int) -> Sequence[FleetEvent]:
         return self._newest(FleetEvent, tenant, fleet, table_keys.FLEET_EVENT, limit)
+
+    def history(self, tenant: str, fleet: str, *, since: int, limit: int) -> Sequence[tuple[int, FleetEvent]]:
+        items = query(
+            self._client,
+            self._table,
+            limit,
+            KeyConditionExpression="pk = :pk AND sk BETWEEN :since AND :last",
+            ExpressionAttributeValues={
+                ":pk": {"S": table_keys.fleet_pk(tenant, fleet)},
+                ":since": {"S": f"{table_keys.FLEET_EVENT}{since:011d}"},
+                ":last": {"S": f"{table_keys.FLEET_EVENT}~"},
+            },
+            ConsistentRead=True,
+        )
+        return [(table_keys.fleet_event_number(item["sk"]["S"]), _load(FleetEvent, item)) for item in items]
 
     def allow(self, provider: str, call: str, now: int, interval_s: float) -> bool:
         found = self._updated(
@@ -237,7 +263,7 @@ class DynamoFleetStore:
         items = self._items(table_keys.fleet_pk(tenant, fleet), prefix, limit, ScanIndexForward=False)
         return [_load(kind, item) for item in items]
 
-    def _items(self, partition: str, prefix: str, limit: int | None, **order: Any) -> Sequence[Item]:
+    def _items(self, partition: str, prefix: str, limit: int | None, **request: Any) -> Sequence[Item]:
         """Read the items of a partition whose sort keys begin with `prefix`, in order of the sort keys."""
         condition, values = "pk = :pk", {":pk": {"S": partition}}
         if prefix:
@@ -248,8 +274,7 @@ class DynamoFleetStore:
             limit,
             KeyConditionExpression=condition,
             ExpressionAttributeValues=values,
-            ConsistentRead=True,
-            **order,
+            **{"ConsistentRead": True, **request},
         )
 
     def _write(self, actions: Sequence[Item], *, fence: int | None = None) -> None:

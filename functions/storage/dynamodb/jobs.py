@@ -27,6 +27,8 @@ from functions.storage.tables import FLEET, HEARTBEATS, JOBS
 
 R = TypeVar("R", bound=TableRecord)
 CONDITION_FAILED = "ConditionalCheckFailed"
+LATEST = 10**11
+"""Instant after all instants of stored jobs."""
 
 
 class DynamoJobStore:
@@ -42,8 +44,12 @@ class DynamoJobStore:
         return self.read(Job, job_id)
 
     def get_many(self, job_ids: Sequence[str]) -> list[Job]:
+        return self._read_jobs(job_ids, consistent=True)
+
+    def _read_jobs(self, job_ids: Sequence[str], *, consistent: bool) -> list[Job]:
         wanted = list(dict.fromkeys(job_ids))
-        items = get_items(self._client, self._table, [job_items.key_item(Job.key(job_id)) for job_id in wanted])
+        keys = [job_items.key_item(Job.key(job_id)) for job_id in wanted]
+        items = get_items(self._client, self._table, keys, consistent=consistent)
         found = {table_keys.job_id_of(item["pk"]["S"]): load(Job, item["doc"]["S"]) for item in items}
         return [found[job_id] for job_id in wanted if job_id in found]
 
@@ -107,6 +113,7 @@ class DynamoJobStore:
         limit: int,
         cursor: str | None = None,
         newest_first: bool = False,
+        consistent: bool = True,
     ) -> ResultPage[Job]:
         listed = jobs_list(tenant, state, newest_first=newest_first)
         position = listed.position(cursor)
@@ -134,7 +141,7 @@ class DynamoJobStore:
             ExpressionAttributeValues={":partition": {"S": partition}},
         )
         places = page(items, limit, listed, _created)
-        jobs = self.get_many([table_keys.job_id_of(item["pk"]["S"]) for item in places.items])
+        jobs = self._read_jobs([table_keys.job_id_of(item["pk"]["S"]) for item in places.items], consistent=consistent)
         # The index may lag, therefore jobs that have left the state are dropped here.
         return ResultPage([job for job in jobs if state is None or job.state is state], places.cursor)
 
@@ -143,6 +150,9 @@ class DynamoJobStore:
 
     def due_retentions(self, now: int, *, limit: int) -> list[str]:
         return self._due(table_keys.RETENTION, now, limit)
+
+    def unsettled(self, *, limit: int) -> list[str]:
+        return self._due(table_keys.SEATS, LATEST, limit)
 
     def due_rules(self, now: int, *, limit: int) -> list[str]:
         return self._due(table_keys.RULES_DUE, now, limit)

@@ -65,9 +65,9 @@ class DynamoLeaseStore:
         item = self._item(job_id)
         return from_item(item) if item else None
 
-    def get_many(self, job_ids: Sequence[str]) -> dict[str, Lease]:
+    def get_many(self, job_ids: Sequence[str], *, consistent: bool = False) -> dict[str, Lease]:
         wanted = [{"pk": {"S": job_id}} for job_id in dict.fromkeys(job_ids)]
-        leases = [from_item(item) for item in get_items(self._client, self._table, wanted, consistent=False)]
+        leases = [from_item(item) for item in get_items(self._client, self._table, wanted, consistent=consistent)]
         return {lease.job_id: lease for lease in leases}
 
     def due_pages(self, now: int, *, size: int) -> Iterator[list[str]]:

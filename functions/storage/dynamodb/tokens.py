@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from botocore.exceptions import ClientError
 
+from baton.contract.names import KeyKind
 from functions.domain import table_keys
 from functions.domain.access.api_keys import ApiKey
 from functions.domain.errors import WriteConflict
@@ -20,6 +21,9 @@ KEY_RETENTION_S = 30 * 86_400
 """TTL of an API key after its expiry, so that the API can answer "expired" instead of "unknown"."""
 
 GRANT_RETENTION_S = 86_400
+SESSION_RETENTION_S = 3600
+"""TTL of links, sessions and tokens after their expiry: each sign-in leaves a session in the list of keys. The session
+must outlive its link, whose second use meets the session's record."""
 
 
 class DynamoTokenStore(DynamoKeyReader):
@@ -89,14 +93,16 @@ class DynamoTokenStore(DynamoKeyReader):
     def _put_key(self, key: ApiKey, condition: str) -> None:
         item: Item = {
             "pk": {"S": table_keys.api_key_pk(key.id)},
-            "tenant": {"S": key.tenant},
-            "created_sk": {"S": table_keys.created_sk(key.created_at, key.id)},
             "doc": {"S": document(key)},
         }
+        if key.listed:
+            item["tenant"] = {"S": key.tenant}
+            item["created_sk"] = {"S": table_keys.created_sk(key.created_at, key.id)}
         if key.revoked_at is not None:
             item["revoked_at"] = number(key.revoked_at)
         if key.expires_at is not None:
-            item["ttl"] = number(key.expires_at + KEY_RETENTION_S)
+            lasting = key.kind in (None, KeyKind.SHARE)
+            item["ttl"] = number(key.expires_at + (KEY_RETENTION_S if lasting else SESSION_RETENTION_S))
         try:
             with failures_translated():
                 self._client.put_item(TableName=self._table, Item=item, ConditionExpression=condition)

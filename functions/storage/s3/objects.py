@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 from botocore.exceptions import ClientError
 
@@ -24,8 +24,10 @@ from functions.storage.s3.object_headers import (
     unknown_bucket,
 )
 
+T = TypeVar("T")
+
 MAX_KEYS_PER_CALL = 1000
-HEADS_IN_PARALLEL = 16
+CALLS_IN_PARALLEL = 16
 MAX_COLLISIONS = 5
 PART_ERRORS = frozenset(("InvalidPart", "InvalidPartOrder", "EntityTooSmall", "MalformedXML"))
 NOT_AS_LISTED = frozenset(("InvalidPart", "InvalidPartOrder", "NoSuchKey", "NoSuchUpload"))
@@ -37,7 +39,7 @@ class S3ObjectStore:
     """ObjectStore over a low-level S3 client.
 
     `presigner`: a client with the endpoint by which workers reach S3; the client only signs, and may be `client`.
-    `buckets`: physical name by the API's name. `client` must allow `HEADS_IN_PARALLEL` connections.
+    `buckets`: physical name by the API's name. `client` must allow `CALLS_IN_PARALLEL` connections.
     """
 
     def __init__(self, client: Any, presigner: Any, buckets: Mapping[str, str]) -> None:
@@ -62,13 +64,8 @@ class S3ObjectStore:
         )
 
     def head_many(self, tenant: str, bucket: str, keys: Iterable[str]) -> dict[str, StoredObject]:
-        wanted = list(dict.fromkeys(keys))
-        if len(wanted) < 2:
-            found = [self.head(tenant, bucket, key) for key in wanted]
-        else:
-            with ThreadPoolExecutor(min(len(wanted), HEADS_IN_PARALLEL)) as pool:
-                found = list(pool.map(lambda key: self.head(tenant, bucket, key), wanted))
-        return {stored.key: stored for stored in found if stored is not None}
+        found = _call_in_parallel(lambda key: self.head(tenant, bucket, key), keys)
+        return {key: stored for key, stored in found.items() if stored is not None}
 
     def list(
         self, tenant: str, bucket: str, prefix: str, *, limit: int, cursor: str | None = None, after: str | None = None
@@ -101,6 +98,10 @@ class S3ObjectStore:
                 return None
             raise
         return data
+
+    def read_many(self, tenant: str, bucket: str, keys: Sequence[str]) -> dict[str, bytes]:
+        found = _call_in_parallel(lambda key: self.read(tenant, bucket, key), keys)
+        return {key: data for key, data in found.items() if data is not None}
 
     def create(self, tenant: str, bucket: str, key: str, data: bytes) -> bool:
         for _ in range(MAX_COLLISIONS):
@@ -322,6 +323,14 @@ class S3ObjectStore:
             if not answer.get("IsTruncated"):
                 return parts
             marker = answer["NextPartNumberMarker"]
+
+
+def _call_in_parallel(call: Callable[[str], T], keys: Iterable[str]) -> dict[str, T]:
+    wanted = list(dict.fromkeys(keys))
+    if len(wanted) < 2:
+        return {key: call(key) for key in wanted}
+    with ThreadPoolExecutor(min(len(wanted), CALLS_IN_PARALLEL)) as pool:
+        return dict(zip(wanted, pool.map(call, wanted), strict=True))
 
 
 def _named(part: StoredPart) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Serve the calls of elastic jobs' nodes."""
