@@ -10,12 +10,13 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from gpu_client.cli.admin import doctor, keys, local, login, webhooks
+from gpu_client.cli.admin import console, doctor, keys, local, login, webhooks
 from gpu_client.cli.core.errors import ExitCode, describe, problems_of
 from gpu_client.cli.core.formats import plain
 from gpu_client.cli.core.session import CliSession
@@ -25,6 +26,7 @@ from gpu_client.cli.insight import logs, metrics, report
 from gpu_client.cli.jobs import control, explain, show, submit, watch
 from gpu_client.cli.ring import commands as ring
 from gpu_client.cli.rules_recipes import recipes, rules
+from gpu_client.cli.world import commands as world
 from gpu_client.transport.net.connections import user_agent
 
 app = typer.Typer(
@@ -35,8 +37,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _IN_ORDER = (
-    login, push, submit, show, watch, logs, metrics, report, explain, control, rules, fetch, recipes, fleet, keys,
-    webhooks, ring, local, doctor,
+    login, push, submit, show, watch, logs, metrics, report, explain, control, rules, fetch, recipes, fleet, world,
+    console, keys, webhooks, ring, local, doctor,
 )  # fmt: skip
 for commands in _IN_ORDER:
     commands.register(app)
@@ -63,6 +65,12 @@ def _root(
         session.profile_name = profile
 
 
+@cache
+def _command() -> Any:
+    """Build the command tree. The build inspects the signature of every command, which takes 50 ms."""
+    return typer.main.get_command(app)
+
+
 def main(arguments: Sequence[str] | None = None, session: CliSession | None = None) -> int:
     """Run one command and return its exit code.
 
@@ -79,8 +87,7 @@ def main(arguments: Sequence[str] | None = None, session: CliSession | None = No
             stream.reconfigure(errors="replace")
     try:
         with _interruptible(session):
-            command = typer.main.get_command(app)
-            found = command.main(
+            found = _command().main(
                 args=None if arguments is None else list(arguments),
                 prog_name="baton",
                 standalone_mode=False,

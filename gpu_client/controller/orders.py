@@ -224,6 +224,11 @@ class CommandQueue:
             return message
         return {**message, "until": self._clock() + min(life_s, 1e9)}
 
+    def is_expired(self, message: Mapping[str, Any]) -> bool:
+        """Return True for a command whose deadline has passed."""
+        until = message.get("until")
+        return until is not None and self._clock() > until
+
     def order_of(self, message: Mapping[str, Any], step: int) -> Order | None:
         """Return the order of a command that is due now, or None."""
         again = message.get("status") == "applied"
@@ -245,8 +250,7 @@ class CommandQueue:
             # An earlier process applied the command and saved a checkpoint, but its answer was lost.
             self._on_not_done(order.command, "applied", "before the checkpoint that the training resumed from")
             return None
-        until = message.get("until")
-        if until is not None and self._clock() > until:
+        if self.is_expired(message):
             self._on_not_done(order.command, "expired", "no step ended in time")
             return None
         return order

@@ -12,6 +12,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -29,10 +30,11 @@ from gpu_client.controller.epoch_tracker import EndedEpoch, EpochTracker
 from gpu_client.controller.event_reporter import EventReporter, Send
 from gpu_client.controller.learning_rate import Knob
 from gpu_client.controller.measurements import Measurements, TrainingClock
-from gpu_client.controller.orders import ONCE_PER_TRAINING, CommandQueue, Order, OrderQueue, PendingExit
+from gpu_client.controller.orders import ONCE_PER_TRAINING, CommandQueue, Order, OrderQueue, Outcome, PendingExit
 from gpu_client.controller.rank_aggregation import Observation, RankAggregator, RankPeers
 from gpu_client.controller.rollback import RollbackTracker
 from gpu_client.controller.rule_engine import RuleEngine
+from gpu_client.controller.world_steering import NodeOrder, WorldSteering, find_refusal
 
 log = logging.getLogger("baton.rules")
 
@@ -43,8 +45,15 @@ AddMetrics = Callable[[int, Mapping[str, object]], None]
 class Steering:
     """Controller of one process."""
 
-    def __init__(self, loop: TrainingLoop, peers: RankPeers, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Make a controller without rules, which keeps messages until `begin`."""
+    def __init__(
+        self,
+        loop: TrainingLoop,
+        peers: RankPeers,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        elastic: bool = False,
+    ) -> None:
+        """Make a controller without rules, which keeps messages until `begin`. elastic: of a node of an elastic job."""
         self._loop = loop
         self._peers = peers
         self._pid = os.getpid()
@@ -65,7 +74,11 @@ class Steering:
         self._rollbacks = RollbackTracker()
         self._ending = PendingExit()
         self._restored = False
-        self.engine = RuleEngine(self._reporter.report_decision)
+        self.engine = RuleEngine(self._decide)
+        self.world = WorldSteering(self.engine, self._times.now, self._report_known) if elastic else None
+        """Rules and commands of all nodes; None outside of elastic jobs."""
+        self.note_metrics: Callable[[Mapping[str, object]], object] = lambda found: None
+        """Receives this node's metrics for the other nodes."""
         self._capabilities = LoopCapabilities()
         self._add_metrics: AddMetrics | None = None
         self._executor = ActionExecutor(
@@ -92,7 +105,7 @@ class Steering:
         self._reporter.send = send
         self._add_metrics = note
         # Without an agent, a restart continues the training.
-        self._ending.begin(start.get("ends") if send is not None else None)
+        self._ending.begin(start.get("ends") if send is not None and self.world is None else None)
         self._times.begin(start.get("ran_s"))
         self._rollbacks.begin(start.get("rollbacks") or [])
         if start.get("rules"):
@@ -186,14 +199,23 @@ class Steering:
             self.report_event("start", max(0, step - 1), {})
         if "epoch" in metrics:
             self._ended(self._epochs.before(step, metrics))
-        engine, active = self.engine, self.engine.active
         found = metrics
         if event != "log":
-            reads, capabilities = engine.reads, self._capabilities
+            reads, capabilities = self.engine.reads, self._capabilities
             found = self.signals.step_metrics(
                 metrics, step=step, reads=reads, times=self._times, capabilities=capabilities
             )
-        if self._aggregator is not None:
+        self._evaluate(step, found, event)
+        if "epoch" in metrics:
+            self._ended(self._epochs.after(step, metrics, last=last))
+        if self._reporter.connected:
+            self._report_statuses()
+
+    def _evaluate(self, step: int, found: Mapping[str, object], event: str) -> None:
+        engine, active = self.engine, self.engine.active
+        if self.world is not None:
+            self._follow_world(self.world, step, found)
+        elif self._aggregator is not None:
             if active:
                 self._aggregator.add_step(step, found, now=self._times.now(), logged=event != "step")
         elif self._inbox or not active or self._commands.has_replays:
@@ -203,15 +225,32 @@ class Steering:
             self._carry_out(orders)
         elif decided := engine.observe(found, step=step, now=self._times.now(), event=event):
             self._carry_out(decided)
-        if "epoch" in metrics:
-            self._ended(self._epochs.after(step, metrics, last=last))
-        if self._reporter.connected:
-            self._report_statuses()
+
+    def _follow_world(self, world: WorldSteering, step: int, metrics: Mapping[str, object]) -> None:
+        """Hand this node's metrics and messages to the world, and carry out the world's orders.
+
+        Rules count rounds; reports name the step of the script, which also names its checkpoints.
+        """
+        if self.engine.active:
+            self.note_metrics(metrics)
+        if self._aggregator is None:
+            self._arrived(step)
+        for decision in world.take_decisions():
+            self._reporter.report_decision({**decision, "step": step})
+        for one in world.take_orders():
+            order = replace(one.order, step=step)
+            if self._aggregator is None:
+                self._carry_out([order], one)
+            elif one.saves or order.action != "save":
+                self._orders.add([order])
 
     def report_event(self, event: str, step: int, metrics: Mapping[str, object]) -> None:
         """Report an event that is no step: `evaluate`, `save`, `epoch`, `end`."""
         if event == "save":
             self.signals.checkpoint_saved()
+        if self.world is not None:
+            self.note_metrics(metrics)
+            return
         if not self.engine.active or not self._peers.first:
             return
         observed = Observation(event, step, self._times.now(), {**metrics, "step": step})
@@ -256,7 +295,10 @@ class Steering:
         self._first_has_agent = shared["heard"]
         if not self._peers.first and shared["rules"]:
             self._install(shared["rules"])
-        self._carry_out([Order.of_values(values) for values in shared["orders"]])
+        leads = self.world is None or bool(self.world.leads)
+        for values in shared["orders"]:
+            order = Order.of_values(values)
+            self._carry_out([order], None if self.world is None else NodeOrder(order, saves=True, leads=leads))
         self._refresh()
 
     def _observe(self, found: Iterable[Observation]) -> list[Order]:
@@ -271,13 +313,21 @@ class Steering:
     @property
     def has_state(self) -> bool:
         """Return True if a checkpoint needs the state."""
-        return self.engine.active or bool(self._commands.sets_seq or self._rollbacks.done) or self._ending.announced
+        return (
+            self.engine.active
+            or self.world is not None
+            or bool(self._commands.sets_seq or self._rollbacks.done)
+            or self._ending.announced
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return counters, orders, and the commands and rollbacks that the training's state contains. Plain JSON."""
         self._loop.settle()
+        with self._guard:
+            engine = self.engine.state_dict()
         return {
-            "engine": self.engine.state_dict(),
+            "engine": engine,
+            "world": None if self.world is None else self.world.state_dict(),
             **self._times.state(),
             "started": self._started,
             **self._epochs.state(),
@@ -296,6 +346,8 @@ class Steering:
         self._commands.sets_seq = int(state.get("sets_seq", 0))
         self._rollbacks.done = int(state.get("rollbacks", 0))
         self.engine.load_state_dict(state.get("engine", {}), step=self._step)
+        if self.world is not None:
+            self.world.load_state_dict(state.get("world") or {})
         if self._peers.first:
             self._orders.load_state(state)
             if (left := self._ending.unreported(state.get("ending"), self.engine.is_in_force)) is not None:
@@ -330,7 +382,10 @@ class Steering:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        if self.engine.active:
+        if self.world is not None:
+            self._follow_world(self.world, self._step, {})
+            self._report_statuses(at_once=True)
+        elif self.engine.active:
             self.report_event("end", self._step, {})
             if self._aggregator is not None:
                 # The checkpoint of a training that stops on request contains these orders for the next attempt.
@@ -350,7 +405,8 @@ class Steering:
 
     def _refresh(self) -> None:
         profiling = self._capabilities.profiler is not None and self._capabilities.profiler.active
-        self.live = self.engine.active or profiling or bool(self._orders or self._commands.has_replays)
+        has_orders = bool(self._orders or self._commands.has_replays)
+        self.live = self.engine.active or self.world is not None or profiling or has_orders
         if self._inbox:  # The read comes last, because a later message sets the flag itself.
             self.live = True
 
@@ -362,6 +418,8 @@ class Steering:
             if message.get("type") == "rules":
                 if self._install(message):
                     self._shared_rules = message
+            elif self.world is not None:
+                self.world.add_command(message, step, self._commands.is_expired)
             elif (order := self._commands.order_of(message, step)) is not None:
                 orders.append(order)
         orders += self._commands.due_replays(step)
@@ -379,7 +437,8 @@ class Steering:
             return False
         if self._aggregator is not None and not self.engine.active:
             self._aggregator.clear()
-        reason = self.engine.install(revision, text, step=self._step)
+        with self._guard:
+            reason = self.engine.install(revision, text, step=self._step)
         self.signals.follow(self.engine.reads)
         if reason:
             self._reporter.report_rules(self.engine.revision, self._step, rejected=revision, reason=reason)
@@ -387,17 +446,26 @@ class Steering:
         self._reporter.report_rules(revision, self._step)
         return True
 
-    def _carry_out(self, orders: Iterable[Order]) -> None:
+    def _carry_out(self, orders: Iterable[Order], node: NodeOrder | None = None) -> None:
+        """Carry out orders. `node`: the part of this node in a world's order."""
         for order in orders:
             if order.action in ONCE_PER_TRAINING and not self._peers.first:
                 continue
             # Several ranks act some steps after the decision, therefore the order gets the present step.
-            outcome, text = self._executor.execute(replace(order, step=self._step) if order.takes_steps else order)
+            outcome, text = self._execute(replace(order, step=self._step) if order.takes_steps else order, node)
             if order.command:
                 if outcome == "applied":
                     self._commands.applied(order)
                 self._result(order.command, "applied" if outcome == "applied" else "rejected", text)
-            self._reporter.report_outcome(order, outcome, text, step=self._step)
+            if node is None or node.leads:
+                self._reporter.report_outcome(order, outcome, text, step=self._step)
+
+    def _execute(self, order: Order, node: NodeOrder | None) -> tuple[Outcome, str]:
+        if node is not None and (reason := find_refusal(order.action)):
+            return "rejected", f"the training has several nodes: {reason}"
+        if node is not None and order.action == "save" and not node.saves:
+            return "applied", "the node that saves this round writes the checkpoint"
+        return self._executor.execute(order)
 
     def _leave(self, order: Order) -> bool:
         """Send the exit to the agent. Returns False without an agent."""
@@ -410,6 +478,21 @@ class Steering:
     def _result(self, seq: int, status: str, message: str) -> None:
         self._reporter.report_command(seq, status, message, step=self._step)
 
+    @property
+    def _guard(self) -> AbstractContextManager[object]:
+        """Return the lock of an engine that the round thread uses, too."""
+        return nullcontext() if self.world is None else self.world.lock
+
+    def _decide(self, decision: dict[str, Any]) -> None:
+        if self.world is None:
+            self._reporter.report_decision(decision)
+        else:
+            self.world.add_decision(decision)
+
+    def _report_known(self, seq: int) -> None:
+        self._result(seq, "applied", "before the checkpoint that the training resumed from")
+
     def _report_statuses(self, *, at_once: bool = False) -> None:
-        if self.engine.active:
-            self._reporter.report_statuses(self.engine.statuses, at_once=at_once)
+        if self.engine.active and (self.world is None or self.world.leads):
+            with self._guard:
+                self._reporter.report_statuses(self.engine.statuses, at_once=at_once)

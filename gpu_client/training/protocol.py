@@ -25,7 +25,7 @@ agent -> trainer::
 
     {"type": "directive", "directive": "checkpoint"}
     {"type": "directive", "directive": "stacks"}
-    {"type": "directive", "directive": "stop", "reason": "cancel", "checkpoint": false}
+    {"type": "directive", "directive": "stop", "reason": "cancel", "checkpoint": false, "grace_s": 30.0}
     {"type": "rules", "revision": 2, "text": "rules: []"}
     {"type": "command", "seq": 3, "kind": "set", "arguments": {"knob": "lr", "factor": 0.5}, "expires_in_s": 600}
 
@@ -77,13 +77,14 @@ class TrainerDirective:
     """Request of the agent to the training loop.
 
     kind: "checkpoint" (write a checkpoint at the next step boundary), "stacks" (print the stacks of all threads) or
-    "stop". reason: reason of a stop, in
-    `STOP_REASONS` or a newer word; empty otherwise. checkpoint: true if a stop saves a checkpoint first.
+    "stop". reason: reason of a stop, in `STOP_REASONS` or a newer word; empty otherwise. checkpoint: true if a stop
+    saves a checkpoint first. grace_s: seconds from a stop to the end of the process; None if unknown.
     """
 
     kind: str
     reason: str = ""
     checkpoint: bool = False
+    grace_s: float | None = None
 
 
 def parse_message(line: bytes) -> dict[str, Any]:
@@ -103,10 +104,12 @@ def parse_directive(message: Mapping[str, Any]) -> TrainerDirective | None:
         return TrainerDirective(kind)
     if kind != "stop":
         return None
-    reason, checkpoint = message.get("reason"), message.get("checkpoint")
+    reason, checkpoint, grace_s = (message.get(name) for name in ("reason", "checkpoint", "grace_s"))
     if not isinstance(reason, str) or not reason or not isinstance(checkpoint, bool):
         raise ValueError("a stop has a 'reason' (string) and 'checkpoint' (true or false)")
-    return TrainerDirective("stop", reason, checkpoint)
+    if grace_s is not None and not isinstance(grace_s, int | float):
+        raise ValueError("'grace_s' of a stop is a number")
+    return TrainerDirective("stop", reason, checkpoint, grace_s)
 
 
 def encode(message: Mapping[str, Any]) -> bytes:

@@ -175,6 +175,7 @@ _BY_CODE: dict[str, type[ApiError]] = {
     ErrorCode.KEY_REVOKED: Unauthorized,
     ErrorCode.KEY_EXPIRED: Unauthorized,
     ErrorCode.WRONG_SCOPE: Unauthorized,
+    ErrorCode.OPERATOR_ONLY: Unauthorized,
     ErrorCode.TOKEN_INVALID: TokenRefused,
     ErrorCode.TOKEN_WRONG_KEY: TokenRefused,
     ErrorCode.JOB_NOT_RUNNING: LeaseLost,

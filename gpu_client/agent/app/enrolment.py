@@ -7,14 +7,15 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import count
 from typing import Protocol
 
 from pydantic import SecretStr
 
-from baton.contract.fleets.fleet import EnrollAnswer, EnrollRequest
+from baton.contract.fleets.fleet import EnrollAnswer, EnrollRequest, MachineMeasurements
+from gpu_client.agent.app.own_machine import find_instance
 from gpu_client.agent.app.settings import AgentSettings
 from gpu_client.agent.retry_pauses import backoff_s, may_pass
 from gpu_client.transport.errors import ApiError, BatonError
@@ -39,13 +40,17 @@ def enroll(
     settings: AgentSettings,
     api: EnrollmentApi,
     *,
+    measure: Callable[[], MachineMeasurements],
     identify: Callable[[], str | None] = lambda: None,
+    environ: Mapping[str, str] = os.environ,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], object] = time.sleep,
 ) -> EnrollAnswer:
-    """Report this machine's hardware; return its identity.
+    """Report this machine's hardware and measurements; return its identity.
 
+    measure: measures the machine; called until it succeeds, because the store of the download can be late, too.
     identify: returns the provider's proof of the machine's identity, anew for each try, because proofs are short-lived.
+    environ: variables by which the provider tells the container its id.
     Raises ApiError if the control plane refuses the machine, BatonError without a usable answer in ENROL_WITHIN_S,
     OSError if the workspace cannot keep the container's secret.
     """
@@ -55,12 +60,15 @@ def enroll(
         gpus=found.gpus or 0,
         vram_gib=found.vram_gib or 0,
         disk_gib=found.disk_gib or 0,
+        instance=find_instance(environ),
         nonce=_keep_nonce(settings),
     )
     until = clock() + ENROL_WITHIN_S
     for tries in count():
         pause_s = backoff_s(1.0, tries)
         try:
+            if request.measured is None:
+                request = request.model_copy(update={"measured": measure()})
             proof = identify()
             return api.enroll(request.model_copy(update={"identity": proof}) if proof else request)
         except BatonError as error:

@@ -56,6 +56,11 @@ OWN_MACHINE_APIS = (
 )
 
 
+def find_instance(environ: Mapping[str, str]) -> str | None:
+    """Return the id of this container at its provider; None where the provider names none."""
+    return next((environ[one.machine] for one in OWN_MACHINE_APIS if environ.get(one.machine)), None)
+
+
 def give_back(
     environ: Mapping[str, str] = os.environ,
     *,

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from contextlib import nullcontext
+from functools import partial
 
 from pydantic import ValidationError
 
@@ -17,6 +18,7 @@ from gpu_client.agent.app.enrolment import enroll, settings_of_machine
 from gpu_client.agent.app.machine_heartbeats import SEND_BUDGET_S, MachineHeartbeats
 from gpu_client.agent.app.own_machine import give_back
 from gpu_client.agent.app.preemption import monitor_preemption
+from gpu_client.agent.app.preflight import measure_machine
 from gpu_client.agent.app.settings import AgentSettings, bytes_per_s, describe_problems
 from gpu_client.agent.app.shutdown import ShutdownRequest, stop_on_signals
 from gpu_client.agent.app.worker_loop import WorkerLoop
@@ -91,7 +93,8 @@ def _run(settings: AgentSettings, stop: ShutdownRequest) -> int:
 def _enroll(settings: AgentSettings) -> EnrollAnswer:
     identify = salad_container.read_identity if salad_container.is_rented(settings) else lambda: None
     with BatonClient(settings.api_url, settings.key) as client:
-        return enroll(settings, client.within(ENROL_BUDGET_S), identify=identify)
+        api = client.within(ENROL_BUDGET_S)
+        return enroll(settings, api, measure=partial(measure_machine, settings, api.preflight), identify=identify)
 
 
 def _work(

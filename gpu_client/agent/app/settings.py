@@ -23,6 +23,8 @@
 | `BATON_STABLE_S` | 3 | seconds without a change after which a foreign script's checkpoint directory counts as complete |
 | `BATON_SHUTDOWN_GRACE_S` | unknown | seconds from SIGTERM until the platform kills the container; the agent skips a last checkpoint that takes longer |
 | `BATON_SPOT_NOTICES` | `auto` | `ec2`: poll the instance metadata for a preemption notice; `off`; `auto`: poll on EC2 machines only |
+| `BATON_ELASTIC_PORT` | any free port; 47100 if Vast.ai or RunPod maps it | port of this machine for the peers of elastic trainings; set the port that a firewall or a NAT lets through |
+| `BATON_ELASTIC_ADDRESSES` | the address that Vast.ai or RunPod maps to port 47100, else the address from which the control plane is reached | `host` or `host:port` under which peers reach this machine, comma-separated, best first |
 | `BATON_STARTUP_GRACE_S` | 60 | seconds for which an idle agent reports an unreachable control plane as INFO only |
 | `BATON_HEALTH_FILE` | none | file that the agent updates for `python -m gpu_client.agent.health` |
 | `BATON_STATS_FILE` | none | JSON file of calls and bytes, written with every heartbeat |
@@ -33,11 +35,12 @@
 from __future__ import annotations
 
 import platform
+import re
 import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import (
     AliasChoices,
@@ -54,6 +57,7 @@ from baton.contract.base import Identity, QueueName
 from baton.contract.worker.calls import SaladIdentity, WorkQuery
 
 _GIB = 2**30
+_GPU = re.compile(r"(.+), *(\d+), *(\d+(?:\.\d+)*)")
 
 
 class AgentSettings(BaseSettings):
@@ -90,6 +94,8 @@ class AgentSettings(BaseSettings):
     stable_s: Annotated[float, Field(gt=0, le=86_400)] = 3.0
     shutdown_grace_s: Annotated[float, Field(gt=0, le=86_400)] | None = None
     spot_notices: Literal["auto", "ec2", "off"] = "auto"
+    elastic_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    elastic_addresses: Annotated[str, Field(max_length=1024, pattern=r"^[A-Za-z0-9.\-\[\]:, ]*$")] = ""
     startup_grace_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60.0
     health_file: Path | None = None
     stats_file: Path | None = None
@@ -149,12 +155,13 @@ class AgentSettings(BaseSettings):
             queue=queue or self.queue,
             provider=self.provider or ("salad" if on_salad else None),
             worker_id=self.worker_id,
-            vram_gib=self.vram_gib if self.vram_gib is not None else min((gib for _, gib in found), default=None),
+            vram_gib=self.vram_gib if self.vram_gib is not None else min((gpu.gib for gpu in found), default=None),
             gpus=self.gpus if self.gpus is not None else len(found),
-            gpu_model=self.gpu_model or (found[0][0] if found else None),
+            gpu_model=self.gpu_model or (found[0].name if found else None),
             image=self.image,
             price_usd_per_hour=self.price_usd_per_hour,
             runs_plans=True,
+            runs_nodes=True,
             disk_gib=self.disk_gib if self.disk_gib is not None else round(free_bytes / _GIB, 1),
         )
 
@@ -183,23 +190,32 @@ def describe_problems(error: ValidationError) -> list[str]:
     return lines
 
 
+def nvidia_driver() -> str | None:
+    """Return the version of the NVIDIA driver; None without a driver that answers."""
+    return next((gpu.driver for gpu in _query_nvidia_gpus()), None)
+
+
+class NvidiaGpu(NamedTuple):
+    """GPU as `nvidia-smi` describes it."""
+
+    name: str
+    gib: float
+    driver: str
+
+
 @cache
-def _query_nvidia_gpus() -> list[tuple[str, float]]:
-    """Return name and memory (GiB) of each GPU from `nvidia-smi`; [] if the program is missing or fails."""
+def _query_nvidia_gpus() -> list[NvidiaGpu]:
+    """Return the GPUs that `nvidia-smi` lists; [] if the program is missing or fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
-    command = [program, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    command = [program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
     try:
         output = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (subprocess.SubprocessError, OSError):
         return []
-    gpus = []
-    for line in output.splitlines():
-        name, _, mib = line.rpartition(",")
-        if name and mib.strip().isdigit():
-            gpus.append((name.strip()[:64], round(int(mib) / 1024, 1)))
-    return gpus
+    found = [_GPU.fullmatch(line) for line in output.splitlines()]
+    return [NvidiaGpu(one[1].strip()[:64], round(int(one[2]) / 1024, 1), one[3]) for one in found if one]
 
 
 def _find_existing_parent(path: Path) -> Path:

@@ -7,6 +7,7 @@ attempt reports nothing as done before it is stored, and heartbeats continue unt
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from gpu_client.agent.attempt.steps import StepContext, StepRunner, StepsResult
 from gpu_client.agent.control.channel_messages import TrainingProgress
 from gpu_client.agent.control.channel_server import StopReason
 from gpu_client.agent.control.control_relay import ControlRelay, RuleExit
+from gpu_client.agent.control.world_relay import WorldRelay, describe_world
 from gpu_client.agent.io.artifact_shipper import ArtifactShipper
 from gpu_client.agent.io.checkpoint_collector import CheckpointCollector
 from gpu_client.agent.io.committer import Committer
@@ -53,6 +55,8 @@ PATIENCE_S = 600.0
 ARTIFACT_PATIENCE_S = 20.0
 """Longest wait, in seconds, for the artifacts that the training showed last."""
 LOG_BUDGET_S = 10.0
+WORLD_BUDGET_S = 10.0
+"""Time limit of a world call in seconds; the node repeats a call without an answer."""
 _ACTIVITIES = {"training": Activity.TRAINING}
 """Activity of each phase. A phase that is missing here transfers bytes while the training waits."""
 
@@ -100,7 +104,7 @@ class JobRun:
         self._output.signals.set_rules(item.control.rules if item.control else None)
         self._shipper: LogShipper | None = None
         self._control = ControlRelay(item.control, attempt=item.epoch)
-        heart = client.within(heartbeat_budget_s(item.heartbeat_interval_s))
+        self._heart = heart = client.within(heartbeat_budget_s(item.heartbeat_interval_s))
         self._keeper = LeaseKeeper(
             item,
             lambda request: heart.heartbeat(item.id, item.lease_token, request),
@@ -126,10 +130,12 @@ class JobRun:
         finally:
             self._ended.set()
             self._keeper.close()
+        if item.world is not None and outcome is AttemptOutcome.CANCELED:
+            self._tell_last_decisions()
         self._workspace.clear_state()
         logger.info("job %s, attempt %d: %s", item.id, item.epoch, outcome)
         self._workspace.purge(
-            finished=item.id if outcome in (AttemptOutcome.COMPLETE, AttemptOutcome.CANCELED) else None
+            finished=item.checkpoint_job if outcome in (AttemptOutcome.COMPLETE, AttemptOutcome.CANCELED) else None
         )
         return outcome
 
@@ -226,7 +232,7 @@ class JobRun:
         self._enter("restoring")
         directories = self._workspace.prepare(item.id, item.epoch)
         directories.write_params(item.parameters)
-        store = LocalChunkCache(self._workspace.stores, item.id)
+        store = LocalChunkCache(self._workspace.stores, item.checkpoint_job)
         leave = PolledEvent(self._interrupted)
         calls = LeasedCalls(self._client, self._keeper, given_up=self._interrupted)
         ledger = StepLedger(get_plan(item).steps, directories)
@@ -258,6 +264,7 @@ class JobRun:
             over=self._ended,
             on_skipped=self._scheduler.record_skip,
         )
+        relay = self._open_world()
         context = StepContext(
             start=start_trainer,
             scheduler=self._scheduler,
@@ -267,6 +274,8 @@ class JobRun:
             stop_reason=self._stop_reason,
             control=self._control,
             api_url=self._settings.api_url,
+            world=self._describe_world(relay),
+            has_joined=lambda: relay is None or relay.has_joined,
         )
         artifacts = ArtifactShipper(
             directories.output,
@@ -296,6 +305,29 @@ class JobRun:
             artifacts.close()
             committer.close()
             self._shipper.close()
+            if relay is not None:
+                relay.close()
+
+    def _open_world(self) -> WorldRelay | None:
+        """Open the relay of a node of an elastic training; None for a job of one machine."""
+        item = self._item
+        if item.world is None:
+            return None
+        return WorldRelay(self._client.within(WORLD_BUDGET_S), item.id, item.lease_token)
+
+    def _describe_world(self, relay: WorldRelay | None) -> str:
+        item, settings = self._item, self._settings
+        if item.world is None or relay is None:
+            return ""
+        return describe_world(
+            item.world,
+            item.epoch,
+            relay,
+            port=settings.elastic_port,
+            addresses=settings.elastic_addresses,
+            api_url=settings.api_url,
+            environ=os.environ,
+        )
 
     # The end
 
@@ -398,6 +430,17 @@ class JobRun:
             logger.error("job %s: the control plane did not accept the attempt's report: %s", self._item.id, error)
             return self._loss_outcome()
         return outcome
+
+    def _tell_last_decisions(self) -> None:
+        """Report the decisions that no heartbeat has carried: another node may have ended the job before this node."""
+        report = self._control.report()
+        if not report.decisions:
+            return
+        request = HeartbeatRequest(**self._settings.identity().model_dump(), control=report)
+        try:
+            self._heart.heartbeat(self._item.id, self._item.lease_token, request)
+        except BatonError as error:
+            logger.warning("job %s: %d decisions of rules are lost: %s", self._item.id, len(report.decisions), error)
 
     def _flush_before_report(self) -> None:
         """Send the decisions that fit into no report, and the last log lines."""

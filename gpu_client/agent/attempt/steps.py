@@ -46,6 +46,10 @@ SILENCE_S = 600.0
 START_SILENCE_S = 3600.0
 """Silence in seconds from which a training that reports steps, but none so far, counts as stalled."""
 _FINAL = frozenset({FailureClass.STOPPED_BY_RULE})
+NOT_ELASTIC = (
+    "the job has nodes, but the command never called session.elastic: each node would train a model of its own. "
+    "Call session.elastic as in docs/elastic.md, or submit the job without nodes"
+)
 """Failure classes after which a step is not retried."""
 
 
@@ -82,6 +86,10 @@ class StepContext:
     control: ControlRelay
     api_url: str
     """Address of the control plane, passed to the processes of a job that names rings."""
+    world: str = ""
+    """BATON_WORLD of a node of an elastic training."""
+    has_joined: Callable[[], bool] = lambda: True
+    """Returns False while the process of such a node has not asked to join its world."""
 
     def interrupted(self) -> bool:
         """Return True once no process may start any more."""
@@ -216,6 +224,7 @@ class StepRunner:
                 step_variables=order.environment,
                 use_arena=arena is not None,
                 api_url=self._context.api_url,
+                world=self._context.world,
             )
             # Called before the trainer starts, because the trainer may remove its resume checkpoint at once.
             self._collector.begin(resume_from)
@@ -226,20 +235,25 @@ class StepRunner:
             except (OSError, ValueError) as error:
                 return StepsResult(False, failure=classify_start_error(error))
             try:
-                end = self._monitor(order, trainer, channel)
+                end = self._monitor(order, trainer, channel, resume_from)
             finally:
                 trainer.stop(0)
                 control.detach()
                 self._update_highest()
         return self._evaluate_result(order, end, inputs)
 
-    def _monitor(self, order: StepOrder, trainer: TrainerProcess, channel: ChannelServer) -> TrainerResult:
+    def _monitor(
+        self, order: StepOrder, trainer: TrainerProcess, channel: ChannelServer, resume_from: Path | None
+    ) -> TrainerResult:
         saves = order.checkpoints != "none"
 
         def collect(news: bool) -> None:
             self._drain_channel(channel)
-            if saves:
+            if saves and not is_refused():
                 self._collector.collect(trainer, self._committer, now=news)
+
+        def is_refused() -> bool:
+            return self._trains_alone(channel, resume_from)
 
         self._run = TrainerRun(
             self._item,
@@ -251,6 +265,7 @@ class StepRunner:
             canceled=self._context.canceled,
             stop_reason=self._context.stop_reason,
             collect=collect,
+            is_refused=is_refused,
             stalled_s=self._find_stall_s,
             base=self._ledger.base,
             timeout_s=order.timeout_s,
@@ -258,9 +273,25 @@ class StepRunner:
         end = self._run.run()
         channel.settle()  # The last message may contain the training's final report.
         self._drain_channel(channel)
+        if is_refused():
+            return end._replace(is_refused=True)
         if saves:
             self._collector.collect_rest(self._committer, clean_exit=end.status.code == 0)
         return end
+
+    def _trains_alone(self, channel: ChannelServer, resume_from: Path | None) -> bool:
+        """Return True if the last step of an elastic job trains, or saves, and has not joined the world."""
+        if not self._has_never_joined():
+            return False
+        progress = channel.progress()
+        # A phase repeats the step of the restored checkpoint.
+        trained = progress is not None and progress.step > 0 and progress.phase is None
+        return trained or any(one != resume_from for one in self._directories.output.glob("checkpoint-*"))
+
+    def _has_never_joined(self) -> bool:
+        """Return True if the last step of an elastic job has not joined; the steps before may prepare data."""
+        is_last = len(self._ledger.remaining_steps()) == 1
+        return is_last and not self._context.has_joined() and not self._context.interrupted()
 
     def _find_stall_s(self) -> float:
         """Return the seconds of a stall that ends the training: no progress and no output; 0.0 otherwise."""
@@ -297,6 +328,8 @@ class StepRunner:
         self, order: StepOrder, end: TrainerResult, inputs: Mapping[str, tuple[int, int]]
     ) -> StepsResult:
         status = end.status
+        if end.is_refused or (status.clean and self._has_never_joined()):
+            return StepsResult(False, status, AttemptFailure(FailureClass.BAD_INPUT, NOT_ELASTIC))
         rule_exit = self._context.control.rule_exit
         stop_reason = self._context.stop_reason() is not None and end.silent_s is None and end.timeout_s is None
         # A stop request at the same moment may cut an announced rule exit short. The exit counts all the same, because

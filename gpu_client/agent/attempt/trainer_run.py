@@ -29,12 +29,13 @@ class TrainerResult(NamedTuple):
     """End of a trainer.
 
     `silent_s`: seconds without progress after which the agent stopped the trainer. `timeout_s`: time limit at which the
-    agent stopped the trainer.
+    agent stopped the trainer. `is_refused`: the agent has stopped a trainer that must not go on.
     """
 
     status: ExitStatus
     silent_s: int | None = None
     timeout_s: int | None = None
+    is_refused: bool = False
 
 
 class TrainerRun:
@@ -42,8 +43,8 @@ class TrainerRun:
 
     `lease_lost` is set when the lease is lost; `stop_reason` returns the reason to release the job. `collect` stages
     complete checkpoints; its argument is True after a checkpoint notice. `stalled_s` returns the duration of a stall
-    that ends the run; 0.0 without one. `base` is added to the trainer's steps to
-    count them within the job.
+    that ends the run; 0.0 without one. `is_refused` returns True if the trainer must not go on. `base` is added to the
+    trainer's steps to count them within the job.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class TrainerRun:
         canceled: Callable[[], bool],
         stop_reason: Callable[[], StopReason | None],
         collect: Callable[[bool], None],
+        is_refused: Callable[[], bool] = lambda: False,
         stalled_s: Callable[[], float] = lambda: 0.0,
         base: int = 0,
         timeout_s: int | None = None,
@@ -73,6 +75,7 @@ class TrainerRun:
         self._canceled = canceled
         self._stop_reason = stop_reason
         self._collect = collect
+        self._is_refused = is_refused
         self._stalled_s = stalled_s
         self.asked_to_leave = False
         """True after a stop request on the channel; a clean exit then need not be the end of the training."""
@@ -88,6 +91,8 @@ class TrainerRun:
             if status is not None:
                 return TrainerResult(status)
             self._poll_checkpoints()
+            if self._is_refused():
+                return TrainerResult(self._stop_trainer(0), is_refused=True)
             if self._lease_lost.is_set():
                 reason: StopReason = "cancel" if self._canceled() else "lease_lost"
                 self._channel.request_stop(reason, checkpoint=False)
@@ -129,7 +134,7 @@ class TrainerRun:
         if self.last_checkpoint_skipped:
             logger.warning("job %s: no last checkpoint: %s", self._item.id, self.last_checkpoint_skipped)
         deadline = time.monotonic() + grace_s
-        if self._channel.request_stop(reason, checkpoint=not self.last_checkpoint_skipped):
+        if self._channel.request_stop(reason, checkpoint=not self.last_checkpoint_skipped, grace_s=grace_s):
             self.asked_to_leave = True
             # After 75% of the grace the agent escalates to SIGTERM.
             while self._trainer.poll() is None and time.monotonic() < deadline - grace_s / 4 and not self._cut_short():

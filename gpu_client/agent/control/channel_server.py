@@ -87,7 +87,7 @@ class ChannelServer:
         self._errors: Counter[str] = Counter()
         self._pending_stop: bytes | None = None  # The last stop request; processes that connect later receive it.
         self._closing = False
-        self._directory = _make_private_directory()
+        self._directory = make_private_directory()
         try:
             self.path = self._directory / "channel"
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -182,9 +182,14 @@ class ChannelServer:
         """Ask every connected process to print the stacks of its threads. Returns the number of processes reached."""
         return self._broadcast({"type": "directive", "directive": "stacks"}, replayed=False)
 
-    def request_stop(self, reason: StopReason, checkpoint: bool) -> int:
-        """Ask all processes, including later processes, to stop. Returns the number of reached processes."""
+    def request_stop(self, reason: StopReason, checkpoint: bool, grace_s: float | None = None) -> int:
+        """Ask all processes, including later processes, to stop. Returns the number of reached processes.
+
+        grace_s: seconds until the agent kills the processes.
+        """
         message = {"type": "directive", "directive": "stop", "reason": reason, "checkpoint": checkpoint}
+        if grace_s is not None:
+            message["grace_s"] = grace_s
         return self._broadcast(message, replayed=True)
 
     def send_steering(self, message: dict[str, Any]) -> int:
@@ -360,7 +365,7 @@ class ChannelServer:
         self._news.set()
 
 
-def _make_private_directory() -> Path:
+def make_private_directory() -> Path:
     """Create a directory for this user only, with a path short enough for a socket."""
     for parent in (tempfile.gettempdir(), "/tmp"):  # noqa: S108 (mkdtemp makes a private directory in it)
         if len(os.fsencode(parent)) + len("/baton-xxxxxxxx/channel") <= MAX_SOCKET_PATH_BYTES:

@@ -7,15 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from pydantic import ValidationError
-
-from baton.contract.objects.dataset_manifest import (
-    DATASET_MANIFEST,
-    MAX_DATASET_MANIFEST_BYTES,
-    DatasetFile,
-    DatasetManifest,
-    is_manifest,
-)
+from baton.contract.objects.dataset_manifest import MAX_DATASET_MANIFEST_BYTES, PushedFiles, is_manifest
 from baton.contract.worker.calls import InputObject, InputPage, WorkItem
 from gpu_client.agent.workspace.slots import DiskFullError
 from gpu_client.transport.errors import (
@@ -66,7 +58,7 @@ def fetch_inputs(
     """
     seen: dict[str, str] = {}
     """Object key by path."""
-    pushed = _PushedFiles([ref.prefix for ref in item.inputs])
+    pushed = _PushedInputs([ref.prefix for ref in item.inputs])
     for cursor, page in _iterate_pages(client, item):
         own = [found for found in page.inputs if not found.shared]
         for around in page.manifests:
@@ -100,48 +92,34 @@ def fetch_inputs(
     return len(seen)
 
 
-class _PushedFiles:
-    """Pushed files by key, from the manifests of pushed folders."""
+class _PushedInputs(PushedFiles):
+    """Pushed files of the inputs' prefixes, and the verified paths below the data directory."""
 
     def __init__(self, prefixes: Sequence[str]) -> None:
-        self._prefixes = tuple(prefixes)
-        self._files: dict[str, DatasetFile] = {}
-        self._folders: dict[str, str] = {}
-        """Folder whose manifest describes the key, by key."""
+        super().__init__(prefixes)
         self._verified: set[str] = set()
         """Verified paths below the data directory. Two paths may have one object, therefore keys do not suffice."""
 
     def __bool__(self) -> bool:
-        return bool(self._files)
+        return bool(self.files)
 
     def add_manifest(self, manifest_key: str, url: str, transfer: Transfer, cancel: CancelEvent) -> None:
         """Read a manifest. Raises InputsDiffer for an invalid or unfinished manifest, and the errors of a download."""
-        folder = manifest_key.removesuffix(DATASET_MANIFEST)
         data = transfer.read(url, name=manifest_key, max_bytes=MAX_DATASET_MANIFEST_BYTES, cancel=cancel)
         try:
-            manifest = DatasetManifest.model_validate_json(data)
-        except ValidationError as error:
-            raise InputsDiffer(
-                f"{manifest_key} is no manifest of a data set ({error.error_count()} faults): push {folder} again"
-            ) from error
-        if manifest.unfinished:
-            raise InputsDiffer(f"a push to {folder} was not finished: repeat it")
-        for file in manifest.files:
-            key = folder + file.path
-            # The manifest of a separately pushed subfolder is never older than the outer folder's, therefore the
-            # longest folder wins.
-            if key.startswith(self._prefixes) and len(folder) >= len(self._folders.get(key, "")):
-                self._files[key], self._folders[key] = file, folder
+            self.add(manifest_key, data)
+        except ValueError as error:
+            raise InputsDiffer(str(error)) from error
 
     def digest(self, found: InputObject) -> str | None:
         """Return the input's expected BLAKE3; None if unknown. Raises InputsDiffer if the size differs."""
-        file = self._files.get(found.key)
+        file = self.files.get(found.key)
         if file is None:
             return None
         if file.size_bytes != found.size_bytes:
             raise InputsDiffer(
                 f"input {found.key} has {found.size_bytes} bytes, and was pushed with {file.size_bytes}:"
-                f" push {self._folders[found.key]} again"
+                f" push {self.folders[found.key]} again"
             )
         self._verified.add(found.path)
         return file.blake3
@@ -151,17 +129,17 @@ class _PushedFiles:
 
         `seen`: object key by path below the data directory.
         """
-        lacking = sorted(self._files.keys() - set(seen.values()))
+        lacking = sorted(self.files.keys() - set(seen.values()))
         if lacking:
             raise InputsDiffer(
-                f"{len(lacking)} of {len(self._files)} files that were pushed are not stored any more,"
-                f" {lacking[0]} among them: push {self._folders[lacking[0]]} again"
+                f"{len(lacking)} of {len(self.files)} files that were pushed are not stored any more,"
+                f" {lacking[0]} among them: push {self.folders[lacking[0]]} again"
             )
         for path in sorted(seen.keys() - self._verified):
-            file = self._files.get(seen[path])
+            file = self.files.get(seen[path])
             if file is not None and hash_file(data_dir / path, cancel=cancel).blake3 != file.blake3:
                 raise InputsDiffer(
-                    f"input {seen[path]} has other bytes than were pushed: push {self._folders[seen[path]]} again"
+                    f"input {seen[path]} has other bytes than were pushed: push {self.folders[seen[path]]} again"
                 )
 
 
@@ -184,7 +162,7 @@ def _fetch_page(
     *,
     cursor: str | None,
     inputs: Sequence[InputObject],
-    pushed: _PushedFiles,
+    pushed: _PushedInputs,
     cancel: CancelEvent,
 ) -> None:
     waiting = {found.path: found for found in inputs}

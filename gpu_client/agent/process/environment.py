@@ -23,12 +23,13 @@ def build_environment(
     step_variables: Mapping[str, str] | None = None,
     use_arena: bool = True,
     api_url: str = "",
+    world: str = "",
 ) -> dict[str, str]:
     """Merge the agent's environment, `step_variables`, the job's variables and the BATON_ variables.
 
     The result omits the agent's settings and secrets. A job that names rings also gets `api_url` and a token for
-    exactly these rings. The agent's interpreter comes first in PATH, so that `python` in a command finds Baton's
-    packages.
+    exactly these rings. `world`: BATON_WORLD of a node of an elastic training. The agent's interpreter comes first in
+    PATH, so that `python` in a command finds Baton's packages.
     """
     inherited = {name: value for name, value in base.items() if not name.startswith("BATON_")}
     path = os.pathsep.join([str(Path(sys.executable).parent), inherited.get("PATH", os.defpath)])
@@ -46,6 +47,8 @@ def build_environment(
     }
     if item.rings and api_url:
         ours |= {"BATON_API_URL": api_url, RING_TOKEN_VARIABLE: ring_token(item.id, item.lease_token)}
+    if world:
+        ours["BATON_WORLD"] = world
     shown = _without_secrets(ours)
     filled = {name: substituted(value, shown) for name, value in (step_variables or {}).items()}
     return {

@@ -200,14 +200,14 @@ class _CheckpointRestore:
         name = f"manifest of step {self._ref.step}"
         data = self._transfer.read(self._ref.manifest_url, name=name, max_bytes=MAX_MANIFEST_BYTES, cancel=self._cancel)
         try:
-            return read_manifest(data, job_id=self._item.id, ref=self._ref)
+            return read_manifest(data, job_id=self._item.checkpoint_job, ref=self._ref)
         except BadManifest as error:
             # The network can alter bytes, therefore a manifest counts as damaged only after two fetches.
             logger.warning("%s; fetching it once more", error)
             data = self._transfer.read(
                 self._ref.manifest_url, name=name, max_bytes=MAX_MANIFEST_BYTES, cancel=self._cancel
             )
-            return read_manifest(data, job_id=self._item.id, ref=self._ref)
+            return read_manifest(data, job_id=self._item.checkpoint_job, ref=self._ref)
 
     def _fetch_zip(self, content: Path) -> int:
         self._require_space(self._ref.total_bytes)

@@ -117,9 +117,9 @@ def commit_checkpoint(
     while True:
         local = build_manifest(
             directory,
-            job_id=item.id,
+            job_id=item.checkpoint_job,
             step=step,
-            epoch=item.epoch,
+            epoch=item.checkpoint_epoch,
             metrics=metrics,
             created_by=created_by,
             tag=tag,
@@ -145,7 +145,7 @@ def commit_checkpoint(
     sizes = local.sizes
     return Committed(
         step=step,
-        epoch=item.epoch,
+        epoch=item.checkpoint_epoch,
         manifest=local.manifest,
         api_calls=api_calls,
         raw_bytes=local.manifest.total_bytes,

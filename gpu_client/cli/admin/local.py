@@ -13,7 +13,7 @@ import typer
 from gpu_client.cli.core.errors import CliError, ExitCode
 from gpu_client.cli.core.session import AsJson
 
-_NEEDED = ("functions", "boto3", "starlette", "uvicorn")
+_NEEDED = ("functions", "botocore", "starlette", "uvicorn")
 """Packages that `python -m functions.local` requires. The client locates but never imports them."""
 
 

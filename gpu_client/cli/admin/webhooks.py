@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -163,24 +164,62 @@ def deliveries(
 def replay(
     context: typer.Context,
     webhook_id: WebhookIdArgument,
-    job_id: Annotated[str, typer.Argument(metavar="JOB", help="Job id or unique prefix.", show_default=False)],
-    from_seq: Annotated[int, typer.Option(min=1, help="Sequence number of the first event to send again.")] = 1,
+    job_id: Annotated[
+        str | None, typer.Argument(metavar="JOB", help="Job id or unique prefix.", show_default=False)
+    ] = None,
+    *,
+    from_seq: Annotated[int, typer.Option(min=1, help="Sequence number of the job's first event to send again.")] = 1,
+    fleet: Annotated[
+        str | None, typer.Option("--fleet", metavar="NAME", help="Fleet, instead of a job.", show_default=False)
+    ] = None,
+    since: Annotated[
+        datetime | None,
+        typer.Option(
+            "--since",
+            formats=["%Y-%m-%d %H:%M:%S", "%Y-%m-%d"],
+            help="Time of the fleet's first event to send again, as `baton fleet events` prints the time.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send the events of a job to a webhook again."""
+    """Send the events of a job or a fleet to a webhook again."""
+    if (job_id is None) == (fleet is None):
+        raise CliError("name either a job or a fleet", "For a fleet: baton webhooks replay ID --fleet NAME")
     session = session_of(context)
     with session.client() as client:
         webhook = _find_webhook(client, webhook_id)
-        job = resolve_job_id(client, job_id)
-        queued, next_seq = 0, from_seq
-        while next_seq:
-            answer = client.replay_webhook(webhook.id, job, next_seq)
-            queued, next_seq = queued + answer.queued, answer.next_seq or 0
+        if fleet is not None:
+            subject, kind = fleet, "fleet"
+            queued = _replay_fleet(client, webhook.id, fleet, 0 if since is None else int(since.timestamp()))
+        else:
+            subject, kind = resolve_job_id(client, job_id or ""), "job_id"
+            queued = _replay_job(client, webhook.id, subject, from_seq)
     if as_json:
-        session.output.json({"id": webhook.id, "job_id": job, "queued": queued})
+        session.output.json({"id": webhook.id, kind: subject, "queued": queued})
     else:
         verb = "is" if queued == 1 else "are"
-        session.output.line(f"{count(queued, 'event')} of {job} {verb} queued for {webhook.id} again.")
+        session.output.line(f"{count(queued, 'event')} of {subject} {verb} queued for {webhook.id} again.")
+    if fleet is not None and not any(isinstance(one, FleetEventType) for one in webhook.types):
+        session.output.note("The webhook receives no events of fleets: none of their types is among its types.")
+
+
+def _replay_job(client: BatonClient, webhook_id: str, job_id: str, from_seq: int) -> int:
+    queued, next_seq = 0, from_seq
+    while next_seq:
+        answer = client.replay_webhook(webhook_id, job_id, next_seq)
+        queued, next_seq = queued + answer.queued, answer.next_seq or 0
+    return queued
+
+
+def _replay_fleet(client: BatonClient, webhook_id: str, fleet: str, from_at: int) -> int:
+    queued, next_at = 0, from_at
+    while True:
+        answer = client.replay_fleet(webhook_id, fleet, next_at)
+        queued += answer.queued
+        if answer.next_at is None:
+            return queued
+        next_at = answer.next_at
 
 
 def _create_webhook(client: BatonClient, wanted: WebhookCreate) -> WebhookCreated:

@@ -67,6 +67,7 @@ _FOR_USERS = {
     ErrorCode.MACHINE_NOT_FOUND: "List the machines with: baton fleet show NAME, or baton fleet receipts NAME",
     ErrorCode.MACHINE_HAS_NO_SHELL: "Read its output with: baton fleet logs MACHINE",
     ErrorCode.PROVIDER_NOT_FOUND: "List the accounts with: baton fleet providers",
+    ErrorCode.REGISTRY_NOT_FOUND: "List the logins with: baton fleet registries",
     ErrorCode.FLEET_NOT_FOUND: "List the fleets with: baton fleet ls",
     ErrorCode.NOT_FOUND: "Check the address, including its stage, with: baton doctor",
 }

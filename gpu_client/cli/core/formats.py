@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from gpu_client.cli.core.errors import CliError
 
+_LEVELS = "▁▂▃▄▅▆▇█"
 _UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _COLOR = re.compile("\x1b\\[[0-9;]{0,32}m")
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f]")
@@ -72,6 +74,15 @@ def day(at: int) -> str:
 def count(number_of: int, one: str, many: str | None = None) -> str:
     """Format a number with its noun: `1 file`, `3 files`."""
     return f"{number_of:,} {one if number_of == 1 else many or one + 's'}"
+
+
+def sparkline(values: Sequence[float], cells: int) -> str:
+    """Return the newest values as block characters, scaled to the greatest value."""
+    shown = [max(value, 0.0) for value in values[-cells:]]
+    top = max(shown, default=0.0)
+    if top <= 0:
+        return _LEVELS[0] * len(shown)
+    return "".join(_LEVELS[min(int(value / top * len(_LEVELS)), len(_LEVELS) - 1)] for value in shown)
 
 
 def printable(text: str) -> str:

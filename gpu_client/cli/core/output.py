@@ -158,7 +158,9 @@ class CommandOutput:
 
     def fields(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Write names and values, one pair per line; omit empty values."""
-        self.print(build_fields(pairs))
+        fields = build_fields(pairs)
+        if fields.row_count:
+            self.print(fields)
 
     @contextmanager
     def bytes_bar(self, title: str, total_bytes: int) -> Iterator[BytesMoved]:

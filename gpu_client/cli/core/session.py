@@ -17,6 +17,7 @@ import typer
 from baton.contract.admin.keys import KeyView
 from baton.contract.admin.webhooks import WebhookView
 from baton.contract.base import JOB_ID_PATTERN
+from baton.contract.elastic.nodes import MAX_NODES
 from baton.contract.jobs.history import AttemptView
 from baton.contract.jobs.job import JobView
 from gpu_client.cli.core.errors import CliError
@@ -41,6 +42,10 @@ _SEARCH_PAGE_SIZES = (100, 1000, 1000, 1000, 1000)
 """Sizes of the searched pages, newest jobs first; most searches end on the first page."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
+NodeOption = Annotated[
+    int | None,
+    typer.Option("--node", metavar="N", min=0, max=MAX_NODES - 1, help="Only this node of an elastic job."),
+]
 PricePerHour = Annotated[
     float | None,
     typer.Option(min=0, help="Price of one machine per hour; adds costs to the output. Default: the profile's price."),
@@ -98,7 +103,9 @@ def connect(profile: ConnectionProfile, *, transfer: Transfer | None = None) -> 
 def list_attempts(client: BatonClient, job_id: str) -> list[AttemptView]:
     """Return all attempts of a job, oldest first."""
     listed = pages(lambda cursor: client.attempts(job_id, limit=1000, cursor=cursor))
-    return [attempt for page in listed for attempt in page.attempts]
+    found = [attempt for page in listed for attempt in page.attempts]
+    # The attempts of an elastic job come seat by seat.
+    return sorted(found, key=lambda one: one.started_at) if any(one.seat is not None for one in found) else found
 
 
 def find_job(client: BatonClient, text: str) -> JobView:

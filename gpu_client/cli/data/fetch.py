@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,13 +23,11 @@ from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.api.objects import Wanted
 from gpu_client.transport.net.cancellation import CancelEvent
 from gpu_client.transport.net.digests import hash_file
-from gpu_client.transport.net.files import local_errors, safe_destination
+from gpu_client.transport.net.files import TEMPORARY_NAME, local_errors, safe_destination
 from gpu_client.transport.transfer.manager import Progress
 
 _HASHERS = 4
 _PER_PAGE = 500
-_LEFTOVER = re.compile(r"\.[0-9a-f]{16}\.part")
-"""Temporary file names of the transport."""
 
 
 def register(app: typer.Typer) -> None:
@@ -101,7 +98,7 @@ def fetch_outputs(
     bar: Callable[[str, int], AbstractContextManager[Progress | None]] = lambda title, total_bytes: nullcontext(),
 ) -> FetchResult:
     """Download and verify the missing outputs. `bar` shows the progress. Raises CliError, see `find_present`."""
-    with _locked(directory):
+    with lock_directory(directory):
         have = find_present(job.artifacts, directory, cancel, force=force)
         missing = [artifact for artifact in job.artifacts if artifact.path not in have]
         total_bytes = sum(artifact.size_bytes or 0 for artifact in missing)
@@ -128,7 +125,7 @@ def _require_outputs(job: JobView) -> None:
 
 
 @contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def lock_directory(directory: Path) -> Iterator[None]:
     """Create and lock the directory for this process. Raises CliError."""
     if directory.exists() and not directory.is_dir():
         raise CliError(f"{directory} is not a directory", "Give another path.")
@@ -151,7 +148,7 @@ def find_present(artifacts: Sequence[Artifact], directory: Path, cancel: CancelE
     Raises CliError for files that would be overwritten.
     """
     for folder in {safe_destination(directory, artifact.path).parent for artifact in artifacts}:
-        for leftover in (path for path in folder.iterdir() if _LEFTOVER.fullmatch(path.name)):
+        for leftover in (path for path in folder.iterdir() if TEMPORARY_NAME.fullmatch(path.name)):
             leftover.unlink(missing_ok=True)
     there = [artifact for artifact in artifacts if safe_destination(directory, artifact.path).exists()]
     with ThreadPoolExecutor(_HASHERS, thread_name_prefix="hash") as pool:

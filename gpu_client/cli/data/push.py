@@ -22,6 +22,7 @@ from gpu_client.cli.core.formats import count, moment, size
 from gpu_client.cli.core.output import FOLDED, TableColumn
 from gpu_client.cli.core.session import AsJson, session_of
 from gpu_client.cli.data.dataset_manifest import PushManifests, require_manifest_capacity
+from gpu_client.cli.data.prefetch import prefetch
 from gpu_client.cli.data.validate import Captions, MinSide, has_image_name, require_valid_images, validate
 from gpu_client.transport.api.calls import pages
 from gpu_client.transport.api.client import BatonClient
@@ -45,6 +46,7 @@ data = typer.Typer(help="Upload, check and list the files that jobs read.", no_a
 def register(app: typer.Typer) -> None:
     """Add the command group."""
     data.command("validate")(validate)
+    data.command("prefetch")(prefetch)
     app.add_typer(data, name="data")
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
-from collections.abc import Iterator
-from typing import Annotated, Any
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -12,12 +13,14 @@ from baton.contract.jobs.history import AttemptView, EventView
 from baton.contract.jobs.job import JobState, JobView
 from baton.contract.worker.output import LogLine, log_wait_s
 from gpu_client.cli.core.formats import duration, moment
-from gpu_client.cli.core.output import FOLDED, TableColumn
+from gpu_client.cli.core.output import FOLDED, TableColumn, as_data
 from gpu_client.cli.core.session import (
     SHOWN_ID_CHARACTERS,
     AsJson,
     CliSession,
     JobIdArgument,
+    NodeOption,
+    find_job,
     list_attempts,
     resolve_job_id,
     session_of,
@@ -41,20 +44,25 @@ def register(app: typer.Typer) -> None:
 def logs(
     context: typer.Context,
     job_id: JobIdArgument,
+    *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the output until the job ends.")] = False,
     tail: Annotated[int | None, typer.Option("--tail", min=1, help="Start with the last N lines.")] = None,
+    node: NodeOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the output of all attempts of a job.
 
+    Of an elastic job, prints the output of all nodes in the order of time; the node's number comes first in each line.
     --json: one object per line.
     """
     session = session_of(context)
     with session.client() as client:
-        job_id = resolve_job_id(client, job_id)
-        printer = _LogPrinter(session, as_json)
-        newest: deque[LogLine] = deque(maxlen=tail)
-        reader = _LogReader(client, job_id)
+        job = find_job(client, job_id)
+        job_id = job.id
+        printer = _LogPrinter(session, as_json, named=job.nodes is not None and node is None)
+        newest: deque[_NodeLine] = deque(maxlen=tail)
+        nodes = range(job.nodes.max) if job.nodes is not None and node is None else [node]
+        reader = _LogReader(client, job_id, nodes)
         for line in reader.read_new():
             if tail is None:
                 printer.show(line)
@@ -78,45 +86,59 @@ def _describe_no_output(job: JobView) -> str:
     return f"No output yet: no worker has claimed the job. To see the cause: baton explain {short}"
 
 
-class _LogReader:
-    """Reader of a job's log lines from a cursor."""
+class _NodeLine(NamedTuple):
+    """Line of output, and the node that printed the line; None for a job without nodes, and for a chosen node."""
 
-    def __init__(self, client: BatonClient, job_id: str) -> None:
+    node: int | None
+    line: LogLine
+
+
+class _LogReader:
+    """Reader of a job's log lines from a cursor for each of its nodes."""
+
+    def __init__(self, client: BatonClient, job_id: str, nodes: Iterable[int | None]) -> None:
+        """`nodes`: nodes of an elastic job; [None] for another job."""
         self._client = client
         self._job_id = job_id
-        self._cursor: str | None = None
+        self._cursors: dict[int | None, str | None] = dict.fromkeys(nodes)
 
-    def read_new(self) -> Iterator[LogLine]:
-        """Yield the lines since the last call."""
+    def read_new(self) -> Iterator[_NodeLine]:
+        """Yield the lines since the last call, those of several nodes in the order of time."""
+        return heapq.merge(*map(self._read_node, self._cursors), key=lambda one: one.line.at)
+
+    def _read_node(self, node: int | None) -> Iterator[_NodeLine]:
         while True:
-            page = self._client.logs(self._job_id, limit=_LINES_PER_PAGE, cursor=self._cursor)
-            yield from page.lines
-            self._cursor = page.next_cursor or self._cursor
+            page = self._client.logs(self._job_id, limit=_LINES_PER_PAGE, cursor=self._cursors[node], seat=node)
+            yield from (_NodeLine(node, line) for line in page.lines)
+            self._cursors[node] = page.next_cursor or self._cursors[node]
             if not page.lines:
                 return
 
 
 class _LogPrinter:
-    """Printer of log lines, with a separator between attempts."""
+    """Printer of log lines, with a separator between attempts. `named`: lines begin with the number of the node."""
 
-    def __init__(self, session: CliSession, as_json: bool) -> None:
+    def __init__(self, session: CliSession, as_json: bool, *, named: bool) -> None:
         self._output = session.output
         self._as_json = as_json
-        self._epoch: int | None = None
+        self._named = named
+        self._epochs: dict[int | None, int] = {}
         self.shown = False
         """True after the first printed line."""
 
-    def show(self, line: LogLine) -> None:
+    def show(self, printed: _NodeLine) -> None:
         """Print one line."""
+        node, line = printed
         self.shown = True
         if self._as_json:
-            self._output.json_line(line)
+            self._output.json_line({**as_data(line), "node": node} if self._named else line)
             return
-        if line.epoch != self._epoch:
-            if self._epoch is not None or line.epoch > 1:
-                self._output.note(f"--- attempt {line.epoch}, {moment(line.at)} ---")
-            self._epoch = line.epoch
-        self._output.line(line.text)
+        if line.epoch != self._epochs.get(node):
+            if node in self._epochs or line.epoch > 1:
+                where = f"node {node}, " if self._named else ""
+                self._output.note(f"--- {where}attempt {line.epoch}, {moment(line.at)} ---")
+            self._epochs[node] = line.epoch
+        self._output.line(f"[{node}] {line.text}" if self._named else line.text)
 
 
 class _DelayNotice:
@@ -130,7 +152,7 @@ class _DelayNotice:
 
     def announce(self, job: JobView) -> None:
         """Print a long interval. Raises ApiError, Unreachable, UnexpectedAnswer."""
-        if job.state is not JobState.RUNNING or job.epoch == self._announced_epoch:
+        if job.state is not JobState.RUNNING or job.epoch == self._announced_epoch or job.nodes is not None:
             return
         if self._attempt is None or self._attempt.epoch != job.epoch:
             attempts = list_attempts(self._client, job.id)

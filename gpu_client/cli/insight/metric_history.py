@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.contract.jobs.history import AttemptView
-from baton.contract.rules.metrics import BUILT_IN, Goal, canonical_name
+from baton.contract.rules.metrics import BUILT_IN, Goal, Metric, canonical_name, name_in_rules
 from baton.contract.worker.output import MetricPoint
 from gpu_client.cli.core.session import list_attempts
 from gpu_client.transport.api.client import BatonClient
@@ -34,11 +34,74 @@ def _rank(name: str) -> int:
     return 0 if known == "loss" else 1 if known == "eval.loss" else 2 if known.startswith("eval") else 3
 
 
-def load_history(client: BatonClient, job_id: str, attempts: Sequence[AttemptView] | None = None) -> MetricHistory:
-    """Load the metric history of a job. `attempts`: all attempts; None requests them."""
+def load_history(
+    client: BatonClient, job_id: str, attempts: Sequence[AttemptView] | None = None, *, node: int | None = None
+) -> MetricHistory:
+    """Load the metric history of a job. `attempts`: all attempts; None requests them.
+
+    `node`: node of an elastic job; None for the whole training.
+    """
     if attempts is None:
         attempts = list_attempts(client, job_id)
-    return join_attempts(client.metric_points(job_id), {one.epoch: one.resumed_step for one in attempts})
+    by_seat: dict[int | None, list[MetricPoint]] = {}
+    for point in client.metric_points(job_id, seat=node):
+        by_seat.setdefault(point.seat, []).append(point)
+    histories = [
+        join_attempts(points, {one.epoch: one.resumed_step for one in attempts if one.seat == seat})
+        for seat, points in sorted(by_seat.items(), key=lambda one: one[0] or 0)
+    ]
+    if not histories:
+        return MetricHistory([], [])
+    return histories[0] if node is not None or None in by_seat else merge_nodes(histories)
+
+
+def merge_nodes(histories: Iterable[MetricHistory]) -> MetricHistory:
+    """Merge the histories of all nodes of an elastic job into the history of the whole training. Pure.
+
+    The loss is the loss of the world; any other metric is reduced as over ranks. Points of a round that a later
+    membership has repeated, from the same checkpoint, are void.
+    """
+    void: list[MetricPoint] = []
+    by_step: dict[int, list[MetricPoint]] = {}
+    for one in histories:
+        void += one.void
+        for point in one.kept:
+            by_step.setdefault(point.step, []).append(point)
+    kept = []
+    for _, points in sorted(by_step.items()):
+        newest = max(points, key=lambda point: ("world.loss" in point.metrics, point.at))
+        same = [point for point in points if _loss_of_world(point) in (None, _loss_of_world(newest))]
+        void += [point for point in points if point not in same]
+        metrics = {
+            # A point has NaN and infinities as texts.
+            name: value if math.isfinite(value) else str(value)
+            for name, value in _reduce_nodes(same).items()
+        }
+        kept.append(newest.model_copy(update={"epoch": 1, "seat": None, "metrics": metrics}))
+    return MetricHistory(kept, sorted(void, key=lambda point: (point.seat or 0, point.epoch, point.step)))
+
+
+def _loss_of_world(point: MetricPoint) -> str | None:
+    loss = point.metrics.get("world.loss")
+    return None if loss is None else str(loss)
+
+
+def _reduce_nodes(points: Sequence[MetricPoint]) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for point in points:
+        for name, value in point.numbers().items():
+            found.setdefault(name, []).append(value)
+    metrics = {name: _reduce(name_in_rules(name), values) for name, values in found.items()}
+    if "world.loss" in metrics:
+        metrics["loss"] = metrics["world.loss"]
+    return metrics
+
+
+def _reduce(name: str, values: Sequence[float]) -> float:
+    how = BUILT_IN.get(name, Metric(name)).reduced_by
+    if any(map(math.isnan, values)):
+        return math.nan
+    return sum(values) / len(values) if how == "mean" else min(values) if how == "min" else max(values)
 
 
 def join_attempts(

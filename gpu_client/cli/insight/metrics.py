@@ -16,7 +16,14 @@ from baton.contract.worker.output import MetricPoint
 from gpu_client.cli.core.errors import CliError
 from gpu_client.cli.core.formats import count, number
 from gpu_client.cli.core.output import TableColumn
-from gpu_client.cli.core.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, resolve_job_id, session_of
+from gpu_client.cli.core.session import (
+    SHOWN_ID_CHARACTERS,
+    AsJson,
+    JobIdArgument,
+    NodeOption,
+    resolve_job_id,
+    session_of,
+)
 from gpu_client.cli.insight.metric_history import MetricOverview, load_history, summarize_metrics
 from gpu_client.transport.net.files import write_whole
 
@@ -41,12 +48,13 @@ def metrics(
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the output of --csv or --jsonl to this file.")
     ] = None,
+    node: NodeOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the metrics of a job: first, last and best values.
 
     --csv and --jsonl print all points. Steps after the checkpoint from which the next attempt resumed are omitted, so
-    that each step appears once.
+    that each step appears once. Of an elastic job, the metrics of the whole training or of --node.
     """
     if as_csv + as_jsonl + as_json > 1:
         raise CliError("--csv, --jsonl and --json exclude each other")
@@ -55,7 +63,10 @@ def metrics(
     session = session_of(context)
     with session.client() as client:
         job = resolve_job_id(client, job_id)
-        points = list(client.metric_points(job)) if all_attempts else load_history(client, job).kept
+        if all_attempts:
+            points = list(client.metric_points(job, seat=node))
+        else:
+            points = load_history(client, job, node=node).kept
     chosen = _select_metrics(names, points)
     if as_csv or as_jsonl:
         lines = _csv(points, chosen) if as_csv else _jsonl(points, chosen if names else None)

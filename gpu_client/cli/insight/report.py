@@ -99,6 +99,8 @@ _DECISIONS = frozenset(
         EventType.ROLLED_BACK,
     }
 )
+NODES = "world.nodes"
+"""Metric of the chart of an elastic training's membership."""
 _SHADES = ("productive_s", "repeated_s", "transferring_s", "idle_s", "stalled_s")
 
 
@@ -122,6 +124,7 @@ def render_report(found: ReportInput) -> str:
         f'<header><h1>{to_html(name)}</h1><p class="state {to_html(job.state.value)}">{to_html(job.state.value)}</p>',
         f"</header>{_render_facts(found)}",
         _main_chart(found),
+        _membership(found),
         _other_charts(found),
         _metrics_table(found),
         _decisions(found),
@@ -195,7 +198,9 @@ def _main_chart(found: ReportInput) -> str:
     steps = [point.step for point in (*found.history.kept, *found.history.void)]
     committed = [_step_of(event) for event in found.events if event.type is EventType.CHECKPOINT_COMMITTED]
     ticks = [step for step in committed if step is not None]
-    marks = [*_starts(found.attempts), *_rule_marks(found.events, _MetricByAttempt(found.history, main))]
+    # The attempts of nodes begin at any time; the membership shows their effect.
+    starts = _starts(found.attempts) if found.job.nodes is None else []
+    marks = [*starts, *_rule_marks(found.events, _MetricByAttempt(found.history, main))]
     frame = Frame(
         ticks=ticks, marks=marks, first_step=min(steps), last_step=max([*steps, *ticks]), title=f"{main} over steps"
     )
@@ -293,7 +298,7 @@ def _step_of(event: EventView) -> int | None:
 
 
 def _other_charts(found: ReportInput) -> str:
-    names = found.history.names()[1:]
+    names = [name for name in found.history.names()[1:] if name != NODES]
     fired = [(event, _step_of(event)) for event in found.events if event.type is EventType.RULE_FIRED]
     fires = [Mark("fire", step, "", line_of(event)) for event, step in fired[-MAX_MARKS:] if step is not None]
     steps = [point.step for point in found.history.kept] or [0]
@@ -314,6 +319,34 @@ def _other_charts(found: ReportInput) -> str:
         else ""
     )
     return f'<section><h2>Other metrics</h2><div class="charts">{"".join(figures)}</div>{more}</section>'
+
+
+def _membership(found: ReportInput) -> str:
+    """Draw the nodes of an elastic training over its rounds, with the nodes that joined and that were lost."""
+    own = _series(found.history.kept, NODES)
+    if not own:
+        return ""
+    marks = [mark for event in found.events if (mark := _membership_mark(event)) is not None][-MAX_MARKS:]
+    steps = [point.step for point in found.history.kept]
+    frame = Frame(height=200, marks=marks, first_step=steps[0], last_step=steps[-1], title="nodes over steps")
+    keys = (("curve", "members"), ("resume", "joined"), ("back", "lost"))
+    legend = "".join(f'<span class="key {kind}">{text}</span>' for kind, text in keys)
+    chart = draw_chart([Curve("curve", own)], frame)
+    return f'<section><h2>nodes <small>over steps</small></h2>{chart}<p class="legend">{legend}</p></section>'
+
+
+def _membership_mark(event: EventView) -> Mark | None:
+    number, data = event.data.get("round"), event.data
+    if not isinstance(number, int):
+        return None
+    if event.type is EventType.WORLD_JOINED:
+        names = ", ".join(str(one) for one in data.get("joined") or [])
+        return Mark("resume", number, "", f"round {number:,}: node {names} joined")
+    if event.type is EventType.WORLD_LOST:
+        lost = [one for one in data.get("lost") or [] if isinstance(one, dict)]
+        causes = ", ".join(f"node {one.get('seat')} ({one.get('cause', 'lost')})" for one in lost)
+        return Mark("back", number, "", f"round {number:,}: without {causes}")
+    return None
 
 
 # Tables

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import typer
 
+from baton.contract.elastic.world import WorldView
 from baton.contract.fleets.job_machines import JobMachines
 from baton.contract.jobs.history import AttemptView, EventType, EventView
 from baton.contract.jobs.job import AttemptEnd, FailureClass, JobState, JobView, ReasonCode
@@ -19,12 +20,14 @@ from gpu_client.cli.jobs.rented import (
     attempt_note,
     cost_text,
     cost_usd,
+    replaced_sentences,
     running_sentence,
     waiting_advice,
     waiting_sentences,
 )
 from gpu_client.cli.jobs.rule_events import is_preset_event, preset_line
 from gpu_client.cli.jobs.summary import headline, reason_text, summarize
+from gpu_client.cli.world.view import waiting_sentence, watch_text
 from gpu_client.transport.api.calls import pages
 from gpu_client.transport.api.client import BatonClient
 
@@ -45,6 +48,8 @@ class JobFacts:
     running: Sequence[JobView] = ()
     machines: JobMachines | None = None
     """Fleets and rented machines of the job; None if neither was requested."""
+    world: WorldView | None = None
+    """Nodes of an elastic job; None for another job."""
 
     @property
     def rented(self) -> JobMachines | None:
@@ -83,8 +88,9 @@ def explain(facts: JobFacts) -> Explanation:
         answer += f" A rule created the job as a copy of job {facts.job.copy_of}."
     answer += _money(facts)
     advice = [*advice, *advice_on(facts.attempts, facts.job.policy.checkpoint_every)]
-    notes = {one.epoch: attempt_note(one) for one in (facts.machines.attempts if facts.machines else ())}
-    history = [_describe_attempt(one, notes.get(one.epoch, "")) for one in facts.attempts]
+    rented = facts.machines.attempts if facts.machines else ()
+    notes = {(one.seat, one.epoch): attempt_note(one) for one in rented}
+    history = [_describe_attempt(one, notes.get((one.seat, one.epoch), "")) for one in facts.attempts]
     return Explanation(answer, history, _budgets(facts), advice, _alerts(facts))
 
 
@@ -93,18 +99,23 @@ def _money(facts: JobFacts) -> str:
     found = facts.machines
     if found is None or not (found.attempts or cost_usd(found)):
         return ""
+    if facts.job.nodes is not None and not facts.job.state.terminal:
+        return " ".join(["", *replaced_sentences(found), f"On rented machines {cost_text(found, ' so far')}."])
     if facts.job.state is JobState.RUNNING:
         return f" {running_sentence(found, facts.job.epoch)}".rstrip()
     return f" On rented machines {cost_text(found)}."
 
 
 def _alerts(facts: JobFacts) -> list[str]:
-    active: dict[str, str] = {}
+    active: dict[tuple[Any, str], str] = {}
     for event in facts.events:
-        if event.epoch == facts.job.epoch and is_preset_event(event):
-            active.pop(event.data["rule"], None)
+        if (event.epoch == facts.job.epoch or facts.job.nodes is not None) and is_preset_event(event):
+            seat = event.data.get("seat")
+            active.pop((seat, event.data["rule"]), None)
             if event.type is EventType.RULE_FIRED:
-                active[event.data["rule"]] = f"{preset_line(event)} (at step {event.data.get('step')})"
+                node = "" if seat is None else f"node {seat}: "
+                text = f"{node}{preset_line(event)} (at step {event.data.get('step')})"
+                active[seat, event.data["rule"]] = text
     return list(active.values())
 
 
@@ -114,7 +125,33 @@ _BAD_INPUT = [
 ]
 
 
+def _forming(facts: JobFacts, world: WorldView) -> tuple[str, list[str]]:
+    """Explain a running job whose world has no members yet, or no members any more."""
+    claimed = [one for one in facts.attempts if one.ended_at is None]
+    where = ", ".join(one.machine_id or one.worker_id or "a worker" for one in claimed)
+    answer = (
+        f"The job runs and is {waiting_sentence(world)}. Workers hold {len(claimed)} of {count(world.max, 'seat')} "
+        f"({where}); a node joins when its script calls session.elastic."
+    )
+    missing = world.min - len(claimed)
+    if missing <= 0:
+        return answer, ["To see what the nodes do: baton logs ID"]
+    if facts.rented is not None:
+        return " ".join([answer, *waiting_sentences(facts.rented)]), waiting_advice(facts.rented)
+    return answer, [
+        f"Each node needs a worker. Start {missing} more: "
+        f"BATON_API_URL=... BATON_API_KEY=... BATON_QUEUE={facts.job.queue} python -m gpu_client.agent"
+    ]
+
+
 def _pending(facts: JobFacts) -> tuple[str, list[str]]:
+    answer, advice = _claimable(facts)
+    return (
+        (answer, advice) if facts.world is None else (f"The job is {waiting_sentence(facts.world)}. {answer}", advice)
+    )
+
+
+def _claimable(facts: JobFacts) -> tuple[str, list[str]]:
     job, now = facts.job, facts.now
     bad_input = _BAD_INPUT if job.reason and job.reason.code == FailureClass.BAD_INPUT else []
     if job.not_before is not None and job.not_before > now:
@@ -137,7 +174,7 @@ def _pending(facts: JobFacts) -> tuple[str, list[str]]:
     needs = requirements_text(job)
     demand = f" Only a worker that declares {needs} can claim it." if needs else ""
     if facts.rented is not None:
-        demand = "".join(f" {sentence}" for sentence in waiting_sentences(facts.rented))
+        demand = "".join(f" {sentence}" for sentence in waiting_sentences(facts.rented, avoided_machines(facts)))
     elif facts.machines is not None:
         demand = f"{demand} No fleet serves the queue {job.queue!r}."
     if job.epoch:
@@ -187,7 +224,11 @@ def _running(facts: JobFacts) -> tuple[str, list[str]]:
     job = facts.job
     attempt = facts.attempts[-1] if facts.attempts else None
     machine = job.machine_id or (attempt.worker_id if attempt else None) or "a worker"
-    parts = headline(summarize(job, attempt, None))
+    if facts.world is not None:
+        if facts.world.state == "forming":
+            return _forming(facts, facts.world)
+        machine = count(len(facts.world.members), "node")
+    parts = headline(replace(summarize(job, attempt, None, nodes=facts.attempts), nodes=_describe_world(facts)))
     silent_s = facts.now - job.lease_expires_at if job.lease_expires_at is not None else 0
     if silent_s > 0:
         late = (
@@ -204,6 +245,10 @@ def _running(facts: JobFacts) -> tuple[str, list[str]]:
             ["To continue instead: baton resume ID"],
         )
     return f"The job runs on {machine}: {parts}.", []
+
+
+def _describe_world(facts: JobFacts) -> str:
+    return "" if facts.world is None else watch_text(facts.world)
 
 
 def _paused(facts: JobFacts) -> tuple[str, list[str]]:
@@ -267,7 +312,8 @@ def _describe_attempt(attempt: AttemptView, note: str) -> str:
     """Describe the outcome of one attempt on one line. `note`: on the machine, after its name."""
     where = f"{attempt.machine_id or attempt.worker_id or 'a worker'}{note}"
     resumed = f"from step {attempt.resumed_step}" if attempt.resumed_step is not None else "from the start"
-    attempt_text = f"attempt {attempt.epoch} on {where}, {resumed}"
+    node = "" if attempt.seat is None else f"node {attempt.seat}, "
+    attempt_text = f"{node}attempt {attempt.epoch} on {where}, {resumed}"
     goodput = percent(share_of(attempt.progress.goodput)) if attempt.progress else ""
     useful = f", goodput {goodput}" if goodput else ""
     if attempt.end is None:
@@ -307,21 +353,32 @@ def _format_last_line(attempt: AttemptView) -> str:
 
 
 def _budgets(facts: JobFacts) -> list[str]:
-    """List the used limits of the policy."""
+    """List the used limits of the policy. An elastic job has the limits of all its nodes together."""
     counters, policy = facts.job.counters, facts.job.policy
+    nodes = facts.job.nodes.max if facts.job.nodes is not None else 0
     used = (
         (counters.failures, policy.max_failures, "failures"),
         (counters.node_faults, policy.max_node_faults, "faulty machines"),
         (counters.interruptions, policy.max_interruptions, "lost machines"),
         (
-            fruitless_interruptions(facts.attempts),
+            fruitless_interruptions(facts.attempts) if facts.job.nodes is None else 0,
             policy.max_fruitless_interruptions,
             "consecutive lost machines without a checkpoint",
         ),
     )
-    lines = [f"{number} of {allowed} {unit}" for number, allowed, unit in used if number]
+    if nodes:
+        # Only the failures and faulty machines since the newest checkpoint count; the line shows all of them.
+        since = {"failures": " without a checkpoint", "faulty machines": " without a checkpoint"}
+        lines = [
+            f"{number} {unit}; {allowed * nodes} of all nodes{since.get(unit, '')} are allowed"
+            for number, allowed, unit in used
+            if number
+        ]
+    else:
+        lines = [f"{number} of {allowed} {unit}" for number, allowed, unit in used if number]
     if policy.max_runtime_s is not None:
-        lines.append(f"{duration(counters.runtime_s)} of {duration(policy.max_runtime_s)} of runtime")
+        each = " for each node" if nodes else ""
+        lines.append(f"{duration(counters.runtime_s)} of {duration(policy.max_runtime_s)} of runtime{each}")
     if policy.deadline_at is not None and not facts.job.state.terminal:
         left_s = policy.deadline_at - facts.now
         lines.append(f"{duration(left_s)} to its deadline" if left_s > 0 else "its deadline has passed")
@@ -410,8 +467,10 @@ def explain_job(context: typer.Context, job_id: JobIdArgument, as_json: AsJson =
 
 def collect_facts(client: BatonClient, job: JobView) -> JobFacts:
     """Request the input of an explanation; other jobs of the queue only for a pending job."""
+    world = client.world(job.id) if job.nodes is not None and not job.state.terminal else None
     waits = job.state is JobState.PENDING
     return JobFacts(
+        world=world,
         now=client.health().server_time,
         job=job,
         attempts=list_attempts(client, job.id),

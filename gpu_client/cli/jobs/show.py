@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from baton.contract.base import JsonObject
+from baton.contract.elastic.world import WorldView
 from baton.contract.fleets.job_machines import JobMachines
 from baton.contract.jobs.history import AttemptView
 from baton.contract.jobs.job import JobState, JobView
@@ -31,6 +32,7 @@ from gpu_client.cli.jobs.explain import requirements_text
 from gpu_client.cli.jobs.goodput import goodput_lines, total_of
 from gpu_client.cli.jobs.rented import cost_usd, running_sentence, waiting_sentences
 from gpu_client.cli.jobs.summary import reason_text, step_text, summarize
+from gpu_client.cli.world.view import NODES, node_rows, watch_text
 from gpu_client.transport.api.calls import pages
 from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import ApiError
@@ -162,6 +164,7 @@ def show(
         defaults = {} if as_json else _defaults(client, job)
         attempts = list_attempts(client, job.id)
         machines = client.job_machines(job.id)
+        world = client.world(job.id) if job.nodes is not None else None
         checkpoints = [
             one for page in pages(lambda c: client.checkpoints(job.id, cursor=c)) for one in page.checkpoints
         ]
@@ -173,16 +176,20 @@ def show(
             "rented": machines.attempts,
             "usd": machines.usd,
             "cost_usd": cost_usd(machines),
+            **({} if world is None else {"world": world}),
         }
         session.output.json({**as_data(job), **as_data(more)})
         return
     output = session.output
-    details = _details(job, attempts[-1] if attempts else None)
+    details = _details(job, attempts, world)
     output.fields([*details, *_rented(job, machines), *goodput_lines(total_of(attempts), price)])
     _show_parameters(output, job, defaults)
     if attempts:
         output.line("")
         output.table(_ATTEMPTS, map(_attempt_row, attempts))
+    if world is not None and world.nodes:
+        output.line("")
+        output.table(NODES, node_rows(world))
     if checkpoints:
         output.line("")
         rows = [
@@ -198,8 +205,8 @@ def show(
     _show_artifacts(output, job)
 
 
-def _details(job: JobView, attempt: AttemptView | None) -> list[tuple[str, str]]:
-    summary = summarize(job, attempt, None)
+def _details(job: JobView, attempts: list[AttemptView], world: WorldView | None) -> list[tuple[str, str]]:
+    summary = summarize(job, attempts[-1] if attempts else None, None, nodes=attempts)
     progress = job.progress
     inputs = ", ".join(f"{one.prefix} -> {one.into}" if one.into else one.prefix for one in job.inputs)
     return [
@@ -213,6 +220,7 @@ def _details(job: JobView, attempt: AttemptView | None) -> list[tuple[str, str]]
         ("inputs", inputs),
         ("queue", f"{job.queue}, priority {job.priority}"),
         ("needs", requirements_text(job)),
+        ("nodes", "" if world is None else f"{watch_text(world)}; begins with {world.min}"),
         ("submitted", moment(job.created_at)),
         ("ran", duration(summary.runtime_s) if summary.runtime_s else ""),
         ("step", step_text(summary)),
@@ -229,7 +237,8 @@ def _details(job: JobView, attempt: AttemptView | None) -> list[tuple[str, str]]
 def _rented(job: JobView, found: JobMachines) -> list[tuple[str, str]]:
     """Return which fleets serve a waiting job, which rented machine runs it, and its cost so far."""
     waits = waiting_sentences(found) if job.state is JobState.PENDING else []
-    running = running_sentence(found, job.epoch) if job.state is JobState.RUNNING else ""
+    one_machine = job.state is JobState.RUNNING and job.nodes is None
+    running = running_sentence(found, job.epoch) if one_machine else ""
     budget = f" of {usd(job.rent.budget_usd)} USD" if job.rent else ""
     cost = f"{usd(cost_usd(found))} USD on rented machines{budget}" if found.attempts or cost_usd(found) else ""
     return [("waits", " ".join(waits)), ("rented", running), ("cost", cost)]
@@ -270,7 +279,7 @@ def _attempt_row(attempt: AttemptView) -> list[str]:
     why = f"{attempt.reason.code} {attempt.reason.message}".strip() if attempt.reason else ""
     end = attempt.end.value if attempt.end else "running"
     return [
-        str(attempt.epoch),
+        str(attempt.epoch) if attempt.seat is None else f"node {attempt.seat}, {attempt.epoch}",
         attempt.machine_id or attempt.worker_id or "",
         moment(attempt.started_at)[:-3],
         lasted,

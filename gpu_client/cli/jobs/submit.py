@@ -279,17 +279,17 @@ def submit(
     ] = None,
     rules: Annotated[Path | None, typer.Option(metavar="FILE", help="Rule file: docs/rules.md.")] = None,
     rent: Annotated[
-        bool, typer.Option("--rent", help="Rent a machine for this job alone; the machine ends with the job.")
+        bool, typer.Option("--rent", help="Rent machines for this job alone, one for each node; they end with the job.")
     ] = False,
     budget: Annotated[
         float | None, typer.Option(metavar="USD", help="With --rent: the most that its machines cost, boot included.")
     ] = None,
     max_usd_per_hour: Annotated[
-        float | None, typer.Option(metavar="USD", help="With --rent: price cap of the machine.")
+        float | None, typer.Option(metavar="USD", help="With --rent: price cap of each machine.")
     ] = None,
     providers: Annotated[
         list[str] | None,
-        typer.Option("--provider", metavar="NAME", help="With --rent: provider of the machine; repeatable."),
+        typer.Option("--provider", metavar="NAME", help="With --rent: provider of the machines; repeatable."),
     ] = None,
     webhook: Annotated[str | None, typer.Option(help="Id of a webhook that receives this job's events.")] = None,
     tags: Annotated[
@@ -349,11 +349,14 @@ def _tell_rent(session: CliSession, client: BatonClient, job: JobSubmit, name: s
     try:
         # The job of the request stands for the stored one, which the index of waiting jobs may not list yet.
         waiting = job.model_copy(update={"rent": None, "queue": name})
-        plan = client.plan_fleet(PlanRequest(fleet=client.fleet(name).spec, job=waiting))
+        fleet = client.fleet(name)
+        plan = client.plan_fleet(PlanRequest(fleet=fleet.spec, job=waiting))
+        if plan.alive and not fleet.machines:
+            fleet = client.fleet(name)
     except (ApiError, Unreachable) as error:
         session.output.note(f"The job is submitted; what it rents cannot be shown: {error}")
         return
-    for line in rent_lines(plan):
+    for line in rent_lines(plan, fleet):
         session.output.note(line)
 
 

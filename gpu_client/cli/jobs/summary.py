@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -44,6 +44,8 @@ class JobSummary:
     """Last firing in short; "" if not polled."""
     rented: str = ""
     """State of the job's fleet: the machine that comes or runs the job, or why none comes; "" if not polled."""
+    nodes: str = ""
+    """Nodes and round of an elastic job; "" for another job, and if not polled."""
 
     @property
     def share(self) -> float | None:
@@ -61,12 +63,22 @@ class JobSummary:
 
 
 def summarize(
-    job: JobView, attempt: AttemptView | None, price_per_hour: float | None, goodput: Goodput | None = None
+    job: JobView,
+    attempt: AttemptView | None,
+    price_per_hour: float | None,
+    goodput: Goodput | None = None,
+    *,
+    nodes: Sequence[AttemptView] = (),
 ) -> JobSummary:
-    """Summarize a job. `attempt`: the newest attempt, used if running. `goodput`: sum over all attempts."""
-    live = attempt if attempt and attempt.ended_at is None and job.state is JobState.RUNNING else None
+    """Summarize a job. `attempt`: the newest attempt, used if running. `goodput`: sum over all attempts.
+
+    `nodes`: attempts at all seats of an elastic job, used instead of `attempt`.
+    """
+    newest = attempt if job.nodes is None else None
+    live = newest if newest and newest.ended_at is None and job.state is JobState.RUNNING else None
     progress = (live.progress if live else None) or job.progress
-    runtime_s = job.counters.runtime_s + running_s(job, live)
+    running = running_s(job, live) if job.nodes is None else _nodes_s(nodes)
+    runtime_s = job.counters.runtime_s + running
     return JobSummary(
         id=job.id,
         state=job.state,
@@ -86,6 +98,12 @@ def summarize(
         ended_by=ended_by_text(job),
         goodput=goodput,
     )
+
+
+def _nodes_s(attempts: Sequence[AttemptView]) -> int:
+    """Return the seconds from the claims of the running attempts at all seats to the last report of each."""
+    live = [one for one in attempts if one.ended_at is None and one.progress is not None]
+    return sum(max((one.progress.reported_at or 0) - one.started_at, 0) for one in live if one.progress is not None)
 
 
 def _phases(metrics: Mapping[str, float]) -> dict[str, tuple[int, int]]:
@@ -139,7 +157,7 @@ def step_text(summary: JobSummary) -> str:
 
 def headline(summary: JobSummary) -> str:
     """Format a summary as one line."""
-    parts: list[str] = [summary.state.value]
+    parts: list[str] = [summary.state.value, *([summary.nodes] if summary.nodes else [])]
     if summary.step is not None:
         total = f"/{summary.total_steps:,}" if summary.total_steps else ""
         share = f" ({summary.share:.0%})" if summary.share is not None else ""

@@ -34,6 +34,8 @@ from gpu_client.cli.jobs.goodput import goodput_lines, total_of
 from gpu_client.cli.jobs.rented import cost_usd, watch_text
 from gpu_client.cli.jobs.rule_events import is_preset_event, line_of
 from gpu_client.cli.jobs.summary import JobSummary, headline, summarize
+from gpu_client.cli.world.view import WORLD_EVENTS, event_line
+from gpu_client.cli.world.view import watch_text as watch_world
 from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import ApiError, UnexpectedAnswer, Unreachable
 
@@ -54,6 +56,7 @@ _SHOWN = frozenset(
         EventType.ACTION_REJECTED,
         EventType.ROLLED_BACK,
         EventType.RING_QUARANTINED,
+        *WORLD_EVENTS,
     }
 )
 
@@ -110,10 +113,14 @@ class _JobPoller:
         self._job_id = job_id
         self._price_per_hour = price_per_hour
         self._attempts: list[AttemptView] = []
+        self._nodes_schedule = _PollSchedule(refresh_s)
+        self._nodes = ""
 
     def poll(self) -> JobSummary:
         """Return the current summary of the job."""
         job = self._client.get_job(self._job_id)
+        if job.nodes is not None:
+            return self._poll_nodes(job)
         newest = self._attempts[-1] if self._attempts else None
         if job.epoch and (newest is None or job.epoch != newest.epoch or _has_ended(job, newest)):
             self._attempts = list_attempts(self._client, self._job_id)
@@ -121,6 +128,15 @@ class _JobPoller:
             self._attempts[-1] = newest.model_copy(update={"progress": job.progress})
         newest = self._attempts[-1] if self._attempts else None
         return self._with_machines(job, summarize(job, newest, self._price_per_hour, total_of(self._attempts)))
+
+    def _poll_nodes(self, job: JobView) -> JobSummary:
+        """Return the summary of an elastic job. Requests nodes and attempts on state changes, and at intervals."""
+        if self._nodes_schedule.is_due(job.state, active=not job.state.terminal):
+            self._attempts = list_attempts(self._client, self._job_id)
+            self._nodes = "" if job.state.terminal else watch_world(self._client.world(self._job_id))
+        goodput = total_of(self._attempts)
+        summary = summarize(job, None, self._price_per_hour, goodput, nodes=self._attempts)
+        return self._with_machines(job, replace(summary, nodes=self._nodes))
 
     def _with_machines(self, job: JobView, summary: JobSummary) -> JobSummary:
         """Return the summary with the rented machine and its cost, unless a price was given."""
@@ -130,7 +146,8 @@ class _JobPoller:
         if found is None or not found.fleets:
             return summary
         cost = round(cost_usd(found), 4) if summary.cost is None and found.attempts else summary.cost
-        return replace(summary, cost=cost, rented=watch_text(found, job.state, job.epoch))
+        rented = "" if job.nodes is not None and summary.attempts else watch_text(found, job.state, job.epoch)
+        return replace(summary, cost=cost, rented=rented)
 
 
 def _has_ended(job: JobView, attempt: AttemptView) -> bool:
@@ -343,7 +360,7 @@ class RuleEvents:
         if self._as_json:
             self._session.output.json_line({"id": job_id, "event": event.model_dump(mode="json")})
         else:
-            self._session.output.note(line_of(event))
+            self._session.output.note(event_line(event) if event.type in WORLD_EVENTS else line_of(event))
 
 
 def _is_shown(event: EventView) -> bool:

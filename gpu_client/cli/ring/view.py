@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpu_client.cli.core.formats import count, plain, size
+from gpu_client.cli.core.formats import count, plain, size, sparkline
 from gpu_client.cli.core.output import CommandOutput
 from gpu_client.ring.tools.status import ProcessRate, RateTrend, ReaderRow, RingStatus, WriterRow
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from gpu_client.ring.tools.benchmark import BenchmarkRates
 
 
-_LEVELS = "▁▂▃▄▅▆▇█"
 _CELLS = (10, 30)
 """Minimum and maximum width of bars and sparklines."""
 _TEXT_CELLS = 58
@@ -46,15 +45,6 @@ def render_status(
     if found.readers:
         parts += [Text(), *_readers(found.readers, trend, for_readers)]
     return Group(*parts)
-
-
-def sparkline(values: Sequence[float], cells: int) -> str:
-    """Return the newest values as block characters, scaled to the greatest value."""
-    shown = [max(value, 0.0) for value in values[-cells:]]
-    top = max(shown, default=0.0)
-    if top <= 0:
-        return _LEVELS[0] * len(shown)
-    return "".join(_LEVELS[min(int(value / top * len(_LEVELS)), len(_LEVELS) - 1)] for value in shown)
 
 
 def _title(place: str, found: RingStatus) -> Text:

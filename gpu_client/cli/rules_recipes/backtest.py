@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -23,7 +23,7 @@ from gpu_client.cli.core.errors import CliError
 from gpu_client.cli.core.formats import count, duration, number, plain, require_finite
 from gpu_client.cli.core.output import FOLDED, TableColumn
 from gpu_client.cli.core.session import SHOWN_ID_CHARACTERS, AsJson, CliSession, find_job, session_of
-from gpu_client.cli.insight.metric_history import join_attempts
+from gpu_client.cli.insight.metric_history import load_history
 from gpu_client.transport.api.calls import pages
 from gpu_client.transport.api.client import BatonClient
 
@@ -168,11 +168,11 @@ def _run_of(client: BatonClient, job: JobView, options: _Options) -> Run:
     )
 
 
-def _history_of(client: BatonClient, job: JobView, attempts: Iterable[AttemptView]) -> History:
+def _history_of(client: BatonClient, job: JobView, attempts: Sequence[AttemptView]) -> History:
     from gpu_client.backtest.history import HistoryError
     from gpu_client.backtest.reading import history_of_points
 
-    points = join_attempts(client.metric_points(job.id), {one.epoch: one.resumed_step for one in attempts}).kept
+    points = load_history(client, job.id, attempts).kept
     name = job.name or job.id[:SHOWN_ID_CHARACTERS]
     try:
         return history_of_points(points, name)

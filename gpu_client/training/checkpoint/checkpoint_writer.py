@@ -1,6 +1,8 @@
 """Write checkpoints into the agent's shared memory if possible, otherwise into a directory on disk.
 
 Either all ranks write or no rank commits; a failure on one rank fails all ranks, so that no rank waits forever.
+
+The first checkpoint loads torch: a generator of samples has a session too, and writes none.
 """
 
 from __future__ import annotations
@@ -11,15 +13,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from baton.contract.checkpoints.marker import MARKER
 from gpu_client.training.channel import AgentChannel
-from gpu_client.training.checkpoint import background_copy, checkpoint_directory, state_files
-from gpu_client.training.checkpoint.background_copy import BackgroundCopy
-from gpu_client.training.checkpoint.random_state import capture_random
-from gpu_client.training.checkpoint.shared_memory import Arena, NoRoomError, Pairs
+from gpu_client.training.checkpoint import checkpoint_directory
 from gpu_client.training.distributed.process_group import Ranks
 from gpu_client.training.errors import CheckpointWriteError, SessionError
+from gpu_client.training.protocol import ARENA_CHECKPOINT
+
+if TYPE_CHECKING:
+    from gpu_client.training.checkpoint.background_copy import BackgroundCopy
+    from gpu_client.training.checkpoint.shared_memory import Arena, Pairs
 
 log = logging.getLogger("baton.training")
 
@@ -45,7 +50,7 @@ class CheckpointWriter:
     def __init__(
         self,
         output_dir: Path,
-        arena: Arena | None,
+        arena: Path | None,
         ranks: Ranks,
         channel: AgentChannel,
         *,
@@ -59,7 +64,11 @@ class CheckpointWriter:
         on_lost: called from any thread after a failed background copy.
         """
         self._output_dir = output_dir
-        self._arena = arena
+        self._arena_root = arena
+        self._marker = None if arena is None else arena / ARENA_CHECKPOINT / MARKER
+        """Exists while the agent owns a complete checkpoint in the arena."""
+        self._arena: Arena | None = None
+        """None before the first checkpoint."""
         self._ranks = ranks
         self._channel = channel
         self._durable = durable
@@ -75,7 +84,7 @@ class CheckpointWriter:
         """Return True while the background copy or the agent's upload of the last checkpoint is in progress."""
         if self._copy is not None and self._copy.running:
             return True
-        return self._arena is not None and self._channel.connected and self._arena.occupied
+        return self._marker is not None and self._channel.connected and self._marker.exists()
 
     def skip(self, step: int) -> None:
         """Record that a later checkpoint replaces the checkpoint of `step`."""
@@ -143,7 +152,12 @@ class CheckpointWriter:
             self._rotate()
 
     def _choose(self, must: bool, stateful: Mapping[str, Any]) -> _Destination:
+        from gpu_client.training.checkpoint import state_files
+        from gpu_client.training.checkpoint.shared_memory import Arena
+
         place = _Destination.DISK
+        if self._arena is None and self._arena_root is not None:
+            self._arena = Arena(self._arena_root)
         if self._ranks.first and self._arena is not None:
             if not self._channel.connected:
                 self._warn_once("checkpoints go to disk: the agent is gone")
@@ -163,6 +177,8 @@ class CheckpointWriter:
         self, step: int, metrics: Mapping[str, float], stateful: Mapping[str, Any], overlap: bool, tag: str
     ) -> Path:
         """Write into the arena. Raises _UnwritableError, after emptying the arena, if the state does not fit."""
+        from gpu_client.training.checkpoint import background_copy, state_files
+
         arena = self._arena
         assert arena is not None
         started = time.perf_counter()
@@ -209,7 +225,7 @@ class CheckpointWriter:
             self._on_lost()
 
         if later:
-            self._copy = BackgroundCopy(later, optimizers, finish_and_announce, lost)
+            self._copy = background_copy.BackgroundCopy(later, optimizers, finish_and_announce, lost)
         else:
             announce()
         return arena.directory
@@ -217,6 +233,8 @@ class CheckpointWriter:
     # --- onto disk ----------------------------------------------------------------------------------------------------
 
     def _write_to_disk(self, step: int, metrics: Mapping[str, float], stateful: Mapping[str, Any], tag: str) -> Path:
+        from gpu_client.training.checkpoint import state_files
+
         staged = checkpoint_directory.staging_path(self._output_dir, step)
         final = checkpoint_directory.checkpoint_path(self._output_dir, step)
         collected = state_files.CollectedStates()
@@ -269,6 +287,8 @@ class CheckpointWriter:
     # --- both ---------------------------------------------------------------------------------------------------------
 
     def _gather_randoms(self, step: int) -> list[dict[str, Any]] | None:
+        from gpu_client.training.checkpoint.random_state import capture_random
+
         captured: dict[str, Any] = {}
         self._phase(step, lambda: captured.update(capture_random()))
         return self._ranks.gather(captured)
@@ -278,11 +298,14 @@ class CheckpointWriter:
 
         Raises SessionError for a faulty state, _UnwritableError for a faulty destination.
         """
+        from gpu_client.training.checkpoint.shared_memory import NoRoomError
+        from gpu_client.training.checkpoint.state_files import WRITE_ERRORS
+
         failure: Exception | None = None
         try:
             if action is not None:
                 action()
-        except (SessionError, NoRoomError, *state_files.WRITE_ERRORS) as error:
+        except (SessionError, NoRoomError, *WRITE_ERRORS) as error:
             failure = error
         severity = 0 if failure is None else 2 if isinstance(failure, SessionError) else 1
         worst = self._ranks.agree(severity)[0]

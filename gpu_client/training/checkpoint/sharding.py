@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -87,14 +87,8 @@ class ShardReader:
         """
         if not is_sharded(like):
             return self._fill(key, [0] * len(shape), shape)
-        from torch.distributed.tensor import DTensor
-
         local_shape, offset = _box(f"{self._state}.{key}", like)
-        local = self._fill(key, offset, local_shape)
-        return DTensor.from_local(
-            local.to(like.device), like.device_mesh, like.placements, run_check=False, shape=like.shape,
-            stride=like.stride(),
-        )  # fmt: skip
+        return _make_piece(self._fill(key, offset, local_shape), like)
 
     def _open(self) -> dict[str, list[tuple[list[int], Any]]]:
         """Open the files. Returns the offset and file of each piece, by key."""
@@ -131,6 +125,35 @@ class ShardReader:
         return result
 
 
+def _make_piece(local: torch.Tensor, like: Any) -> torch.Tensor:
+    """Return a DTensor that is split as `like` and has these values in this process."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        local.to(like.device), like.device_mesh, like.placements, run_check=False, shape=like.shape,
+        stride=like.stride(),
+    )  # fmt: skip
+
+
+def has_shards(holder: object) -> bool:
+    """Return True for a model with sharded parameters, and for the optimizer of such a model."""
+    parameters: Iterable[Any] = ()
+    if isinstance(holder, torch.nn.Module):
+        parameters = holder.parameters()
+    elif isinstance(holder, torch.optim.Optimizer):
+        parameters = (parameter for group in holder.param_groups for parameter in group["params"])
+    return any(map(is_sharded, parameters))
+
+
+def cut(key: str, whole: torch.Tensor, like: Any) -> torch.Tensor:
+    """Return the piece for `like` of a tensor that was stored whole; the tensor itself if `like` is not sharded."""
+    if not is_sharded(like) or like.shape != whole.shape:
+        return whole
+    shape, offset = _box(key, like)
+    box = tuple(slice(begin, begin + length) for begin, length in zip(offset, shape, strict=True))
+    return _make_piece(whole[box].clone(), like)
+
+
 def _overlap(
     offset: Sequence[int], shape: Sequence[int], other_offset: Sequence[int], other_shape: Sequence[int]
 ) -> tuple[tuple[slice, ...], tuple[slice, ...], int]:
@@ -145,11 +168,11 @@ def _overlap(
     return tuple(here), tuple(there), count
 
 
-def find_counterpart(holder: Any, live: Any, path: tuple[Any, ...], shape: list[int]) -> Any:
-    """Find the tensor that determines the split of a stored sharded tensor.
+def find_live(holder: Any, live: Any, path: tuple[Any, ...], shape: list[int]) -> Any:
+    """Find the tensor that determines the split of a stored tensor.
 
     Returns the live tensor at the stored tensor's place; for an optimizer without state before its first step, the
-    state's parameter; None in a single process without either.
+    state's parameter; None without either.
     """
     found = live
     for part in path:
@@ -165,9 +188,19 @@ def find_counterpart(holder: Any, live: Any, path: tuple[Any, ...], shape: list[
         parameter = parameters.get(path[1])
         if parameter is not None and list(parameter.shape) == shape:
             return parameter
+    return None
+
+
+def find_counterpart(holder: Any, live: Any, path: tuple[Any, ...], shape: list[int]) -> Any:
+    """Find the tensor that determines the split of a tensor that was stored in pieces; None in a single process.
+
+    Raises CheckpointMismatchError if a process of several has no such tensor.
+    """
+    found = find_live(holder, live, path, shape)
     distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
-        return None
+    is_alone = not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1
+    if found is not None or is_alone:
+        return found
     raise CheckpointMismatchError(
         f"{'.'.join(map(str, path))} was stored in pieces, and no live tensor determines the piece of this process",
         "Shard the model (fully_shard) and make its optimizer before session.resume, as the checkpoint's script did",

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from pickle import PicklingError, UnpicklingError
 from typing import Any
@@ -210,18 +211,28 @@ def _load_state(directory: Path, name: str, form: str, bundle: Mapping[str, Any]
         raise ValueError(f"{name!r} has the form {form!r}, which this version does not know")
     # The file is mapped and not read, so that a module copies its tensors once, from the page cache into parameters.
     tensors = load_file(str(path)) if path.exists() else {}
-    if not isinstance(holder, nn.Module):
+    if not isinstance(holder, nn.Module) and not getattr(holder, "copies_state", False):
         # Other objects keep the given tensors, whose changes must not reach a mapped file.
         tensors = {key: tensor.clone() for key, tensor in tensors.items()}
     with sharding.ShardReader(directory, name) as pieces:
-        live: list[Any] = []
+        is_sharded = sharding.has_shards(holder)
+
+        @cache
+        def live() -> Any:
+            return holder.state_dict()
 
         def shard(key: str, place: tuple[Any, ...], shape: list[int]) -> torch.Tensor:
-            if not live:
-                live.append(holder.state_dict())
-            return pieces.read(key, shape, sharding.find_counterpart(holder, live[0], place, shape))
+            return pieces.read(key, shape, sharding.find_counterpart(holder, live(), place, shape))
 
-        return put_together(bundle["states"][name], tensors.__getitem__, shard)
+        def whole(key: str, place: tuple[Any, ...]) -> torch.Tensor:
+            # A process with the whole model may have written the checkpoint of a sharded model.
+            found = tensors[key]
+            if not is_sharded:
+                return found
+            like = sharding.find_live(holder, live(), place, list(found.shape))
+            return sharding.cut(f"{name}.{key}", found, like)
+
+        return put_together(bundle["states"][name], whole, shard)
 
 
 def _is_plain(value: object) -> bool:

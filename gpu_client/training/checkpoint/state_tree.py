@@ -112,14 +112,14 @@ def is_storable(tensor: torch.Tensor) -> bool:
 
 def put_together(
     structure: Any,
-    tensor: Callable[[str], torch.Tensor],
+    tensor: Callable[[str, Path], torch.Tensor],
     shard: Callable[[str, Path, list[int]], torch.Tensor],
     path: Path = (),
 ) -> Any:
     """Invert `take_apart`.
 
-    `tensor` returns a tensor by key, `shard` this rank's piece of a sharded tensor by key, place and whole shape.
-    Raises their KeyError for a missing tensor, ValueError for an unknown placeholder.
+    `tensor` returns a tensor by key and place, `shard` this rank's piece of a sharded tensor by key, place and whole
+    shape. Raises their KeyError for a missing tensor, ValueError for an unknown placeholder.
     """
     kind = type(structure)
 
@@ -140,7 +140,7 @@ def put_together(
         return structure
     word, _, rest = structure.removeprefix(_MARK).partition(":")
     if word == "tensor":
-        return tensor(rest)
+        return tensor(rest, path)
     if word == "shard":
         shape, _, key = rest.partition(":")
         return shard(key, path, json.loads(shape))

@@ -2,6 +2,8 @@
 
 All ranks have to leave their loops at one step, because ranks in the loop would wait forever for a rank that has left.
 Therefore all ranks learn of a request at one agreed call per step.
+
+A single process does not load torch, whose import takes two seconds of a generator of samples.
 """
 
 from __future__ import annotations
@@ -10,9 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from gpu_client.training.errors import SessionError
 
 
@@ -20,6 +19,8 @@ class _Board:
     """Buffers for equally many numbers of each rank, reused because fresh memory is slow."""
 
     def __init__(self, size: int, width: int) -> None:
+        import torch
+
         self.width = width
         self.mine = torch.zeros(width, dtype=torch.float64)
         self.values = self.mine.numpy()
@@ -76,6 +77,9 @@ class Ranks:
         """Return the maximum of each value over all ranks. Collective: every rank must call this equally often."""
         if self.size == 1:
             return list(values)
+        import torch
+        import torch.distributed as dist
+
         votes = torch.tensor(values, dtype=torch.int64)
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._ready_group())
         agreed: list[int] = votes.tolist()
@@ -85,6 +89,8 @@ class Ranks:
         """Gather the values of all ranks in rank order on rank 0; None elsewhere."""
         if self.size == 1:
             return [value]
+        import torch.distributed as dist
+
         group = self._ready_group()
         gathered: list[Any] | None = [None] * self.size if self.first else None
         dist.gather_object(value, gathered, dst=0, group=group)
@@ -110,12 +116,16 @@ class Ranks:
         """Broadcast the first rank's value (plain JSON) to all ranks."""
         if self.size == 1:
             return value
+        import torch.distributed as dist
+
         boxed = [value]
         dist.broadcast_object_list(boxed, src=0, group=self._ready_group())
         return boxed[0]
 
     def _ready_group(self) -> Any:
         if self._group is None:
+            import torch.distributed as dist
+
             if not (dist.is_available() and dist.is_initialized()):
                 raise SessionError(
                     f"this is one of {self.size} processes, but torch.distributed is not initialized",

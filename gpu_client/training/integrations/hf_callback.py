@@ -12,6 +12,9 @@ the directory as complete and reports the directory to the agent. Rules read log
 commands can stop, save, evaluate (if the Trainer has evaluation data) and change the learning rate. After
 `trainer.train`, `session.finishing` is true if a rule ended the training as complete.
 
+`BatonCallback(session, elastic={"inner_steps": 100})` trains one model on all nodes of a job (docs/elastic.md); other
+keys are options of `session.elastic`. The training ends after `max_steps // inner_steps` rounds.
+
 A loader with a data source, such as a ring's loader, resumes exactly if the Trainer's `get_train_dataloader` returns
 the loader. Set `max_steps` and `ignore_data_skip=True`, because the loader restores its own position.
 """
@@ -35,6 +38,7 @@ from baton.contract.checkpoints.marker import MARKER
 from gpu_client.controller.learning_rate import LearningRate
 from gpu_client.training.checkpoint import checkpoint_directory, state_files
 from gpu_client.training.errors import SessionError
+from gpu_client.training.integrations.trainer_rounds import ELASTIC, TrainerRounds
 from gpu_client.training.session.data_sources import has_source
 from gpu_client.training.session.session import Session
 
@@ -50,10 +54,15 @@ log = logging.getLogger("baton.training")
 
 
 class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not followed
-    """Callback that connects a Trainer to the session. Use one callback per Trainer, on every rank."""
+    """Callback that connects a Trainer to the session. Use one callback per Trainer, on every rank.
 
-    def __init__(self, session: Session) -> None:
+    elastic: options of `session.elastic`, at least `inner_steps`, for an elastic training.
+    """
+
+    def __init__(self, session: Session, elastic: Mapping[str, Any] | None = None) -> None:
         self._session = session
+        self._elastic = elastic
+        self._rounds: TrainerRounds | None = None
         self._logged: dict[str, float] = {}
         self._predicted = 0
         """Number of finished batches of the present evaluation."""
@@ -95,6 +104,9 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
             steering.load_state_dict(json.loads((directory / STEERING_FILE).read_text(encoding="utf-8")))
         self._follow(args, more.get("train_dataloader"), directory)
         steering.resume(state.global_step, self._loaders.values(), timed=True)
+        if self._elastic is not None:
+            self._rounds = TrainerRounds(self._session, args, state, more["model"], more["optimizer"], **self._elastic)
+            self._rounds.start(args, directory, more.get("train_dataloader"))
         self._losses.unwatch()
         self._watch_losses(args, more.get("model"))
         return control
@@ -102,11 +114,15 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
-        """Restore the script's model and arguments."""
+        """Restore the script's model and arguments; leave an elastic training."""
         self._losses.unwatch()
         if self._filtered:
             args.logging_nan_inf_filter = True
             self._filtered = False
+        if self._rounds is not None:
+            self._rounds.leave()
+            if not control.should_training_stop:
+                self._rounds.require_end()
         return control
 
     def on_epoch_begin(
@@ -121,6 +137,32 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
     ) -> TrainerControl:
         """End the measured wait, because the batches of a step have arrived."""
         self._session.steering.signals.wait_ended()
+        return control
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
+    ) -> TrainerControl:
+        """Keep the model of a finished elastic training, because the Trainer makes one step before it stops."""
+        if self._rounds is not None and self._rounds.is_over:
+            more["model"].zero_grad()
+        return control
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
+    ) -> TrainerControl:
+        """Count an inner step of an elastic training."""
+        if self._rounds is not None:
+            self._rounds.step(args, state, more["lr_scheduler"])
+        return control
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        """Leave an elastic training that stops, and save its last round."""
+        if self._rounds is not None:
+            if control.should_training_stop:
+                self._rounds.leave()
+            control.should_save = self._rounds.needs_save(state)
         return control
 
     def on_step_end(
@@ -148,6 +190,8 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         **_: Any,
     ) -> TrainerControl:
         """Report the metrics that the Trainer logs: loss, learning rate, evaluation."""
+        if self._rounds is not None and logs is not None:
+            self._rounds.correct_loss(state, logs)
         numbers = _numbers(logs)
         self._logged = self._logged | numbers
         # on_evaluate reports an evaluation as an event of its own.
@@ -197,8 +241,11 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         if state.is_world_process_zero and directory.is_dir():
             if steering.has_state:
                 (directory / STEERING_FILE).write_text(json.dumps(steering.state_dict()), encoding="utf-8")
-            if self._loaders:
-                state_files.save_states(directory, state_files.collect(self._loaders), [])
+            states = self._loaders | ({} if self._rounds is None else {ELASTIC: self._rounds.outer})
+            if states:
+                state_files.save_states(directory, state_files.collect(states), [])
+        if self._rounds is not None:
+            self._rounds.note_save(state)
         self._session.mark_complete(state.global_step, metrics)
         self._session.sources.checkpoint_saved(self._loaders)
         steering.signals.wait_started()
@@ -207,6 +254,8 @@ class BatonCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
     def _apply_requests(self, state: TrainerState, control: TrainerControl) -> None:
         if self._session.checkpoint_due(state.global_step):
             control.should_save = True
+        if self._rounds is not None:  # One node saves after each round; requests and `save_steps` add nothing.
+            control.should_save = self._rounds.needs_save(state)
         if self._session.steering.evaluation_due:
             control.should_evaluate = True
         if self._session.should_stop:

@@ -2,7 +2,8 @@
 
 A state is a data source if its class has one of these methods:
 
-- `data_metrics()`: returns plain numbers of the newest batch for each report (`data.wait`, `data.reuse`, `data.age`).
+- `data_metrics()`: returns plain numbers for each report: of the newest batch (`data.wait`, `data.reuse`), or of the
+  newest round (`world.loss`).
 - `checkpointed(state)`: releases the data that only trainings before `state` would need.
 """
 
@@ -22,12 +23,21 @@ class DataSources:
         The newest checkpoint may be damaged or not yet uploaded, therefore a training may resume from the one before.
         """
         self._measuring: list[Any] = []
+        self._lasting: list[Any] = []
+        """Sources that no state names."""
         self._states: deque[dict[str, Any]] = deque(maxlen=max(keep_last, 2))
         """States of the newest checkpoints, oldest first."""
 
+    def measure(self, source: object) -> None:
+        """Report the metrics of a source, whether a state or not."""
+        self._lasting.append(source)
+        self._measuring.append(source)
+
     def follow(self, stateful: Mapping[str, object]) -> None:
         """Follow the states of a training that begins or resumes."""
-        self._measuring = list(_having("data_metrics", stateful.values()))
+        lasting = {id(one) for one in self._lasting}
+        found = [one for one in _having("data_metrics", stateful.values()) if id(one) not in lasting]
+        self._measuring = [*self._lasting, *found]
         self._keep(stateful)
 
     def merge_metrics(

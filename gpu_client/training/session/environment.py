@@ -111,3 +111,8 @@ def read_arena(environment: Mapping[str, str]) -> Path | None:
     """Read BATON_ARENA, the agent's shared memory for staging checkpoints; None without shared memory."""
     named = environment.get("BATON_ARENA")
     return Path(named) if named else None
+
+
+def is_node(environment: Mapping[str, str]) -> bool:
+    """Return True in a node of an elastic job."""
+    return bool(environment.get("BATON_WORLD"))

@@ -30,10 +30,11 @@ log = logging.getLogger("baton.training")
 
 @dataclass(frozen=True)
 class _Stop:
-    """Request to stop. `reason`: a reason of the agent, or "signal" for SIGTERM."""
+    """Request to stop. `reason`: a reason of the agent, or "signal" for SIGTERM. `ends_at`: monotonic seconds."""
 
     reason: str
     checkpoint: bool
+    ends_at: float | None = None
 
 
 def _stop_of(votes: Vote) -> _Stop | None:
@@ -81,6 +82,16 @@ class LoopRequests:
         if stop is None or self._ranks.size > 1:
             return False
         return not (stop.checkpoint and self._uses_due)
+
+    @property
+    def is_asked_to_stop(self) -> bool:
+        """Return True once this process has a request to stop, also before the loop may learn of the request."""
+        return self._stop is not None
+
+    def grace_left_s(self) -> float | None:
+        """Return the seconds until the agent kills this process; None if unknown."""
+        stop = self._stop
+        return None if stop is None or stop.ends_at is None else stop.ends_at - time.monotonic()
 
     @property
     def stop_reason(self) -> str | None:
@@ -149,7 +160,8 @@ class LoopRequests:
         earlier = self._stop
         # A stop without checkpoint stays in force, because no checkpoint may follow.
         checkpoint = directive.checkpoint and (earlier is None or earlier.checkpoint)
-        self._stop = _Stop(directive.reason, checkpoint)
+        ends_at = None if directive.grace_s is None else time.monotonic() + directive.grace_s
+        self._stop = _Stop(directive.reason, checkpoint, ends_at)
 
     def request_stop(self, reason: str, *, checkpoint: bool) -> None:
         """Request the loop to leave, for a rule or command."""

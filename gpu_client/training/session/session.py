@@ -24,14 +24,12 @@ from collections.abc import Mapping, Sequence
 from operator import index
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from gpu_client.controller.steering import Steering
 from gpu_client.training.channel import AgentChannel
-from gpu_client.training.checkpoint import checkpoint_directory, state_files
+from gpu_client.training.checkpoint import checkpoint_directory
 from gpu_client.training.checkpoint.checkpoint_writer import CheckpointWriter
-from gpu_client.training.checkpoint.random_state import capture_random, restore_random
-from gpu_client.training.checkpoint.shared_memory import Arena
 from gpu_client.training.distributed.process_group import Ranks
 from gpu_client.training.errors import CheckpointMismatchError, SessionError
 from gpu_client.training.protocol import TrainerDirective
@@ -39,6 +37,15 @@ from gpu_client.training.session import environment
 from gpu_client.training.session.data_sources import DataSources
 from gpu_client.training.session.loop_requests import LoopRequests
 from gpu_client.training.session.profiler import StepProfiler
+
+if TYPE_CHECKING:
+    import torch
+
+    from gpu_client.elastic.data.leased_shards import LeasedShards
+    from gpu_client.elastic.data.local_shards import LocalShards
+    from gpu_client.elastic.data.shard_plan import Source
+    from gpu_client.elastic.machine.machine_shards import MachineShards
+    from gpu_client.elastic.node import OuterLoop
 
 STEERING = "steering"
 """Name of the session's own state in checkpoints, which contains the counters of rules."""
@@ -96,8 +103,10 @@ class Session:
         keep_last: int,
         ranks: Ranks,
         control: Mapping[str, Any],
+        variables: Mapping[str, str],
     ) -> None:
         """Scripts call `Session.start` instead."""
+        self._variables = variables
         self.output_dir = output_dir
         self.params = params
         self.job_id = job_id
@@ -108,13 +117,14 @@ class Session:
         self._last_report: tuple[int, int, Mapping[str, object]] = (0, 0, {})
         self._last_committed: tuple[int, Path] | None = None
         self.sources = DataSources(keep_last)
+        self._outer: OuterLoop | None = None
         # Under an agent the output directory is lost with the machine, therefore syncs to disk would be useless.
         self._durable = channel_path is None
         output_dir.mkdir(parents=True, exist_ok=True)
         if ranks.first:
             checkpoint_directory.clear_leftovers(output_dir)
         self._loop_requests = LoopRequests(ranks)
-        self.steering = Steering(self._loop_requests, ranks)
+        self.steering = Steering(self._loop_requests, ranks, elastic=environment.is_node(variables))
         """Controller of rules and commands, with the capabilities of this loop."""
         self._loop_requests.attach(self.steering)
         self.steering.offer(profiler=StepProfiler(output_dir, self.artifact, first=ranks.first))
@@ -127,7 +137,7 @@ class Session:
         self.steering.begin(control, send, self._channel.add_metrics, step=known)
         self._writer = CheckpointWriter(
             output_dir,
-            None if arena is None else Arena(arena),
+            arena,
             ranks,
             self._channel,
             durable=self._durable,
@@ -176,6 +186,7 @@ class Session:
             keep_last=keep_last,
             ranks=Ranks(variables),
             control=environment.read_control(variables, rules),
+            variables=variables,
         )
 
     # --- the environment ---------------------------------------------------------------------------------------------
@@ -207,6 +218,8 @@ class Session:
         if type(step) is not int or type(total) is not int:
             step, total = require_whole("step", step), require_whole("total", total)
         self._last_report = (step, total, shown)
+        if self._outer is not None:
+            self._outer.note_metrics(new)
         new, shown = self.sources.merge_metrics(new, shown)
         if self._writer.skipped_steps:
             shown = {"checkpoints_skipped": len(self._writer.skipped_steps), **shown}
@@ -284,6 +297,73 @@ class Session:
         if on_interval and self._loop_requests.postponed:
             self._writer.skip(step)
         return due
+
+    # --- elastic training --------------------------------------------------------------------------------------------
+
+    def elastic(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, inner_steps: int = 100, **options: Any
+    ) -> OuterLoop:
+        """Return the outer loop of an elastic training: one model on all nodes of the job (docs/elastic.md).
+
+        inner_steps: optimizer steps of each node between two rounds. options: see `gpu_client.elastic.node.open_outer`.
+        In a job without `nodes`, and without Baton, the world has one node, and the loop is plain DiLoCo.
+
+        Several processes of one machine (torchrun, accelerate launch) are one node: each of them makes all calls.
+
+        Raises ElasticSetupError, and SessionError in a run on several machines.
+        """
+        from gpu_client.elastic.node import open_outer
+
+        if not self._ranks.one_machine:
+            problem = f"this run has {self._ranks.size} processes on several machines"
+            raise SessionError(problem, "Let each machine be a node with a launcher of its own: torchrun --nnodes 1")
+        outer = open_outer(
+            model,
+            optimizer,
+            inner_steps=inner_steps,
+            variables=self._variables,
+            rank=self._ranks.rank,
+            processes=self._ranks.size,
+            # The processes learn of a stop in a call that all of them make.
+            after_step=lambda: self._loop_requests.due(self._last_report[0], on_interval=False),
+            observer=self.steering.world,
+            is_stopping=lambda: self._loop_requests.is_asked_to_stop,
+            grace_left_s=self._loop_requests.grace_left_s,
+            **options,
+        )
+        self._outer = outer
+        self.steering.note_metrics = outer.note_metrics
+        self.sources.measure(outer)
+        return outer
+
+    def shards(
+        self,
+        data: Source | Mapping[str, Source],
+        *,
+        ratios: Mapping[str, float] | None = None,
+        seed: int = 0,
+        passes: int | None = 1,
+    ) -> LeasedShards | LocalShards | MachineShards:
+        """Return an iterable over shards of the data: in an elastic training, each shard goes to one node.
+
+        data: the files of a data set, or the number of its shards; for a mixture, several of these by name. ratios: of
+            the shards in a mixture. passes: over each data set; None for endless passes.
+
+        Call after `elastic` and before `resume`. Without `elastic`, pass the result to `checkpoint` and `resume` as a
+        state. Several processes of one node receive the same shards, and divide each batch themselves. Raises
+        ElasticSetupError, and SessionError before `elastic` in a job with `nodes`.
+        """
+        from gpu_client.elastic.data.local_shards import LocalShards
+        from gpu_client.elastic.data.shard_plan import ShardPlan
+
+        plan = ShardPlan.make(data, ratios, seed, passes)
+        if self._outer is None and not self._variables.get("BATON_WORLD"):
+            return LocalShards(plan)
+        if self._outer is None:
+            raise SessionError(
+                "this job has nodes, and no outer loop yet", "Call session.elastic before session.shards"
+            )
+        return self._outer.shards(plan)
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -390,6 +470,8 @@ class Session:
         if STEERING in marker.states:
             stateful[STEERING] = self.steering
         require_same(directory, marker.states, stateful)
+        from gpu_client.training.checkpoint import state_files
+
         randoms = state_files.load_states(directory, marker.states, stateful)
         self._last_report = marker.step, 0, {}
         self.restore_randoms(randoms)
@@ -403,10 +485,14 @@ class Session:
 
         Collective: all ranks call this method together.
         """
+        from gpu_client.training.checkpoint.random_state import capture_random
+
         return self._ranks.gather(capture_random())
 
     def restore_randoms(self, randoms: Sequence[Mapping[str, Any]]) -> None:
         """Restore this rank's generators, if the number of ranks is unchanged."""
+        from gpu_client.training.checkpoint.random_state import restore_random
+
         if len(randoms) == self._ranks.size:
             restore_random(randoms[self._ranks.rank])
             return

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from baton.contract.admin.keys import HealthAnswer, KeyCreate, KeyCreated, KeyPage
+from baton.contract.admin.sessions import SessionLink
+from baton.contract.admin.shares import ShareCreated, ShareRequest
 from baton.contract.admin.webhooks import (
     DeliveryPage,
+    FleetReplayRequest,
     ReplayAnswer,
     ReplayRequest,
     WebhookCreate,
@@ -27,7 +30,7 @@ from gpu_client.transport.api.calls import ApiCalls, segment
 
 
 class AdminCalls(ApiCalls):
-    """Calls about API keys, webhooks and the health of the control plane."""
+    """Calls about API keys, sessions, webhooks and the health of the control plane."""
 
     def create_key(self, request: KeyCreate) -> KeyCreated:
         """Create a key, shown only in this answer. Without retries, because a retry could leave a second valid key."""
@@ -40,6 +43,15 @@ class AdminCalls(ApiCalls):
     def revoke_key(self, key_id: str) -> None:
         """Revoke a key, which the API refuses afterwards."""
         self._send("revoke_key", "DELETE", f"/keys/{segment(key_id)}")
+
+    def make_session_link(self) -> SessionLink:
+        """Issue a one-time link to the console; an unused link expires within a minute."""
+        return self._read(SessionLink, "make_session_link", "POST", "/sessions/links")
+
+    def share_job(self, job_id: str, request: ShareRequest) -> ShareCreated:
+        """Issue a link that shows one job. Without retries, because a retry could leave a second valid link."""
+        path = f"/job/{segment(job_id)}/share"
+        return self._read(ShareCreated, "share_job", "POST", path, body=request, repeatable=False)
 
     def create_webhook(self, request: WebhookCreate) -> WebhookCreated:
         """Create a webhook; only this answer has its secret. Without retries, which could create a second webhook."""
@@ -60,7 +72,13 @@ class AdminCalls(ApiCalls):
 
     def replay_webhook(self, webhook_id: str, job_id: str, from_seq: int = 1) -> ReplayAnswer:
         """Deliver a job's events again. Without retries, because each try delivers the events again."""
-        body = ReplayRequest(job_id=job_id, from_seq=from_seq)
+        return self._replay(webhook_id, ReplayRequest(job_id=job_id, from_seq=from_seq))
+
+    def replay_fleet(self, webhook_id: str, fleet: str, from_at: int = 0) -> ReplayAnswer:
+        """Deliver a fleet's events again. Without retries, because each try delivers the events again."""
+        return self._replay(webhook_id, FleetReplayRequest(fleet=fleet, from_at=from_at))
+
+    def _replay(self, webhook_id: str, body: ReplayRequest | FleetReplayRequest) -> ReplayAnswer:
         path = f"/webhooks/{segment(webhook_id)}/replay"
         return self._read(ReplayAnswer, "replay_webhook", "POST", path, body=body, repeatable=False)
 

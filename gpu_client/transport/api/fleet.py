@@ -16,6 +16,7 @@ from baton.contract.fleets.fleet import (
     MachinePage,
     MachineShell,
     MachineView,
+    PreflightDownload,
 )
 from baton.contract.fleets.job_machines import JobMachines
 from baton.contract.fleets.plan import FleetPlan, OfferPage, OffersRequest, PlanRequest
@@ -74,6 +75,10 @@ class FleetCalls(ApiCalls):
 
 class MachineCalls(ApiCalls):
     """Calls of the worker on a rented machine."""
+
+    def preflight(self) -> PreflightDownload:
+        """Return the object whose download the machine times before it enrols, with its enrolment token as API key."""
+        return self._read(PreflightDownload, "preflight", "POST", "/machines/preflight")
 
     def enroll(self, request: EnrollRequest) -> EnrollAnswer:
         """Enrol the machine with its enrolment token as API key; valid once. Raises Conflict, NotFound, Unauthorized.

@@ -170,7 +170,7 @@ class ObjectCalls(ApiCalls):
             try:
                 item = Download(
                     name=wanted.key,
-                    url=self._download_url(wanted.bucket, wanted.key),
+                    url=self.download_url(wanted.bucket, wanted.key),
                     root=wanted.root,
                     path=wanted.path,
                     size_bytes=wanted.size_bytes,
@@ -197,7 +197,8 @@ class ObjectCalls(ApiCalls):
         path = f"/upload/{segment(bucket)}/{quote(key, safe='/')}"
         self._send("delete", "DELETE", path, query={"action": "delete"}, headers={"x-upload-token": token})
 
-    def _download_url(self, bucket: str, key: str) -> str:
+    def download_url(self, bucket: str, key: str) -> str:
+        """Return a presigned URL of one object."""
         query = TokenQuery(bucket=bucket, key=key)
         token = self._read(TokenAnswer, "download_token", "GET", "/download/token", query=query).token
         path = f"/download/{segment(bucket)}/{quote(key, safe='/')}"

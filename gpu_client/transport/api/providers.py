@@ -1,4 +1,4 @@
-"""Call the API about accounts at providers of machines, and the doctor of the fleets."""
+"""Call the API about accounts at providers, logins at registries, and the doctor of the fleets."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pydantic import RootModel
 
 from baton.contract.fleets.doctor import DoctorReport, FixAnswer, FixOutcome, FixRequest
 from baton.contract.fleets.providers import Account, ProviderPage, ProviderView, reveal
+from baton.contract.fleets.registries import RegistryLogin, RegistryPage, RegistryView
 from baton.contract.names import ProviderName
 from gpu_client.transport.api.calls import ApiCalls, segment
 
@@ -33,6 +34,19 @@ class ProviderCalls(ApiCalls):
         """Remove an account. Raises NotFound, and Conflict while the account lists machines of the deployment."""
         self._send("remove_provider", "DELETE", _provider(provider))
 
+    def put_registry(self, registry: str, login: RegistryLogin) -> RegistryView:
+        """Store a login in place of an earlier one at the registry; return the view without the password."""
+        body = _RevealedAccount(reveal(login))
+        return self._read(RegistryView, "put_registry", "PUT", _registry(registry), body=body)
+
+    def registries(self) -> list[RegistryView]:
+        """Return the registries at which the tenant's machines log in."""
+        return self._read(RegistryPage, "registries", "GET", "/registries").registries
+
+    def remove_registry(self, registry: str) -> None:
+        """Remove a login. Raises NotFound."""
+        self._send("remove_registry", "DELETE", _registry(registry))
+
     def examine_fleets(self) -> DoctorReport:
         """Return what the doctor of the fleets finds; changes nothing."""
         return self._read(DoctorReport, "examine_fleets", "GET", "/fleet-doctor")
@@ -41,6 +55,10 @@ class ProviderCalls(ApiCalls):
         """Fix findings by their ids; return the outcomes."""
         body = FixRequest(findings=list(findings))
         return self._read(FixAnswer, "fix_findings", "POST", "/fleet-doctor/fix", body=body).outcomes
+
+
+def _registry(name: str) -> str:
+    return f"/registries/{segment(name)}"
 
 
 def _provider(name: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pydantic import BaseModel
 
 from baton.contract.checkpoints.calls import CheckpointPage
+from baton.contract.elastic.world import ExcludeRequest, WorldView
 from baton.contract.errors import ErrorCode
 from baton.contract.jobs.dreambooth import DreamboothSubmit
 from baton.contract.jobs.history import AttemptPage, EventPage
@@ -88,21 +89,29 @@ class SubmitterCalls(ApiCalls):
         query = {"limit": limit, "cursor": cursor}
         return self._read(StoredArtifactsPage, "artifacts", "GET", f"{job_path(job_id)}/artifacts", query=query)
 
-    def logs(self, job_id: str, *, limit: int = 500, cursor: str | None = None) -> LogPage:
-        """Return one page of a job's log. Poll with the page's `next_cursor` to follow the log."""
-        query = {"limit": limit, "cursor": cursor}
+    def logs(self, job_id: str, *, limit: int = 500, cursor: str | None = None, seat: int | None = None) -> LogPage:
+        """Return one page of a job's log. Poll with the page's `next_cursor` to follow the log.
+
+        `seat`: node of an elastic job.
+        """
+        query = {"limit": limit, "cursor": cursor, "seat": seat}
         return self._read(LogPage, "logs", "GET", f"{job_path(job_id)}/logs", query=query)
 
-    def metrics(self, job_id: str, *, limit: int = 1000, cursor: str | None = None) -> MetricPage:
-        """Return one page of a training's metrics. Poll with the page's `next_cursor` to follow the metrics."""
-        query = {"limit": limit, "cursor": cursor}
+    def metrics(
+        self, job_id: str, *, limit: int = 1000, cursor: str | None = None, seat: int | None = None
+    ) -> MetricPage:
+        """Return one page of a training's metrics. Poll with the page's `next_cursor` to follow the metrics.
+
+        `seat`: node of an elastic job.
+        """
+        query = {"limit": limit, "cursor": cursor, "seat": seat}
         return self._read(MetricPage, "metrics", "GET", f"{job_path(job_id)}/metrics", query=query)
 
-    def metric_points(self, job_id: str) -> Iterator[MetricPoint]:
+    def metric_points(self, job_id: str, *, seat: int | None = None) -> Iterator[MetricPoint]:
         """Yield all present metrics of a training, attempt by attempt."""
         cursor: str | None = None
         while True:
-            page = self.metrics(job_id, cursor=cursor)
+            page = self.metrics(job_id, cursor=cursor, seat=seat)
             yield from page.points
             cursor = page.next_cursor
             if not page.points:
@@ -136,6 +145,11 @@ class SubmitterCalls(ApiCalls):
                 if job.state in wanted:
                     return TransitionAnswer(state=job.state.value, not_before=job.not_before)
             raise
+
+    def exclude_nodes(self, job_id: str, seats: Sequence[int]) -> WorldView:
+        """Remove members of an elastic job's world. A repeat is refused with `not_a_member`."""
+        path = f"{job_path(job_id)}/world/exclude"
+        return self._read(WorldView, "exclude_nodes", "POST", path, body=ExcludeRequest(seats=list(seats)))
 
     def put_rules(self, job_id: str, text: str, *, if_revision: int | None = None) -> RulesView:
         """Store the next revision of a job's rules. Idempotent for an unchanged text."""

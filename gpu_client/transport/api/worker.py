@@ -7,6 +7,9 @@ from typing import Any
 
 from baton.contract.checkpoints.calls import BlobUrls, BlobUrlsRequest, CommitAnswer, DamagedRequest
 from baton.contract.checkpoints.manifest import Manifest
+from baton.contract.elastic.data import DataGrant, DataRequest
+from baton.contract.elastic.relay import RelayAnswer, RelayRequest
+from baton.contract.elastic.world import EpochProposal, JoinRequest, WorldReport, WorldView
 from baton.contract.worker.calls import (
     ArtifactsAnswer,
     ArtifactsRequest,
@@ -113,3 +116,35 @@ class WorkerCalls(ApiCalls):
     def send_logs(self, job_id: str, lease_token: str, chunk: LogChunk) -> None:
         """Store lines of output. Idempotent for an unchanged chunk."""
         self._read(StatusAnswer, "send_logs", "POST", f"{job_path(job_id)}/logs", body=chunk, lease_token=lease_token)
+
+    def world(self, job_id: str, lease_token: str | None = None) -> WorldView:
+        """Return the world of an elastic job. A node passes the id of its seat and the lease token of its attempt."""
+        return self._read(WorldView, "world", "GET", f"{job_path(job_id)}/world", lease_token=lease_token)
+
+    def join_world(self, job_id: str, lease_token: str, request: JoinRequest) -> WorldView:
+        """Ask to become a member. Idempotent; raises Conflict (`world_mismatch`) for another program."""
+        path = f"{job_path(job_id)}/world/join"
+        return self._read(WorldView, "join_world", "POST", path, body=request, lease_token=lease_token)
+
+    def propose_epoch(self, job_id: str, lease_token: str, proposal: EpochProposal) -> WorldView:
+        """Replace the membership. Raises Conflict if the epoch has changed, or without a majority.
+
+        A repeat after a lost answer is refused with `world_changed`; the world then shows the proposal's own epoch.
+        """
+        path = f"{job_path(job_id)}/world/epoch"
+        return self._read(WorldView, "propose_epoch", "POST", path, body=proposal, lease_token=lease_token)
+
+    def relay_world(self, job_id: str, lease_token: str, request: RelayRequest) -> RelayAnswer:
+        """Return presigned URLs for a node's exchange with its peers, or the channels that peers have opened."""
+        path = f"{job_path(job_id)}/world/relay"
+        return self._read(RelayAnswer, "relay_world", "POST", path, body=request, lease_token=lease_token)
+
+    def lease_shards(self, job_id: str, lease_token: str, request: DataRequest) -> DataGrant:
+        """Return the shards that a node holds, with new ones. Idempotent; raises Conflict (`data_mismatch`)."""
+        path = f"{job_path(job_id)}/world/data"
+        return self._read(DataGrant, "lease_shards", "POST", path, body=request, lease_token=lease_token)
+
+    def report_world(self, job_id: str, lease_token: str, report: WorldReport) -> WorldView:
+        """Report committed rounds and the state of nodes."""
+        path = f"{job_path(job_id)}/world/report"
+        return self._read(WorldView, "report_world", "POST", path, body=report, lease_token=lease_token)

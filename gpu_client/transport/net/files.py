@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +15,8 @@ from gpu_client.transport.errors import TransferError, UnsafePath, disk_full
 
 CHUNK_BYTES = 256 * 1024
 MAX_NAME_BYTES = 255
+TEMPORARY_NAME = re.compile(r"\.[0-9a-f]{16}\.part")
+"""Names of unfinished files."""
 
 
 @contextmanager
@@ -96,6 +100,16 @@ def write_whole(destination: Path, data: bytes) -> None:
     with StagedFile(destination, fsync=False) as file:
         file.write(memoryview(data))
         file.commit()
+
+
+def allocate(descriptor: int, size_bytes: int) -> None:
+    """Allocate the space of a file, so that a full disk fails before the first fetch. Raises OSError."""
+    try:
+        os.posix_fallocate(descriptor, 0, size_bytes)
+    except (AttributeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+        os.ftruncate(descriptor, size_bytes)  # The file system or the kernel does not support allocation.
 
 
 def sync_directory(directory: Path) -> None:

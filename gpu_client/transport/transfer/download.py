@@ -173,7 +173,7 @@ class Downloads:
     ) -> None:
         """Fetch the missing bytes. The last piece stays in `view`, for a delivery without a connection."""
         offset, end = item.offset + arrived.size_bytes, item.offset + item.size_bytes
-        headers = range_headers(offset, end, item.object_bytes)
+        headers = {**item.headers, **range_headers(offset, end, item.object_bytes)}
         with (
             self._channel.attempt(flight, meter, self._stats, _TRAFFIC) as flow,
             self._connections.exchange("GET", item.url, headers, flight) as response,

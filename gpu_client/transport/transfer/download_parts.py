@@ -6,7 +6,6 @@ from which the process's next download of the object resumes.
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import threading
@@ -17,7 +16,7 @@ from pathlib import Path
 from gpu_client.transport.errors import ChecksumMismatch, TransferCanceled
 from gpu_client.transport.net.cancellation import CancelEvent, stop_if_set
 from gpu_client.transport.net.digests import READ_BYTES, Digester, FileDigest
-from gpu_client.transport.net.files import local_errors
+from gpu_client.transport.net.files import allocate, local_errors
 from gpu_client.transport.transfer.transfer_requests import Download
 
 PARTS_FROM_BYTES = 32 * 1024**2
@@ -71,7 +70,7 @@ class PartedFile:
             if self._descriptor < 0:
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                 self._descriptor = os.open(self._aside, flags, 0o666)
-                _allocate(self._descriptor, self.size_bytes)
+                allocate(self._descriptor, self.size_bytes)
 
     def begin(self) -> list[FilePart]:
         """Return the missing parts; without missing parts, the last part."""
@@ -179,13 +178,3 @@ class PartedFile:
             if self._closed and not self._using and self._descriptor >= 0:
                 os.close(self._descriptor)
                 self._descriptor = -1
-
-
-def _allocate(descriptor: int, size_bytes: int) -> None:
-    """Allocate the space, so that a full disk fails before the first fetch."""
-    try:
-        os.posix_fallocate(descriptor, 0, size_bytes)
-    except (AttributeError, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-            raise
-        os.ftruncate(descriptor, size_bytes)  # The file system or the kernel does not support allocation.

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpu_client.transport.limits.bandwidth import Traffic
@@ -87,7 +87,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RangeDownload:
-    """GET of a range of an object of `object_bytes` to memory.
+    """GET of a range of an object of `object_bytes` to memory. `headers`: headers besides Range, such as a token.
 
     A worker thread calls `begin`, then `deliver` with the bytes in order, `piece_bytes` at a time (None: all at once);
     each piece is valid until `deliver` returns. After the first ChecksumMismatch of `deliver` the transfer fetches the
@@ -103,6 +103,7 @@ class RangeDownload:
     deliver: Callable[[memoryview], None]
     piece_bytes: int | None = None
     begin: Callable[[], None] = _nothing
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if self.offset < 0 or self.size_bytes < 1 or self.offset + self.size_bytes > self.object_bytes:

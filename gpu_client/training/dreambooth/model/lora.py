@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ class Lora:
         self.modules: dict[str, Any] = {"unet": models.unet}
         if config.train_text_encoder:
             self.modules |= models.text_encoders
+        self.trainable: dict[str, nn.Parameter] = {}
+        """The matrices by their places. A search of all weights for them would take longer than their update."""
         self._targets = {name: UNET_TARGETS if name == "unet" else TEXT_TARGETS for name in self.modules}
         for name, module in self.modules.items():
             module.add_adapter(
@@ -44,9 +46,11 @@ class Lora:
                     target_modules=self._targets[name],
                 )
             )
-            for parameter in self.parameters(name):
-                # Half precision would lose updates of 1e-6.
-                parameter.data = parameter.data.float()
+            for place, parameter in module.named_parameters():
+                if parameter.requires_grad:
+                    # Half precision would lose updates of 1e-6.
+                    parameter.data = parameter.data.float()
+                    self.trainable[f"{name}.{place}"] = parameter
         if config.gradient_checkpointing:
             for module in self.modules.values():
                 next(getattr(module, name) for name in _CHECKPOINTING if hasattr(module, name))()
@@ -56,7 +60,7 @@ class Lora:
 
     def parameters(self, *names: str) -> list[nn.Parameter]:
         """Return the trainable parameters of the named modules; without names, of all modules."""
-        return [parameter for name, parameter in self._named() if not names or name.partition(".")[0] in names]
+        return [parameter for name, parameter in self.trainable.items() if not names or name.partition(".")[0] in names]
 
     def training(self, on: bool) -> None:
         """Switch dropout and gradient checkpointing on or off."""
@@ -65,7 +69,7 @@ class Lora:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return every matrix by its place in the model."""
-        return {name: parameter.detach() for name, parameter in self._named()}
+        return {name: parameter.detach() for name, parameter in self.trainable.items()}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Restore the matrices. Raises ValueError if places, ranks or shapes differ."""
@@ -96,9 +100,3 @@ class Lora:
         header = {**metadata, "lora_adapter_metadata": json.dumps(adapters, sort_keys=True)}
         # safetensors' own writer orders the header's texts arbitrarily; this writer makes equal files of equal LoRAs.
         write(path, FileContents(tensors, header))
-
-    def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
-        for name, module in self.modules.items():
-            for place, parameter in module.named_parameters():
-                if parameter.requires_grad:
-                    yield f"{name}.{place}", parameter

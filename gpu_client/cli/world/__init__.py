@@ -1,0 +1,1 @@
+"""Show the worlds of elastic trainings, and plan their rounds."""

@@ -1,0 +1,1 @@
+"""Train one model on many machines that may vanish (DiLoCo)."""

@@ -1,0 +1,1 @@
+"""Reduce deltas among the members of an epoch."""

@@ -1,0 +1,1 @@
+"""Carry the wire's frames through the object store, between nodes that do not reach each other."""

@@ -1,0 +1,1 @@
+"""Reduce deltas over TCP with mutual TLS."""

@@ -1,0 +1,86 @@
+"""Authenticate nodes: each node pins the self-signed certificates of the others."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import ssl
+import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+
+CertificateSource = Callable[[str], str | None]
+"""Return the certificate with a label, or None for a certificate that the node does not trust."""
+
+
+def label_of(certificate: str) -> str:
+    """Return the name under which the owner of a certificate calls: part of the certificate's digest."""
+    return hashlib.sha256(base64.b64decode(certificate)).hexdigest()[:32]
+
+
+class NodeIdentity:
+    """Private key and certificate of one node. The key stays in this process.
+
+    certificate: DER in base64, for the node's peers.
+    """
+
+    def __init__(self) -> None:
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "baton node")])
+        now = datetime.now(UTC)
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            # Peers compare the whole certificate; the dates only have to hold on machines with wrong clocks.
+            .not_valid_before(now - timedelta(days=365))
+            .not_valid_after(now + timedelta(days=3650))
+            .sign(key, hashes.SHA256())
+        )
+        self.certificate = base64.b64encode(certificate.public_bytes(Encoding.DER)).decode()
+        self._pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        self._pem += certificate.public_bytes(Encoding.PEM)
+
+    def client_context(self, certificate: str) -> ssl.SSLContext:
+        """Return the TLS settings of calls to the owner of a certificate."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        return self._pin(context, certificate)
+
+    def server_context(self, certificates: CertificateSource) -> ssl.SSLContext:
+        """Return the TLS settings of a listener. A caller names its certificate's label as server name."""
+        context = self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+        # A ticket would be the only message on the unused direction of a lane.
+        context.num_tickets = 0
+
+        def pin(connection: ssl.SSLObject | ssl.SSLSocket, label: str | None, _: ssl.SSLContext) -> int | None:
+            certificate = certificates(label) if label else None
+            if certificate is None:
+                return int(ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME)
+            connection.context = self._pin(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate)
+            return None
+
+        context.sni_callback = pin
+        return context
+
+    def _pin(self, context: ssl.SSLContext, certificate: str) -> ssl.SSLContext:
+        context.load_verify_locations(cadata=base64.b64decode(certificate))
+        return self._load(context)
+
+    def _load(self, context: ssl.SSLContext) -> ssl.SSLContext:
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
+        # `ssl` reads keys from files only.
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(self._pem)
+            file.flush()
+            context.load_cert_chain(file.name)
+        return context

@@ -1,0 +1,1 @@
+"""Read and change the membership of a world."""

@@ -1,0 +1,1 @@
+"""Bring a node to the outer state of its peers."""

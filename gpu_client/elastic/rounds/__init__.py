@@ -1,0 +1,1 @@
+"""Decide and run the rounds of an elastic training."""
