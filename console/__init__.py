@@ -1,0 +1,1 @@
+"""The web console: its sources and their build."""

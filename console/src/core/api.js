@@ -1,0 +1,56 @@
+/** Calls of the API. Every call goes to the page's own origin, with the session's token in `x-api-key`. */
+import { learnTime } from "./clock.js";
+import { ApiError, refusalIn } from "./errors.js";
+import { PATIENCE_MS, token } from "./session.js";
+
+const REFUSED_KEY = new Set(["key_unknown", "key_revoked", "key_expired", "http_403"]);
+
+/** GET `path` and return the JSON answer. Throws ApiError. */
+export const get = (path, query) => call("GET", path, { query });
+/** POST `body` to `path` and return the JSON answer. Throws ApiError. */
+export const post = (path, body) => call("POST", path, { body });
+/** DELETE `path`. Throws ApiError. */
+export const remove = (path) => call("DELETE", path);
+
+/** Make one call and return the JSON answer, null for an answer without a body. Throws ApiError. */
+export async function call(method, path, { query, body } = {}) {
+  const answer = await fetchAnswer(method, withQuery(path, query), { body });
+  return answer.status === 204 ? null : answer.json();
+}
+
+/** Read `path` unless it still has `etag`; returns `{changed, data, etag}`. Throws ApiError. */
+export async function getIfChanged(path, etag) {
+  const answer = await fetchAnswer("GET", path, { headers: etag ? { "if-none-match": etag } : {} });
+  if (answer.status === 304) return { changed: false, etag };
+  return { changed: true, data: await answer.json(), etag: answer.headers.get("etag") };
+}
+
+/** Append the set values of `query` to `path`. */
+export function withQuery(path, query = {}) {
+  const set = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  return set.length ? `${path}?${new URLSearchParams(set)}` : path;
+}
+
+async function fetchAnswer(method, path, { body, headers = {} }, fresh = false) {
+  const sent = { ...headers, "x-api-key": await token({ fresh }) };
+  if (body !== undefined) sent["content-type"] = "application/json";
+  let answer;
+  try {
+    answer = await fetch(path, {
+      method,
+      headers: sent,
+      body: body && JSON.stringify(body),
+      credentials: "omit",
+      signal: AbortSignal.timeout(PATIENCE_MS),
+    });
+  } catch (cause) {
+    throw ApiError.unreachable(cause);
+  }
+  learnTime(answer);
+  if (answer.ok || answer.status === 304) return answer;
+  const refusal = await refusalIn(answer);
+  // The authorizer refuses a token that ended early: one new token tells whether the session has ended, too.
+  const refusedToken = refusal.status === 401 || REFUSED_KEY.has(refusal.code);
+  if (refusedToken && !fresh) return fetchAnswer(method, path, { body, headers }, true);
+  throw refusal;
+}

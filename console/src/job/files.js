@@ -1,0 +1,85 @@
+/** Inputs, outputs and the document of a job. */
+import { useState } from "preact/hooks";
+import { Icon } from "../components/icon.js";
+import { Failure, Loading } from "../components/states.js";
+import { bytes, counted } from "../core/format.js";
+import { html } from "../core/html.js";
+import { useResource } from "../core/polling.js";
+import { may } from "../core/session.js";
+import { useArtifacts } from "./artifacts.js";
+
+/** Return the document with which `baton submit` submits the same job again. Pure. */
+export function documentOf(job, rules) {
+  const document = {
+    name: job.name ?? undefined,
+    ...(job.recipe ? { recipe: job.recipe } : { command: job.command }),
+    queue: job.rent ? undefined : job.queue,
+    priority: job.priority,
+    parameters: job.parameters,
+    environment: job.environment,
+    inputs: job.inputs,
+    outputs: job.recipe ? undefined : job.outputs,
+    requirements: job.requirements,
+    policy: job.policy,
+    tags: job.tags,
+    webhook: job.webhook ?? undefined,
+    rings: job.rings,
+    rules: rules || undefined,
+    rent: job.rent ?? undefined,
+    nodes: job.nodes ?? undefined,
+  };
+  const empty = (value) => value === undefined || value === null || (typeof value === "object" && Object.keys(value).length === 0);
+  return Object.fromEntries(Object.entries(document).filter(([name, value]) => !empty(value) || name === "outputs" && Array.isArray(value)));
+}
+
+/** Return a command for a shell that submits the job again. Pure. */
+export function submitCommand(job, rules) {
+  const text = JSON.stringify(documentOf(job, rules), null, 2);
+  let mark = "JOB";
+  // A line of the document that equals the mark would end it early.
+  while (text.split("\n").includes(mark)) mark += "_";
+  return `baton submit - <<'${mark}'\n${text}\n${mark}`;
+}
+
+/** Show what the job reads, what it has stored, and how to submit it again. */
+export function Files({ job, version }) {
+  const { artifacts, final, error } = useArtifacts(job, version);
+  const { data: rules, loading } = useResource(`/job/${job.id}/rules`);
+  return html`<div class="files">
+    ${may("submit") && html`<section aria-label="Outputs"><h2>Outputs</h2>
+      ${error && html`<${Failure} error=${error} />`}
+      ${artifacts !== null && html`<p class="soft">${
+        artifacts.length === 0
+          ? "Nothing is stored yet."
+          : final
+            ? html`The control plane has verified size and checksum of each. To download and verify all: <code>baton fetch ${job.id} result</code>`
+            : "These are files of attempts so far; they become outputs when the job completes."
+      }</p>`}
+      ${artifacts?.length > 0 && html`<ul class="file-list">${artifacts.map(
+        (one) => html`<li key=${one.key}><a href=${one.url} download target="_blank" rel="noreferrer">${one.path}</a><span class="soft">${bytes(one.size_bytes)}</span><span class="soft">attempt ${one.epoch}</span></li>`,
+      )}</ul>`}
+    </section>`}
+    <section aria-label="Inputs"><h2>Inputs</h2>
+      ${job.inputs.length === 0 ? html`<p class="soft">The job reads no stored files.</p>` : html`<ul class="file-list">${job.inputs.map(
+        (one, index) => html`<li key=${index}><code>${one.prefix ?? JSON.stringify(one)}</code>${one.into && html`<span class="soft">into ${one.into}</span>`}</li>`,
+      )}</ul>`}
+    </section>
+    <section aria-label="Document"><h2>Document</h2>
+      <p class="soft">Submits the same job again${Object.keys(job.environment).length ? `, with its ${counted(Object.keys(job.environment).length, "environment variable")}` : ""}.</p>
+      ${loading ? html`<${Loading} rows=${3} label="Loading the rules" />` : html`<${Copyable} text=${submitCommand(job, rules?.newest?.text)} label="Copy the command" />`}
+    </section>
+  </div>`;
+}
+
+/** Show a text with a button that copies it. */
+export function Copyable({ text, label, name = "Command" }) {
+  const [copied, setCopied] = useState(false);
+  const copy = async () => {
+    await navigator.clipboard.writeText(text);
+    setCopied(true);
+    setTimeout(() => setCopied(false), 2000);
+  };
+  return html`<div class="copyable"><pre class="command" tabindex="0" aria-label=${name}>${text}</pre>
+    <button class="button" onClick=${copy}><${Icon} name=${copied ? "check" : "copy"} />${copied ? "Copied" : label}</button>
+  </div>`;
+}

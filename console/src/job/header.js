@@ -1,0 +1,79 @@
+/** State, progress, cost and actions of a job, and why it is where it is. */
+import { StateBadge, Tag } from "../components/badge.js";
+import { ProgressBar } from "../components/bar.js";
+import { Age, useNow } from "../components/time.js";
+import { MIN_USD, count, counted, duration, number, percent, usd } from "../core/format.js";
+import { html } from "../core/html.js";
+import { JobActions, titleOf } from "../jobs/actions.js";
+import { may, session } from "../core/session.js";
+import { forecast } from "../jobs/attempts.js";
+import { why } from "../jobs/why.js";
+import { Share } from "./share.js";
+
+/** Show the head of a job's page. `attempts`: null until they are loaded. */
+export function JobHeader({ job, attempts }) {
+  const now = useNow();
+  const { spent_usd, expected_usd, eta_s } = forecast(job, attempts, now);
+  const sentence = why(job, now);
+  const live = attempts?.findLast((one) => one.ended_at === null);
+  const { step, total_steps, metrics = {} } = job.progress ?? {};
+  const share = job.state === "complete" ? 1 : total_steps ? Math.min(1, step / total_steps) : null;
+  return html`<header class="job-head">
+    <div class="job-title">
+      <p class="crumbs">${!session.value.shared && html`<a href="#/jobs">Jobs</a> <span aria-hidden="true">/</span> `}<code>${job.id}</code></p>
+      <h1>${titleOf(job)}</h1>
+      <div class="job-sub">
+        <${StateBadge} state=${job.state} /><span>queue ${job.queue}</span><span>submitted <${Age} at=${job.created_at} suffix=" ago" /></span>
+        ${Object.entries(job.tags).map(([name, value]) => html`<${Tag} key=${name}>${value ? `${name}=${value}` : name}<//>`)}
+      </div>
+    </div>
+    <div class="job-actions"><${JobActions} job=${job} />${may("submit") && html`<${Share} job=${job} />`}</div>
+    ${sentence && html`<div class="job-why job-why-${job.state}"><p>${sentence}.</p><${LastEnd} job=${job} attempts=${attempts} /></div>`}
+    <dl class="facts">
+      <${Fact} name="Progress" wide>
+        ${step === undefined ? html`<span class="soft">no step yet</span>` : html`<b>${count(step)}</b>${total_steps ? html`<span class="soft"> of ${count(total_steps)} steps${share === null ? "" : `, ${percent(share)}`}</span>` : html`<span class="soft"> steps</span>`}`}
+        <${ProgressBar} share=${share ?? (step === undefined ? 0 : null)} label="Progress of ${titleOf(job)}" tone=${TONES[job.state] ?? "accent"} />
+      <//>
+      <${Fact} name=${job.state === "running" ? "Left" : "Ran"}>
+        ${job.state === "running"
+          ? eta_s === null ? html`<span class="soft">not known yet</span>` : html`<b>${duration(eta_s)}</b>`
+          : html`<b>${duration(job.counters.runtime_s)}</b>`}
+      <//>
+      <${Fact} name="Loss"><b>${job.progress?.nonfinite?.loss ?? (number(metrics.loss) || "–")}</b><//>
+      <${Fact} name="Cost">
+        ${spent_usd === null ? html`<span class="soft" title="The workers report no price">not reported</span>` : html`<b>${usd(spent_usd)}</b>`}
+        ${expected_usd >= MIN_USD && html`<span class="soft" title="Expected until the end at the present speed"> of ~${usd(expected_usd)}</span>`}
+      <//>
+      <${Fact} name="Attempts">
+        <b>${count(job.counters.attempts)}</b><span class="soft">${lossesOf(job.counters)}</span>
+      <//>
+      <${Fact} name="Machine"><${Machine} job=${job} live=${live} /><//>
+    </dl>
+  </header>`;
+}
+
+function lossesOf({ interruptions, failures }) {
+  const losses = [interruptions && `${counted(interruptions, "machine")} lost`, failures && counted(failures, "failure")].filter(Boolean);
+  return losses.length ? `(${losses.join(", ")})` : "";
+}
+
+/** Tell how the last attempt ended, with the last lines of its output, if the job has not gone on since. */
+function LastEnd({ job, attempts }) {
+  const last = attempts?.at(-1);
+  if (!last || job.state === "running" || !["failed", "interrupted"].includes(last.end)) return null;
+  const exit = last.signal ? ` by signal ${last.signal}` : last.exit_code ? ` with exit code ${last.exit_code}` : "";
+  const what = last.end === "failed" ? `failed${exit}` : "lost its machine";
+  return html`<p>Attempt ${last.epoch} ${what}${last.reason?.message ? `: ${last.reason.message}` : ""}.</p>
+    ${last.log_tail.length > 0 && html`<details><summary>Its last lines</summary><pre tabindex="0" aria-label="Last lines">${last.log_tail.join("\n")}</pre></details>`}`;
+}
+
+const TONES = { complete: "good", failed: "bad", paused: "warn", canceled: "soft", pending: "soft" };
+
+const Fact = ({ name, wide, children }) => html`<div class="fact ${wide ? "fact-wide" : ""}"><dt>${name}</dt><dd>${children}</dd></div>`;
+
+function Machine({ job, live }) {
+  const name = job.machine_id ?? live?.machine_id ?? live?.worker_id;
+  if (!name) return html`<span class="soft">none now</span>`;
+  const kind = [live?.gpu_model, live?.provider].filter(Boolean).join(", ");
+  return html`<span class="clip" title=${name}><b>${name}</b></span>${kind && html`<span class="soft clip" title=${kind}>${kind}</span>`}`;
+}

@@ -1,0 +1,27 @@
+/** Attempts of the jobs on the screen, and what follows from them: money and remaining time. */
+import { get } from "../core/api.js";
+import { makeDetails } from "./on-screen.js";
+
+const MAX_ATTEMPTS = 100;
+
+/** Return the attempts of a job, oldest first, null until they are loaded. */
+export const useAttempts = makeDetails(async (job) => (await get(`/job/${job.id}/attempts`, { limit: MAX_ATTEMPTS })).attempts);
+
+/** Return `{spent_usd, expected_usd, eta_s}`; null for what is not known. `attempts`: null while not loaded. */
+export function forecast(job, attempts, now) {
+  const live = attempts?.find((one) => one.ended_at === null && one.epoch === job.epoch);
+  const priced = attempts?.filter((one) => one.price_usd_per_hour !== null) ?? [];
+  const cost = (one) => (Math.max(0, (one.ended_at ?? now) - one.started_at) * one.price_usd_per_hour) / 3600;
+  const spent_usd = priced.length ? priced.reduce((sum, one) => sum + cost(one), 0) : null;
+  const eta_s = live && job.state === "running" ? remaining(job, live) : null;
+  const rate = live?.price_usd_per_hour;
+  return { spent_usd, eta_s, expected_usd: eta_s !== null && rate ? spent_usd + (eta_s * rate) / 3600 : null };
+}
+
+/** Return the remaining seconds at the mean speed of the running attempt; null before its first new step. */
+function remaining(job, live) {
+  const { step, total_steps, reported_at } = job.progress ?? {};
+  const done = step - (live.resumed_step ?? 0);
+  const took_s = reported_at - live.started_at;
+  return total_steps && done > 0 && took_s > 0 ? Math.round(((total_steps - step) * took_s) / done) : null;
+}

@@ -1,0 +1,43 @@
+/** Views by place. A place without a view is not in the table, so no link leads to it. */
+import { JobPage } from "../job/job.js";
+import { Jobs } from "../jobs/jobs.js";
+import { Keys } from "../keys/keys.js";
+import { Webhooks } from "../keys/webhooks.js";
+
+export const PLACES = [
+  {
+    name: "jobs",
+    label: "Jobs",
+    icon: "jobs",
+    href: "#/jobs",
+    matches: (parts) => parts[0] === "jobs" && parts.length === 1,
+    title: () => "Jobs",
+    View: Jobs,
+  },
+  {
+    name: "job",
+    matches: (parts) => parts[0] === "jobs" && parts.length === 2,
+    title: (parts) => `Job ${parts[1].slice(0, 8)}`,
+    View: JobPage,
+  },
+  {
+    name: "keys",
+    label: "Keys",
+    icon: "keys",
+    href: "#/keys",
+    scope: "admin",
+    matches: (parts) => parts[0] === "keys" && parts.length === 1,
+    title: () => "Keys",
+    View: Keys,
+  },
+  {
+    name: "webhooks",
+    label: "Webhooks",
+    icon: "webhooks",
+    href: "#/webhooks",
+    scope: "admin",
+    matches: (parts) => parts[0] === "webhooks" && parts.length === 1,
+    title: () => "Webhooks",
+    View: Webhooks,
+  },
+];

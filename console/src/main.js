@@ -1,0 +1,10 @@
+/** Entry of the console: sign in by the link's code, then show the place of the address. */
+import { render } from "preact";
+import { App } from "./app.js";
+import { html } from "./core/html.js";
+import { takeFromFragment, takeShareFromFragment } from "./core/router.js";
+import { openShare } from "./core/session.js";
+
+const share = takeShareFromFragment();
+if (share) openShare(share);
+render(html`<${App} code=${takeFromFragment("code")} />`, document.getElementById("app"));

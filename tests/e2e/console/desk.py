@@ -1,0 +1,88 @@
+"""A reader's browser: signs in as people do, and notes what pages complain about."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tests.e2e.console.chromium import AXE
+from tests.kits.stack.control_plane import ControlPlane
+from tests.kits.waiting import PATIENCE_S
+
+WIDE = {"width": 1440, "height": 860}
+NARROW = {"width": 360, "height": 740}
+EXPECTED = "Failed to load resource"
+"""The browser reports each answer of 400 and more, also a refusal that the test provokes."""
+
+
+class Desk:
+    """Browser context with pages of one control plane."""
+
+    def __init__(self, browser: Any, stack: ControlPlane, **context: Any) -> None:
+        self.stack = stack
+        self.context = browser.new_context(viewport=WIDE, locale="en-GB", timezone_id="Europe/Berlin", **context)
+        self.context.set_default_timeout(PATIENCE_S * 1000)
+        self.faults: list[str] = []
+        self.requests: list[str] = []
+
+    def link(self, key: str = "admin") -> str:
+        """Return a one-time link as `baton console` gets it."""
+        return str(self._call("POST", "/sessions/links", key)["url"])
+
+    def open(self, address: str = "") -> Any:
+        """Open a page of the console without signing in."""
+        page = self.context.new_page()
+        page.on("pageerror", lambda error: self.faults.append(str(error)))
+        page.on("console", self._note)
+        page.on("request", lambda request: self.requests.append(f"{request.method} {request.url}"))
+        page.goto(address or f"{self.stack.url}/console")
+        return page
+
+    def sign_in(self, place: str = "/jobs", key: str = "admin") -> Any:
+        """Sign in by a link, and go to a place of the console."""
+        page = self.open(self.link(key))
+        page.get_by_role("navigation").wait_for()
+        if place != "/jobs":
+            page.goto(f"{self.stack.url}/console#{place}")
+        return page
+
+    def serve_jobs(self, page: Any, jobs: list[dict[str, Any]]) -> None:
+        """Answer the page's lists of jobs from `jobs`, newest first, in place of the control plane."""
+
+        def answer(route: Any) -> None:
+            query = dict(part.split("=", 1) for part in route.request.url.partition("?")[2].split("&"))
+            begin = int(query.get("cursor", 0))
+            end = begin + int(query["limit"])
+            body = {"jobs": jobs[begin:end], "next_cursor": str(end) if end < len(jobs) else None}
+            route.fulfill(status=200, content_type="application/json", body=json.dumps(body))
+
+        page.route("**/jobs?*", answer)
+
+    def complaints(self, page: Any) -> list[str]:
+        """Return what axe-core finds serious on the page."""
+        page.evaluate(AXE.read_text(encoding="utf-8"))
+        found: Mapping[str, Any] = page.evaluate(
+            "axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'wcag22aa', 'best-practice']})"
+        )
+        return [
+            f"{one['id']}: {one['help']}: {node['html'][:200]} {node['failureSummary']}"
+            for one in found["violations"]
+            if one["impact"] in ("serious", "critical")
+            for node in one["nodes"]
+        ]
+
+    def close(self) -> None:
+        """Close all pages."""
+        self.context.close()
+
+    def _note(self, message: Any) -> None:
+        if message.type in ("error", "warning") and EXPECTED not in message.text:
+            self.faults.append(message.text)
+
+    def _call(self, method: str, path: str, key: str) -> Any:
+        answer = self.context.request.fetch(
+            f"{self.stack.url}{path}", method=method, headers={"x-api-key": self.stack.keys[key]}
+        )
+        assert answer.ok, answer.text()
+        return answer.json()

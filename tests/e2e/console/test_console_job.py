@@ -1,0 +1,274 @@
+"""The page of a job: curves with what happened to the machines, log, timeline, checkpoints, pictures, rules, files."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from baton.contract.jobs.job import JobState, JobSubmit
+from tests.e2e.console.desk import NARROW, WIDE, Desk
+from tests.e2e.console.scenes import HOSTILE, Scene
+from tests.e2e.console.trainings import RULES, Training, store_long_curve
+from tests.kits.stack.stack import Stack
+
+TABS = ("Curves", "Log", "Timeline", "Checkpoints", "Pictures", "Rules", "Files")
+
+
+@pytest.fixture(scope="module")
+def trained(stack: Stack) -> str:
+    """A job whose first machine was lost at step 60, after the checkpoint of step 40."""
+    scene = Scene(stack, "trained")
+    job_id = scene.submit("vit-large", rules=RULES, environment={"NAME": "it's"})
+    first = scene.claim("m-1")
+    training = Training(first)
+    training.commit(40, 20_000, loss=1.5)
+    training.train(1, 60, 200)
+    training.store_picture(20, 0)
+    scene.lose(first)
+    second = Training(scene.claim("m-2"), seed=2)
+    second.fire("spike", 70, {"loss": 7.25}, ["set"])
+    second.train(41, 90, 200)
+    second.commit(80, 10_000, loss=2.5)
+    second.store_picture(80, 0)
+    second.send([HOSTILE, "\x1b[31mred\x1b[0m"])
+    return job_id
+
+
+def plot(page: Any, metric: str = "loss") -> Any:
+    return page.get_by_role("img", name=re.compile(f"^{re.escape(metric)} over steps"))
+
+
+def drag(page: Any, place: Any, begin: float, end: float) -> None:
+    box = place.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * begin, box["y"] + 120)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * end, box["y"] + 120, steps=4)
+    page.mouse.up()
+
+
+def test_curves_tell_what_happened_to_the_machines(desk: Desk, trained: str) -> None:
+    page = desk.sign_in(f"/jobs/{trained}")
+    expect(plot(page)).to_have_attribute("aria-label", re.compile("attempt 1: from .*; attempt 2: from"))
+    expect(page.get_by_text("90 of 200 steps, 45%")).to_be_visible()
+    expect(page.get_by_text("1 machine lost")).to_be_visible()
+    expect(page.get_by_text("steps trained again")).to_be_visible()
+    page.get_by_text("marks in words").click()
+    marks = page.locator(".mark-list li")
+    expect(marks.nth(0)).to_have_text(re.compile("40Attempt 2 goes on from step 40 on m-2"))
+    expect(marks.nth(1)).to_have_text(re.compile("60Attempt 1 was lost at step 60 on m-1: no heartbeat"))
+    expect(marks.nth(2)).to_have_text(re.compile("70Rule spike fired: loss = 7.25"))
+    expect(page.get_by_role("img", name=re.compile("^Goodput: .*repeated steps 1 min 02 s"))).to_be_visible()
+
+
+def test_a_drag_zooms_and_the_address_keeps_the_range(desk: Desk, trained: str) -> None:
+    page = desk.sign_in(f"/jobs/{trained}")
+    expect(plot(page)).to_be_visible()
+    drag(page, page.locator(".u-over").first, 0.25, 0.5)
+    page.wait_for_url(re.compile(r"from=\d+&to=\d+"))
+    begin, end = map(int, re.search(r"from=(\d+)&to=(\d+)", page.url).groups())  # type: ignore[union-attr]
+    assert (20 < begin < 30) and (40 < end < 50)
+    expect(page.get_by_role("button", name="Show all steps")).to_be_visible()
+    page.reload()
+    expect(plot(page)).to_be_visible()
+    assert any(f"from_step={begin}&to_step={end}" in line for line in desk.requests)
+    page.locator(".u-over").first.dblclick()
+    expect(page.get_by_role("button", name="Show all steps")).to_have_count(0)
+
+
+def test_metrics_smoothing_and_a_log_scale(desk: Desk, trained: str) -> None:
+    page = desk.sign_in(f"/jobs/{trained}")
+    page.get_by_role("button", name="eval.loss").click()
+    expect(plot(page, "eval.loss")).to_be_visible()
+    expect(plot(page)).to_be_visible()
+    before = plot(page).get_attribute("aria-label")
+    page.get_by_role("slider", name="Smoothing").fill("0.9")
+    expect(plot(page)).not_to_have_attribute("aria-label", before or "")
+    page.get_by_label("Log scale").check()
+    place = page.locator(".u-over").first
+    place.hover(position={"x": 200, "y": 100})
+    expect(page.locator(".readout").first).to_contain_text(re.compile(r"step \d+"))
+    page.get_by_role("button", name="loss", exact=True).click()
+    expect(plot(page)).to_have_count(0)
+
+
+def test_a_lost_machine_is_marked_while_the_page_is_open(desk: Desk, scene: Scene) -> None:
+    job_id = scene.submit("live")
+    held = scene.claim("m-1")
+    training = Training(held)
+    training.commit(10, 5000)
+    training.train(1, 20, 100)
+    page = desk.sign_in(f"/jobs/{job_id}")
+    expect(plot(page)).to_be_visible()
+    assert page.locator(".mark-list").count() == 0
+    scene.lose(held)
+    expect(page.get_by_text("1 mark in words")).to_be_visible()
+    expect(page.get_by_text("goes on from step 10").first).to_be_visible()
+    Training(scene.claim("m-2")).train(11, 15, 100)
+    expect(page.get_by_text("2 marks in words")).to_be_visible()
+    expect(plot(page)).to_have_attribute("aria-label", re.compile("attempt 2"))
+
+
+def test_two_jobs_in_one_plot(desk: Desk, scene: Scene, trained: str) -> None:
+    other = scene.submit("other")
+    Training(scene.claim("m-1")).train(1, 50, 100)
+    page = desk.sign_in(f"/jobs/{trained}")
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_label("Search among").fill(other)
+    page.get_by_role("dialog").get_by_role("checkbox").check()
+    page.get_by_role("dialog").get_by_role("button", name="Show").click()
+    expect(plot(page)).to_have_attribute("aria-label", re.compile("vit-large: from .*; other: from"))
+    assert f"with={other}" in page.url
+
+
+def test_many_points_arrive_thinned(desk: Desk, scene: Scene) -> None:
+    job_id = scene.submit("long")
+    held = scene.claim("m-1")
+    store_long_curve(scene.stack, job_id, 20_000, per_chunk=500)
+    held.report(20_000, 40_000, 0.3)
+    page = desk.sign_in(f"/jobs/{job_id}")
+    sizes: list[int] = []
+    page.on("response", lambda answer: sizes.append(len(answer.body())) if "/curves" in answer.url else None)
+    page.reload()
+    expect(plot(page)).to_have_attribute("aria-label", re.compile("value: from"))
+    assert page.locator(".u-wrap").count() == 1
+    expect(page.get_by_text("summarizes earlier points")).to_have_count(0)
+    assert sizes and max(sizes) < 100_000, "a thousand buckets, not twenty thousand points"
+
+
+def test_the_log_is_searched_and_markup_stays_text(desk: Desk, trained: str) -> None:
+    page = desk.sign_in(f"/jobs/{trained}?tab=log")
+    lines = page.get_by_role("log")
+    expect(lines).to_contain_text(HOSTILE)
+    expect(lines).to_contain_text("red")
+    assert "[31m" not in lines.inner_text()
+    assert lines.locator("img, script").count() == 0 and page.title() != "owned"
+    expect(lines).not_to_contain_text("step     1 ")
+    page.get_by_label("From attempt").select_option("1")
+    expect(page.get_by_role("log")).to_contain_text("loss")
+    page.get_by_label("Search in the log").fill("STEP     7 ")
+    expect(page.get_by_text("1 of 112 lines")).to_be_visible()
+    expect(page.locator("mark")).to_have_text("step     7 ")
+
+
+def test_the_timeline_is_in_words(desk: Desk, trained: str) -> None:
+    page = desk.sign_in(f"/jobs/{trained}?tab=timeline")
+    for text in (
+        "Attempt 2 began on m-2, from step 40.",
+        "The machine of attempt 1 on m-1 was lost: no heartbeat",
+        "Checkpoint of step 80 is committed: 10 kB, 10 kB of it new.",
+        "Rule spike did: set",
+    ):
+        expect(page.get_by_text(text).first).to_be_visible()
+    page.get_by_role("button", name="checkpoints").click()
+    expect(page.locator(".timeline li")).to_have_count(2)
+
+
+def test_a_stopped_job_resumes_from_a_chosen_checkpoint(desk: Desk, scene: Scene) -> None:
+    job_id = scene.submit("again")
+    training = Training(scene.claim("m-1"))
+    training.commit(10, 5000, loss=0.5)
+    training.commit(20, 6000, loss=0.9)
+    page = desk.sign_in(f"/jobs/{job_id}?tab=checkpoints")
+    expect(page.get_by_role("row").nth(2)).to_contain_text("best loss")
+    expect(page.get_by_text("stop the job first")).to_be_visible()
+    scene.stack.client.stop(job_id)
+    page.get_by_role("row").nth(2).get_by_role("button", name="Resume from here").click()
+    page.get_by_role("dialog").get_by_role("button", name="Resume from here").click()
+    expect(page.get_by_text("goes on from step 10").first).to_be_visible()
+    job = scene.stack.job(job_id)
+    assert (job.state, job.checkpoint_step) == (JobState.PENDING, 10)
+
+
+def test_a_failed_job_says_why(desk: Desk, scene: Scene) -> None:
+    job_id = scene.submit("broken", max_failures=1)
+    scene.claim("m-1").fail("CUDA error: device-side assert triggered")
+    page = desk.sign_in(f"/jobs/{job_id}")
+    expect(page.get_by_text("failure cap")).to_be_visible()
+    expect(page.get_by_text("Attempt 1 failed with exit code 1: CUDA error: device-side assert")).to_be_visible()
+    expect(page.get_by_role("heading", name="No metrics yet")).to_be_visible()
+
+
+def test_pictures_by_step(desk: Desk, trained: str) -> None:
+    page = desk.sign_in(f"/jobs/{trained}?tab=pictures")
+    newest = page.get_by_role("img", name="validation/step-000080-0.png, step 80")
+    expect(newest).to_be_visible()
+    assert newest.evaluate("(image) => image.decode().then(() => image.naturalWidth)") == 96
+    page.get_by_role("slider", name="Step").press("ArrowLeft")
+    expect(page.get_by_role("img", name="validation/step-000020-0.png, step 20")).to_be_visible()
+
+
+def test_rules_are_checked_and_put_in_force(desk: Desk, scene: Scene) -> None:
+    job_id = scene.submit("ruled", rules=RULES)
+    scene.claim("m-1").report(1, 10, 0.5)
+    page = desk.sign_in(f"/jobs/{job_id}?tab=rules")
+    expect(page.get_by_label("Rules", exact=True)).to_contain_text("loss > 3 * mean(loss, 20)")
+    page.get_by_role("button", name="Change the rules").click()
+    editor = page.get_by_role("textbox", name="Rules")
+    editor.fill("rules:\n  - name: late\n    when: los > 1\n    do: nothing_known\n")
+    expect(page.get_by_text("Line 4")).to_be_visible()
+    expect(page.get_by_role("button", name="Put in force")).to_be_disabled()
+    changed = "rules:\n  - name: late\n    when: loss > 9\n    do: save\n"
+    editor.fill(changed)
+    expect(page.get_by_text("No faults.")).to_be_visible()
+    page.get_by_role("button", name="Put in force").click()
+    expect(page.get_by_text("Revision 2")).to_be_visible()
+    newest = scene.stack.client.rules(job_id).newest
+    assert newest is not None and newest.text == changed
+
+
+def test_the_document_submits_the_same_job(desk: Desk, trained: str, stack: Stack) -> None:
+    page = desk.sign_in(f"/jobs/{trained}?tab=files")
+    command = page.get_by_label("Command").inner_text()
+    found = re.fullmatch(r"baton submit - <<'JOB'\n(.*)\nJOB", command.strip(), re.DOTALL)
+    assert found is not None, command
+    again = stack.client.submit(JobSubmit.model_validate(json.loads(found[1])))
+    first = stack.job(trained)
+    same = ("name", "queue", "command", "environment", "outputs", "policy", "requirements", "tags", "priority")
+    assert [getattr(again, name) for name in same] == [getattr(first, name) for name in same]
+    newest = stack.client.rules(again.id).newest
+    assert newest is not None and newest.text == RULES
+    stack.client.stop(again.id)
+    expect(page.get_by_role("link", name="validation/step-000080-0.png")).to_be_visible()
+
+
+@pytest.mark.parametrize(("scheme", "size"), [("light", WIDE), ("dark", NARROW)])
+def test_each_part_is_accessible(desk: Desk, trained: str, scheme: str, size: dict[str, int]) -> None:
+    page = desk.sign_in(f"/jobs/{trained}")
+    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    page.set_viewport_size(size)
+    for name in TABS:
+        page.get_by_role("link", name=name, exact=True).click()
+        expect(page.get_by_role("link", name=name, exact=True)).to_have_attribute("aria-current", "page")
+        expect(page.get_by_role("status", name=re.compile("Loading"))).to_have_count(0)
+        assert desk.complaints(page) == [], name
+        assert page.evaluate("document.documentElement.scrollWidth") == size["width"], name
+
+
+def test_a_shared_link_shows_one_job_and_nothing_to_press(desk: Desk, trained: str, browser: Any, stack: Stack) -> None:
+    page = desk.sign_in(f"/jobs/{trained}")
+    page.get_by_role("button", name="Share").click()
+    page.get_by_role("button", name="Make the link").click()
+    link = page.get_by_label("Link", exact=True).inner_text()
+    reader = Desk(browser, stack)
+    shared = reader.open(link)
+    expect(plot(shared)).to_be_visible()
+    expect(shared.get_by_text("Shared job")).to_be_visible()
+    assert shared.url.endswith(f"#/jobs/{trained}"), "the key leaves the address"
+    expect(shared.get_by_role("button", name=re.compile("Stop|Pause|Share|Sign out"))).to_have_count(0)
+    for tab in ("Log", "Timeline", "Checkpoints", "Rules", "Files"):
+        shared.get_by_role("link", name=tab, exact=True).click()
+        expect(shared.get_by_role("status", name=re.compile("Loading"))).to_have_count(0)
+        expect(shared.get_by_role("alert")).to_have_count(0)
+    assert reader.complaints(shared) == [] and reader.faults == []
+    reader.close()
+
+
+def test_an_unknown_job(desk: Desk) -> None:
+    page = desk.sign_in("/jobs/146683a1-cb76-4702-9fef-fcccd32594f1")
+    expect(page.get_by_role("alert")).to_contain_text("job_not_found")
+    page.get_by_role("link", name="Show all jobs").click()
+    expect(page.get_by_role("heading", name="Jobs")).to_be_visible()

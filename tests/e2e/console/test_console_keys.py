@@ -1,0 +1,100 @@
+"""Keys, sessions and webhooks, for admins alone."""
+
+from __future__ import annotations
+
+import re
+from uuid import uuid4
+
+import pytest
+from playwright.sync_api import expect
+
+from gpu_client.transport.api.client import BatonClient
+from gpu_client.transport.errors import ApiError
+from tests.e2e.console.desk import NARROW, Desk
+from tests.e2e.console.scenes import Scene
+from tests.kits.stack.stack import Stack
+from tests.kits.waiting import until
+
+
+def test_a_new_key_is_shown_once_works_and_is_revoked(desk: Desk, stack: Stack) -> None:
+    name = f"laptop-{uuid4().hex[:6]}"
+    page = desk.sign_in("/keys")
+    page.get_by_role("button", name="New key").click()
+    dialog = page.get_by_role("dialog")
+    assert desk.complaints(page) == []
+    dialog.get_by_label("Name").fill(name)
+    dialog.get_by_role("button", name="Create key").click()
+    secret = page.get_by_role("dialog", name=f"Key {name}").locator("code").inner_text()
+    with BatonClient(stack.url, secret) as client:
+        assert client.jobs(limit=1) is not None
+    page.get_by_role("button", name="I have stored it").click()
+    row = page.get_by_role("table", name="API keys").get_by_role("row").filter(has_text=name)
+    expect(row).to_contain_text("submit")
+    expect(row).to_contain_text("in 89 d")
+    assert secret not in page.content()
+    row.get_by_role("button", name=f"Revoke {name}").click()
+    page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+    expect(row).to_have_count(0)
+    with BatonClient(stack.url, secret) as client, pytest.raises(ApiError, match="revoked"):
+        client.jobs(limit=1)
+
+
+def test_a_key_without_a_scope_is_refused_in_the_dialog(desk: Desk, stack: Stack) -> None:
+    before = len(stack.client.list_keys().keys)
+    page = desk.sign_in("/keys")
+    page.get_by_role("button", name="New key").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name").fill("nothing")
+    dialog.get_by_label(re.compile("^submit")).uncheck()
+    dialog.get_by_role("button", name="Create key").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("scopes")
+    kinds = [key for key in stack.client.list_keys().keys if key.kind is None]
+    assert "nothing" not in [key.name for key in kinds] and len(stack.client.list_keys().keys) >= before
+
+
+def test_the_own_session_is_marked_and_its_revocation_signs_out(desk: Desk) -> None:
+    page = desk.sign_in("/keys")
+    row = page.get_by_role("row").filter(has_text="this browser")
+    expect(row).to_have_count(1)
+    assert desk.complaints(page) == []
+    page.set_viewport_size(NARROW)
+    assert page.evaluate("document.documentElement.scrollWidth") == NARROW["width"]
+    row.get_by_role("button").click()
+    expect(page.get_by_role("dialog")).to_contain_text("you will be signed out")
+    page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+    page.get_by_label("API key").wait_for()
+
+
+def test_other_keys_see_neither_keys_nor_webhooks(desk: Desk) -> None:
+    page = desk.sign_in(key="submit")
+    places = page.get_by_role("navigation")
+    expect(places.get_by_role("link")).to_have_text(["Jobs"])
+    page.goto(f"{desk.stack.url}/console#/keys")
+    expect(page.get_by_role("alert")).to_contain_text("admin")
+
+
+def test_a_webhook_shows_its_deliveries_and_replays_them(desk: Desk, scene: Scene, stack: Stack) -> None:
+    page = desk.sign_in("/webhooks")
+    page.get_by_role("button", name="New webhook").click()
+    dialog = page.get_by_role("dialog")
+    # Nothing answers there: each delivery fails, and says why.
+    address = f"https://hooks.invalid/{uuid4().hex[:8]}"
+    dialog.get_by_label("Address").fill(address)
+    # A webhook that a job names receives the events at once, and no events of other jobs.
+    dialog.locator('select[name="jobs"]').select_option("named")
+    dialog.get_by_role("button", name="Create webhook").click()
+    page.get_by_role("dialog", name="Secret of the webhook").get_by_role("button", name="I have stored it").click()
+    hook = next(one for one in stack.client.list_webhooks() if one.url == address)
+    job_id = scene.submit("delivered", webhook=hook.id)
+    until(lambda: stack.client.deliveries(hook.id).deliveries, what="a delivery")
+    card = page.locator("section").filter(has_text=address)
+    card.get_by_role("button", name="Deliveries").click()
+    expect(card.get_by_role("table")).to_contain_text("job.submitted")
+    assert desk.complaints(page) == []
+    card.get_by_role("button", name=f"Replay {job_id}").click()
+    page.get_by_role("dialog").get_by_role("button", name="Replay").click()
+    expect(page.get_by_text(f"1 event of job {job_id[:8]} queued again.")).to_be_visible()
+    page.get_by_role("button", name=f"Delete {address}").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(card).to_have_count(0)
+    assert address not in [one.url for one in stack.client.list_webhooks()]

@@ -1,0 +1,114 @@
+"""Sign in, sign out, a control plane that is away, a wrong clock: the frame of every view."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.e2e.console.desk import Desk
+from tests.e2e.console.scenes import Scene
+from tests.kits.stack.stack import Stack
+
+MAX_REQUESTS = 5
+
+
+def test_a_link_signs_in_once_and_leaves_no_secret_in_the_page(desk: Desk, stack: Stack) -> None:
+    link = desk.link()
+    page = desk.open(link)
+    page.get_by_role("heading", name="Jobs").wait_for()
+    assert page.url == f"{stack.url}/console#/jobs"
+    kept = page.evaluate("[document.cookie, Object.keys(localStorage), Object.keys(sessionStorage), history.length]")
+    assert kept[:3] == ["", [], []]
+    page.go_back()
+    assert "code=" not in page.url
+    desk.context.clear_cookies()
+    again = desk.open(link)
+    expect(again.get_by_role("alert")).to_contain_text("link")
+    assert again.get_by_label("API key").is_visible()
+    assert desk.complaints(again) == []
+
+
+def test_a_pasted_key_signs_in_and_a_wrong_one_is_refused(desk: Desk, stack: Stack) -> None:
+    page = desk.open()
+    page.get_by_label("API key").fill("baton_wrong_key")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("alert")).to_contain_text("not known")
+    page.get_by_label("API key").fill(stack.keys["submit"])
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_role("heading", name="Jobs").wait_for()
+    page.get_by_role("button", name="Sign out").click()
+    page.get_by_label("API key").wait_for()
+    page.reload()
+    page.get_by_label("API key").wait_for()
+
+
+def test_a_revoked_session_ends_at_the_sign_in_page(desk: Desk, stack: Stack) -> None:
+    page = desk.sign_in()
+    key_id = page.locator(".account-who").get_attribute("title").removeprefix("Key ")
+    stack.client.revoke_key(key_id)
+    page.get_by_label("API key").wait_for()
+    assert page.get_by_role("heading", name="Jobs").count() == 0
+
+
+def test_a_second_tab_is_signed_in_and_out_with_the_first(desk: Desk) -> None:
+    first = desk.sign_in()
+    second = desk.open()
+    second.get_by_role("heading", name="Jobs").wait_for()
+    first.get_by_role("button", name="Sign out").click()
+    first.get_by_label("API key").wait_for()
+    second.get_by_label("API key").wait_for()
+
+
+def test_the_first_view_takes_few_requests_to_one_origin(desk: Desk, stack: Stack) -> None:
+    page = desk.sign_in()
+    desk.requests.clear()
+    with page.expect_response("**/jobs?*"):
+        page.reload()
+    first = desk.requests[:]
+    assert len(first) <= MAX_REQUESTS, first
+    assert all(f" {stack.url}/" in request or " data:" in request for request in first)
+
+
+def test_an_absent_control_plane_is_told_and_the_page_goes_on(desk: Desk, scene: Scene) -> None:
+    page = desk.sign_in()
+    desk.context.set_offline(True)
+    expect(page.get_by_text("The control plane does not answer")).to_be_visible()
+    scene.submit("while-away")
+    desk.context.set_offline(False)
+    expect(page.get_by_text("while-away")).to_be_visible(timeout=20_000)
+    expect(page.get_by_text("The control plane does not answer")).to_have_count(0)
+
+
+def hide(page: Any, hidden: bool) -> None:
+    page.evaluate(
+        "(hidden) => { Object.defineProperty(document, 'hidden', {value: hidden, configurable: true});"
+        " document.dispatchEvent(new Event('visibilitychange')) }",
+        hidden,
+    )
+
+
+def test_a_hidden_tab_asks_nothing_and_a_shown_one_asks_at_once(desk: Desk, scene: Scene) -> None:
+    page = desk.sign_in(f"/jobs?queue={scene.queue}")
+    page.clock.install()
+    page.reload()
+    page.get_by_text("No job matches").wait_for()
+    hide(page, True)
+    desk.requests.clear()
+    page.clock.fast_forward(120_000)
+    assert desk.requests == []
+    scene.submit("while-hidden")
+    hide(page, False)
+    expect(page.get_by_text("while-hidden")).to_be_visible()
+
+
+@pytest.mark.parametrize("wrong", ["2020-01-01T00:00:00Z", "2038-01-01T00:00:00Z"])
+def test_a_wrong_clock_changes_neither_the_session_nor_ages(desk: Desk, scene: Scene, wrong: str) -> None:
+    job_id = scene.submit("new-job")
+    page = desk.context.new_page()
+    page.clock.install(time=wrong)
+    page.goto(desk.link())
+    row = page.get_by_role("row").filter(has_text=job_id[:8])
+    expect(row.get_by_role("cell").nth(7)).to_have_text(re.compile(r"now|\d+ s"))
