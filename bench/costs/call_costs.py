@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import tempfile
 import time
 from collections import Counter
@@ -15,19 +16,24 @@ from pathlib import Path
 
 import requests
 
+from baton.contract.admin.sessions import SESSION_COOKIE
 from baton.contract.checkpoints.manifest import Chunk, ChunkedFile, Manifest, Pack
-from baton.contract.names import Scope
+from baton.contract.names import KEY_PREFIX, KeyKind, Scope
 from baton.contract.worker.calls import HeartbeatRequest, ReleaseRequest, WorkItem
 from baton.contract.worker.output import MAX_POINTS, LogChunk, ReportedPoint
 from bench.api.request_counts import FILES
+from bench.costs.cost_model import LISTED_JOBS
+from bench.costs.elastic_calls import ElasticRecording
 from bench.costs.fleet_calls import FleetRecording
 from bench.costs.units import Billed, Meter
 from bench.harness.plane import TENANT, Plane
 from functions.api.admin.keys import generate_key
 from functions.api.checkpoints.retention_runner import run_due_retentions
 from functions.api.http.authorizer import authorize
+from functions.api.http.dispatch import dispatch
 from functions.api.operations.sweeper import sweep
 from functions.api.rules.rule_evaluation_runs import evaluate_due_jobs
+from functions.domain.access.sessions import derive_key
 from functions.domain.table_keys import DUE_BUCKET_S
 from functions.storage.clients import dynamodb_client
 from functions.webhooks.delivery import deliver
@@ -48,6 +54,8 @@ FURTHER_PACKS = 4
 WATCHED = "rules: [{name: dear, when: cost > 40, do: stop}, {name: silent, when: heartbeat.age > 1h, do: {alert: x}}]"
 LOG_LINE = "{'loss': 0.0421, 'grad_norm': 0.913, 'learning_rate': 9.2e-05, 'epoch': 3.1}"
 LOG_LINES = 200
+PAGE_CHUNKS = 24
+"""Chunks of a job whose page is open: half of the chunks between two summaries are read one by one."""
 LOG_POINT = ReportedPoint(step=1200, at=1_790_000_000.25, metrics={"loss": 0.0421, "grad_norm": "nan"})
 
 
@@ -86,6 +94,9 @@ class _Recording:
             # The authorizer looks up a key that is not known, and the function of heartbeats answers so.
             "probe": self._billed(self._authorizer(known=False), functions=2),
             "delivery": self._billed(self._delivery(), api=0),
+            **ElasticRecording(plane, call=self._billed, run=lambda call: self._billed(call, api=0)).run(),
+            **self._console(),
+            **self._job_page(),
         }
 
     def _billed(self, call: Callable[[], object], *, api: int = 1, functions: int = 1) -> Billed:
@@ -111,6 +122,53 @@ class _Recording:
         record = {"body": body, "attributes": {"ApproximateReceiveCount": "1", "SentTimestamp": str(now * 1000)}}
         return lambda: deliver(record, webhooks, lambda *_: PostOutcome(200), now)
 
+    def _console(self) -> dict[str, Billed]:
+        """Bill a poll of the list of jobs, of which all in the answer run, and the token that the poll needs."""
+        plane, tokens = self._plane, self._plane.context.tokens
+        for _ in range(LISTED_JOBS):
+            plane.claimed()
+        now = plane.context.clock.now()
+        key, _ = generate_key(
+            plane.context.random, tenant=TENANT, name="user", scopes=[Scope.SUBMIT], now=now, expires_at=None
+        )
+        session = derive_key(key, KeyKind.SESSION, key_id="session0", secret="s" * 32, now=now)
+        for one in (key, session):
+            tokens.put_key(one)
+        cookie = f"{SESSION_COOKIE}={KEY_PREFIX}_{session.id}_{'s' * 32}"
+        event = {"routeKey": "POST /sessions/token", "headers": {}, "cookies": [cookie]}
+        token = json.loads(dispatch(event, plane.context, "admin")["body"])["token"]
+        caller = authorize({"headers": {"x-api-key": token}}, tokens, now, plane.context.leases)["context"]
+        poll = {
+            "routeKey": "GET /jobs",
+            "queryStringParameters": {"limit": str(LISTED_JOBS), "order": "desc", "status": "running"},
+            "requestContext": {"authorizer": {"lambda": caller}},
+        }
+        return {
+            "list of jobs": self._billed(lambda: dispatch(poll, plane.context, "submitter")),
+            "session token": self._billed(lambda: dispatch(event, plane.context, "admin")),
+            "authorizer of a token": self._billed(
+                lambda: authorize({"headers": {"x-api-key": token}}, tokens, now, plane.context.leases), api=0
+            ),
+        }
+
+    def _job_page(self) -> dict[str, Billed]:
+        """Bill the polls of a job's page: the job, and its curves with a new chunk behind a summary."""
+        plane, item = self._plane, self._plane.claimed()
+        for number in range(PAGE_CHUNKS):
+            self._log(item, number)
+
+        def read(path: str) -> Callable[[], object]:
+            caller = {"tenant": TENANT, "scopes": Scope.SUBMIT.value}
+            call = {
+                "routeKey": f"GET /job/{{id}}{path}",
+                "pathParameters": {"id": item.id},
+                "requestContext": {"authorizer": {"lambda": caller}},
+            }
+            return lambda: dispatch(call, plane.context, "submitter")
+
+        read("/curves")()  # stores the summary
+        return {"job": self._billed(read("")), "curves": self._billed(read("/curves"))}
+
     def _heartbeat(self, item: WorkItem, *, later_s: int = 0) -> None:
         metrics = {"loss": 0.0421, "grad_norm": 0.913, "learning_rate": 9.2e-05, "samples_per_s": 41.5}
         self._plane.worker_call(
@@ -134,11 +192,15 @@ class _Recording:
         self._release(item)
         return heartbeat, {unit: beside[unit] for unit in sorted(beside) if beside[unit]}
 
-    def _log(self, item: WorkItem) -> None:
+    def _log(self, item: WorkItem, number: int = 0) -> None:
         self._plane.worker_call(
             "POST /job/{id}/logs",
             path={"id": item.id},
-            body=LogChunk(first_line=0, lines=[LOG_LINE] * LOG_LINES, points=[LOG_POINT] * MAX_POINTS),
+            body=LogChunk(
+                first_line=number * LOG_LINES,
+                lines=[LOG_LINE] * LOG_LINES,
+                points=[LOG_POINT.model_copy(update={"step": number * MAX_POINTS + at}) for at in range(MAX_POINTS)],
+            ),
             headers={"x-lease-token": item.lease_token},
         )
 

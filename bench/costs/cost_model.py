@@ -6,16 +6,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+from baton.contract.elastic.relay import MAX_DOWNLOADS
 from baton.contract.worker.output import LONGEST_LOG_WAIT_S
 from bench.costs import prices
+from bench.costs.elastic_calls import NODES
 from bench.costs.units import Billed
 from cdk.resources.api import AUTHORIZER_CACHE_S
 from cdk.resources.functions import MEMORY_MIB
+from functions.domain.access.sessions import TOKEN_LIFE_S
 from functions.domain.table_keys import DUE_BUCKET_S
 from functions.fleet.accounts import RELOAD_S
 from gpu_client.checkpoints.format.packing import PackCutter
+from gpu_client.elastic.data.leased_shards import LEAD_S
+from gpu_client.elastic.engines.relay.relay_connection import LONGEST_POLL_S
+from gpu_client.elastic.engines.relay.relay_connection import POLL_S as POLL_S_OF_OBJECTS
+from gpu_client.elastic.engines.relay.relay_port import IDLE_POLL_S
+from gpu_client.elastic.engines.wire.mesh import LONGEST_CALM_S
+from gpu_client.elastic.rounds.epoch_protocol import RoundTiming
 
 HOUR_S = 3600
+DAY_H = 24
 MONTH_H = 730
 K = 1000
 """GPU-hours that the tables are for."""
@@ -33,6 +43,8 @@ FLEET = 100
 """GPUs that share a key and a sweeper."""
 POLL_S = 15
 """Mean of the agent's pause while there is no work, 0 to 30 s."""
+DATA_LANES = 2
+"""Connections for data from one member to another, beside the control lane (WireEngine)."""
 SWEPT_SHARE = 1 - 90 / DUE_BUCKET_S
 """Share of the live leases that the index `due` returns to a sweep, for leases of 90 s."""
 SWEPT_READS = 0.5
@@ -43,6 +55,14 @@ POLLS_AT_ONCE, POLL_LASTS_S = 5, 20
 """Assumption: concurrent polls of an empty queue by Lambda, and their duration in seconds."""
 LOOKUP_INTERVAL_S = 60
 """Seconds between two reads of a tenant's webhooks by the publisher (functions/webhooks/event_queue.py)."""
+CONSOLE_H, CONSOLE_JOBS, CONSOLE_POLL_S = 8, 50, 30
+"""A working day of the console in front, with a list of running jobs, and its poll at this length (job-list.js)."""
+PAGE_POLL_S = 10
+"""Mean of the polls of a job's page, 5 to 15 s (polling.js); its curves are read with each chunk of an old attempt."""
+LISTED_JOBS = 10
+"""Running jobs of the recorded list."""
+CONSOLE_POLL_BYTES = 6000
+"""Assumption: compressed answer with 50 jobs, and its headers; 50 equal jobs have half as many bytes."""
 DURATION_MS = {
     "heartbeat": 10,
     "watched heartbeat": 25,
@@ -57,10 +77,20 @@ DURATION_MS = {
     "tick": 15,
     "machine in a tick": 3,
     "machine heartbeat": 12,
+    "preflight": 30,
     "enrolment": 30,
     "probe": 7,
     "publish": 20,
     "delivery": 200,
+    "world poll": 20,
+    "world report": 30,
+    "shard lease": 30,
+    "relay call": 15,
+    "list of jobs": 60,
+    "job": 15,
+    "curves": 250,
+    "session token": 12,
+    "authorizer of a token": 15,
 }
 """Billed per call. Assumed: nothing measured here is AWS's. A heartbeat takes 1.5 ms of CPU on the bench's machine; a
 function of 512 MiB has 0.29 of a processor, and DynamoDB answers in some 4 ms."""
@@ -69,6 +99,10 @@ FUNCTIONS = {
     "idle sweep": "sweep",
     "idle tick": "tick",
     "fleet tick": "tick",
+    "node heartbeat": "heartbeat",
+    "relay upload": "relay call",
+    "relay download": "relay call",
+    "relay question": "relay call",
 }
 """Entry of DURATION_MS for calls without one of their own."""
 PLATFORM_LOG_BYTES, OWN_LOG_BYTES, ACCESS_LOG_BYTES = 400, 350, 300
@@ -182,6 +216,30 @@ class Costs:
         return HOUR_S / HEARTBEAT_S * heartbeat + 60 * of_sweeper
 
     @property
+    def console_day(self) -> float:
+        """Compute USD of a working day of a console that lists running jobs."""
+        per_poll = {**self.billed["list of jobs"]}
+        per_poll["read"] *= CONSOLE_JOBS / LISTED_JOBS
+        costs = replace(self, billed={**self.billed, "list of jobs": per_poll})
+        polls = HOUR_S / CONSOLE_POLL_S
+        rows = [
+            costs._row("polls", "list of jobs", polls),
+            costs._row("authorizer", "authorizer of a token", HOUR_S / AUTHORIZER_CACHE_S),
+            costs._row("tokens", "session token", HOUR_S / TOKEN_LIFE_S),
+        ]
+        egress = polls * CONSOLE_POLL_BYTES / 1e9 * prices.EGRESS_GB.usd
+        return CONSOLE_H * (sum(row.total for row in rows) + egress)
+
+    @property
+    def job_page_day(self) -> float:
+        """Compute USD of a working day of the page of a running job, without the console's tokens."""
+        rows = [
+            self._row("polls", "job", HOUR_S / PAGE_POLL_S),
+            self._row("curves", "curves", HOUR_S / LONGEST_LOG_WAIT_S),
+        ]
+        return CONSOLE_H * sum(row.total for row in rows)
+
+    @property
     def polling(self) -> Row:
         """Compute an hour of a worker that polls without work."""
         return self._row("asking for work", "asked in vain", HOUR_S / POLL_S)
@@ -197,6 +255,7 @@ class Costs:
             self._row("its worker's signs of life", "machine heartbeat", 60),
             self._row("authorizer of its key", "authorizer", HOUR_S / AUTHORIZER_CACHE_S),
             self._row("rent and end, each in a tick", "rent", 2 * lives),
+            self._row("preflight", "preflight", lives),
             self._row("enrolment", "enrolment", lives),
             # After the submission or return of the job, the enrolment, and the ends of job and machine.
             self._row("ticks that follow at once", "fleet tick", 4 * lives),
@@ -206,6 +265,42 @@ class Costs:
         """Compute USD of one tick of the fleets' controller that follows at once: `idle tick` or `fleet tick`."""
         row = self._row("a tick", call, 1)
         return row.control + row.logs
+
+    @property
+    def world_rows(self) -> list[Row]:
+        """Compute an hour of an elastic job of 8 nodes: what its membership and its data cost besides one-node jobs."""
+        timing = RoundTiming()
+        sweeps = self._row("sweeper, reading the job and its seats", "elastic job in a sweep", 60)
+        return [
+            self._row("polls for joining nodes, by one node", "world poll", HOUR_S / timing.poll_s),
+            self._row("reports of rounds, by one node", "world report", HOUR_S / timing.report_s),
+            self._row("leases of shards, by each node", "shard lease", NODES * HOUR_S / (LEAD_S / 2)),
+            sweeps,
+        ]
+
+    @property
+    def node_heartbeats(self) -> Row:
+        """Compute an hour of heartbeats of 8 nodes."""
+        return self._row("heartbeats of 8 nodes", "node heartbeat", NODES * HOUR_S / HEARTBEAT_S)
+
+    @property
+    def relayed_object_usd(self) -> float:
+        """Compute USD of one object that a relayed node stores for its peer and the peer reads."""
+        stored, signed = self._row("", "relay upload", 1), self._row("", "relay download", 1 / MAX_DOWNLOADS)
+        return stored.total + signed.total + prices.S3_GET.usd
+
+    @property
+    def relay_rows(self) -> list[Row]:
+        """Compute an hour of two relayed nodes between rounds, each of which is a sender and a receiver."""
+        exchanges = 2 * HOUR_S / LONGEST_CALM_S
+        idle_gets = 2 * DATA_LANES * HOUR_S / LONGEST_POLL_S
+        gets = exchanges * _gets_of_exchange() + idle_gets
+        return [
+            self._row("PUTs of statuses, and the calls that sign the PUTs", "relay upload", exchanges),
+            Row(activity="GETs of the next objects", per_hour=gets, s3=gets * prices.S3_GET.usd),
+            self._row("calls that sign the GETs, 16 each", "relay download", exchanges / MAX_DOWNLOADS),
+            self._row("questions for new channels, each with a LIST", "relay question", 2 * HOUR_S / IDLE_POLL_S),
+        ]
 
     @property
     def idle_month(self) -> dict[str, float]:
@@ -230,7 +325,7 @@ class Costs:
         function = FUNCTIONS.get(call, call)
         calls, api = billed.get("lambda", 0), billed.get("api", 0)
         log_bytes = calls * PLATFORM_LOG_BYTES + api * ACCESS_LOG_BYTES
-        if function not in ("heartbeat", "authorizer", "sweep", "tick", "probe"):
+        if function not in ("heartbeat", "authorizer", "authorizer of a token", "sweep", "tick", "probe"):
             log_bytes += calls * OWN_LOG_BYTES
         return Row(
             activity=activity,
@@ -251,6 +346,14 @@ class Costs:
             events=per_hour * prices.EVENT.usd,
             logs=per_hour * PLATFORM_LOG_BYTES / 1e9 * prices.LOG_GB.usd,
         )
+
+
+def _gets_of_exchange() -> int:
+    """Count the requests for one object of the control lane, which the peer stores after LONGEST_CALM_S."""
+    waited_s, pause_s, gets = 0.0, POLL_S_OF_OBJECTS, 1
+    while waited_s < LONGEST_CALM_S:
+        waited_s, pause_s, gets = waited_s + pause_s, min(1.5 * pause_s, LONGEST_POLL_S), gets + 1
+    return gets
 
 
 def _events_per_hour() -> float:

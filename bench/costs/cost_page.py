@@ -23,6 +23,10 @@ from bench.costs.cost_model import (
     BOUND_KELPIE,
     BOUND_ORIGINAL,
     CHECKPOINT_S,
+    CONSOLE_H,
+    CONSOLE_JOBS,
+    CONSOLE_POLL_S,
+    DAY_H,
     DURATION_MS,
     FLEET,
     HEARTBEAT_S,
@@ -30,6 +34,7 @@ from bench.costs.cost_model import (
     MONTH_H,
     OWN_LOG_BYTES,
     PACK_BYTES,
+    PAGE_POLL_S,
     PLATFORM_LOG_BYTES,
     POLL_S,
     PROBING,
@@ -44,11 +49,14 @@ from bench.costs.cost_model import (
     original_usd,
     smallest_fleet,
 )
+from bench.costs.elastic_calls import NODES
 from bench.costs.units import Billed
 from bench.harness.plane import Plane
 from cdk.resources.api import AUTHORIZER_CACHE_S
 from cdk.resources.functions import MEMORY_MIB
+from functions.api.machines.machine_calls import PROBE_BYTES
 from functions.local.emulator import Emulator
+from gpu_client.elastic.engines.relay.relay_connection import LARGEST_BYTES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "costs.md"
 TEMPLATE = Path(__file__).with_name("costs_template.md")
@@ -93,19 +101,34 @@ def page(billed: Mapping[str, Billed]) -> str:
         "smallest_fleet": smallest_fleet(billed),
         "webhook": f"{costs.webhook.total * K:.3f}",
         "webhook_control": f"{costs.webhook.control * K:.3f}",
+        "console": f"{costs.console_day:.4f}",
+        "console_h": CONSOLE_H,
+        "console_jobs": CONSOLE_JOBS,
+        "console_poll_s": CONSOLE_POLL_S,
+        "job_page": f"{costs.job_page_day:.4f}",
+        "page_poll_s": PAGE_POLL_S,
         "watching": f"{costs.watching * K:.3f}",
         "wait_min": f"{LONGEST_LOG_WAIT_S / 60:.0f}",
         "often": f"{often.control * K:.2f}",
         "s3_often": f"{_s3(often) * K:.2f}",
         "s3": f"{_s3(costs) * K:.2f}",
         "egress": f"{prices.EGRESS_GB.usd:.2f}",
+        "preflight": f"{PROBE_BYTES / 1e9 * prices.EGRESS_GB.usd:.4f}",
         "hundred": f"{costs.control * 100:.3f}",
         "resumes": f"{prices.EGRESS_GB.usd / ATTEMPT_H * K:.2f}",
         "storage": prices.STORAGE_GB_MONTH.usd,
         "poll_s": POLL_S,
         "polling": f"{costs.polling.total * MONTH_H:.2f}",
         "idle": _lines(costs.idle_month),
+        "waiting": f"{MONTH_H * 60 * 0.1 * MEMORY_MIB / 1024 * prices.LAMBDA_GB_S.usd:.2f}",
         "machine_table": _table(costs.machine_rows),
+        "world_table": _table([costs.node_heartbeats, *costs.world_rows], DAY_H),
+        "relay_table": _table(costs.relay_rows, DAY_H),
+        "nodes": NODES,
+        "world": f"{sum(row.total for row in costs.world_rows) * DAY_H:.2f}",
+        "relayed_pair": f"{sum(row.total for row in costs.relay_rows) * DAY_H:.2f}",
+        "object_mb": f"{LARGEST_BYTES / 2**20:.0f}",
+        "relayed_gb": f"{1e9 / LARGEST_BYTES * costs.relayed_object_usd:.3f}",
         "tick_idle": f"{costs.tick_usd('idle tick') * prices.MILLION:.1f}",
         "tick_fleet": f"{costs.tick_usd('fleet tick') * prices.MILLION:.1f}",
         "memory_mib": MEMORY_MIB,
@@ -153,7 +176,9 @@ def _difference(alone: Costs, fleet: Costs, activity: str) -> float:
     return dearer.control - cheaper.control
 
 
-def _table(rows: Sequence[Row]) -> str:
+def _table(rows: Sequence[Row], day_h: int = 0) -> str:
+    """Format the costs of 1,000 hours with the calls of an hour, or all of a day of `day_h` hours."""
+    hours, counted_h = (day_h, day_h) if day_h else (K, 1)
     columns: Sequence[tuple[str, Callable[[Row], float]]] = (
         ("API", lambda row: row.api),
         ("Lambda", lambda row: row.functions),
@@ -164,20 +189,25 @@ def _table(rows: Sequence[Row]) -> str:
         ("total", lambda row: row.total),
     )
     lines = [
-        f"| | an hour | {' | '.join(name for name, _ in columns)} |",
+        f"| | {'a day' if day_h else 'an hour'} | {' | '.join(name for name, _ in columns)} |",
         f"|---|---:|{'---:|' * len(columns)}",
     ]
     lines += [
-        f"| {row.activity} | {row.per_hour:.4g} | {' | '.join(_amount(of(row) * K) for _, of in columns)} |"
+        f"| {row.activity} | {_number(row.per_hour * counted_h)} | "
+        f"{' | '.join(_amount(of(row) * hours) for _, of in columns)} |"
         for row in rows
     ]
-    sums = (f"**{sum(map(of, rows)) * K:.3f}**" for _, of in columns)
+    sums = (f"**{sum(map(of, rows)) * hours:.3f}**" for _, of in columns)
     lines.append(f"| **together** | | {' | '.join(sums)} |")
     return "\n".join(lines)
 
 
 def _lines(amounts: Mapping[str, float]) -> str:
     return "\n".join(f"| {activity} | {usd:.2f} |" for activity, usd in amounts.items())
+
+
+def _number(count: float) -> str:
+    return f"{count:,.0f}" if count >= 1000 else f"{count:.4g}"
 
 
 def _amount(usd: float) -> str:

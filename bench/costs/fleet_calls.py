@@ -9,7 +9,7 @@ from functools import partial
 
 from pydantic import BaseModel
 
-from baton.contract.fleets.fleet import EnrollRequest, FleetSpec, MachineHeartbeat
+from baton.contract.fleets.fleet import EnrollRequest, FleetSpec, MachineHeartbeat, MachineMeasurements
 from baton.contract.fleets.fleet import MachineState as State
 from baton.contract.names import Scope
 from bench.costs.units import Billed
@@ -50,6 +50,8 @@ class FleetRecording:
         empty = self._bill_tick(self._tick)
         self._plane.submit(queue=QUEUE)
         rent = self._bill_tick(self._tick)
+        self._preflight()  # Of the tenant's first machine, which stores the object.
+        preflight = self._bill_call(self._preflight)
         enrolment = self._bill_call(self._enroll)
         heartbeat = self._bill_call(self._heartbeat)
         one = self._settled()
@@ -62,6 +64,7 @@ class FleetRecording:
             "fleet tick": empty,
             "machine in a tick": _difference(two, one, COST_STORED_EVERY_S // TICK_S),
             "rent": _difference(rent, empty),
+            "preflight": preflight,
             "enrolment": enrolment,
             "machine heartbeat": heartbeat,
         }
@@ -113,21 +116,25 @@ class FleetRecording:
             self._store.update_machine(machine.model_copy(update=seen))
 
     def _enroll(self) -> None:
-        hardware = EnrollRequest(gpu_model="RTX 4090", gpus=1, vram_gib=24, disk_gib=200)
+        measured = MachineMeasurements(driver="580.65.06", cuda="13.0.1", disk_write_mb_s=850, download_mbit_s=400)
+        hardware = EnrollRequest(gpu_model="RTX 4090", gpus=1, vram_gib=24, disk_gib=200, measured=measured)
         self._call("POST /machines/enroll", hardware, Scope.ENROLL)
+
+    def _preflight(self) -> None:
+        self._call("POST /machines/preflight", None, Scope.ENROLL)
 
     def _heartbeat(self) -> None:
         self._now += TICK_S
         self._call("POST /machines/heartbeat", MachineHeartbeat(), Scope.WORKER)
 
-    def _call(self, route: str, body: BaseModel, scope: Scope) -> None:
+    def _call(self, route: str, body: BaseModel | None, scope: Scope) -> None:
         """Call as the worker of the newest machine. Raises RuntimeError unless the status is 200."""
         machine = max(self._store.machines(TENANT, FLEET), key=lambda one: one.requested_at or 0)
         principal = {"tenant": TENANT, "key_id": "bench", "scopes": scope, "machine": f"{FLEET}/{machine.id}"}
         event = {
             "routeKey": route,
             "headers": {},
-            "body": body.model_dump_json(),
+            "body": body.model_dump_json() if body else None,
             "requestContext": {"requestId": "bench", "authorizer": {"lambda": principal}},
         }
         answer = dispatch(event, replace(self._context, clock=_At(self._now)), "machines")

@@ -9,8 +9,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from functions.local.emulator import find_python
-
 PACKAGES = ("baton", "boto3", "botocore", "pydantic", "requests", "blake3", "torch", "numpy", "uvicorn", "starlette")
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,8 +49,16 @@ def _version(name: str) -> str:
 
 
 def _emulator_version() -> str:
+    try:
+        # Loads botocore, which benches of elastic trainings do without.
+        from functions.local.emulator import EmulatorError, find_python
+    except ImportError:
+        return "unknown"
     program = "from importlib.metadata import version; print(version('ministack'))"
-    return _answer([str(find_python()), "-c", program])
+    try:
+        return _answer([str(find_python()), "-c", program])
+    except EmulatorError:
+        return "not installed"
 
 
 def _commit() -> str:

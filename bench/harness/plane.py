@@ -153,9 +153,16 @@ class Plane:
             raise RuntimeError(f"{route_key} was answered with {answer['statusCode']}: {answer['body']}")
         return json.loads(answer["body"])
 
-    def claim(self, *, queue: str = "default", machine_id: str = "m-1", context: Context | None = None) -> Any:
+    def claim(
+        self,
+        *,
+        queue: str = "default",
+        machine_id: str = "m-1",
+        runs_nodes: bool = False,
+        context: Context | None = None,
+    ) -> Any:
         """Claim by `GET /work` as a lease-aware worker; returns a list of one work item, or of none."""
-        query = {"queue": queue, "machine_id": machine_id}
+        query = {"queue": queue, "machine_id": machine_id, "runs_nodes": str(runs_nodes).lower()}
         return self.worker_call("GET /work", query=query, headers={"x-lease-aware": "1"}, context=context)
 
     def claimed(self) -> WorkItem:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bench.harness.figures import Figure
 from bench.harness.reporting import parser_of, reporting
+from bench.ring.population import CONTEXT
 from bench.ring.sections import SECTIONS, Extent, measured
 
 REPORT = Path("bench-report/bench-ring.json")
@@ -25,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of("python -m bench.ring", __doc__, SECTIONS, REPORT)
     parser.add_argument("--scratch", type=Path, help="where rings are made; default: where temporary files are")
     options = parser.parse_args(arguments)
+    CONTEXT.set_forkserver_preload(["bench.ring.roles"])
     logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
     extent = Extent(1 if options.quick else options.rounds or ROUNDS, options.quick)
 

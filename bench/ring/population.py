@@ -11,7 +11,6 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["bench.ring.roles"])
 _POLL_S = 0.02
 
 

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from baton.contract.fleets.fleet import MachineState as State
 from demo import charts
 from demo.charts import BLUE, GREEN, INK, ORANGE, PALE, RED, VIOLET
-from demo.fleet.results import FleetResults
+from demo.fleet.results import FleetResults, quoted_usd_per_hour
 from demo.fleet.timeline import cut
 
 SILENT = "silent"
@@ -64,7 +64,8 @@ def _lanes(axes: Axes, results: FleetResults) -> None:
                 text = "answer to the create lost"
                 axes.annotate(text, place, xytext=(2, 4), color=VIOLET, va="bottom", **NOTE)
         name = results.history.name(machine.id)
-        labels.append(f"{name}\n{results.hosts.get(machine.id, machine.provider)}, {machine.usd_per_hour:.2f} USD/h")
+        price = quoted_usd_per_hour(machine)
+        labels.append(f"{name}\n{results.hosts.get(machine.id, machine.provider)}, {price:.2f} USD/h")
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.55, -0.75)
     axes.grid(visible=False, axis="y")

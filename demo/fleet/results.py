@@ -26,6 +26,11 @@ DEFINITIONS = {
 }
 
 
+def quoted_usd_per_hour(machine: MachineView) -> float:
+    """Return the price of the offer; the last list of a provider may name no price of a machine that has stopped."""
+    return machine.receipt.quoted_usd_per_hour if machine.receipt else machine.usd_per_hour
+
+
 @dataclass(frozen=True)
 class LostHost:
     """The kill of a machine, at a time of the fleets' clock."""
@@ -142,7 +147,7 @@ class FleetResults:
         names = {one.id: self.history.name(one.id) for one in self.machines}
         return [
             Claim(
-                f"The fleet asked {first.provider} first, for {first.usd_per_hour:.2f} USD an hour, although "
+                f"The fleet asked {first.provider} first, for {quoted_usd_per_hour(first):.2f} USD an hour, although "
                 f"{cheapest.provider} sells {cheapest.ref} for {cheapest.usd_per_hour:.2f}: with boot, disk, "
                 f"traffic and interruptions an hour of work is expected to cost {best.expected.total:.2f} USD, not "
                 f"{cheapest.expected.total:.2f}.",
@@ -178,7 +183,7 @@ class FleetResults:
         if self.offers[0].expected.total > best:
             return f"the plan begins with {self.offers[0].ref}, which has not the lowest expected total"
         first, wanted = self.machines[0], self.offers[0]
-        if (first.provider, round(first.usd_per_hour, 4)) != (wanted.provider, round(wanted.usd_per_hour, 4)):
+        if (first.provider, round(quoted_usd_per_hour(first), 4)) != (wanted.provider, round(wanted.usd_per_hour, 4)):
             return f"the fleet asked {first.provider} first, not {wanted.provider}"
         return ""
 

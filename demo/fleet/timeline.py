@@ -24,7 +24,10 @@ WORDS: dict[str, str] = {
     State.TERMINATING: "the fleet gives {machine} back: {reason}",
     State.FAILED: "two complete lists lack {machine}: it was not made, the fleet asks for another one",
     State.GONE: "two complete lists of the provider lack {machine}: it is gone, and has cost {usd:.2f} USD",
+    "overdue": "{machine} takes long: {reason}",
+    "charge.differs": "{machine}: {reason}",
 }
+STATES = frozenset(State)
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,8 @@ class FleetHistory:
 
     def states(self, machine: str) -> list[tuple[int, str]]:
         """Return each state of a machine with the time of its begin, in their order."""
-        return [(one.at, one.type.removeprefix("machine.")) for one in self.events if one.machine == machine]
+        found = [(one.at, one.type.removeprefix("machine.")) for one in self.events if one.machine == machine]
+        return [(at, state) for at, state in found if state in STATES]
 
     def machine_spans(self, machine: str) -> list[StateSpan]:
         """Return the states of a machine over time, those without a machine left out."""

@@ -1,0 +1,1 @@
+"""Speed of the web console in a real browser."""

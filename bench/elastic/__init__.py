@@ -1,0 +1,1 @@
+"""Measure the data plane of elastic trainings: `make bench-elastic`."""
